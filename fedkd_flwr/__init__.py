@@ -1,0 +1,24 @@
+"""Personalized federated learning by knowledge transfer, as a Flower app and library."""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "run": "fedkd_flwr.engines",
+    "load_run": "fedkd_flwr.runs",
+    "Run": "fedkd_flwr.runs",
+    "build_model": "fedkd_flwr.models",
+    "ConfigError": "fedkd_flwr.config",
+    "METHODS": "fedkd_flwr.methods",
+}
+
+__all__ = ["METHODS", "ConfigError", "Run", "__version__", "build_model", "load_run", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the public API on first use, so that importing the package stays cheap."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_EXPORTS[name]), name)

@@ -1,0 +1,184 @@
+"""The command line: ``fedkd run`` and ``fedkd list``."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedkd_flwr.config import (
+    ConfigError,
+    Configuration,
+    known_names,
+    parse_assignment,
+    read_config,
+    read_toml,
+)
+from fedkd_flwr.data import DATASETS, PARTITIONS, DataError
+from fedkd_flwr.engines import (
+    resolve_output,
+    run_in_process,
+    run_simulation,
+)
+from fedkd_flwr.methods import METHODS
+from fedkd_flwr.models import MODELS
+from fedkd_flwr.runs import Run, RunDirectoryError
+from fedkd_flwr.server_app import check_run
+from strategies.base import TooFewRepliesError
+
+app = typer.Typer(
+    help="Personalized federated learning by knowledge transfer.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+errors = Console(stderr=True)
+
+USER_ERRORS = (ConfigError, DataError, RunDirectoryError, TooFewRepliesError, RuntimeError)
+"""Errors whose message is a sentence for the user."""
+
+
+@contextmanager
+def one_clear_line() -> Iterator[None]:
+    """Turn an error that is meant for the user into one line and exit status 1."""
+    try:
+        yield
+    except USER_ERRORS as error:
+        errors.print(f"[bold red]Error:[/] {error}", soft_wrap=True, highlight=False)
+        raise typer.Exit(1) from None
+
+
+@app.command()
+def run(
+    preset: Annotated[Path | None, typer.Argument(help="TOML preset; defaults if left out.")] = None,
+    engine: Annotated[str, typer.Option(help="in-process or simulation (Ray).")] = "in-process",
+    clients: Annotated[
+        int | None, typer.Option(help="Clients to start; as many as the preset needs if left out.")
+    ] = None,
+    output_dir: Annotated[Path | None, typer.Option(help="The run directory.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Overrides; repeatable.")
+    ] = None,
+    federation_config: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="Flower's federation config, for the simulation engine."
+        ),
+    ] = None,
+    verbose: Annotated[bool, typer.Option(help="Show Flower's log.")] = False,
+) -> None:
+    """Run a method, with a progress bar and a table of results."""
+    with one_clear_line():
+        values = read_toml(preset) if preset else {}
+        for text in assignments or []:
+            name, value = parse_assignment(text)
+            values[name] = value
+        if output_dir is not None:
+            values["output-dir"] = str(output_dir)
+        configuration = resolve_output(read_config(values), Path.cwd() / "runs")
+        check_clients(configuration, clients)
+        check_run(configuration)
+        resources = dict(parse_assignment(text) for text in federation_config or [])
+        finished = run_with_progress(configuration, engine, clients, resources, verbose)
+    print_result(finished)
+
+
+def check_clients(configuration: Configuration, clients: int | None) -> None:
+    """Refuse to start fewer clients than the run needs.
+
+    Raises
+    ------
+    ConfigError
+        With the number that is needed.
+    """
+    needed = configuration.run.num_clients
+    if clients is not None and clients < needed:
+        raise ConfigError(
+            f"The run needs {needed} clients and --clients starts {clients}; to change the "
+            f"experiment itself, write -c num-clients={clients}."
+        )
+
+
+def run_with_progress(
+    configuration: Configuration,
+    engine: str,
+    clients: int | None,
+    resources: Mapping[str, Any],
+    verbose: bool,
+) -> Run:
+    """Run on the chosen engine under a progress bar: round, accuracy, time left."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("round {task.completed}/{task.total}  {task.fields[accuracy]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        total = configuration.run.num_server_rounds
+        task = progress.add_task(configuration.run.strategy, total=total, accuracy="")
+
+        def on_round(row: Mapping[str, Any]) -> None:
+            accuracy = row["accuracy_mean"]
+            text = "" if accuracy is None else f"accuracy {accuracy:.4f}"
+            progress.update(task, completed=row["round"], accuracy=text)
+
+        def on_line(line: str) -> None:
+            if verbose or "WARNING" in line:
+                progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+        if engine == "in-process":
+            level = logging.INFO if verbose else logging.WARNING
+            return run_in_process(configuration, on_round, clients, level)
+        if engine == "simulation":
+            return run_simulation(configuration, on_round, on_line, clients, resources)
+    raise ConfigError(f"--engine {engine} is none of the allowed in-process, simulation.")
+
+
+def print_result(finished: Run) -> None:
+    """Print the result table and the absolute path of the run directory."""
+    summary = finished.summary or {}
+    table = Table(title=f"{summary['strategy']}: accuracy on each client's own test split")
+    for name in ("at", "round", "mean", "std", "worst", "best", "weighted"):
+        table.add_column(name, justify="left" if name == "at" else "right")
+    for label, key in (("last round", "last_round"), ("best validation", "validation_round")):
+        result = summary.get(key)
+        if not result:
+            continue
+        numbers = (result[f"accuracy_{name}"] for name in ("mean", "std", "min", "max", "weighted"))
+        table.add_row(label, f"{result['round']:.0f}", *(f"{number:.4f}" for number in numbers))
+    console.print(table)
+    console.print(
+        f"{summary['numbers_up']:,} numbers up, {summary['numbers_down']:,} down; "
+        f"{summary['failures']} failures; {summary['seconds']:.1f} s",
+        highlight=False,
+    )
+    console.print(f"Run directory: {finished.path}", soft_wrap=True, highlight=False)
+
+
+@app.command("list")
+def list_names() -> None:
+    """List methods, models, data sets, partitions, presets and run config keys."""
+    methods = Table("strategy", "exchanges", "from", title="Methods")
+    for name, method in METHODS.items():
+        methods.add_row(name, method.exchanged, method.paper)
+    console.print(methods)
+    presets = sorted(str(path) for path in Path("conf").glob("*/*.toml"))
+    for title, names in (
+        ("Models", MODELS),
+        ("Data sets", DATASETS),
+        ("Partitions", PARTITIONS),
+        ("Presets", presets),
+        ("Run config keys", known_names()),
+    ):
+        console.print(f"[bold]{title}:[/] {', '.join(names)}", soft_wrap=True, highlight=False)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,76 @@
+"""The Flower ClientApp: messages in, NumPyClient calls, messages out, and nothing else."""
+
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
+
+from fedkd_flwr.clients.base import PersonalClient
+from fedkd_flwr.config import read_config
+
+app = ClientApp()
+
+
+def build_client(context: Context) -> PersonalClient:
+    """Build the method's client for a node, from its run config and node config."""
+    configuration = read_config(context.run_config)
+    run = configuration.run
+    if run.torch_threads:
+        torch.set_num_threads(run.torch_threads)
+    return run.method.client(context, run, configuration.settings)
+
+
+@app.query()
+def properties(message: Message, context: Context) -> Message:
+    """Answer who the client is."""
+    known = build_client(context).get_properties({})
+    return _reply(message, known, [], [], {"num-examples": known["num-examples"]})
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Serve a train message of any phase."""
+    client = build_client(context)
+    arrays, num_examples, metrics = client.fit(*_call(message))
+    names = metrics.pop("names")
+    metrics["num-examples"] = num_examples
+    return _reply(message, client.get_properties({}), names, arrays, metrics)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Serve an evaluation message."""
+    client = build_client(context)
+    _, num_examples, metrics = client.evaluate(*_call(message))
+    metrics["num-examples"] = num_examples
+    return _reply(message, client.get_properties({}), [], [], metrics)
+
+
+def _call(message: Message) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    """Unpack a message into a NumPyClient's parameters and config."""
+    record = message.content.array_records["arrays"]
+    config = dict(message.content.config_records["config"])
+    return [array.numpy() for array in record.values()], {**config, "names": list(record)}
+
+
+def _reply(
+    message: Message,
+    known: dict[str, Any],
+    names: list[str],
+    arrays: list[NDArray[Any]],
+    metrics: dict[str, Any],
+) -> Message:
+    """Pack a NumPyClient's result into a reply."""
+    info = {"partition-id": known["partition-id"], "model": known["model"]}
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord(
+                {name: Array(array) for name, array in zip(names, arrays, strict=True)}
+            ),
+            "metrics": MetricRecord(metrics),
+            "info": ConfigRecord(info),
+        }
+    )
+    return Message(content, reply_to=message)

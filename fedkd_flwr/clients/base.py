@@ -1,0 +1,223 @@
+"""What every client shares: its data, its model, its memory and its evaluation.
+
+A method overrides `PersonalClient.train`, and `prepare_evaluation` where the evaluated model
+is not simply the kept one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from flwr.app import Context
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedkd_flwr import state
+from fedkd_flwr.data import ClientData, client_indices, load_client
+from fedkd_flwr.models import assign_models, build_model
+from fedkd_flwr.training import (
+    Evaluation,
+    cross_entropy_on,
+    evaluate,
+    seeded,
+    train_epochs,
+)
+from strategies.base import Settings
+from strategies.randomness import random_generator
+
+if TYPE_CHECKING:
+    from fedkd_flwr.config import RunConfig
+
+Arrays = dict[str, NDArray[Any]]
+"""Named arrays of a message."""
+
+
+@dataclass(frozen=True)
+class TrainReply:
+    """What a client answers to a train message.
+
+    Attributes
+    ----------
+    arrays : dict of str to ndarray
+        Named arrays for the server; nothing else of the client's leaves it.
+    metrics : dict of str to float
+        Numbers for the server.
+    """
+
+    arrays: Arrays = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class PersonalClient(NumPyClient):
+    """A client with a model of its own, trained on its own data: the baseline `local`.
+
+    Parameters
+    ----------
+    context : Context
+        Flower's context; the client's memory is its `state`.
+    run : RunConfig
+        The common run config.
+    settings : Settings
+        The method's own settings.
+
+    Notes
+    -----
+    `NumPyClient` exchanges lists of arrays. Their names travel beside them, under ``names`` in
+    the config of a call and in the metrics of its result.
+    """
+
+    keeps_optimizer = True
+    """Whether momentum lives on from round to round, as the model does."""
+
+    def __init__(self, context: Context, run: "RunConfig", settings: Settings) -> None:
+        self.context = context
+        self.run = run
+        self.settings: Any = settings
+        self.partition_id = int(context.node_config["partition-id"])
+        self.device = run.torch_device
+
+    # ---- Hooks: what a method may override -------------------------------------------
+
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
+        """Train on private data; a method adds what it exchanges.
+
+        Parameters
+        ----------
+        received : dict of str to ndarray
+            Arrays of the message.
+        server_round : int
+            Round of the run, from 1.
+        phase : str
+            ``train``, or the name of a method's further exchange.
+        """
+        return TrainReply(metrics={"train-loss": self.train_locally(server_round)})
+
+    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+        """Bring `model` into the state that is to be evaluated; return further metrics."""
+        return {}
+
+    # ---- Data and model --------------------------------------------------------------
+
+    @cached_property
+    def data(self) -> ClientData:
+        """The client's own data and the public pool, on the device."""
+        return load_client(self.run.data_settings, self.partition_id)
+
+    @cached_property
+    def model_name(self) -> str:
+        """The architecture: the node's own choice, else the assignment of the run."""
+        if "model" in self.context.node_config:
+            return str(self.context.node_config["model"])
+        sizes = None
+        if self.run.model_assignment == "by-size":
+            sizes = [len(indices) for indices in client_indices(self.run.data_settings)]
+        run = self.run
+        names = assign_models(run.models, run.model_assignment, run.num_clients, sizes, run.seed)
+        return names[self.partition_id]
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The client's model as it was kept, or with the initial weights of its partition-id."""
+        model = self.new_model()
+        state.load_model(self.context, "model", model)
+        return model
+
+    def new_model(self) -> nn.Module:
+        """Build the client's architecture with its initial weights."""
+        with seeded("cpu", self.run.seed, "initial-weights", self.partition_id):
+            model = build_model(self.model_name, self.data.shape, self.data.classes)
+        return model.to(self.device)
+
+    @property
+    def num_examples(self) -> int:
+        """D_n, the number of private training samples."""
+        return len(self.data.train_labels)
+
+    def generator(self, purpose: str, server_round: int) -> np.random.Generator:
+        """Return the client's generator for one purpose in one round."""
+        return random_generator(self.run.seed, purpose, server_round, self.partition_id)
+
+    def tensor(self, array: NDArray[Any]) -> Tensor:
+        """Bring an array of a message to the device."""
+        return torch.from_numpy(array).to(self.device)
+
+    # ---- Steps that methods share ----------------------------------------------------
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Build stochastic gradient descent as the run config asks."""
+        run = self.run
+        return torch.optim.SGD(
+            model.parameters(), run.learning_rate, run.momentum, weight_decay=run.weight_decay
+        )
+
+    def train_locally(self, server_round: int, epochs: int | None = None) -> float:
+        """Train `model` on private data for E epochs; return the last epoch's mean loss."""
+        optimizer = self.optimizer(self.model)
+        if self.keeps_optimizer:
+            state.load_optimizer(self.context, "optimizer", optimizer)
+        loss = train_epochs(
+            self.model,
+            cross_entropy_on(self.data.train_images, self.data.train_labels),
+            optimizer,
+            self.num_examples,
+            epochs or self.run.local_epochs,
+            self.run.batch_size,
+            self.generator("batches", server_round),
+        )
+        if self.keeps_optimizer:
+            state.save_optimizer(self.context, "optimizer", optimizer)
+        return loss
+
+    def evaluation_metrics(self, model: nn.Module) -> dict[str, float]:
+        """Evaluate a model on the client's test split, and on its validation split if any."""
+        data = self.data
+        metrics = _named(evaluate(model, data.test_images, data.test_labels))
+        if len(data.validation_labels):
+            validation = evaluate(model, data.validation_images, data.validation_labels)
+            metrics |= _named(validation, "validation-")
+        return metrics
+
+    # ---- NumPyClient -----------------------------------------------------------------
+
+    def get_properties(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Say who the client is: partition-id, model, and D_n."""
+        return {
+            "partition-id": self.partition_id,
+            "model": self.model_name,
+            "num-examples": self.num_examples,
+        }
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """Serve a train message and keep the model."""
+        received = dict(zip(config["names"], parameters, strict=True))
+        server_round, phase = int(config["server-round"]), str(config["phase"])
+        with seeded(self.device, self.run.seed, phase, server_round, self.partition_id):
+            reply = self.train(received, server_round, phase)
+        state.save_model(self.context, "model", self.model)
+        metrics = {**reply.metrics, "names": list(reply.arrays)}
+        return list(reply.arrays.values()), self.num_examples, metrics
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Evaluate the client's model on its own test split; nothing is kept."""
+        received = dict(zip(config["names"], parameters, strict=True))
+        server_round = int(config["server-round"])
+        with seeded(self.device, self.run.seed, "evaluate", server_round, self.partition_id):
+            further = self.prepare_evaluation(received, server_round)
+        metrics = {**self.evaluation_metrics(self.model), **further}
+        return metrics["loss"], int(metrics["total"]), metrics
+
+
+def _named(evaluation: Evaluation, prefix: str = "") -> dict[str, float]:
+    return {
+        f"{prefix}correct": evaluation.correct,
+        f"{prefix}total": evaluation.total,
+        f"{prefix}loss": evaluation.loss,
+    }

@@ -1,0 +1,68 @@
+"""KT-pFL's client (Zhang et al., NeurIPS 2021): distil, train, predict."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedkd_flwr.clients.base import Arrays, PersonalClient, TrainReply
+from fedkd_flwr.data import public_subset
+from fedkd_flwr.distillation import kl_to_teacher
+from fedkd_flwr.training import predict, train_epochs
+from strategies.kt_pfl import KTpFLSettings
+
+
+class KTpFLClient(PersonalClient):
+    """Learns from its teacher on public samples, then on its own data (Algorithm 1)."""
+
+    settings: KTpFLSettings
+
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
+        """Distil towards the teacher if one came, train locally, reply with soft predictions."""
+        metrics = {}
+        if "teacher" in received:
+            teacher = self.tensor(received["teacher"])
+            metrics["distillation-loss"] = self.distil(teacher, server_round)
+        metrics["train-loss"] = self.train_locally(server_round)
+        images = self.public_images(server_round)
+        predictions = predict(self.model, images, self.settings.temperature)
+        return TrainReply({"predictions": predictions.cpu().numpy()}, metrics)
+
+    def distil(self, teacher: Tensor, server_round: int) -> float:
+        """Train R epochs towards the teacher on last round's public subset (Eq. 6).
+
+        Parameters
+        ----------
+        teacher : Tensor
+            Shape (P, K), rows on the simplex.
+        server_round : int
+            The current round; the teacher belongs to the one before.
+
+        Returns
+        -------
+        float
+            Mean distillation loss of the last epoch.
+        """
+        settings = self.settings
+        images = self.public_images(server_round - 1)
+
+        def loss(model: nn.Module, positions: Tensor) -> Tensor:
+            logits = model(images[positions])
+            return kl_to_teacher(
+                logits, teacher[positions], settings.temperature, settings.t_squared
+            )
+
+        return train_epochs(
+            self.model,
+            loss,
+            torch.optim.SGD(self.model.parameters(), settings.distillation_learning_rate),
+            len(images),
+            settings.distillation_epochs,
+            settings.public_batch_size,
+            self.generator("public-batches", server_round),
+        )
+
+    def public_images(self, server_round: int) -> Tensor:
+        """Return the public subset of a round, shape (P, channels, height, width)."""
+        pool = self.data.public_images
+        subset = public_subset(len(pool), self.run.public_size, self.run.seed, server_round)
+        return pool[torch.from_numpy(np.asarray(subset)).to(pool.device)]

@@ -1,0 +1,141 @@
+"""A Flower Grid that serves its clients in this process.
+
+No start-up cost, one CUDA context, one decoded copy of the data: for tests, notebooks and
+single-GPU machines. The apps are the same as everywhere else.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.app.user_config import UserConfig
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+ClientCall = Callable[[Message, Context], Message]
+"""What serves a message: a ClientApp, or a test's stand-in for a broken one."""
+
+
+class InProcessGrid(Grid):
+    """Delivers messages by calling the ClientApp, one client after the other.
+
+    Parameters
+    ----------
+    client_app : ClientApp or callable
+        Serves the messages.
+    num_clients : int
+        N; client n gets partition-id n.
+    run_config : mapping
+        Flower's flat run config, as every client sees it.
+    node_configs : dict of int to mapping, optional
+        Further node config of some clients, by partition-id.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp | ClientCall,
+        num_clients: int,
+        run_config: UserConfig,
+        node_configs: dict[int, UserConfig] | None = None,
+    ) -> None:
+        self._client_app = client_app
+        self._run = Run.create_empty(1)
+        # Flower's Message reads who sends it from here.
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self._contexts = {
+            # Node ids are arbitrary keys; a distance from the partition-ids keeps mix-ups visible.
+            1000 + n: Context(
+                run_id=1,
+                node_id=1000 + n,
+                node_config={
+                    "partition-id": n,
+                    "num-partitions": num_clients,
+                    **(node_configs or {}).get(n, {}),
+                },
+                state=RecordDict(),
+                run_config=run_config,
+            )
+            for n in range(num_clients)
+        }
+        self._message_ids = itertools.count(1)
+        self._replies: dict[str, Message] = {}
+
+    def set_run(self, run: Run) -> None:
+        """Set the run that messages belong to."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run that messages belong to."""
+        return self._run
+
+    @property
+    def contexts(self) -> dict[int, Context]:
+        """Every client's context by partition-id, its memory included."""
+        return {int(c.node_config["partition-id"]): c for c in self._contexts.values()}
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message, as Flower's older API does."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the node ids of all clients."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Serve each message at once and keep the reply."""
+        return [self._push(message) for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Hand out the kept replies, each once."""
+        return [self._replies.pop(key) for key in message_ids if key in self._replies]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Serve messages in order; those after the timeout stay without a reply."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        replies: list[Message] = []
+        for message in messages:
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+            replies.extend(self.pull_messages([self._push(message)]))
+        return replies
+
+    def _push(self, message: Message) -> str:
+        message_id = str(next(self._message_ids))
+        message.metadata.__dict__["_message_id"] = message_id
+        self._replies[message_id] = self._serve(message)
+        return message_id
+
+    def _serve(self, message: Message) -> Message:
+        node_id = message.metadata.dst_node_id
+        kept = self._contexts[node_id]
+        context = Context(
+            run_id=kept.run_id,
+            node_id=node_id,
+            node_config=kept.node_config,
+            state=RecordDict(dict(kept.state)),
+            run_config=kept.run_config,
+        )
+        try:
+            reply = self._client_app(message, context)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            return Message(
+                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message
+            )
+        # As in Flower's own engines, a client that fails forgets the failed message.
+        self._contexts[node_id] = context
+        return reply

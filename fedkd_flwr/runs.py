@@ -1,0 +1,262 @@
+"""The run directory: written as a run goes, read back as pandas frames.
+
+==================  =================================================================
+``config.json``     everything needed to repeat the run, versions included
+``rounds.jsonl``    one line a round
+``clients.jsonl``   one line a client and round
+``matrices.npz``    the method's matrices, one array each, rounds first
+``models/``         personalized models on request
+``summary.json``    written last: it marks a finished run
+==================  =================================================================
+
+Files are appended to, never rewritten, so a crash loses at most one round. Until the run is
+finished each round's matrices are files of their own in ``matrices/``.
+"""
+
+import json
+import os
+import platform
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fedkd_flwr.config import Configuration
+from strategies.base import PersonalizedStrategy, RoundRecord
+
+PACKAGES = ("flwr", "torch", "torchvision", "numpy", "scikit-learn", "flwr-datasets")
+"""Packages whose versions a run records."""
+
+
+class RunDirectoryError(OSError):
+    """A run directory that cannot be written or read; the message is one sentence."""
+
+
+def default_run_directory(configuration: Configuration, parent: Path) -> Path:
+    """Return a new directory's path, named after method, data, seed and time."""
+    run = configuration.run
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
+    return parent / f"{run.strategy}-{run.dataset}-{run.partition}-seed{run.seed}-{stamp}"
+
+
+class RunDirectory:
+    """Writes one run; a `strategies.base.RunObserver`.
+
+    Parameters
+    ----------
+    path : Path
+        The run directory. It is made if missing and must not hold a run already.
+    configuration : Configuration
+        Recorded in ``config.json``.
+
+    Raises
+    ------
+    RunDirectoryError
+        If the directory cannot be made or written, or holds a run.
+    """
+
+    def __init__(self, path: Path, configuration: Configuration) -> None:
+        self.path = path.expanduser().resolve()
+        self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
+        self._started_at = time.time()
+        check_writable(self.path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._write_json("config.json", describe_run(configuration))
+
+    def round_finished(self, record: RoundRecord, strategy: PersonalizedStrategy) -> None:
+        """Append a round; its line in ``rounds.jsonl`` comes last and completes it."""
+        self._append("clients.jsonl", record.clients)
+        for name, matrix in record.matrices.items():
+            self._keep_matrix(name, record.server_round, matrix)
+        self._append("rounds.jsonl", [record.row])
+        for listener in self.listeners:
+            listener(record.row)
+
+    def finish(self) -> "Run":
+        """Gather the matrices, write the summary, and return the finished run."""
+        run = Run(self.path)
+        matrices = run.matrices
+        if matrices:
+            np.savez_compressed(self.path / "matrices.npz", **matrices)  # type: ignore[arg-type]
+            shutil.rmtree(self.path / "matrices")
+        self._write_json("summary.json", summarize(run, time.time() - self._started_at))
+        return Run(self.path)
+
+    def _append(self, name: str, rows: list[dict[str, Any]]) -> None:
+        lines = "".join(json.dumps(row, allow_nan=False, default=float) + "\n" for row in rows)
+        with (self.path / name).open("a") as file:
+            file.write(lines)
+
+    def _keep_matrix(self, name: str, server_round: int, matrix: NDArray[Any]) -> None:
+        folder = self.path / "matrices"
+        folder.mkdir(exist_ok=True)
+        np.save(folder / f"{name}-{server_round:06d}.npy", matrix)
+
+    def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+        temporary = self.path / f".{name}"
+        temporary.write_text(text)
+        temporary.replace(self.path / name)
+
+
+def check_writable(path: Path) -> None:
+    """Make sure that a run can be written to a directory, without leaving anything there.
+
+    Raises
+    ------
+    RunDirectoryError
+        If the directory holds a run, or cannot be made or written.
+    """
+    if (path / "config.json").exists():
+        raise RunDirectoryError(f"{path} already holds a run; choose another output-dir.")
+    existing = path
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise RunDirectoryError(f"The output directory {path} cannot be written.")
+
+
+def describe_run(configuration: Configuration) -> dict[str, Any]:
+    """Return what ``config.json`` holds: the run config, versions and machine."""
+    import torch  # deferred: only the writer needs it
+
+    device = configuration.run.torch_device
+    return {
+        "config": configuration.flat(),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in PACKAGES},
+        },
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
+        "torch_threads": torch.get_num_threads(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def summarize(run: "Run", seconds: float) -> dict[str, Any]:
+    """Return what ``summary.json`` holds.
+
+    Accuracy is reported at the last round, and at the round whose mean validation accuracy is
+    best (the earliest of equals) where there is validation data; never at the best test round.
+    """
+    rounds = run.rounds
+    evaluated = rounds[rounds["accuracy_mean"].notna()]
+    last = evaluated.iloc[-1]
+    statistics = [name for name in rounds if name.startswith("accuracy") or name == "loss_mean"]
+    chosen = None
+    if evaluated["validation_accuracy_mean"].notna().any():
+        best = evaluated["validation_accuracy_mean"].astype(float).idxmax()
+        chosen = _numbers(evaluated.loc[best, ["round", *statistics]])
+    counted = ["numbers_up", "numbers_down", "numbers_down_broadcast", "bytes_up", "bytes_down"]
+    return {
+        "strategy": run.config["strategy"],
+        "rounds": int(rounds["round"].iloc[-1]),
+        "last_round": _numbers(last[["round", *statistics]]),
+        "validation_round": chosen,
+        **{name: int(rounds[name].sum()) for name in [*counted, "failures"]},
+        "seconds": round(seconds, 3),
+    }
+
+
+def _numbers(row: pd.Series) -> dict[str, float | None]:
+    return {str(name): None if pd.isna(value) else float(value) for name, value in row.items()}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory, finished or not.
+
+    Attributes
+    ----------
+    path : Path
+        The directory.
+    """
+
+    path: Path
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """Content of ``config.json``."""
+        content: dict[str, Any] = json.loads((self.path / "config.json").read_text())
+        return content
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The flat run config."""
+        config: dict[str, Any] = self.description["config"]
+        return config
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """One row a round."""
+        return _read_lines(self.path / "rounds.jsonl")
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """One row a client and round."""
+        return _read_lines(self.path / "clients.jsonl")
+
+    @cached_property
+    def matrices(self) -> dict[str, NDArray[Any]]:
+        """The method's matrices by name, shape (rounds, ...)."""
+        gathered = self.path / "matrices.npz"
+        if gathered.exists():
+            with np.load(gathered) as archive:
+                return dict(archive)
+        rounds: dict[str, list[NDArray[Any]]] = defaultdict(list)
+        for file in sorted((self.path / "matrices").glob("*.npy")):
+            rounds[file.stem.rpartition("-")[0]].append(np.load(file))
+        return {name: np.stack(matrices) for name, matrices in rounds.items()}
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return (self.path / "summary.json").exists()
+
+    @cached_property
+    def summary(self) -> dict[str, Any] | None:
+        """Content of ``summary.json``; None for an unfinished run."""
+        if not self.finished:
+            return None
+        content: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+        return content
+
+
+def _read_lines(path: Path) -> pd.DataFrame:
+    if not path.exists():
+        return pd.DataFrame()
+    return pd.DataFrame([json.loads(line) for line in path.read_text().splitlines()])
+
+
+def load_run(path: str | Path) -> Run:
+    """Open a run directory.
+
+    Parameters
+    ----------
+    path : str or Path
+        A directory that a run was written to.
+
+    Returns
+    -------
+    Run
+        With the frames `rounds` and `clients`, `matrices` and `summary`.
+
+    Raises
+    ------
+    RunDirectoryError
+        If there is no run.
+    """
+    directory = Path(path).expanduser().resolve()
+    if not (directory / "config.json").exists():
+        raise RunDirectoryError(f"{directory} holds no run (it has no config.json).")
+    return Run(directory)

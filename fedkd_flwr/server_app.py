@@ -1,0 +1,107 @@
+"""The Flower ServerApp: config → strategy → start → run directory."""
+
+from collections.abc import Callable, Mapping
+from logging import INFO
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore import log
+from flwr.superlink.grid import InMemoryGrid
+
+from fedkd_flwr.config import Configuration, read_config
+from fedkd_flwr.data import check_data
+from fedkd_flwr.grid import InProcessGrid
+from fedkd_flwr.models import build_model
+from fedkd_flwr.runs import Run, RunDirectory, check_writable, default_run_directory
+from fedkd_flwr.state import exchanged_state
+from fedkd_flwr.training import seeded
+
+app = ServerApp()
+
+RUNS_FOLDER = Path.home() / "fedkd-runs"
+"""Where runs go whose config names no output directory.
+
+A SuperLink keeps the working directory of whoever started it, so a relative folder would
+end up anywhere.
+"""
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the method that the run config asks for."""
+    configuration = read_config(context.run_config)
+    if isinstance(grid, InProcessGrid | InMemoryGrid):
+        check_run(configuration)
+    serve(grid, configuration)
+
+
+def check_run(configuration: Configuration) -> None:
+    """Refuse a run that cannot work, before any client does.
+
+    Raises
+    ------
+    DataError
+        If the data set is missing or the partition cannot be met.
+    RunDirectoryError
+        If the output directory cannot be written.
+    """
+    run = configuration.run
+    if run.output_dir:
+        check_writable(Path(run.output_dir).expanduser().resolve())
+    public_size = run.public_size if run.method.strategy.needs_public_data else 0
+    check_data(run.data_settings, public_size)
+
+
+def serve(
+    grid: Grid,
+    configuration: Configuration,
+    listener: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Run:
+    """Run a method on a grid of clients and write the run directory.
+
+    Parameters
+    ----------
+    grid : Grid
+        Reaches the clients.
+    configuration : Configuration
+        The validated run config.
+    listener : callable, optional
+        Is called with each finished round's row.
+
+    Returns
+    -------
+    Run
+        The finished run.
+    """
+    run = configuration.run
+    if run.torch_threads:
+        torch.set_num_threads(run.torch_threads)
+    path = Path(run.output_dir or default_run_directory(configuration, RUNS_FOLDER))
+    directory = RunDirectory(path, configuration)
+    if listener:
+        directory.listeners.append(listener)
+    log(INFO, "Run directory: %s", directory.path)
+    strategy = run.method.strategy(run.plan(), configuration.settings, directory)
+    strategy.start(
+        grid,
+        initial_arrays(configuration),
+        num_rounds=run.num_server_rounds,
+        timeout=run.round_timeout,
+    )
+    finished = directory.finish()
+    log(INFO, "Finished. Run directory: %s", directory.path)
+    return finished
+
+
+def initial_arrays(configuration: Configuration) -> ArrayRecord:
+    """Return the initial global model of a method that shares one; empty for the others."""
+    run = configuration.run
+    if not run.method.strategy.needs_one_model:
+        return ArrayRecord()
+    with seeded("cpu", run.seed, "initial-weights"):
+        model = build_model(run.models[0], run.image_shape, run.num_classes)
+    tensors = exchanged_state(model)
+    return ArrayRecord({name: Array(tensor.numpy()) for name, tensor in tensors.items()})

@@ -1,0 +1,79 @@
+"""A client's memory: tensors in and out of Flower's ``context.state``.
+
+Whatever a client keeps between messages lies in its context as named arrays, so that any
+process of any machine can serve the client's next message.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from torch import Tensor, nn
+
+
+def save_tensors(context: Context, name: str, tensors: Mapping[str, Tensor]) -> None:
+    """Keep named tensors under a name, in place of what was there."""
+    arrays = {key: Array(value.detach().cpu().numpy()) for key, value in tensors.items()}
+    context.state[name] = ArrayRecord(arrays)
+
+
+def load_tensors(context: Context, name: str) -> dict[str, Tensor] | None:
+    """Return the tensors kept under a name, or None where there are none."""
+    record = context.state.array_records.get(name)
+    if record is None:
+        return None
+    return {key: torch.from_numpy(array.numpy()) for key, array in record.items()}
+
+
+def save_numbers(context: Context, name: str, numbers: Mapping[str, float]) -> None:
+    """Keep named numbers under a name, in place of what was there."""
+    context.state[name] = MetricRecord(dict(numbers))
+
+
+def load_numbers(context: Context, name: str) -> dict[str, float]:
+    """Return the numbers kept under a name; empty where there are none."""
+    record = context.state.metric_records.get(name, MetricRecord())
+    return {key: float(value) for key, value in record.items()}  # type: ignore[arg-type]
+
+
+def save_model(context: Context, name: str, model: nn.Module) -> None:
+    """Keep a model's parameters and buffers."""
+    save_tensors(context, name, model.state_dict())
+
+
+def load_model(context: Context, name: str, model: nn.Module) -> bool:
+    """Fill a model with what was kept; return False where nothing was."""
+    tensors = load_tensors(context, name)
+    if tensors is None:
+        return False
+    model.load_state_dict(tensors)
+    return True
+
+
+def save_optimizer(context: Context, name: str, optimizer: torch.optim.Optimizer) -> None:
+    """Keep the momentum of an SGD optimizer, by the position of the parameter."""
+    buffers = {
+        str(position): state["momentum_buffer"]
+        for position, state in optimizer.state_dict()["state"].items()
+        if state.get("momentum_buffer") is not None
+    }
+    if buffers:
+        save_tensors(context, name, buffers)
+
+
+def load_optimizer(context: Context, name: str, optimizer: torch.optim.Optimizer) -> None:
+    """Give an SGD optimizer the momentum that was kept, if any."""
+    buffers = load_tensors(context, name)
+    if buffers is None:
+        return
+    state_dict = optimizer.state_dict()
+    state_dict["state"] = {int(key): {"momentum_buffer": value} for key, value in buffers.items()}
+    optimizer.load_state_dict(state_dict)
+
+
+def exchanged_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return what parameter methods send of a model: parameters and floating-point buffers.
+
+    Batch normalization's counter of batches stays at home: it is no quantity to average.
+    """
+    return {name: value for name, value in model.state_dict().items() if value.is_floating_point()}

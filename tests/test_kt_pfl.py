@@ -1,0 +1,236 @@
+"""KT-pFL's mathematics against independent derivations."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from strategies.base import ClientInfo, RunPlan
+from strategies.kt_pfl import (
+    FedMD,
+    KTpFL,
+    KTpFLSettings,
+    SimPFL,
+    TopKPFL,
+    cosine_similarities,
+    knowledge_gradient,
+    knowledge_loss,
+    mix_teachers,
+    normalized_rows,
+    project_onto_simplex,
+    top_k_weights,
+)
+
+
+def random_simplex(rng, *shape):
+    return rng.dirichlet(np.ones(shape[-1]), size=shape[:-1])
+
+
+def strategy_with_clients(kind=KTpFL, num_clients=4, samples=6, classes=3, **settings):
+    plan = RunPlan(num_clients, num_rounds=3, num_classes=classes, public_size=samples)
+    strategy = kind(plan, KTpFLSettings(**settings))
+    strategy.clients = {
+        n: ClientInfo(n, 100 + n, "lenet", num_examples=10 * (n + 1)) for n in range(num_clients)
+    }
+    return strategy
+
+
+class PredictionReply:
+    """Just what `aggregate` reads of a reply."""
+
+    def __init__(self, predictions):
+        self.arrays = {"predictions": predictions}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gradient_equals_autograd(seed):
+    rng = np.random.default_rng(seed)
+    clients, samples, classes = 6, 40, 7
+    predictions = random_simplex(rng, clients, samples, classes)
+    coefficients = random_simplex(rng, clients, clients)
+    shares = random_simplex(rng, clients)
+
+    c = torch.tensor(coefficients, requires_grad=True)
+    s = torch.tensor(predictions)
+    # Written pair by pair, as Eq. 4 reads, with none of the matrix form under test.
+    loss = torch.zeros((), dtype=torch.float64)
+    for n in range(clients):
+        teacher = sum(c[n, m] * s[m] for m in range(clients))
+        loss = loss + shares[n] * (teacher * (teacher.log() - s[n].log())).sum()
+    loss.backward()
+
+    np.testing.assert_allclose(
+        knowledge_gradient(coefficients, predictions, shares), c.grad.numpy(), rtol=1e-6
+    )
+    assert knowledge_loss(coefficients, predictions, shares) == pytest.approx(loss.item(), rel=1e-9)
+
+
+def test_whole_step_equals_autograd_and_projection():
+    rng = np.random.default_rng(1)
+    strategy = strategy_with_clients(num_clients=5, rho=0.7, coefficient_learning_rate=0.01)
+    predictions = random_simplex(rng, 5, 6, 3)
+    shares = np.array([10, 20, 30, 40, 50]) / 150
+    start = random_simplex(rng, 5, 5)
+
+    c = torch.tensor(start, requires_grad=True)
+    s = torch.tensor(predictions)
+    teachers = torch.einsum("nm,mpk->npk", c, s)
+    divergence = (teachers * (teachers / s).log()).sum(dim=(1, 2))
+    loss = (torch.tensor(shares) * divergence).sum() + 0.7 * ((c - 1 / 5) ** 2).sum()
+    loss.backward()
+    stepped = (c - 0.01 * c.grad).detach().numpy()
+    expected = project_onto_simplex(stepped, np.ones(5))
+
+    np.testing.assert_allclose(
+        strategy.updated_block(start, predictions, shares), expected, rtol=1e-6
+    )
+
+
+def test_two_clients_by_hand():
+    """Two clients, one sample, two classes: every number is worked out on paper.
+
+    S_0 = (3/4, 1/4), S_1 = (1/4, 3/4), c = 1/2 everywhere, so both teachers are (1/2, 1/2).
+    Entry (n, m) of the gradient is share_n Σ_k S_m(k) (log t(k) - log S_n(k) + 1):
+    (0,0): 1/2 (3/4 log(2/3) + 1/4 log 2 + 1), (0,1): 1/2 (1/4 log(2/3) + 3/4 log 2 + 1).
+    """
+    predictions = np.array([[[0.75, 0.25]], [[0.25, 0.75]]])
+    gradient = knowledge_gradient(np.full((2, 2), 0.5), predictions, np.array([0.5, 0.5]))
+    same = 0.5 * (0.75 * np.log(2 / 3) + 0.25 * np.log(2) + 1)
+    other = 0.5 * (0.25 * np.log(2 / 3) + 0.75 * np.log(2) + 1)
+    np.testing.assert_allclose(gradient, [[same, other], [other, same]])
+
+
+@given(st.integers(0, 10_000), st.integers(1, 8))
+@settings(max_examples=30, deadline=None)
+def test_projection_is_the_nearest_point_of_the_simplex(seed, size):
+    rng = np.random.default_rng(seed)
+    row = rng.normal(size=size) * 3
+    mass = rng.uniform(0.1, 2)
+    projected = project_onto_simplex(row[None], np.array([mass]))[0]
+    assert (projected >= 0).all()
+    assert projected.sum() == pytest.approx(mass)
+    solved = minimize(
+        lambda x: ((x - row) ** 2).sum(),
+        np.full(size, mass / size),
+        bounds=[(0, None)] * size,
+        constraints={"type": "eq", "fun": lambda x: x.sum() - mass},
+        tol=1e-12,
+    )
+    assert ((projected - row) ** 2).sum() <= solved.fun + 1e-6
+
+
+def test_projection_of_an_empty_row_is_empty():
+    assert (project_onto_simplex(np.array([[0.3, -0.2]]), np.zeros(1)) == 0).all()
+
+
+def test_teachers_are_the_mixture():
+    rng = np.random.default_rng(0)
+    predictions = random_simplex(rng, 3, 4, 5)
+    coefficients = random_simplex(rng, 2, 3)
+    teachers = mix_teachers(coefficients, predictions)
+    for n in range(2):
+        expected = sum(coefficients[n, m] * predictions[m] for m in range(3))
+        np.testing.assert_allclose(teachers[n], expected)
+
+
+def test_like_clients_end_up_with_larger_mutual_weights():
+    rng = np.random.default_rng(3)
+    base = random_simplex(rng, 2, 30, 4)
+    # Clients 0, 1 predict nearly alike, and so do 2, 3.
+    predictions = np.stack([base[0], base[0], base[1], base[1]])
+    predictions = 0.95 * predictions + 0.05 * random_simplex(rng, 4, 30, 4)
+    strategy = strategy_with_clients(samples=30, classes=4)
+    for server_round in range(1, 6):
+        strategy.aggregate(server_round, {n: PredictionReply(predictions[n]) for n in range(4)})
+    c = strategy.coefficients
+    np.testing.assert_allclose(c.sum(axis=1), 1)
+    assert (c >= 0).all()
+    for n, like, unlike in ((0, 1, (2, 3)), (1, 0, (2, 3)), (2, 3, (0, 1)), (3, 2, (0, 1))):
+        assert c[n, like] > 1.2 * max(c[n, m] for m in unlike)
+
+
+def test_second_round_depends_on_the_first():
+    rng = np.random.default_rng(4)
+    first, other = random_simplex(rng, 2, 4, 6, 3)
+    second = random_simplex(rng, 4, 6, 3)
+    ends = []
+    for start in (first, other):
+        strategy = strategy_with_clients()
+        strategy.aggregate(1, {n: PredictionReply(start[n]) for n in range(4)})
+        strategy.aggregate(2, {n: PredictionReply(second[n]) for n in range(4)})
+        ends.append(strategy.coefficients)
+    assert not np.allclose(ends[0], ends[1])
+
+
+@pytest.mark.parametrize("kind", [KTpFL, SimPFL, TopKPFL, FedMD])
+def test_only_repliers_move_and_everybody_gets_a_teacher_from_them(kind):
+    rng = np.random.default_rng(5)
+    strategy = strategy_with_clients(kind, num_clients=5)
+    before = random_simplex(rng, 5, 5)
+    strategy.coefficients = before.copy()
+    predictions = random_simplex(rng, 3, 6, 3)
+    repliers = [0, 2, 3]
+    strategy.aggregate(1, dict(zip(repliers, map(PredictionReply, predictions), strict=True)))
+    after = strategy.coefficients
+    moved = np.zeros((5, 5), dtype=bool)
+    moved[np.ix_(repliers, repliers)] = True
+    np.testing.assert_array_equal(after[~moved], before[~moved])
+    np.testing.assert_allclose(after.sum(axis=1), 1)
+    if kind is not FedMD:
+        assert not np.allclose(after[moved], before[moved])
+    # Client 1 did not reply; its teacher is its renormalized row over the repliers.
+    teacher = strategy.train_payload(2, 1)["teacher"].numpy()
+    weights = before[1, repliers] / before[1, repliers].sum()
+    np.testing.assert_allclose(teacher, np.tensordot(weights, predictions, 1), rtol=1e-6)
+
+
+def test_cosine_similarities_by_pairs():
+    rng = np.random.default_rng(6)
+    predictions = random_simplex(rng, 3, 5, 4)
+    similarities = cosine_similarities(predictions)
+    for n in range(3):
+        for m in range(3):
+            a, b = predictions[n].ravel(), predictions[m].ravel()
+            expected = a @ b / np.sqrt((a @ a) * (b @ b))
+            assert similarities[n, m] == pytest.approx(expected)
+
+
+def test_top_k_takes_the_most_similar_others():
+    similarities = np.array([[1, 0.9, 0.2, 0.8], [0.9, 1, 0.1, 0.3], [0.2, 0.1, 1, 0.5],
+                             [0.8, 0.3, 0.5, 1]])  # fmt: skip
+    weights = top_k_weights(similarities, 2)
+    expected = [[0, 0.5, 0, 0.5], [0.5, 0, 0, 0.5], [0.5, 0, 0, 0.5], [0.5, 0, 0.5, 0]]
+    np.testing.assert_array_equal(weights, expected)
+    assert top_k_weights(similarities, 9).sum() == pytest.approx(4)
+    assert top_k_weights(np.ones((1, 1)), 5) == 1
+
+
+def test_rows_without_mass_become_uniform():
+    np.testing.assert_allclose(
+        normalized_rows(np.array([[0.0, 0.0], [1.0, 3.0]])), [[0.5, 0.5], [0.25, 0.75]]
+    )
+
+
+def test_fedmd_keeps_the_plain_mean():
+    rng = np.random.default_rng(7)
+    predictions = random_simplex(rng, 4, 6, 3)
+    strategy = strategy_with_clients(FedMD)
+    strategy.aggregate(1, {n: PredictionReply(predictions[n]) for n in range(4)})
+    np.testing.assert_array_equal(strategy.coefficients, np.full((4, 4), 0.25))
+    teacher = strategy.train_payload(2, 2)["teacher"].numpy()
+    np.testing.assert_allclose(teacher, predictions.mean(axis=0))
+
+
+def test_a_restored_strategy_goes_on_alike():
+    rng = np.random.default_rng(8)
+    first, second = random_simplex(rng, 2, 4, 6, 3)
+    whole = strategy_with_clients()
+    whole.aggregate(1, {n: PredictionReply(first[n]) for n in range(4)})
+    resumed = strategy_with_clients()
+    resumed.restore(1, whole.state())
+    for strategy in (whole, resumed):
+        assert set(strategy.train_payload(2, 0)) == {"teacher"}
+        strategy.aggregate(2, {n: PredictionReply(second[n]) for n in range(4)})
+    np.testing.assert_array_equal(whole.coefficients, resumed.coefficients)
