@@ -9,7 +9,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -17,6 +17,8 @@ from fedkd_flwr.data import DATASETS, PARTITIONS, DataSettings
 from fedkd_flwr.methods import METHODS, Method
 from fedkd_flwr.models import ASSIGNMENTS, MODELS
 from strategies.base import ImpossiblePlanError, RunPlan, Settings, kebab_case
+
+Model = TypeVar("Model", bound=BaseModel)
 
 Scalar = bool | int | float | str
 """The values a Flower run config can hold."""
@@ -75,6 +77,8 @@ class RunConfig(BaseModel):
         Evaluate every that many rounds, and after the last.
     local_epochs : int
         E, epochs on private data in a round.
+    local_iterations : int
+        tau, random private batches in a round in place of epochs; 0 for epochs.
     batch_size : int
         Batch size on private data.
     learning_rate, momentum, weight_decay : float
@@ -119,6 +123,7 @@ class RunConfig(BaseModel):
     min_replies: int = Field(default=1, ge=1)
     evaluate_every: int = Field(default=1, ge=1)
     local_epochs: int = Field(default=2, ge=1)
+    local_iterations: int = Field(default=0, ge=0)
     batch_size: int = Field(default=32, ge=1)
     learning_rate: float = Field(default=0.02, gt=0)
     momentum: float = Field(default=0.0, ge=0, lt=1)
@@ -262,11 +267,18 @@ class Configuration(BaseModel):
     def flat(self) -> dict[str, Scalar]:
         """Return the config as Flower's flat run config, complete and sorted by name."""
         values = self.run.model_dump(by_alias=True)
-        values["models"] = ",".join(self.run.models)
         for table, settings in self.tables.items():
             for key, value in settings.model_dump(by_alias=True).items():
                 values[f"{table}.{key}"] = value
-        return dict(sorted(values.items()))
+        return {name: _as_scalar(value) for name, value in sorted(values.items())}
+
+
+def _as_scalar(value: Any) -> Scalar:
+    """Write a list the way a run config holds it, separated by commas."""
+    if isinstance(value, tuple):
+        return ",".join(str(item) for item in value)
+    scalar: Scalar = value
+    return scalar
 
 
 def _one_of(value: str, allowed: Any) -> str:
@@ -337,7 +349,7 @@ def _unknown(name: str) -> str:
     return f"The run config has no key {name}; {hint}"
 
 
-def _validated[Model: BaseModel](model: type[Model], values: dict[str, Any], prefix: str) -> Model:
+def _validated(model: type[Model], values: dict[str, Any], prefix: str) -> Model:
     try:
         return model.model_validate(values)
     except ValidationError as error:

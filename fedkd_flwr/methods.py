@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.fedavg import FedAvgClient, FineTuningClient
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
+from fedkd_flwr.clients.perfed_ckt import PerFedCKTClient
+from fedkd_flwr.clients.persfl import PersFLClient, PersFLGDClient
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import FedAvg, FedAvgFineTuned
 from strategies.kt_pfl import FedMD, KTpFL, SimPFL, TopKPFL
 from strategies.local import Local
+from strategies.perfed_ckt import PerFedCKT
+from strategies.persfl import PersFL, PersFLGD
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,9 @@ METHODS: dict[str, Method] = {
     "sim-pfl": Method(SimPFL, KTpFLClient, "soft predictions", "Zhang et al. 2021, §5.1"),
     "topk-pfl": Method(TopKPFL, KTpFLClient, "soft predictions", "Zhang et al. 2021, §5.1"),
     "fedmd": Method(FedMD, KTpFLClient, "soft predictions", "Li and Wang 2019"),
+    "perfed-ckt": Method(PerFedCKT, PerFedCKTClient, "soft predictions", "Cho et al. 2021"),
+    "persfl": Method(PersFL, PersFLClient, "parameters", "Divi et al. 2021"),
+    "persfl-gd": Method(PersFLGD, PersFLGDClient, "parameters", "Divi et al. 2021, §5.5"),
     "local": Method(Local, PersonalClient, "nothing", "baseline"),
     "fedavg": Method(FedAvg, FedAvgClient, "parameters", "McMahan et al. 2017"),
     "fedavg-ft": Method(FedAvgFineTuned, FineTuningClient, "parameters", "baseline"),

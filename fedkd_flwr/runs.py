@@ -5,7 +5,7 @@
 ``rounds.jsonl``    one line a round
 ``clients.jsonl``   one line a client and round
 ``matrices.npz``    the method's matrices, one array each, rounds first
-``models/``         personalized models on request
+``models/``         global models of the methods that need them, ``global-ROUND``
 ``summary.json``    written last: it marks a finished run
 ==================  =================================================================
 
@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from fedkd_flwr.config import Configuration
 from strategies.base import PersonalizedStrategy, RoundRecord
@@ -78,6 +79,8 @@ class RunDirectory:
         self._append("clients.jsonl", record.clients)
         for name, matrix in record.matrices.items():
             self._keep_matrix(name, record.server_round, matrix)
+        if strategy.keeps_global_models:
+            self._save_global_model(record.server_round, strategy)
         self._append("rounds.jsonl", [record.row])
         for listener in self.listeners:
             listener(record.row)
@@ -101,6 +104,12 @@ class RunDirectory:
         folder = self.path / "matrices"
         folder.mkdir(exist_ok=True)
         np.save(folder / f"{name}-{server_round:06d}.npy", matrix)
+
+    def _save_global_model(self, server_round: int, strategy: PersonalizedStrategy) -> None:
+        folder = self.path / "models"
+        folder.mkdir(exist_ok=True)
+        arrays = {name: array.numpy() for name, array in strategy.global_arrays.items()}
+        save_file(arrays, folder / f"global-{server_round:06d}.safetensors")
 
     def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"

@@ -4,7 +4,7 @@ Data are tensors that already lie on the model's device, and a batch is an index
 nothing here loads, decodes or copies a data set.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -41,77 +41,93 @@ class Evaluation:
     loss: float
 
 
-def batches(
-    num_samples: int, batch_size: int, generator: np.random.Generator, device: str
+def epoch_batches(
+    num_samples: int, batch_size: int, epochs: int, generator: np.random.Generator
 ) -> Iterator[Tensor]:
-    """Yield the positions of one epoch's batches, in random order.
+    """Yield the positions of batches that go through the data epoch by epoch, shuffled.
 
     A last batch of a single sample joins the batch before it, since batch normalization
     cannot train on one sample.
 
     Parameters
     ----------
-    num_samples, batch_size : int
-        Samples in the data set and in a batch.
+    num_samples, batch_size, epochs : int
+        Samples in the data set and in a batch, and how often each sample comes.
     generator : numpy.random.Generator
         Draws the order.
-    device : str
-        Where the positions are to lie.
 
     Yields
     ------
     Tensor
         Shape (batch,), int64.
     """
-    order = torch.from_numpy(generator.permutation(num_samples)).to(device)
     starts = list(range(0, num_samples, batch_size))
     if len(starts) > 1 and num_samples - starts[-1] == 1:
         starts.pop()
-    for start, end in zip(starts, [*starts[1:], num_samples], strict=True):
-        yield order[start:end]
+    for _ in range(epochs):
+        order = torch.from_numpy(generator.permutation(num_samples))
+        for start, end in zip(starts, [*starts[1:], num_samples], strict=True):
+            yield order[start:end]
 
 
-def train_epochs(
+def random_batches(
+    num_samples: int, batch_size: int, generator: np.random.Generator
+) -> Iterator[Tensor]:
+    """Yield, without end, the positions of batches drawn uniformly, each without repetition.
+
+    Parameters
+    ----------
+    num_samples, batch_size : int
+        Samples in the data set and in a batch (all where there are fewer).
+    generator : numpy.random.Generator
+        Draws the positions.
+
+    Yields
+    ------
+    Tensor
+        Shape (min(batch_size, num_samples),), int64.
+    """
+    size = min(batch_size, num_samples)
+    while True:
+        yield torch.from_numpy(generator.choice(num_samples, size, replace=False))
+
+
+def train_on(
     model: nn.Module,
     loss: BatchLoss,
     optimizer: torch.optim.Optimizer,
-    num_samples: int,
-    epochs: int,
-    batch_size: int,
-    generator: np.random.Generator,
+    batches: Iterable[Tensor],
 ) -> float:
-    """Train a model for some epochs.
+    """Take one optimizer step a batch.
 
     Parameters
     ----------
     model : nn.Module
         Trained in place.
     loss : callable
-        Loss of the model on the samples at given positions.
+        Mean loss of the model on the samples at given positions.
     optimizer : torch.optim.Optimizer
         Steps once a batch.
-    num_samples, epochs, batch_size : int
-        Extent of the training.
-    generator : numpy.random.Generator
-        Draws the order of the samples.
+    batches : iterable of Tensor
+        Positions of each batch, (batch,) int64.
 
     Returns
     -------
     float
-        Mean loss over the samples of the last epoch.
+        Mean loss over all samples seen.
     """
     model.train()
-    device = str(next(model.parameters()).device)
-    total = torch.zeros((), device=device)
-    for _ in range(epochs):
-        total.zero_()
-        for positions in batches(num_samples, batch_size, generator, device):
-            optimizer.zero_grad(set_to_none=True)
-            batch_loss = loss(model, positions)
-            batch_loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            total += batch_loss.detach() * len(positions)
-    return float(total / num_samples)
+    device = next(model.parameters()).device
+    total, seen = torch.zeros((), device=device), 0
+    for positions in batches:
+        optimizer.zero_grad(set_to_none=True)
+        batch_loss = loss(model, positions.to(device))
+        batch_loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        # Summed on the device: reading it here would wait for every batch.
+        total += batch_loss.detach() * len(positions)
+        seen += len(positions)
+    return float(total) / max(seen, 1)
 
 
 def cross_entropy_on(images: Tensor, labels: Tensor) -> BatchLoss:

@@ -242,7 +242,7 @@ def sample_clients(
     Parameters
     ----------
     candidates : sequence of int
-        Partition-ids that can be reached.
+        Partition-ids that can be reached, in ascending order.
     size : int
         How many to sample; all candidates where there are no more than that.
     seed, server_round : int
@@ -260,7 +260,7 @@ def sample_clients(
     if probabilities is not None:
         probabilities = probabilities / probabilities.sum()
     generator = random_generator(seed, "sampling", server_round)
-    chosen = generator.choice(np.sort(candidates), size, replace=False, p=probabilities)
+    chosen = generator.choice(candidates, size, replace=False, p=probabilities)
     return sorted(int(partition_id) for partition_id in chosen)
 
 
@@ -364,6 +364,9 @@ class PersonalizedStrategy(Strategy):
     needs_validation_data: ClassVar[bool] = False
     """Whether clients need a validation split."""
 
+    keeps_global_models: ClassVar[bool] = False
+    """Whether each round's global model belongs in the run directory."""
+
     def __init__(
         self, plan: RunPlan, settings: Settings, observer: RunObserver | None = None
     ) -> None:
@@ -374,6 +377,7 @@ class PersonalizedStrategy(Strategy):
         self.completed_rounds = 0
         self.clients: dict[int, ClientInfo] = {}
         self._met_nodes: set[int] = set()
+        self.global_arrays = ArrayRecord()
         self._rounds_before = 0
         self._begin_round()
 
@@ -391,7 +395,7 @@ class PersonalizedStrategy(Strategy):
 
     def sample(self, server_round: int, candidates: Sequence[int]) -> list[int]:
         """Return the partition-ids that train in this round, in ascending order."""
-        return sample_clients(candidates, self._sample_size(), self.plan.seed, server_round)
+        return sample_clients(candidates, self.sample_size, self.plan.seed, server_round)
 
     def train_payload(self, server_round: int, partition_id: int) -> Payload:
         """Return the arrays that one client is sent before it trains."""
@@ -440,7 +444,7 @@ class PersonalizedStrategy(Strategy):
 
     def summary(self) -> None:
         """Log the settings of the strategy."""
-        log(INFO, "\t├──> %d clients, %d sampled", self.plan.num_clients, self._sample_size())
+        log(INFO, "\t├──> %d clients, %d sampled", self.plan.num_clients, self.sample_size)
         log(INFO, "\t└──> %s", self.settings)
 
     def configure_train(
@@ -453,7 +457,7 @@ class PersonalizedStrategy(Strategy):
         self.global_arrays = arrays
         self._meet_clients(grid)
         self._started_at = time.perf_counter()
-        sampled = self.sample(server_round, self._reachable(grid))
+        sampled = self.sample(server_round, self.reachable())
         payloads = {n: self.train_payload(server_round, n) for n in sampled}
         return self._messages(MessageType.TRAIN, server_round, "train", payloads)
 
@@ -485,7 +489,7 @@ class PersonalizedStrategy(Strategy):
         self._started_at = time.perf_counter()
         if not self._is_evaluated(server_round):
             return []
-        payloads = {n: self.evaluate_payload(server_round, n) for n in self._reachable(grid)}
+        payloads = {n: self.evaluate_payload(server_round, n) for n in self.reachable()}
         return self._messages(MessageType.EVALUATE, server_round, "evaluate", payloads)
 
     def aggregate_evaluate(
@@ -535,15 +539,18 @@ class PersonalizedStrategy(Strategy):
 
     # ---- Clients ---------------------------------------------------------------------
 
-    def _sample_size(self) -> int:
+    @property
+    def sample_size(self) -> int:
+        """How many clients are sampled in a round, at least one."""
         return max(1, round(self.plan.fraction_train * self.plan.num_clients))
 
     def _round_of_run(self, server_round: int) -> int:
         """Return the round of the whole run: a resumed run does not start at 1 again."""
         return self._rounds_before + server_round
 
-    def _reachable(self, grid: Grid) -> list[int]:
-        online = set(grid.get_node_ids())
+    def reachable(self) -> list[int]:
+        """Return the partition-ids of the connected clients, in ascending order."""
+        online = set(self.grid.get_node_ids())
         return sorted(n for n, client in self.clients.items() if client.node_id in online)
 
     def _meet_clients(self, grid: Grid) -> None:

@@ -52,7 +52,7 @@ class FedAvg(PersonalizedStrategy):
         return self.global_arrays
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, tuple[int, ...]]:
-        """A reply has the arrays of the global model."""
+        """Ask for the arrays of the global model."""
         return {name: tuple(array.shape) for name, array in self.global_arrays.items()}
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> ArrayRecord | None:

@@ -265,7 +265,7 @@ class KTpFL(PersonalizedStrategy):
         return {"teacher": self._teachers[partition_id]}
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, tuple[int, ...]]:
-        """A reply has the soft predictions, (P, K)."""
+        """Ask for soft predictions, (P, K)."""
         return {"predictions": (self.plan.public_size, self.plan.num_classes)}
 
     def check_reply(self, reply: Reply) -> None:

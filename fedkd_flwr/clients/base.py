@@ -4,7 +4,8 @@ A method overrides `PersonalClient.train`, and `prepare_evaluation` where the ev
 is not simply the kept one.
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,14 +18,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedkd_flwr import state
-from fedkd_flwr.data import ClientData, client_indices, load_client
+from fedkd_flwr.data import ClientData, client_indices, load_client, public_subset
 from fedkd_flwr.models import assign_models, build_model
 from fedkd_flwr.training import (
+    BatchLoss,
     Evaluation,
     cross_entropy_on,
+    epoch_batches,
     evaluate,
+    random_batches,
     seeded,
-    train_epochs,
+    train_on,
 )
 from strategies.base import Settings
 from strategies.randomness import random_generator
@@ -154,23 +158,49 @@ class PersonalClient(NumPyClient):
             model.parameters(), run.learning_rate, run.momentum, weight_decay=run.weight_decay
         )
 
-    def train_locally(self, server_round: int, epochs: int | None = None) -> float:
-        """Train `model` on private data for E epochs; return the last epoch's mean loss."""
+    def train_locally(self, server_round: int, loss: BatchLoss | None = None) -> float:
+        """Train `model` on private data as the run config asks.
+
+        Parameters
+        ----------
+        server_round : int
+            Round of the run; batches depend on it.
+        loss : callable, optional
+            Loss on private samples; cross-entropy if left out.
+
+        Returns
+        -------
+        float
+            Mean loss over all samples seen.
+        """
         optimizer = self.optimizer(self.model)
         if self.keeps_optimizer:
             state.load_optimizer(self.context, "optimizer", optimizer)
-        loss = train_epochs(
-            self.model,
-            cross_entropy_on(self.data.train_images, self.data.train_labels),
-            optimizer,
-            self.num_examples,
-            epochs or self.run.local_epochs,
-            self.run.batch_size,
-            self.generator("batches", server_round),
+        mean_loss = train_on(
+            self.model, loss or self.private_loss, optimizer, self.private_batches(server_round)
         )
         if self.keeps_optimizer:
             state.save_optimizer(self.context, "optimizer", optimizer)
-        return loss
+        return mean_loss
+
+    @property
+    def private_loss(self) -> BatchLoss:
+        """Cross-entropy on the client's training data."""
+        return cross_entropy_on(self.data.train_images, self.data.train_labels)
+
+    def private_batches(self, server_round: int) -> Iterator[Tensor]:
+        """Yield a round's private batches: tau random ones where set, else E epochs."""
+        run, generator = self.run, self.generator("batches", server_round)
+        if run.local_iterations:
+            endless = random_batches(self.num_examples, run.batch_size, generator)
+            return itertools.islice(endless, run.local_iterations)
+        return epoch_batches(self.num_examples, run.batch_size, run.local_epochs, generator)
+
+    def public_images(self, server_round: int) -> Tensor:
+        """Return the public subset of a round, shape (P, channels, height, width)."""
+        pool = self.data.public_images
+        subset = public_subset(len(pool), self.run.public_size, self.run.seed, server_round)
+        return pool[torch.from_numpy(subset).to(pool.device)]
 
     def evaluation_metrics(self, model: nn.Module) -> dict[str, float]:
         """Evaluate a model on the client's test split, and on its validation split if any."""

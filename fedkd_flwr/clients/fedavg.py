@@ -2,6 +2,7 @@
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient, TrainReply
 from fedkd_flwr.state import exchanged_state
+from fedkd_flwr.training import epoch_batches, train_on
 from strategies.fedavg import FineTuningSettings
 
 
@@ -40,4 +41,11 @@ class FineTuningClient(FedAvgClient):
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
         """Fine-tune the global model on the client's own training data."""
         self.receive_model(received)
-        return {"train-loss": self.train_locally(server_round, self.settings.epochs)}
+        batches = epoch_batches(
+            self.num_examples,
+            self.run.batch_size,
+            self.settings.epochs,
+            self.generator("fine-tuning-batches", server_round),
+        )
+        optimizer = self.optimizer(self.model)
+        return {"train-loss": train_on(self.model, self.private_loss, optimizer, batches)}

@@ -1,13 +1,11 @@
 """KT-pFL's client (Zhang et al., NeurIPS 2021): distil, train, predict."""
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient, TrainReply
-from fedkd_flwr.data import public_subset
 from fedkd_flwr.distillation import kl_to_teacher
-from fedkd_flwr.training import predict, train_epochs
+from fedkd_flwr.training import epoch_batches, predict, train_on
 from strategies.kt_pfl import KTpFLSettings
 
 
@@ -40,7 +38,7 @@ class KTpFLClient(PersonalClient):
         Returns
         -------
         float
-            Mean distillation loss of the last epoch.
+            Mean distillation loss over all samples seen.
         """
         settings = self.settings
         images = self.public_images(server_round - 1)
@@ -51,18 +49,14 @@ class KTpFLClient(PersonalClient):
                 logits, teacher[positions], settings.temperature, settings.t_squared
             )
 
-        return train_epochs(
+        return train_on(
             self.model,
             loss,
             torch.optim.SGD(self.model.parameters(), settings.distillation_learning_rate),
-            len(images),
-            settings.distillation_epochs,
-            settings.public_batch_size,
-            self.generator("public-batches", server_round),
+            epoch_batches(
+                len(images),
+                settings.public_batch_size,
+                settings.distillation_epochs,
+                self.generator("public-batches", server_round),
+            ),
         )
-
-    def public_images(self, server_round: int) -> Tensor:
-        """Return the public subset of a round, shape (P, channels, height, width)."""
-        pool = self.data.public_images
-        subset = public_subset(len(pool), self.run.public_size, self.run.seed, server_round)
-        return pool[torch.from_numpy(np.asarray(subset)).to(pool.device)]

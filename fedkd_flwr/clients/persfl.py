@@ -1,0 +1,165 @@
+"""PersFL's client (Divi et al. 2021): keep the best teacher, then distil from it."""
+
+from dataclasses import dataclass
+from logging import INFO
+
+import torch
+from flwr.supercore import log
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedkd_flwr import state
+from fedkd_flwr.clients.base import Arrays, TrainReply
+from fedkd_flwr.clients.fedavg import FedAvgClient
+from fedkd_flwr.distillation import cross_entropy_to_teacher, kl_to_teacher
+from fedkd_flwr.training import epoch_batches, evaluate, predict_logits, train_on
+from strategies.persfl import PERSONALIZE, PersFLSettings
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A personalized model of the grid, with its result on the validation data.
+
+    Attributes
+    ----------
+    imitation, temperature : float
+        lambda and T.
+    accuracy, loss : float
+        On the validation data.
+    weights : dict of str to Tensor
+        The model's parameters and buffers.
+    """
+
+    imitation: float
+    temperature: float
+    accuracy: float
+    loss: float
+    weights: dict[str, Tensor]
+
+
+class PersFLClient(FedAvgClient):
+    """FedAvg's client that watches the global models, and distils from the best at the end."""
+
+    settings: PersFLSettings
+
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
+        """Stage 1: look at the global model, then train it. Stage 2: personalize."""
+        self.receive_model(received)
+        if phase == PERSONALIZE:
+            # The final model has gone through every round's average.
+            self.consider_teacher(server_round)
+            return TrainReply(metrics=self.personalize(server_round))
+        self.consider_teacher(server_round - 1)
+        return super().train(received, server_round, phase)
+
+    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+        """Evaluate the global model in stage 1, the personalized one in stage 2."""
+        if received:
+            return super().prepare_evaluation(received, server_round)
+        if state.load_model(self.context, "personalized", self.model):
+            return state.load_numbers(self.context, "choice")
+        # Stage 2 failed here: the teacher is the best model that the client has.
+        state.load_model(self.context, "teacher", self.model)
+        return {}
+
+    def consider_teacher(self, aggregations: int) -> None:
+        """Keep the model as teacher if its validation cross-entropy is the lowest so far (Eq. 2).
+
+        Parameters
+        ----------
+        aggregations : int
+            How many averages the global model has gone through; names the teacher's round.
+        """
+        loss = evaluate(self.model, self.data.validation_images, self.data.validation_labels).loss
+        best = state.load_numbers(self.context, "teacher-choice")
+        is_last = self.settings.teacher == "last"
+        if not is_last and best and not loss < best["loss"]:
+            return
+        state.save_model(self.context, "teacher", self.model)
+        state.save_numbers(
+            self.context, "teacher-choice", {"round": float(aggregations), "loss": loss}
+        )
+
+    def personalize(self, server_round: int) -> dict[str, float]:
+        """Distil from the teacher for every pair of the grid, keep the best on validation data.
+
+        Returns
+        -------
+        dict of str to float
+            ``lambda``, ``temperature`` and ``teacher-round`` of the kept model.
+        """
+        state.load_model(self.context, "teacher", self.model)
+        teacher_weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+        teacher_logits = predict_logits(self.model, self.data.train_images)
+        best: Candidate | None = None
+        grid = self.settings.grid()
+        for number, (imitation, temperature) in enumerate(grid, start=1):
+            self.model.load_state_dict(teacher_weights)
+            candidate = self.distilled(teacher_logits, imitation, temperature, server_round)
+            log(INFO, "Client %d, stage 2: pair %d of %d", self.partition_id, number, len(grid))
+            if best is None or _is_better(candidate, best):
+                best = candidate
+        assert best is not None  # the settings refuse an empty grid
+        self.model.load_state_dict(best.weights)
+        state.save_model(self.context, "personalized", self.model)
+        teacher = state.load_numbers(self.context, "teacher-choice")
+        choice = {
+            "lambda": best.imitation,
+            "temperature": best.temperature,
+            "teacher-round": teacher["round"],
+        }
+        state.save_numbers(self.context, "choice", choice)
+        return choice
+
+    def distilled(
+        self, teacher_logits: Tensor, imitation: float, temperature: float, server_round: int
+    ) -> Candidate:
+        """Train `model`, which starts as the teacher, for one pair of the grid (Eq. 3).
+
+        Parameters
+        ----------
+        teacher_logits : Tensor
+            Shape (D_n, K), on the training data.
+        imitation, temperature : float
+            lambda and T.
+        server_round : int
+            Batches depend on it.
+        """
+        settings, data = self.settings, self.data
+        soft_labels = functional.softmax(teacher_logits / temperature, dim=1)
+
+        def loss(model: nn.Module, positions: Tensor) -> Tensor:
+            logits = model(data.train_images[positions])
+            hard = functional.cross_entropy(logits, data.train_labels[positions])
+            soft = self.soft_loss(logits, soft_labels[positions], temperature)
+            return (1 - imitation) * hard + imitation * temperature**2 * soft
+
+        batches = epoch_batches(
+            self.num_examples,
+            self.run.batch_size,
+            settings.distillation_epochs,
+            self.generator("distillation-batches", server_round),
+        )
+        rate = settings.distillation_learning_rate
+        train_on(self.model, loss, torch.optim.SGD(self.model.parameters(), rate), batches)
+        result = evaluate(self.model, data.validation_images, data.validation_labels)
+        weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+        return Candidate(
+            imitation, temperature, result.correct / result.total, result.loss, weights
+        )
+
+    def soft_loss(self, logits: Tensor, soft_labels: Tensor, temperature: float) -> Tensor:
+        """Return the divergence from the teacher's soft labels, (Eq. 3)."""
+        return kl_to_teacher(logits, soft_labels, temperature)
+
+
+class PersFLGDClient(PersFLClient):
+    """PersFL's client with cross-entropy as the soft loss (Eq. 7)."""
+
+    def soft_loss(self, logits: Tensor, soft_labels: Tensor, temperature: float) -> Tensor:
+        """Return the cross-entropy under the teacher's soft labels."""
+        return cross_entropy_to_teacher(logits, soft_labels, temperature)
+
+
+def _is_better(candidate: Candidate, best: Candidate) -> bool:
+    return (candidate.accuracy, -candidate.loss) > (best.accuracy, -best.loss)

@@ -1,0 +1,134 @@
+"""The public set: unlabeled images that all clients predict on.
+
+It is either a part of the data set, held out before the clients get theirs, or another data
+set in the private images' shape (PerFed-CKT §5: CIFAR-100 for CIFAR-10). Its labels go nowhere.
+"""
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkd_flwr.data.sources import DataError, Shape, convert_images, load_images
+from strategies.randomness import random_generator
+
+HELD_OUT = "held-out"
+"""Name of the public set that is a part of the private data set."""
+
+NO_PUBLIC_SET = "none"
+"""Name of the public set of a method that needs none."""
+
+
+def split_public(
+    num_samples: int, held_out: int, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Hold out a random part of the samples as the public set.
+
+    Parameters
+    ----------
+    num_samples : int
+        Samples in all.
+    held_out : int
+        Samples to hold out.
+    seed : int
+        Seed of the draw.
+
+    Returns
+    -------
+    private, public : ndarray
+        Sorted positions; together they are 0..num_samples-1.
+
+    Raises
+    ------
+    DataError
+        If nothing would be left for the clients.
+    """
+    if not 0 <= held_out < num_samples:
+        raise DataError(f"cannot hold out {held_out} of {num_samples} samples as the public set")
+    order = random_generator(seed, "held-out").permutation(num_samples)
+    return np.sort(order[held_out:]), np.sort(order[:held_out])
+
+
+def public_images(name: str, shape: Shape, data_root: str = "") -> Tensor:
+    """Return the images of another data set in the private shape, without their labels.
+
+    Parameters
+    ----------
+    name, data_root : str
+        As for `fedkd_flwr.data.sources.load_images`.
+    shape : tuple of int
+        Channels, height and width of the private images.
+
+    Returns
+    -------
+    Tensor
+        Shape (n, channels, height, width), uint8.
+
+    Raises
+    ------
+    DataError
+        If the data set is unknown or missing.
+    """
+    return convert_images(load_images(name, data_root).images, shape)
+
+
+def public_subset(pool_size: int, size: int, seed: int, server_round: int) -> NDArray[np.int64]:
+    """Return which public samples a round uses: the same on the server and on every client.
+
+    A method whose subset stays the same through the run asks for one fixed round.
+
+    Parameters
+    ----------
+    pool_size : int
+        Samples in the public pool.
+    size : int
+        P, samples that the round uses.
+    seed : int
+        Seed of the run.
+    server_round : int
+        Round of the run.
+
+    Returns
+    -------
+    ndarray
+        Shape (P,), int64, sorted, no position twice.
+
+    Raises
+    ------
+    DataError
+        If the pool holds fewer than P samples.
+    """
+    require_pool(pool_size, size)
+    generator = random_generator(seed, "public-subset", server_round)
+    return np.sort(generator.permutation(pool_size)[:size])
+
+
+def require_pool(pool_size: int, size: int) -> None:
+    """Refuse a public subset that is larger than the pool.
+
+    Raises
+    ------
+    DataError
+        If it is.
+    """
+    if size > pool_size:
+        raise DataError(f"public-size is {size}, but the public set holds {pool_size} samples")
+
+
+def public_hash(images: Tensor) -> str:
+    """Return a fingerprint of images, by which two nodes find out that their pools differ.
+
+    Parameters
+    ----------
+    images : Tensor
+        Shape (n, channels, height, width), of any type, on any device.
+
+    Returns
+    -------
+    str
+        SHA-256 of type, shape and content, 64 hexadecimal digits.
+    """
+    digest = hashlib.sha256(f"{images.dtype} {tuple(images.shape)}".encode())
+    digest.update(images.contiguous().cpu().numpy().data)
+    return digest.hexdigest()

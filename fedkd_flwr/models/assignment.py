@@ -1,0 +1,88 @@
+"""Which client gets which model, when the clients of a run do not share one."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from strategies.randomness import random_generator
+
+ASSIGNMENTS = ("cyclic", "blocks", "by-size")
+"""Names of the rules that `assign_models` knows."""
+
+
+def assign_models(
+    models: Sequence[str],
+    rule: str,
+    num_clients: int,
+    sizes: Sequence[int] | None = None,
+    seed: int = 0,
+) -> list[str]:
+    """Name the model of every client.
+
+    Parameters
+    ----------
+    models : sequence of str
+        The models to hand out; for ``"by-size"`` from the largest to the smallest.
+    rule : str
+        - ``"cyclic"``: the models in turn, and again from the first.
+        - ``"blocks"``: the first clients get the first model, the next the second, and so on,
+          in blocks whose lengths differ by at most one.
+        - ``"by-size"``: drawn, a larger model likelier for a larger data set (PerFed-CKT,
+          section 5), see Notes.
+    num_clients : int
+        Number of clients N, at least 1.
+    sizes : sequence of int, optional
+        Number of samples of each client (N,), needed by ``"by-size"``.
+    seed : int
+        Seed of the run, for ``"by-size"``.
+
+    Returns
+    -------
+    list of str
+        A model for each partition-id (N,).
+
+    Raises
+    ------
+    ValueError
+        If there is no model or no client, the rule is unknown, or ``"by-size"`` lacks one
+        non-negative size for each client.
+
+    Notes
+    -----
+    PerFed-CKT gives no formula. Here, with M models, client n gets model
+    ``m ~ Binomial(M - 1, 1 - u_n)``, counted from 0, the largest. ``u_n`` is the rank of the
+    client's size between 0 and 1: the share of clients with less data, where those with as
+    much, itself among them, count half. For two models the larger one has probability
+    ``u_n``; for any number, every model has the same expected share of the clients, close to
+    ``1 / M`` (exactly so for one or two models), unless many sizes are equal.
+    """
+    if not models:
+        raise ValueError("models is empty, name at least one")
+    if num_clients < 1:
+        raise ValueError(f"num_clients must be at least 1, got {num_clients}")
+    clients = np.arange(num_clients)
+    if rule == "cyclic":
+        chosen = clients % len(models)
+    elif rule == "blocks":
+        chosen = clients * len(models) // num_clients
+    elif rule == "by-size":
+        ranks = _size_ranks(sizes, num_clients)
+        chosen = random_generator(seed, "models").binomial(len(models) - 1, 1 - ranks)
+    else:
+        raise ValueError(f"unknown assignment {rule!r}; choose one of {', '.join(ASSIGNMENTS)}")
+    return [models[int(index)] for index in chosen]
+
+
+def _size_ranks(sizes: Sequence[int] | None, num_clients: int) -> np.ndarray:
+    """Return u (N,) of the Notes above: ranks strictly between 0 and 1, equal sizes level."""
+    if sizes is None:
+        raise ValueError("assignment 'by-size' needs the size of every client's data set")
+    values = np.asarray(sizes)
+    if values.shape != (num_clients,) or values.min() < 0:
+        raise ValueError(
+            f"assignment 'by-size' needs {num_clients} sizes of at least 0, got {list(sizes)}"
+        )
+    ordered = np.sort(values)
+    below = np.searchsorted(ordered, values, side="left")
+    up_to = np.searchsorted(ordered, values, side="right")
+    return (below + up_to) / (2 * num_clients)

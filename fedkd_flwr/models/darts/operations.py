@@ -1,0 +1,135 @@
+"""Candidate operations on the edges of a cell (DARTS, section 3.1.1 and appendix A.1.1)."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+NONE = "none"
+"""The operation whose output is zero: a missing edge."""
+
+
+class HalvedResolution(nn.Module):
+    """Map (N, inputs, h, w) to (N, outputs, ceil(h/2), ceil(w/2)), using every pixel.
+
+    Half of the output channels see the pixels at even positions, half those at odd ones. Odd
+    sides are padded with zeros.
+
+    Parameters
+    ----------
+    inputs, outputs : int
+        Numbers of channels; `outputs` is even.
+    affine : bool
+        Whether batch normalization learns a scale and a shift.
+    """
+
+    def __init__(self, inputs: int, outputs: int, affine: bool) -> None:
+        super().__init__()
+        self.even = nn.Conv2d(inputs, outputs // 2, 1, stride=2, bias=False)
+        self.odd = nn.Conv2d(inputs, outputs // 2, 1, stride=2, bias=False)
+        self.normalization = nn.BatchNorm2d(outputs, affine=affine)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Halve the resolution of x (N, inputs, h, w)."""
+        x = functional.relu(x)
+        # A shift by one pixel that keeps the size, so that odd sides give halves of one size.
+        shifted = functional.pad(x, (-1, 1, -1, 1))
+        output: Tensor = self.normalization(torch.cat([self.even(x), self.odd(shifted)], dim=1))
+        return output
+
+
+def pointwise(inputs: int, outputs: int, affine: bool) -> nn.Module:
+    """Return ReLU, 1x1 convolution and batch normalization, (N, inputs, h, w) to (N, outputs, h, w).
+
+    Parameters
+    ----------
+    inputs, outputs : int
+        Numbers of channels.
+    affine : bool
+        Whether batch normalization learns a scale and a shift.
+    """
+    return nn.Sequential(
+        nn.ReLU(),
+        nn.Conv2d(inputs, outputs, 1, bias=False),
+        nn.BatchNorm2d(outputs, affine=affine),
+    )
+
+
+def _depthwise(
+    channels: int, kernel: int, stride: int, affine: bool, dilation: int = 1
+) -> nn.Sequential:
+    return nn.Sequential(
+        nn.ReLU(),
+        nn.Conv2d(
+            channels,
+            channels,
+            kernel,
+            stride=stride,
+            padding=dilation * (kernel // 2),
+            dilation=dilation,
+            groups=channels,
+            bias=False,
+        ),
+        nn.Conv2d(channels, channels, 1, bias=False),
+        nn.BatchNorm2d(channels, affine=affine),
+    )
+
+
+def _separable(channels: int, kernel: int, stride: int, affine: bool) -> nn.Module:
+    """Return a separable convolution, applied twice as section 3.1.1 says."""
+    return nn.Sequential(
+        *_depthwise(channels, kernel, stride, affine), *_depthwise(channels, kernel, 1, affine)
+    )
+
+
+def _skip(channels: int, stride: int, affine: bool) -> nn.Module:
+    return nn.Identity() if stride == 1 else HalvedResolution(channels, channels, affine)
+
+
+_BUILDERS: dict[str, Callable[[int, int, bool], nn.Module]] = {
+    "max_pool_3x3": lambda channels, stride, affine: nn.MaxPool2d(3, stride, padding=1),
+    "avg_pool_3x3": lambda channels, stride, affine: nn.AvgPool2d(
+        3, stride, padding=1, count_include_pad=False
+    ),
+    "skip_connect": _skip,
+    "sep_conv_3x3": lambda channels, stride, affine: _separable(channels, 3, stride, affine),
+    "sep_conv_5x5": lambda channels, stride, affine: _separable(channels, 5, stride, affine),
+    "dil_conv_3x3": lambda channels, stride, affine: _depthwise(channels, 3, stride, affine, 2),
+    "dil_conv_5x5": lambda channels, stride, affine: _depthwise(channels, 5, stride, affine, 2),
+}
+
+OPERATIONS = (NONE, *_BUILDERS)
+"""Names of the eight operations, in the paper's order of columns of alpha."""
+
+POOLING = ("max_pool_3x3", "avg_pool_3x3")
+"""The operations that have no batch normalization of their own."""
+
+
+def build_operation(name: str, channels: int, stride: int, affine: bool) -> nn.Module:
+    """Build one operation other than `NONE`.
+
+    Parameters
+    ----------
+    name : str
+        One of `OPERATIONS`, not `NONE`.
+    channels : int
+        Number of channels, in and out; even where `stride` is 2.
+    stride : int
+        1 keeps the resolution, 2 halves it (sides are rounded up).
+    affine : bool
+        Whether batch normalization learns a scale and a shift.
+
+    Returns
+    -------
+    nn.Module
+        Maps (N, channels, h, w) to (N, channels, ceil(h/stride), ceil(w/stride)).
+
+    Raises
+    ------
+    ValueError
+        If the operation is unknown or `NONE`, which has nothing to build.
+    """
+    if name not in _BUILDERS:
+        raise ValueError(f"cannot build operation {name!r}; choose one of {', '.join(_BUILDERS)}")
+    return _BUILDERS[name](channels, stride, affine)

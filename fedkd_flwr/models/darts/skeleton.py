@@ -1,0 +1,112 @@
+"""What the supernet and a fixed network share: stem, order of cells, a cell's two inputs."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from fedkd_flwr.models.darts.operations import HalvedResolution, pointwise
+
+CELL_INPUTS = 2
+"""A cell reads the outputs of the two cells before it; its own nodes are numbered from here."""
+
+SMALLEST_CELLS = 3
+"""Fewest cells of a network; with fewer there would be no normal cell."""
+
+
+class CellPlan(NamedTuple):
+    """Place of one cell in the network.
+
+    Attributes
+    ----------
+    before_last, last : int
+        Channels of the outputs of the two cells before it.
+    channels : int
+        Channels of each of its nodes.
+    reduces : bool
+        Whether it is a reduction cell: it halves the resolution of both its inputs.
+    last_reduces : bool
+        Whether the cell before it was one.
+    """
+
+    before_last: int
+    last: int
+    channels: int
+    reduces: bool
+    last_reduces: bool
+
+
+def plan_cells(channels: int, cells: int, nodes: int, stem_multiplier: int) -> Iterator[CellPlan]:
+    """Yield the cells of a network in order (DARTS, section 3.1.1).
+
+    The cells at 1/3 and 2/3 of the depth are reduction cells and double the channels.
+
+    Parameters
+    ----------
+    channels : int
+        Channels of a node in the first cell.
+    cells : int
+        Number of cells, at least `SMALLEST_CELLS`.
+    nodes : int
+        Inner nodes of a cell; its output has `nodes` times as many channels as a node.
+    stem_multiplier : int
+        The stem has this many times `channels` channels.
+
+    Yields
+    ------
+    CellPlan
+        One a cell.
+    """
+    before_last = last = stem_multiplier * channels
+    last_reduces = False
+    for position in range(cells):
+        reduces = position in (cells // 3, 2 * cells // 3)
+        channels *= 2 if reduces else 1
+        yield CellPlan(before_last, last, channels, reduces, last_reduces)
+        before_last, last, last_reduces = last, nodes * channels, reduces
+
+
+def build_stem(inputs: int, outputs: int, affine: bool) -> nn.Module:
+    """Return the first layer: 3x3 convolution and batch normalization.
+
+    Parameters
+    ----------
+    inputs : int
+        Channels of an image.
+    outputs : int
+        Channels of the stem.
+    affine : bool
+        Whether batch normalization learns a scale and a shift.
+
+    Returns
+    -------
+    nn.Module
+        Maps (N, inputs, h, w) to (N, outputs, h, w).
+    """
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+        nn.BatchNorm2d(outputs, affine=affine),
+    )
+
+
+class CellInputs(nn.Module):
+    """Bring the outputs of the two cells before to one number of channels and one resolution.
+
+    Parameters
+    ----------
+    plan : CellPlan
+        Place of the cell.
+    affine : bool
+        Whether batch normalization learns a scale and a shift.
+    """
+
+    def __init__(self, plan: CellPlan, affine: bool) -> None:
+        super().__init__()
+        # After a reduction cell, the output of the cell before it is still twice as large.
+        adapt = HalvedResolution if plan.last_reduces else pointwise
+        self.before_last = adapt(plan.before_last, plan.channels, affine)
+        self.last = pointwise(plan.last, plan.channels, affine)
+
+    def forward(self, before_last: Tensor, last: Tensor) -> list[Tensor]:
+        """Return the cell's two input nodes, each (N, channels, h, w)."""
+        return [self.before_last(before_last), self.last(last)]

@@ -1,0 +1,263 @@
+"""The search network: every edge mixes all candidate operations (DARTS, section 2.2)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedkd_flwr.models.darts.operations import NONE, OPERATIONS, POOLING, build_operation
+from fedkd_flwr.models.darts.skeleton import (
+    CELL_INPUTS,
+    SMALLEST_CELLS,
+    CellInputs,
+    CellPlan,
+    build_stem,
+    plan_cells,
+)
+from fedkd_flwr.models.shapes import Shape
+
+INITIAL_ALPHA_SCALE = 1e-3
+"""Standard deviation of fresh architecture weights: nearly equal mixing at the start."""
+
+MixingWeights = Sequence[Sequence[Tensor]]
+"""Softmax of alpha as scalars: one sequence an edge, one scalar an operation."""
+
+
+@dataclass(frozen=True)
+class SupernetSettings:
+    """Size and search space of a supernet; the defaults are the paper's for CIFAR-10.
+
+    Attributes
+    ----------
+    channels : int
+        Channels of a node in the first cell.
+    cells : int
+        Number of cells, at least 3; those at 1/3 and 2/3 of the depth are reduction cells.
+    nodes : int
+        Inner nodes of a cell. Node i reads the two inputs and all nodes before it, so a cell
+        has ``2 + 3 + ... + (nodes + 1)`` edges: 14 with 4 nodes.
+    operations : tuple of str
+        Candidates on each edge, distinct names of `OPERATIONS`, at least one besides "none".
+    stem_multiplier : int
+        The stem has this many times `channels` channels.
+
+    Raises
+    ------
+    ValueError
+        If a number is too small, or operations are unknown, repeated, or nothing but "none".
+    """
+
+    channels: int = 16
+    cells: int = 8
+    nodes: int = 4
+    operations: tuple[str, ...] = OPERATIONS
+    stem_multiplier: int = 3
+
+    def __post_init__(self) -> None:
+        for name, smallest in (
+            ("channels", 1),
+            ("cells", SMALLEST_CELLS),
+            ("nodes", 1),
+            ("stem_multiplier", 1),
+        ):
+            if (value := getattr(self, name)) < smallest:
+                raise ValueError(f"a supernet's {name} must be at least {smallest}, got {value}")
+        for name in self.operations:
+            if name not in OPERATIONS:
+                raise ValueError(f"unknown operation {name!r}; choose from {', '.join(OPERATIONS)}")
+        if len(set(self.operations)) < len(self.operations):
+            raise ValueError(
+                f"operations must be distinct, got {', '.join(self.operations)}"
+            )
+        if not set(self.operations) - {NONE}:
+            raise ValueError(f"a supernet needs at least one operation besides {NONE!r}")
+
+    @property
+    def edges(self) -> int:
+        """Number of edges of a cell."""
+        return sum(CELL_INPUTS + node for node in range(self.nodes))
+
+
+class MixedOperation(nn.Module):
+    """One edge: the weighted sum of its candidate operations (DARTS, equation 2).
+
+    Poolings are followed by batch normalization, so that all candidates have one scale.
+
+    Parameters
+    ----------
+    channels : int
+        Number of channels, in and out.
+    stride : int
+        1 keeps the resolution, 2 halves it.
+    operations : tuple of str
+        Candidates, in the order of the columns of alpha.
+    """
+
+    def __init__(self, channels: int, stride: int, operations: tuple[str, ...]) -> None:
+        super().__init__()
+        self.candidates = nn.ModuleDict()
+        for name in operations:
+            if name == NONE:
+                continue
+            operation = build_operation(name, channels, stride, affine=False)
+            if name in POOLING:
+                operation = nn.Sequential(operation, nn.BatchNorm2d(channels, affine=False))
+            self.candidates[name] = operation
+        # "none" takes its share of the softmax but adds zero, so nothing is computed for it.
+        self._columns = [column for column, name in enumerate(operations) if name != NONE]
+
+    def forward(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        """Mix the candidates.
+
+        Parameters
+        ----------
+        x : Tensor
+            Shape (N, channels, h, w).
+        weights : sequence of Tensor
+            One scalar a candidate, "none" included: the softmax of the edge's row of alpha.
+
+        Returns
+        -------
+        Tensor
+            Shape (N, channels, ceil(h/stride), ceil(w/stride)).
+        """
+        mixed: Tensor | None = None
+        for column, operation in zip(self._columns, self.candidates.values(), strict=True):
+            output = operation(x)
+            if mixed is None:
+                mixed = weights[column] * output
+            else:
+                mixed = torch.addcmul(mixed, weights[column], output)
+        assert mixed is not None  # the settings refuse an edge of nothing but "none"
+        return mixed
+
+
+class SearchCell(nn.Module):
+    """A cell with mixed operations on all edges.
+
+    Parameters
+    ----------
+    plan : CellPlan
+        Place of the cell.
+    settings : SupernetSettings
+        Nodes and operations.
+    """
+
+    def __init__(self, plan: CellPlan, settings: SupernetSettings) -> None:
+        super().__init__()
+        self.nodes = settings.nodes
+        self.inputs = CellInputs(plan, affine=False)
+        # Edges in the order of alpha's rows: node after node, and each node's inputs in order.
+        self.edges = nn.ModuleList(
+            MixedOperation(
+                plan.channels,
+                2 if plan.reduces and source < CELL_INPUTS else 1,
+                settings.operations,
+            )
+            for node in range(settings.nodes)
+            for source in range(CELL_INPUTS + node)
+        )
+
+    def forward(self, before_last: Tensor, last: Tensor, weights: MixingWeights) -> Tensor:
+        """Return the inner nodes, concatenated: (N, nodes * channels, h, w).
+
+        Parameters
+        ----------
+        before_last, last : Tensor
+            Outputs of the two cells before.
+        weights : sequence of sequence of Tensor
+            Mixing weights, one row an edge.
+        """
+        states: list[Tensor] = self.inputs(before_last, last)
+        edges = zip(self.edges, weights, strict=True)
+        for _ in range(self.nodes):
+            # A node takes as many of the remaining edges as there are states before it.
+            terms = [edge(state, row) for state, (edge, row) in zip(states, edges, strict=False)]
+            states.append(sum(terms[1:], start=terms[0]))
+        return torch.cat(states[CELL_INPUTS:], dim=1)
+
+
+class Supernet(nn.Module):
+    """Network that holds every candidate network, and the weights that choose among them.
+
+    Maps float32 images (N, channels, height, width) to logits (N, classes). Fresh weights
+    come from torch's global generator.
+
+    Parameters
+    ----------
+    settings : SupernetSettings
+        Size and search space.
+    shape : tuple of int
+        Channels, height and width of an image, of any size.
+    classes : int
+        Number of logits.
+
+    Attributes
+    ----------
+    alpha_normal, alpha_reduce : nn.Parameter
+        Architecture weights of all normal and of all reduction cells, each
+        (edges, operations). They carry these names in the state dict.
+    """
+
+    def __init__(self, settings: SupernetSettings, shape: Shape, classes: int) -> None:
+        super().__init__()
+        self.settings = settings
+        size = (settings.edges, len(settings.operations))
+        self.alpha_normal = nn.Parameter(INITIAL_ALPHA_SCALE * torch.randn(size))
+        self.alpha_reduce = nn.Parameter(INITIAL_ALPHA_SCALE * torch.randn(size))
+        self._plans = list(
+            plan_cells(
+                settings.channels, settings.cells, settings.nodes, settings.stem_multiplier
+            )
+        )
+        self.stem = build_stem(shape[0], settings.stem_multiplier * settings.channels, affine=False)
+        self.cells = nn.ModuleList(SearchCell(plan, settings) for plan in self._plans)
+        self.classifier = nn.Linear(settings.nodes * self._plans[-1].channels, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (N, classes) of images (N, channels, height, width)."""
+        normal = _mixing_weights(self.alpha_normal)
+        reduce = _mixing_weights(self.alpha_reduce)
+        before_last = last = self.stem(images)
+        for plan, cell in zip(self._plans, self.cells, strict=True):
+            weights = reduce if plan.reduces else normal
+            before_last, last = last, cell(before_last, last, weights)
+        logits: Tensor = self.classifier(last.mean(dim=(2, 3)))
+        return logits
+
+    def architecture_parameters(self) -> list[nn.Parameter]:
+        """Return alpha: the architecture weights of normal and of reduction cells."""
+        return [self.alpha_normal, self.alpha_reduce]
+
+    def network_parameters(self) -> list[nn.Parameter]:
+        """Return omega: all parameters but alpha."""
+        architecture = {id(parameter) for parameter in self.architecture_parameters()}
+        return [
+            parameter for parameter in self.parameters() if id(parameter) not in architecture
+        ]
+
+
+def build_supernet(settings: SupernetSettings, shape: Shape, classes: int) -> Supernet:
+    """Build a supernet with fresh weights, drawn from torch's global generator.
+
+    Parameters
+    ----------
+    settings : SupernetSettings
+        Size and search space.
+    shape : tuple of int
+        Channels, height and width of an image, of any size.
+    classes : int
+        Number of logits.
+
+    Returns
+    -------
+    Supernet
+        Maps (N, channels, height, width) to (N, classes).
+    """
+    return Supernet(settings, shape, classes)
+
+
+def _mixing_weights(alpha: Tensor) -> MixingWeights:
+    # Split once a forward pass: one backward step for all scalars, instead of one for each.
+    return [row.unbind() for row in alpha.softmax(dim=1).unbind()]

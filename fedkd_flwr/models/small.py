@@ -1,0 +1,190 @@
+"""Small networks of the papers: LeNet-5 and its kin, and a perceptron.
+
+Weights start from torch's global generator, those of the convolutional networks as
+`with_he_weights` draws them.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from torch import nn
+
+from fedkd_flwr.models.common import Shape, require_side, with_he_weights
+
+_KERNEL = 5
+
+
+def lenet(shape: Shape, classes: int) -> nn.Module:
+    """Build LeNet-5 [1]_, with ReLU and max-pooling in place of tanh and subsampling.
+
+    Images under 32x32 are padded with zeros to that size, as the paper does with its digits.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Channels, height and width, of any size.
+    classes : int
+        Number of logits.
+
+    Returns
+    -------
+    nn.Module
+        Maps (N, channels, height, width) to (N, classes).
+
+    References
+    ----------
+    .. [1] LeCun et al., Gradient-based learning applied to document recognition, 1998.
+    """
+    channels, height, width = shape
+    above, beside = (math.ceil(max(0, 32 - side) / 2) for side in (height, width))
+    padded = (channels, height + 2 * above, width + 2 * beside)
+    return nn.Sequential(
+        nn.ZeroPad2d((beside, beside, above, above)), _convolutional(padded, classes)
+    )
+
+
+def cnn(shape: Shape, classes: int) -> nn.Module:
+    """Build the convolutional network of the FedAvg paper [1]_.
+
+    Two padded 5x5 convolutions of 32 and 64 channels, each followed by 2x2 max-pooling,
+    then 512 hidden units: 1,663,370 parameters on 1x28x28 images of ten classes.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Channels, height and width, at least 4x4.
+    classes : int
+        Number of logits.
+
+    Returns
+    -------
+    nn.Module
+        Maps (N, channels, height, width) to (N, classes).
+
+    Raises
+    ------
+    ValueError
+        If the images are too small.
+
+    References
+    ----------
+    .. [1] McMahan et al., Communication-efficient learning of deep networks from
+       decentralized data, AISTATS 2017.
+    """
+    require_side("cnn", shape, 4)
+    return _convolutional(shape, classes, channels=(32, 64), hidden=(512,), padding=2)
+
+
+def cnn_ckt(shape: Shape, classes: int) -> nn.Module:
+    """Build the small network of PerFed-CKT [1]_, appendix E.
+
+    Two convolutions with max-pooling and hidden layers of 120, 100, 84 and 50 units. The
+    paper leaves the convolutions open: they are LeNet-5's, 5x5 with 6 and 16 channels.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Channels, height and width, at least 16x16.
+    classes : int
+        Number of logits.
+
+    Returns
+    -------
+    nn.Module
+        Maps (N, channels, height, width) to (N, classes).
+
+    Raises
+    ------
+    ValueError
+        If the images are too small.
+
+    References
+    ----------
+    .. [1] Cho et al., Personalized federated learning for heterogeneous clients with
+       clustered knowledge transfer, 2021.
+    """
+    require_side("cnn-ckt", shape, 16)
+    return _convolutional(shape, classes, hidden=(120, 100, 84, 50))
+
+
+def cnn_persfl(shape: Shape, classes: int) -> nn.Module:
+    """Build the CIFAR-10 network of PersFL [1]_, section 5.
+
+    Two convolutions with max-pooling, then hidden layers of 120 and 84 units. The paper's
+    fully connected "400" is read as the 16x5x5 features that 32x32 images leave, as in the
+    pFedMe network it follows; pooling comes after both convolutions, or 400 is not reached.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Channels, height and width, at least 16x16.
+    classes : int
+        Number of logits.
+
+    Returns
+    -------
+    nn.Module
+        Maps (N, channels, height, width) to (N, classes).
+
+    Raises
+    ------
+    ValueError
+        If the images are too small.
+
+    References
+    ----------
+    .. [1] Divi et al., Unifying distillation with personalization in federated learning, 2021.
+    """
+    require_side("cnn-persfl", shape, 16)
+    return _convolutional(shape, classes)
+
+
+def mlp(shape: Shape, classes: int) -> nn.Module:
+    """Build the MNIST network of PersFL, section 5: one hidden layer of 100 ReLU units.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Channels, height and width, of any size.
+    classes : int
+        Number of logits.
+
+    Returns
+    -------
+    nn.Module
+        Maps (N, channels, height, width) to (N, classes).
+    """
+    return nn.Sequential(nn.Flatten(), *_fully_connected((math.prod(shape), 100, classes)))
+
+
+def _convolutional(
+    shape: Shape,
+    classes: int,
+    channels: Sequence[int] = (6, 16),
+    hidden: Sequence[int] = (120, 84),
+    padding: int = 0,
+) -> nn.Module:
+    """Return a LeNet: convolution, ReLU and pooling in turn, then fully connected layers."""
+    previous, height, width = shape
+    layers: list[nn.Module] = []
+    for current in channels:
+        layers += [
+            nn.Conv2d(previous, current, _KERNEL, padding=padding),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
+        height = (height + 2 * padding - _KERNEL + 1) // 2
+        width = (width + 2 * padding - _KERNEL + 1) // 2
+        previous = current
+    features = previous * height * width
+    layers += [nn.Flatten(), *_fully_connected((features, *hidden, classes))]
+    return with_he_weights(nn.Sequential(*layers))
+
+
+def _fully_connected(widths: Sequence[int]) -> list[nn.Module]:
+    """Return linear layers from width to width, with a ReLU between each two."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return layers[:-1]

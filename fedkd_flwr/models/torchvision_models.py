@@ -1,0 +1,220 @@
+"""Known architectures with stems and heads for small images, none pretrained.
+
+ResNet, ShuffleNet and the layers of VGG are torchvision's. A network takes images down to
+half of the factor by which it shrinks them; below that its last stages see a single pixel.
+Weights start from torch's global generator.
+"""
+
+from torch import nn
+from torchvision import models  # type: ignore[import-untyped]
+from torchvision.models import vgg  # type: ignore[import-untyped]
+
+from fedkd_flwr.models.common import Shape, require_side, with_he_weights
+
+
+def alexnet(shape: Shape, classes: int) -> nn.Module:
+    """Build an AlexNet [1]_ for small images, about 2.6 million parameters.
+
+    Channels, kernels past the first and overlapping pooling are those of torchvision's
+    AlexNet. The stem is 3x3 with stride 2 in place of 11x11 with stride 4, pooling is padded,
+    and the head is a global mean and 256 units a layer: torchvision's, of 4096, holds 58 of
+    its 61 million parameters, and here every model state travels. It is not built from
+    torchvision's class, which would fill that head with random numbers just to drop it.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Channels, height and width, at least 8x8.
+    classes : int
+        Number of logits.
+
+    Returns
+    -------
+    nn.Module
+        Maps (N, channels, height, width) to (N, classes).
+
+    Raises
+    ------
+    ValueError
+        If the images are too small.
+
+    References
+    ----------
+    .. [1] Krizhevsky, One weird trick for parallelizing convolutional neural networks, 2014.
+    """
+    require_side("alexnet", shape, 8)
+    return with_he_weights(
+        nn.Sequential(
+            nn.Conv2d(shape[0], 64, 3, stride=2, padding=1),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, stride=2, padding=1),
+            nn.Conv2d(64, 192, 5, padding=2),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, stride=2, padding=1),
+            nn.Conv2d(192, 384, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(384, 256, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(256, 256, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, stride=2, padding=1),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Dropout(),
+            nn.Linear(256, 256),
+            nn.ReLU(inplace=True),
+            nn.Dropout(),
+            nn.Linear(256, 256),
+            nn.ReLU(inplace=True),
+            nn.Linear(256, classes),
+        )
+    )
+
+
+def resnet18(shape: Shape, classes: int) -> nn.Module:
+    """Build torchvision's ResNet-18 [1]_ with a 3x3 stem of stride 1.
+
+    The max-pooling after the stem stays: without it a training step costs almost three
+    times as much on a CPU.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Channels, height and width, at least 8x8.
+    classes : int
+        Number of logits.
+
+    Returns
+    -------
+    nn.Module
+        Maps (N, channels, height, width) to (N, classes).
+
+    Raises
+    ------
+    ValueError
+        If the images are too small.
+
+    References
+    ----------
+    .. [1] He et al., Deep residual learning for image recognition, CVPR 2016.
+    """
+    require_side("resnet18", shape, 8)
+    model: nn.Module = models.resnet18(num_classes=classes)
+    stem = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
+    # As torchvision draws every other convolution.
+    nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")
+    model.conv1 = stem
+    return model
+
+
+def shufflenetv2(shape: Shape, classes: int) -> nn.Module:
+    """Build torchvision's ShuffleNetV2 x1.0 [1]_ with a stem of stride 1 in place of 2.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Channels, height and width, at least 8x8.
+    classes : int
+        Number of logits.
+
+    Returns
+    -------
+    nn.Module
+        Maps (N, channels, height, width) to (N, classes).
+
+    Raises
+    ------
+    ValueError
+        If the images are too small.
+
+    References
+    ----------
+    .. [1] Ma et al., ShuffleNet V2: practical guidelines for efficient CNN architecture
+       design, ECCV 2018.
+    """
+    require_side("shufflenetv2", shape, 8)
+    model: nn.Module = models.shufflenet_v2_x1_0(num_classes=classes)
+    stem = model.get_submodule("conv1")
+    assert isinstance(stem, nn.Sequential)
+    stem[0] = nn.Conv2d(shape[0], 24, 3, padding=1, bias=False)
+    return model
+
+
+def vgg11(shape: Shape, classes: int) -> nn.Module:
+    """Build VGG-11 with batch normalisation [1]_, the main model of PerFed-CKT.
+
+    The layers are torchvision's, the head has 512 units a layer: 9,756,426 parameters on
+    3x32x32 images of ten classes. The five poolings round up, which changes nothing at
+    32x32 and lets 28x28 end at one pixel instead of none.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Channels, height and width, at least 16x16.
+    classes : int
+        Number of logits.
+
+    Returns
+    -------
+    nn.Module
+        Maps (N, channels, height, width) to (N, classes).
+
+    Raises
+    ------
+    ValueError
+        If the images are too small.
+
+    References
+    ----------
+    .. [1] Simonyan and Zisserman, Very deep convolutional networks for large-scale image
+       recognition, ICLR 2015.
+    """
+    require_side("vgg11", shape, 16)
+    return _vgg("A", shape, classes)
+
+
+def vgg13(shape: Shape, classes: int) -> nn.Module:
+    """Build VGG-13 with batch normalisation, on the pattern of `vgg11`.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Channels, height and width, at least 16x16.
+    classes : int
+        Number of logits.
+
+    Returns
+    -------
+    nn.Module
+        Maps (N, channels, height, width) to (N, classes).
+
+    Raises
+    ------
+    ValueError
+        If the images are too small.
+    """
+    require_side("vgg13", shape, 16)
+    return _vgg("B", shape, classes)
+
+
+def _vgg(configuration: str, shape: Shape, classes: int) -> nn.Module:
+    """Return torchvision's layers of one VGG configuration, under a head of 512 units."""
+    features: nn.Sequential = vgg.make_layers(vgg.cfgs[configuration], batch_norm=True)
+    features[0] = nn.Conv2d(shape[0], 64, 3, padding=1)
+    for layer in features:
+        if isinstance(layer, nn.MaxPool2d):
+            layer.ceil_mode = True
+    return with_he_weights(
+        nn.Sequential(
+            features,
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(512, 512),
+            nn.ReLU(inplace=True),
+            nn.Dropout(),
+            nn.Linear(512, 512),
+            nn.ReLU(inplace=True),
+            nn.Dropout(),
+            nn.Linear(512, classes),
+        )
+    )

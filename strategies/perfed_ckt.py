@@ -1,0 +1,186 @@
+"""PerFed-CKT: clients learn from the nearest cluster of each other's soft predictions.
+
+Y. J. Cho, J. Wang, T. Chiruvolu, G. Joshi, *Personalized Federated Learning for Heterogeneous
+Clients with Clustered Knowledge Transfer*, 2021, arXiv:2109.08119.
+
+The server clusters the soft predictions of last round's clients by k-means and sends all
+centroids to this round's clients, each of which learns from the one nearest to its own
+predictions. Models stay with the clients, so they may differ.
+
+Differences from the paper
+--------------------------
+- In the first round there is nothing to cluster yet; clients train without the second term.
+- Where fewer distinct predictions than clusters came back, there are as many centroids as
+  distinct predictions.
+- A client that is not sampled keeps its model and is evaluated with it, as in the paper's
+  "average test accuracy across the entire clients".
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from logging import INFO
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from flwr.supercore import log
+from numpy.typing import NDArray
+from pydantic import Field
+from sklearn.cluster import KMeans
+
+from strategies.base import (
+    ImpossiblePlanError,
+    Payload,
+    PersonalizedStrategy,
+    Reply,
+    RunObserver,
+    RunPlan,
+    Settings,
+    check_simplex,
+    sample_clients,
+)
+from strategies.randomness import random_generator
+
+
+class PerFedCKTSettings(Settings):
+    """Settings of PerFed-CKT; the defaults are those of the paper's Appendix E.
+
+    Attributes
+    ----------
+    clusters : int
+        c, the number of centroids.
+    regularization_weight : float
+        lambda of Eq. 1.
+    public_batch_size : int
+        b', public samples in an iteration.
+    """
+
+    table = "perfed-ckt"
+    clusters: int = Field(default=3, ge=1)
+    regularization_weight: float = Field(default=2.0, ge=0)
+    public_batch_size: int = Field(default=128, ge=1)
+
+
+def cluster_predictions(
+    predictions: NDArray[Any], clusters: int, seed: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Cluster clients by k-means on their flattened soft predictions.
+
+    Parameters
+    ----------
+    predictions : ndarray
+        Shape (m, P, K).
+    clusters : int
+        c; no more centroids come back than there are distinct predictions.
+    seed : int
+        Of the k-means starts.
+
+    Returns
+    -------
+    centroids : ndarray
+        Shape (min(c, distinct), P, K) float32, rows on the simplex as means of such rows.
+    labels : ndarray
+        Shape (m,), the centroid of each client.
+    """
+    flat = predictions.reshape(len(predictions), -1)
+    distinct = len(np.unique(flat, axis=0))
+    kmeans = KMeans(min(clusters, distinct), n_init=10, random_state=seed)
+    with warnings.catch_warnings():
+        # Nearly equal predictions may collapse into one cluster; that is no problem here.
+        warnings.simplefilter("ignore")
+        labels = kmeans.fit_predict(flat)
+    centroids = kmeans.cluster_centers_.reshape(-1, *predictions.shape[1:])
+    return centroids.astype(np.float32), labels.astype(np.int64)
+
+
+class PerFedCKT(PersonalizedStrategy):
+    """PerFed-CKT (Algorithm 1): cluster last round's predictions, broadcast the centroids.
+
+    Parameters
+    ----------
+    plan : RunPlan
+        Clients, rounds, sampling and seed; P is its `public_size`.
+    settings : PerFedCKTSettings
+        The paper's hyperparameters.
+    observer : RunObserver, optional
+        Is told of every finished round.
+
+    Attributes
+    ----------
+    labels : ndarray
+        Shape (N,), the cluster of each client that replied in the last round, else -1.
+    """
+
+    Settings = PerFedCKTSettings
+    needs_public_data = True
+    settings: PerFedCKTSettings
+
+    def __init__(
+        self, plan: RunPlan, settings: Settings, observer: RunObserver | None = None
+    ) -> None:
+        super().__init__(plan, settings, observer)
+        self.labels = np.full(plan.num_clients, -1)
+        self._centroids: dict[str, Array] = {}
+
+    @classmethod
+    def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
+        """Refuse more clusters than clients."""
+        clusters = PerFedCKTSettings.model_validate(settings).clusters
+        if clusters > plan.num_clients:
+            raise ImpossiblePlanError(
+                f"perfed-ckt.clusters = {clusters} is more than the {plan.num_clients} clients."
+            )
+
+    def sample(self, server_round: int, candidates: Sequence[int]) -> list[int]:
+        """Sample without replacement, a client's probability being its share of the data."""
+        sizes = np.array([self.clients[n].num_examples for n in candidates], dtype=np.float64)
+        return sample_clients(
+            candidates, self.sample_size, self.plan.seed, server_round, probabilities=sizes
+        )
+
+    def train_payload(self, server_round: int, partition_id: int) -> Payload:
+        """Send all centroids, the same to every client, from the second round on."""
+        return self._centroids
+
+    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, tuple[int, ...]]:
+        """Ask for soft predictions, (P, K)."""
+        return {"predictions": (self.plan.public_size, self.plan.num_classes)}
+
+    def check_reply(self, reply: Reply) -> None:
+        """Refuse predictions whose rows are off the simplex."""
+        check_simplex(reply.arrays["predictions"], "predictions")
+
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> ArrayRecord | None:
+        """Cluster the predictions of this round for the clients of the next."""
+        predictions = np.stack([reply.arrays["predictions"] for reply in replies.values()])
+        seed = int(random_generator(self.plan.seed, "k-means", server_round).integers(2**31))
+        centroids, labels = cluster_predictions(predictions, self.settings.clusters, seed)
+        if len(centroids) < self.settings.clusters:
+            log(
+                INFO,
+                "Round %d: %d of %d clusters, from %d replies",
+                server_round,
+                len(centroids),
+                self.settings.clusters,
+                len(replies),
+            )
+        self._centroids = {"centroids": Array(centroids)}
+        self.labels = np.full(self.plan.num_clients, -1)
+        self.labels[list(replies)] = labels
+        return None
+
+    def matrices(self) -> dict[str, NDArray[Any]]:
+        """Return the clusters of the round as ``clusters``, (N,), -1 for absent clients."""
+        return {"clusters": self.labels.copy()}
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return the labels and the centroids that are due next round."""
+        centroids = {name: array.numpy() for name, array in self._centroids.items()}
+        return {"clusters": self.labels, **centroids}
+
+    def restore(self, completed_rounds: int, state: Mapping[str, NDArray[Any]]) -> None:
+        """Continue with the centroids of a stopped run."""
+        super().restore(completed_rounds, state)
+        self.labels = np.array(state["clusters"])
+        if "centroids" in state:
+            self._centroids = {"centroids": Array(np.asarray(state["centroids"]))}

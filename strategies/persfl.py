@@ -1,0 +1,126 @@
+"""PersFL: each client distils from the global model that suits it best.
+
+S. Divi, H. Farrukh, B. Celik, *Unifying Distillation with Personalization in Federated
+Learning*, 2021, arXiv:2105.15191.
+
+Stage 1 is FedAvg. Whenever a client receives the global model, it measures its validation
+cross-entropy and keeps the best one seen: its optimal teacher. Stage 2 is one message after
+the last round: each client distils from its teacher into a model of its own.
+
+Differences from the paper
+--------------------------
+- The final global model counts as a teacher too, and so does the initial one.
+- The paper names neither the grid nor the criterion: lambda in {0, 0.25, 0.5, 0.75, 1} and T in
+  {1, 5, 25} are consistent with Table 5; the pair with the best validation accuracy is kept,
+  equals decided by validation cross-entropy and then by the order of the grid.
+- At lambda = 0 the temperature has no effect, and only the first is run.
+"""
+
+from collections.abc import Mapping
+from logging import INFO
+from typing import Any, Literal
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from flwr.supercore import log
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+
+from strategies.base import Payload, Reply, Settings
+from strategies.fedavg import FedAvg
+
+PERSONALIZE = "personalize"
+"""Phase of the message that starts stage 2."""
+
+
+class PersFLSettings(Settings):
+    """Settings of PersFL's second stage.
+
+    Attributes
+    ----------
+    imitation : tuple of float
+        Candidates for lambda, separated by commas, each in [0, 1].
+    temperatures : tuple of float
+        Candidates for T, separated by commas, each above 0.
+    distillation_epochs : int
+        Epochs on the training data for each pair of the grid.
+    distillation_learning_rate : float
+        Step size of stage 2.
+    teacher : str
+        ``optimal``, or ``last`` for the final global model (the ablation of Table 4).
+    """
+
+    table = "persfl"
+    imitation: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    temperatures: tuple[float, ...] = (1.0, 5.0, 25.0)
+    distillation_epochs: int = Field(default=10, ge=1)
+    distillation_learning_rate: float = Field(default=0.01, gt=0)
+    teacher: Literal["optimal", "last"] = "optimal"
+
+    @field_validator("imitation", "temperatures", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return (value,) if isinstance(value, int | float) else value
+
+    @field_validator("imitation")
+    @classmethod
+    def _shares(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if not value or not all(0 <= share <= 1 for share in value):
+            raise ValueError("it should be one or more numbers in [0, 1], separated by commas")
+        return value
+
+    @field_validator("temperatures")
+    @classmethod
+    def _positive(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if not value or not all(temperature > 0 for temperature in value):
+            raise ValueError("it should be one or more numbers above 0, separated by commas")
+        return value
+
+    def grid(self) -> list[tuple[float, float]]:
+        """Return the pairs (lambda, T) to try, in order."""
+        return [
+            (share, temperature)
+            for share in self.imitation
+            for temperature in (self.temperatures if share > 0 else self.temperatures[:1])
+        ]
+
+
+class PersFL(FedAvg):
+    """FedAvg in stage 1, one message to every client in stage 2 (Algorithm 1).
+
+    Up to the last round the global model is evaluated, then the personalized models.
+    """
+
+    Settings = PersFLSettings
+    needs_validation_data = True
+    keeps_global_models = True
+    settings: PersFLSettings
+
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> ArrayRecord | None:
+        """Average; after the last round, start stage 2 with the final global model."""
+        averaged = super().aggregate(server_round, replies)
+        if server_round < self.plan.num_rounds:
+            return averaged
+        final = averaged or self.global_arrays
+        log(INFO, "Stage 2: %d pairs of lambda and T at each client", len(self.settings.grid()))
+        clients = self.reachable()
+        personalized = self.exchange(
+            server_round,
+            PERSONALIZE,
+            payloads=dict.fromkeys(clients, final),
+            expected=dict.fromkeys(clients, {}),
+        )
+        log(INFO, "Stage 2: %d of %d clients personalized", len(personalized), len(clients))
+        return averaged
+
+    def evaluate_payload(self, server_round: int, partition_id: int) -> Payload:
+        """Send the global model in stage 1; in stage 2 the client has its own."""
+        if server_round == self.plan.num_rounds:
+            return {}
+        return super().evaluate_payload(server_round, partition_id)
+
+
+class PersFLGD(PersFL):
+    """PersFL with cross-entropy in place of KL divergence (§5.5, Eq. 7)."""

@@ -1,0 +1,218 @@
+"""Models: shapes, published parameter counts, gradients, errors; and who gets which."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedkd_flwr.models import ASSIGNMENTS, MODELS, assign_models, build_model, num_parameters
+
+GRAY = (1, 28, 28)
+COLOUR = (3, 32, 32)
+
+
+@pytest.mark.parametrize("shape", [GRAY, COLOUR])
+@pytest.mark.parametrize("name", MODELS)
+def test_two_images_train_every_parameter(name: str, shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    model = build_model(name, shape, 10).train()
+    # A dropped or dead unit on one path must not hide that the path is there.
+    for layer in model.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
+    logits = model(torch.randn(2, *shape))
+    assert logits.shape == (2, 10)
+    assert logits.dtype == torch.float32
+    nn.functional.cross_entropy(logits, torch.tensor([0, 1])).backward()
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert torch.isfinite(parameter.grad).all(), parameter_name
+        assert parameter.grad.abs().sum() > 0, parameter_name
+
+
+@pytest.mark.parametrize(("shape", "classes"), [(GRAY, 62), (COLOUR, 100), (COLOUR, 2)])
+@pytest.mark.parametrize("name", MODELS)
+def test_one_logit_a_class(name: str, shape: tuple[int, int, int], classes: int) -> None:
+    model = build_model(name, shape, classes).eval()
+    with torch.inference_mode():
+        assert model(torch.zeros(3, *shape)).shape == (3, classes)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("vgg11", COLOUR, 9_756_426),  # PerFed-CKT, table 1
+        ("vgg13", COLOUR, 9_756_426 + (64 * 64 * 9 + 3 * 64) + (128 * 128 * 9 + 3 * 128)),
+        ("cnn", GRAY, 1_663_370),  # McMahan et al., section 3
+        ("lenet", (1, 32, 32), 61_706),
+        ("cnn-persfl", COLOUR, 456 + 2416 + 401 * 120 + 121 * 84 + 85 * 10),
+        ("cnn-ckt", COLOUR, 456 + 2416 + 401 * 120 + 121 * 100 + 101 * 84 + 85 * 50 + 51 * 10),
+        ("mlp", GRAY, 785 * 100 + 101 * 10),
+    ],
+)
+def test_parameter_counts(name: str, shape: tuple[int, int, int], expected: int) -> None:
+    assert num_parameters(build_model(name, shape, 10)) == expected
+
+
+def test_alexnet_is_light() -> None:
+    assert num_parameters(build_model("alexnet", COLOUR, 100)) < 5_000_000
+
+
+def test_buffers_are_not_parameters() -> None:
+    assert num_parameters(nn.BatchNorm2d(7)) == 14
+
+
+def test_lenet_pads_small_images_only() -> None:
+    small, large = build_model("lenet", GRAY, 10), build_model("lenet", (1, 32, 32), 10)
+    large.load_state_dict(small.state_dict())
+    image = torch.randn(2, *GRAY)
+    padded = nn.functional.pad(image, (2, 2, 2, 2))
+    torch.testing.assert_close(small(image), large(padded))
+
+
+@pytest.mark.parametrize("name", ["vgg11", "vgg13"])
+def test_vgg_sees_the_last_row_of_small_images(name: str) -> None:
+    # 28 -> 14 -> 7 -> 3 with rounding down would lose the bottom of the image.
+    torch.manual_seed(0)
+    model = build_model(name, GRAY, 10).eval()
+    image = torch.randn(1, *GRAY, requires_grad=True)
+    model(image).sum().backward()
+    assert image.grad is not None
+    assert image.grad[0, 0, -1].abs().sum() > 0
+
+
+@pytest.mark.parametrize("shape", [(1, 24, 36), (2, 33, 40)])
+@pytest.mark.parametrize("name", MODELS)
+def test_other_shapes(name: str, shape: tuple[int, int, int]) -> None:
+    model = build_model(name, shape, 5).eval()
+    with torch.inference_mode():
+        assert model(torch.zeros(1, *shape)).shape == (1, 5)
+
+
+SMALLEST = {
+    "alexnet": 8,
+    "resnet18": 8,
+    "shufflenetv2": 8,
+    "vgg11": 16,
+    "vgg13": 16,
+    "cnn": 4,
+    "cnn-ckt": 16,
+    "cnn-persfl": 16,
+}
+
+
+@pytest.mark.parametrize(("name", "side"), SMALLEST.items())
+def test_smallest_images(name: str, side: int) -> None:
+    model = build_model(name, (1, side, side), 3).train()
+    assert model(torch.randn(2, 1, side, side)).shape == (2, 3)
+    with pytest.raises(
+        ValueError, match=f"'{name}' needs .*{side}x{side} pixels, got 32x{side - 1}"
+    ):
+        build_model(name, (1, 32, side - 1), 3)
+
+
+def test_build_model_errors() -> None:
+    with pytest.raises(ValueError, match=r"unknown model 'lenet5'; choose one of lenet, .*mlp"):
+        build_model("lenet5", GRAY, 10)
+    with pytest.raises(ValueError, match=r"\(channels, height, width\).*got \(28, 28\)"):
+        build_model("mlp", (28, 28), 10)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"each at least 1, got \(0, 28, 28\)"):
+        build_model("mlp", (0, 28, 28), 10)
+    with pytest.raises(ValueError, match="at least 2 classes, got 1"):
+        build_model("mlp", GRAY, 1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_seed_fixes_the_weights(name: str) -> None:
+    models = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        models.append(build_model(name, GRAY, 10))
+    first, same, other = (nn.utils.parameters_to_vector(model.parameters()) for model in models)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("name", ["lenet", "alexnet", "cnn", "cnn-ckt", "cnn-persfl"])
+def test_plain_networks_start_with_a_signal(name: str) -> None:
+    # Two unlike images must lead to unlike logits, or training starts from nothing; under
+    # torch's own draw cnn-ckt tells them apart by about 0.002 and stays at chance for long.
+    torch.manual_seed(0)
+    model = build_model(name, GRAY, 10).eval()
+    with torch.inference_mode():
+        logits = model(torch.randn(64, *GRAY))
+    assert logits.std(dim=0).mean() > 0.05
+    # And the first predictions are still close to uniform.
+    assert logits.softmax(dim=1).max() < 0.6
+
+
+def test_cyclic() -> None:
+    assert assign_models(["a", "b", "c"], "cyclic", 5) == ["a", "b", "c", "a", "b"]
+
+
+def test_blocks() -> None:
+    assert assign_models(["a", "b"], "blocks", 4) == ["a", "a", "b", "b"]
+    for models, clients in itertools.product(["a", "ab", "abc", "abcde"], range(1, 13)):
+        assigned = assign_models(list(models), "blocks", clients)
+        counts = [assigned.count(model) for model in models]
+        assert assigned == sorted(assigned)
+        assert len(assigned) == clients
+        assert max(counts) - min(counts) <= 1
+
+
+def test_by_size_repeats_and_follows_the_seed() -> None:
+    sizes = list(range(30))
+    draws = [assign_models(["a", "b", "c"], "by-size", 30, sizes, seed) for seed in (1, 1, 2)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_by_size_probabilities() -> None:
+    # Of four clients the ranks are 1/8, 3/8, 5/8, 7/8, smallest first, and with two models
+    # the larger has that probability; 2,000 draws put 4 standard errors at most at 0.045.
+    sizes = [30, 10, 40, 20]
+    draws = np.array(
+        [assign_models(["large", "small"], "by-size", 4, sizes, seed) for seed in range(2_000)]
+    )
+    expected = np.array([5, 1, 7, 3]) / 8
+    np.testing.assert_allclose((draws == "large").mean(axis=0), expected, atol=0.045)
+
+
+def test_by_size_of_three_models() -> None:
+    # 600 clients in one draw: a larger model goes to larger data sets, each model to a third
+    # of the clients (standard error at most 0.02), and only ranks matter, not the scale.
+    sizes = [int(1.02**client) * 1000 + client for client in range(600)]
+    assigned = np.array(assign_models(["large", "middle", "small"], "by-size", 600, sizes))
+    ranks = {model: np.flatnonzero(assigned == model) for model in ("large", "middle", "small")}
+    assert ranks["large"].mean() > ranks["middle"].mean() + 60
+    assert ranks["middle"].mean() > ranks["small"].mean() + 60
+    for clients in ranks.values():
+        assert abs(len(clients) / 600 - 1 / 3) < 0.08
+
+
+def test_by_size_treats_equal_sizes_alike() -> None:
+    draws = np.array(
+        [assign_models(["a", "b"], "by-size", 3, [7, 7, 7], seed) for seed in range(2_000)]
+    )
+    np.testing.assert_allclose((draws == "a").mean(axis=0), 0.5, atol=0.045)
+
+
+@pytest.mark.parametrize("rule", ASSIGNMENTS)
+def test_one_model_goes_to_all(rule: str) -> None:
+    assert assign_models(["a"], rule, 3, sizes=[1, 0, 5]) == ["a"] * 3
+
+
+def test_assignment_errors() -> None:
+    with pytest.raises(ValueError, match="unknown assignment 'random'; choose one of cyclic, "):
+        assign_models(["a"], "random", 3)
+    with pytest.raises(ValueError, match="models is empty"):
+        assign_models([], "cyclic", 3)
+    with pytest.raises(ValueError, match="num_clients must be at least 1, got 0"):
+        assign_models(["a"], "cyclic", 0)
+    with pytest.raises(ValueError, match="'by-size' needs the size of every client"):
+        assign_models(["a"], "by-size", 3)
+    with pytest.raises(ValueError, match=r"needs 3 sizes of at least 0, got \[1, 2\]"):
+        assign_models(["a"], "by-size", 3, sizes=[1, 2])
+    with pytest.raises(ValueError, match=r"needs 3 sizes of at least 0, got \[1, 2, -1\]"):
+        assign_models(["a"], "by-size", 3, sizes=[1, 2, -1])
