@@ -55,7 +55,7 @@ def one_clear_line() -> Iterator[None]:
 
 @app.command()
 def run(
-    preset: Annotated[Path | None, typer.Argument(help="TOML preset; defaults if left out.")] = None,
+    preset: Annotated[Path | None, typer.Argument(help="TOML preset, else the defaults.")] = None,
     engine: Annotated[str, typer.Option(help="in-process or simulation (Ray).")] = "in-process",
     clients: Annotated[
         int | None, typer.Option(help="Clients to start; as many as the preset needs if left out.")

@@ -105,7 +105,7 @@ class RunConfig(BaseModel):
     dataset: str = "digits"
     data_root: str = ""
     max_samples: int = Field(default=0, ge=0)
-    partition: str = "two-classes"
+    partition: str = "k-classes"
     alpha: float = Field(default=0.5, gt=0)
     classes_per_client: int = Field(default=4, ge=1)
     groups: int = Field(default=3, ge=1)
@@ -113,12 +113,12 @@ class RunConfig(BaseModel):
     minimum_size: int = Field(default=20, ge=1)
     client_split: str = "75/0/25"
     public_dataset: str = "held-out"
-    held_out_size: int = Field(default=300, ge=0)
-    public_size: int = Field(default=300, ge=0)
+    held_out_size: int = Field(default=200, ge=0)
+    public_size: int = Field(default=200, ge=0)
     models: tuple[str, ...] = ("lenet", "alexnet", "resnet18", "shufflenetv2")
     model_assignment: str = "cyclic"
     num_clients: int = Field(default=8, ge=1)
-    num_server_rounds: int = Field(default=8, ge=1)
+    num_server_rounds: int = Field(default=6, ge=1)
     fraction_train: float = Field(default=1.0, gt=0, le=1)
     min_replies: int = Field(default=1, ge=1)
     evaluate_every: int = Field(default=1, ge=1)
@@ -126,7 +126,7 @@ class RunConfig(BaseModel):
     local_iterations: int = Field(default=0, ge=0)
     batch_size: int = Field(default=32, ge=1)
     learning_rate: float = Field(default=0.02, gt=0)
-    momentum: float = Field(default=0.0, ge=0, lt=1)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
     seed: int = Field(default=0, ge=0)
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
@@ -260,7 +260,7 @@ class Configuration(BaseModel):
     @property
     def settings(self) -> Settings:
         """The settings of the method that this run uses."""
-        settings_type = self.run.method.strategy.Settings
+        settings_type = self.run.method.strategy.settings_type
         settings: Settings = self.tables.get(settings_type.table, settings_type())
         return settings
 
@@ -289,7 +289,7 @@ def _one_of(value: str, allowed: Any) -> str:
 
 def method_tables() -> dict[str, type[Settings]]:
     """Return the settings type of every table that some method reads."""
-    types = (method.strategy.Settings for method in METHODS.values())
+    types = (method.strategy.settings_type for method in METHODS.values())
     return {settings.table: settings for settings in types if settings.table}
 
 
@@ -365,8 +365,8 @@ def _check_combinations(configuration: Configuration) -> None:
     run, strategy = configuration.run, configuration.run.method.strategy
     if strategy.needs_one_model and len(set(run.models)) > 1:
         raise ConfigError(
-            f"{run.strategy} averages parameters and needs one architecture for all clients; "
-            f"models = {','.join(run.models)} names {len(set(run.models))}: set models to one of them."
+            f"{run.strategy} averages parameters and needs one architecture for all clients, and "
+            f"models = {','.join(run.models)} names {len(set(run.models))}; set models to one."
         )
     if strategy.needs_public_data and (run.public_dataset == "none" or run.public_size < 1):
         raise ConfigError(
@@ -431,4 +431,3 @@ def parse_assignment(text: str) -> tuple[str, Scalar]:
     except tomllib.TOMLDecodeError:
         parsed = value
     return name, parsed if isinstance(parsed, bool | int | float | str) else value
-

@@ -133,9 +133,7 @@ class InProcessGrid(Grid):
             reply = self._client_app(message, context)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            return Message(
-                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message
-            )
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
         # As in Flower's own engines, a client that fails forgets the failed message.
         self._contexts[node_id] = context
         return reply

@@ -14,9 +14,10 @@ finished each round's matrices are files of their own in ``matrices/``.
 """
 
 import json
-import os
+import math
 import platform
 import shutil
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -96,7 +97,7 @@ class RunDirectory:
         return Run(self.path)
 
     def _append(self, name: str, rows: list[dict[str, Any]]) -> None:
-        lines = "".join(json.dumps(row, allow_nan=False, default=float) + "\n" for row in rows)
+        lines = "".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in rows)
         with (self.path / name).open("a") as file:
             file.write(lines)
 
@@ -128,11 +129,20 @@ def check_writable(path: Path) -> None:
     """
     if (path / "config.json").exists():
         raise RunDirectoryError(f"{path} already holds a run; choose another output-dir.")
-    existing = path
-    while not existing.exists():
-        existing = existing.parent
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise RunDirectoryError(f"The output directory {path} cannot be written.")
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunDirectoryError(
+            f"The output directory {path} cannot be written: {reason}."
+        ) from None
+    finally:
+        for folder in missing:
+            if folder.exists():
+                folder.rmdir()
 
 
 def describe_run(configuration: Configuration) -> dict[str, Any]:
@@ -160,20 +170,30 @@ def summarize(run: "Run", seconds: float) -> dict[str, Any]:
     """
     rounds = run.rounds
     evaluated = rounds[rounds["accuracy_mean"].notna()]
-    last = evaluated.iloc[-1]
-    statistics = [name for name in rounds if name.startswith("accuracy") or name == "loss_mean"]
+    names = [str(name) for name in rounds.columns]
+    statistics = [name for name in names if name.startswith("accuracy") or name == "loss_mean"]
     chosen = None
     if evaluated["validation_accuracy_mean"].notna().any():
-        best = evaluated["validation_accuracy_mean"].astype(float).idxmax()
-        chosen = _numbers(evaluated.loc[best, ["round", *statistics]])
+        best = int(evaluated["validation_accuracy_mean"].astype(float).argmax())
+        chosen = _numbers(evaluated.iloc[best][["round", *statistics]])
     counted = ["numbers_up", "numbers_down", "numbers_down_broadcast", "bytes_up", "bytes_down"]
     return {
         "strategy": run.config["strategy"],
         "rounds": int(rounds["round"].iloc[-1]),
-        "last_round": _numbers(last[["round", *statistics]]),
+        "last_round": None
+        if evaluated.empty
+        else _numbers(evaluated.iloc[-1][["round", *statistics]]),
         "validation_round": chosen,
         **{name: int(rounds[name].sum()) for name in [*counted, "failures"]},
         "seconds": round(seconds, 3),
+    }
+
+
+def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row that JSON can hold: a loss that is no number becomes null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
     }
 
 

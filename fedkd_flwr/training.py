@@ -156,7 +156,7 @@ def predict_logits(model: nn.Module, images: Tensor) -> Tensor:
         Shape (P, K), float32.
     """
     model.eval()
-    return torch.cat([model(chunk) for chunk in images.split(INFERENCE_BATCH)]).float()
+    return torch.cat([model(chunk) for chunk in torch.split(images, INFERENCE_BATCH)]).float()
 
 
 def predict(model: nn.Module, images: Tensor, temperature: float) -> Tensor:

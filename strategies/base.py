@@ -16,7 +16,15 @@ from logging import INFO, WARNING
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
@@ -174,7 +182,9 @@ class ImpossiblePlanError(ValueError):
 
 @dataclass
 class Traffic:
-    """Numbers and bytes that crossed the network in one round.
+    """Numbers and bytes that crossed the network in one round to train.
+
+    What is sent to evaluate is not counted: a deployment evaluates when it likes.
 
     Attributes
     ----------
@@ -352,7 +362,7 @@ class PersonalizedStrategy(Strategy):
         Is told of every finished round.
     """
 
-    Settings: ClassVar[type[Settings]] = Settings
+    settings_type: ClassVar[type[Settings]] = Settings
     """Type of the method's settings."""
 
     needs_one_model: ClassVar[bool] = False
@@ -379,6 +389,7 @@ class PersonalizedStrategy(Strategy):
         self._met_nodes: set[int] = set()
         self.global_arrays = ArrayRecord()
         self._rounds_before = 0
+        self._seconds: dict[str, float] = {}
         self._begin_round()
 
     # ---- Hooks: what a method may override -------------------------------------------
@@ -595,12 +606,12 @@ class PersonalizedStrategy(Strategy):
             model=str(info["model"]),
             num_examples=int(metrics["num-examples"]),  # type: ignore[arg-type]
         )
-        reason = self._why_left_out(client)
-        if reason:
-            log(WARNING, "Left out: %s", reason)
-            return reason
-        self.clients[client.partition_id] = client
-        return None
+        conflict = self._why_left_out(client)
+        if conflict is None:
+            self.clients[client.partition_id] = client
+        else:
+            log(WARNING, "Left out: %s", conflict)
+        return conflict
 
     def _why_left_out(self, client: ClientInfo) -> str | None:
         n = client.partition_id
@@ -627,7 +638,8 @@ class PersonalizedStrategy(Strategy):
         config = ConfigRecord({"server-round": server_round, "phase": phase})
         messages = []
         for partition_id, payload in payloads.items():
-            self.traffic.count_down(partition_id, payload)
+            if message_type == MessageType.TRAIN:
+                self.traffic.count_down(partition_id, payload)
             content = RecordDict({"arrays": ArrayRecord(dict(payload)), "config": config})
             node_id = self.clients[partition_id].node_id
             messages.append(Message(content, node_id, message_type, group_id=str(server_round)))
@@ -667,7 +679,7 @@ class PersonalizedStrategy(Strategy):
         self.traffic.count_up(partition_id, arrays)
         claimed = content.config_records.get("info", ConfigRecord()).get("partition-id")
         if claimed != partition_id:
-            raise InvalidReplyError(f"claims to be partition {claimed}")
+            raise InvalidReplyError(f"claims to be partition {claimed!r}")
         metrics = {
             name: float(value)
             for name, value in content.metric_records.get("metrics", MetricRecord()).items()

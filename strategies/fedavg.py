@@ -85,4 +85,4 @@ class FineTuningSettings(Settings):
 class FedAvgFineTuned(FedAvg):
     """FedAvg whose clients fine-tune the global model on their own data before evaluation."""
 
-    Settings = FineTuningSettings
+    settings_type = FineTuningSettings

@@ -247,7 +247,7 @@ class KTpFL(PersonalizedStrategy):
         c, shape (N, N) float64, rows on the simplex; starts at 1/N.
     """
 
-    Settings = KTpFLSettings
+    settings_type = KTpFLSettings
     needs_public_data = True
     settings: KTpFLSettings
 

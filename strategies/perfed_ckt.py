@@ -111,7 +111,7 @@ class PerFedCKT(PersonalizedStrategy):
         Shape (N,), the cluster of each client that replied in the last round, else -1.
     """
 
-    Settings = PerFedCKTSettings
+    settings_type = PerFedCKTSettings
     needs_public_data = True
     settings: PerFedCKTSettings
 

@@ -16,14 +16,11 @@ Differences from the paper
 - At lambda = 0 the temperature has no effect, and only the first is run.
 """
 
-from collections.abc import Mapping
 from logging import INFO
 from typing import Any, Literal
 
-import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import ArrayRecord
 from flwr.supercore import log
-from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from strategies.base import Payload, Reply, Settings
@@ -93,7 +90,7 @@ class PersFL(FedAvg):
     Up to the last round the global model is evaluated, then the personalized models.
     """
 
-    Settings = PersFLSettings
+    settings_type = PersFLSettings
     needs_validation_data = True
     keeps_global_models = True
     settings: PersFLSettings
@@ -110,7 +107,7 @@ class PersFL(FedAvg):
             server_round,
             PERSONALIZE,
             payloads=dict.fromkeys(clients, final),
-            expected=dict.fromkeys(clients, {}),
+            expected={n: {} for n in clients},
         )
         log(INFO, "Stage 2: %d of %d clients personalized", len(personalized), len(clients))
         return averaged

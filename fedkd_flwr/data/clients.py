@@ -6,7 +6,7 @@ node of a federation come to the same data without exchanging any.
 
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -184,7 +184,7 @@ def split_client(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Split a client's samples into train, validation and test, each with the same classes.
 
-    KT-pFL §5 75/0/25; PersFL §5 60/20/20; PerFed-CKT appendix 10|30|40/10/50, where a client
+    KT-pFL §5 75/0/25; PersFL §5 60/20/20; PerFed-CKT appendix E 10|30|40/10/50, where a client
     has one of the alternatives at random and leaves the rest unused.
 
     Parameters
@@ -312,7 +312,34 @@ def _require_other_dataset(settings: DataSettings) -> None:
         )
 
 
+@dataclass(eq=False)
+class _Loaded:
+    """The tensors that a process has built for one `DataSettings`, kept and dropped together."""
+
+    settings: DataSettings
+    clients: dict[tuple[int, str], ClientData] = field(default_factory=dict)
+
+    @functools.cached_property
+    def public_images(self) -> Tensor:
+        settings = self.settings
+        shape = find_source(settings.dataset).shape
+        if settings.public_dataset == NO_PUBLIC_SET:
+            return torch.empty((0, *shape), device=settings.device)
+        if settings.public_dataset == HELD_OUT:
+            _, public = _split_pool(settings)
+            everything = load_images(settings.dataset, settings.data_root)
+            images = everything.images[torch.from_numpy(public)]
+        else:
+            _require_other_dataset(settings)
+            images = public_images(settings.public_dataset, shape, settings.data_root)
+        return to_float(images.to(settings.device))
+
+
 @functools.lru_cache(maxsize=SETTINGS_KEPT)
+def _loaded(settings: DataSettings) -> _Loaded:
+    return _Loaded(settings)
+
+
 def public_pool(settings: DataSettings) -> Tensor:
     """Return the whole public pool, one tensor for all clients of the process.
 
@@ -332,22 +359,7 @@ def public_pool(settings: DataSettings) -> Tensor:
     DataError
         If the public data set is missing or is the private one.
     """
-    shape = find_source(settings.dataset).shape
-    if settings.public_dataset == NO_PUBLIC_SET:
-        return torch.empty((0, *shape), device=settings.device)
-    if settings.public_dataset == HELD_OUT:
-        _, public = _split_pool(settings)
-        images = load_images(settings.dataset, settings.data_root).images[torch.from_numpy(public)]
-    else:
-        _require_other_dataset(settings)
-        images = public_images(settings.public_dataset, shape, settings.data_root)
-    return to_float(images.to(settings.device))
-
-
-@functools.lru_cache(maxsize=SETTINGS_KEPT)
-def _loaded_clients(settings: DataSettings) -> dict[tuple[int, str], ClientData]:
-    """Return the clients of these settings that the process has loaded so far."""
-    return {}
+    return _loaded(settings).public_images
 
 
 def load_client(settings: DataSettings, partition_id: int, data_path: str = "") -> ClientData:
@@ -368,7 +380,7 @@ def load_client(settings: DataSettings, partition_id: int, data_path: str = "") 
     DataError
         If the data is missing or cannot be split as asked.
     """
-    clients = _loaded_clients(settings)
+    clients = _loaded(settings).clients
     key = (partition_id, data_path)
     if key not in clients:
         clients[key] = _build_client(settings, partition_id, data_path)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
@@ -18,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
-from torchvision.io import ImageReadMode, decode_image
 
 Shape = tuple[int, int, int]
 """Channels, height and width of an image."""
@@ -218,8 +218,6 @@ def _read_parquet(path: Path, columns: Sequence[str]) -> Column:
 
 
 def _read_hub_column(source: Source, column: str) -> Column:
-    import datasets  # deferred: slow to import, and a data root does without
-
     try:
         parts = datasets.load_dataset(source.hub_id)
     # The hub's client raises many unrelated kinds of error for "no network" and "no such set".
@@ -245,7 +243,9 @@ def _encoded_images(column: Column) -> list[bytes]:
     """Return the files in an image column: structs with a field ``bytes``, or bytes."""
     if pa.types.is_struct(column.type):
         column = pa.compute.struct_field(column, "bytes")
-    files: list[bytes] = column.to_pylist()
+    if column.null_count:
+        raise DataError("the image column names files and does not hold them")
+    files: list[Any] = column.to_pylist()
     return files
 
 
@@ -279,6 +279,9 @@ def decode_images(encoded: Sequence[bytes], shape: Shape) -> Tensor:
     DataError
         If one of them cannot be decoded.
     """
+    # Deferred: slow to import, and the bundled digits do without.
+    from torchvision.io import ImageReadMode, decode_image
+
     mode = ImageReadMode.GRAY if shape[0] == 1 else ImageReadMode.RGB
     images = torch.empty((len(encoded), *shape), dtype=torch.uint8)
     for position, file in enumerate(encoded):

@@ -6,8 +6,8 @@ Weights start from torch's global generator.
 """
 
 from torch import nn
-from torchvision import models  # type: ignore[import-untyped]
-from torchvision.models import vgg  # type: ignore[import-untyped]
+from torchvision import models
+from torchvision.models import vgg
 
 from fedkd_flwr.models.common import Shape, require_side, with_he_weights
 

@@ -10,6 +10,25 @@ NONE = "none"
 """The operation whose output is zero: a missing edge."""
 
 
+class BatchNorm(nn.BatchNorm2d):
+    """Batch normalization without torch's count of batches.
+
+    The count plays no part with a fixed momentum. Without it all state is floating point, so
+    that weights and running statistics of several clients can be averaged alike.
+
+    Parameters
+    ----------
+    channels : int
+        Number of channels.
+    affine : bool
+        Whether to learn a scale and a shift.
+    """
+
+    def __init__(self, channels: int, affine: bool) -> None:
+        super().__init__(channels, affine=affine)
+        self.num_batches_tracked = None
+
+
 class HalvedResolution(nn.Module):
     """Map (N, inputs, h, w) to (N, outputs, ceil(h/2), ceil(w/2)), using every pixel.
 
@@ -28,7 +47,7 @@ class HalvedResolution(nn.Module):
         super().__init__()
         self.even = nn.Conv2d(inputs, outputs // 2, 1, stride=2, bias=False)
         self.odd = nn.Conv2d(inputs, outputs // 2, 1, stride=2, bias=False)
-        self.normalization = nn.BatchNorm2d(outputs, affine=affine)
+        self.normalization = BatchNorm(outputs, affine)
 
     def forward(self, x: Tensor) -> Tensor:
         """Halve the resolution of x (N, inputs, h, w)."""
@@ -52,7 +71,7 @@ def pointwise(inputs: int, outputs: int, affine: bool) -> nn.Module:
     return nn.Sequential(
         nn.ReLU(),
         nn.Conv2d(inputs, outputs, 1, bias=False),
-        nn.BatchNorm2d(outputs, affine=affine),
+        BatchNorm(outputs, affine),
     )
 
 
@@ -72,7 +91,7 @@ def _depthwise(
             bias=False,
         ),
         nn.Conv2d(channels, channels, 1, bias=False),
-        nn.BatchNorm2d(channels, affine=affine),
+        BatchNorm(channels, affine),
     )
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from fedkd_flwr.models.darts.operations import HalvedResolution, pointwise
+from fedkd_flwr.models.darts.operations import BatchNorm, HalvedResolution, pointwise
 
 CELL_INPUTS = 2
 """A cell reads the outputs of the two cells before it; its own nodes are numbered from here."""
@@ -85,7 +85,7 @@ def build_stem(inputs: int, outputs: int, affine: bool) -> nn.Module:
     """
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
-        nn.BatchNorm2d(outputs, affine=affine),
+        BatchNorm(outputs, affine),
     )
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedkd_flwr.models.darts.operations import NONE, OPERATIONS, POOLING, build_operation
+from fedkd_flwr.models.common import Shape
+from fedkd_flwr.models.darts.operations import NONE, OPERATIONS, POOLING, BatchNorm, build_operation
 from fedkd_flwr.models.darts.skeleton import (
     CELL_INPUTS,
     SMALLEST_CELLS,
@@ -15,8 +16,8 @@ from fedkd_flwr.models.darts.skeleton import (
     build_stem,
     plan_cells,
 )
-from fedkd_flwr.models.shapes import Shape
 
+CL = False
 INITIAL_ALPHA_SCALE = 1e-3
 """Standard deviation of fresh architecture weights: nearly equal mixing at the start."""
 
@@ -67,9 +68,7 @@ class SupernetSettings:
             if name not in OPERATIONS:
                 raise ValueError(f"unknown operation {name!r}; choose from {', '.join(OPERATIONS)}")
         if len(set(self.operations)) < len(self.operations):
-            raise ValueError(
-                f"operations must be distinct, got {', '.join(self.operations)}"
-            )
+            raise ValueError(f"operations must be distinct, got {', '.join(self.operations)}")
         if not set(self.operations) - {NONE}:
             raise ValueError(f"a supernet needs at least one operation besides {NONE!r}")
 
@@ -102,7 +101,7 @@ class MixedOperation(nn.Module):
                 continue
             operation = build_operation(name, channels, stride, affine=False)
             if name in POOLING:
-                operation = nn.Sequential(operation, nn.BatchNorm2d(channels, affine=False))
+                operation = nn.Sequential(operation, BatchNorm(channels, affine=False))
             self.candidates[name] = operation
         # "none" takes its share of the softmax but adds zero, so nothing is computed for it.
         self._columns = [column for column, name in enumerate(operations) if name != NONE]
@@ -207,9 +206,7 @@ class Supernet(nn.Module):
         self.alpha_normal = nn.Parameter(INITIAL_ALPHA_SCALE * torch.randn(size))
         self.alpha_reduce = nn.Parameter(INITIAL_ALPHA_SCALE * torch.randn(size))
         self._plans = list(
-            plan_cells(
-                settings.channels, settings.cells, settings.nodes, settings.stem_multiplier
-            )
+            plan_cells(settings.channels, settings.cells, settings.nodes, settings.stem_multiplier)
         )
         self.stem = build_stem(shape[0], settings.stem_multiplier * settings.channels, affine=False)
         self.cells = nn.ModuleList(SearchCell(plan, settings) for plan in self._plans)
@@ -220,6 +217,8 @@ class Supernet(nn.Module):
         normal = _mixing_weights(self.alpha_normal)
         reduce = _mixing_weights(self.alpha_reduce)
         before_last = last = self.stem(images)
+        if CL:
+            before_last = last = last.contiguous(memory_format=torch.channels_last)
         for plan, cell in zip(self._plans, self.cells, strict=True):
             weights = reduce if plan.reduces else normal
             before_last, last = last, cell(before_last, last, weights)
@@ -233,9 +232,7 @@ class Supernet(nn.Module):
     def network_parameters(self) -> list[nn.Parameter]:
         """Return omega: all parameters but alpha."""
         architecture = {id(parameter) for parameter in self.architecture_parameters()}
-        return [
-            parameter for parameter in self.parameters() if id(parameter) not in architecture
-        ]
+        return [parameter for parameter in self.parameters() if id(parameter) not in architecture]
 
 
 def build_supernet(settings: SupernetSettings, shape: Shape, classes: int) -> Supernet:

@@ -1,0 +1,53 @@
+"""What the tests share: a run small enough to be done in a second or two."""
+
+import os
+
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+
+import pytest
+import torch
+
+from fedkd_flwr.config import read_config
+
+SMALL = {
+    "dataset": "digits",
+    "partition": "k-classes",
+    "classes-per-client": 4,
+    "max-samples": 600,
+    "held-out-size": 60,
+    "public-size": 40,
+    "models": "mlp,lenet",
+    "num-clients": 4,
+    "num-server-rounds": 2,
+    "local-epochs": 1,
+    "batch-size": 16,
+    "learning-rate": 0.05,
+    "client-split": "60/20/20",
+    "device": "cpu",
+    "torch-threads": 1,
+    "persfl.distillation-epochs": 1,
+    "persfl.imitation": "0,0.5",
+    "persfl.temperatures": "1,5",
+    "local-iterations": 0,
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Sums depend on the number of threads, and so would the tests."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def small():
+    """A flat run config that differs from the defaults in size alone."""
+    return dict(SMALL)
+
+
+@pytest.fixture
+def configure(small):
+    """Build a validated configuration from the small one with some values changed."""
+    return lambda **changes: read_config({**small, **{k: v for k, v in changes.items()}})

@@ -1,0 +1,303 @@
+"""What a client holds: its own split, the public set, and what a run is refused for."""
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as draw
+from PIL import Image
+
+from fedkd_flwr.data import (
+    ClientData,
+    DataError,
+    DataSettings,
+    check_data,
+    client_indices,
+    load_client,
+    load_images,
+    load_labels,
+    public_hash,
+    public_images,
+    public_pool,
+    public_subset,
+    split_client,
+    split_public,
+    to_float,
+)
+from fedkd_flwr.data import sources as sources_module
+
+DIGITS = DataSettings(num_clients=5, held_out_size=200)
+
+
+@pytest.fixture
+def colour_root(tmp_path):
+    """Return a data root with thirty colour images as CIFAR-100."""
+    folder = tmp_path / "uoft-cs/cifar100"
+    folder.mkdir(parents=True)
+    rows = []
+    for pixels in np.random.default_rng(0).integers(0, 256, (30, 32, 32, 3), dtype=np.uint8):
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, format="PNG")
+        rows.append({"bytes": file.getvalue(), "path": None})
+    table = pa.table({"fine_label": range(30), "img": rows})
+    pyarrow.parquet.write_table(table, folder / "train.parquet")
+    return str(tmp_path)
+
+
+# ---- The split inside a client ---------------------------------------------------------
+
+
+def test_split_has_the_exact_sizes_and_the_clients_distribution():
+    labels = np.repeat([2, 7], [300, 100])
+    train, validation, test = split_client(labels, "60/20/20", 0, 3)
+    assert [len(train), len(validation), len(test)] == [240, 80, 80]
+    assert np.bincount(labels[train])[[2, 7]].tolist() == [180, 60]
+    assert np.bincount(labels[validation])[[2, 7]].tolist() == [60, 20]
+    assert np.bincount(labels[test])[[2, 7]].tolist() == [60, 20]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=draw.lists(draw.integers(0, 60), min_size=1, max_size=8).filter(lambda c: sum(c) >= 3),
+    fractions=draw.sampled_from(["75/0/25", "60/20/20", "10|30|40/10/50", "1/1/98", "98/1/1"]),
+    seed=draw.integers(0, 1000),
+)
+def test_split_is_disjoint_stratified_and_never_empty(counts, fractions, seed):
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    parts = split_client(labels, fractions, seed, 1)
+    together = np.concatenate(parts)
+    assert len(np.unique(together)) == len(together) <= len(labels)
+    wanted = [text != "0" for text in fractions.split("/")]
+    assert [len(part) > 0 for part in parts] == wanted
+    for part in parts:
+        # A cut divides every class alike, to within a sample at either end.
+        share = len(part) / len(labels)
+        held = np.bincount(labels[part], minlength=len(counts))
+        assert (abs(held - share * np.array(counts)) <= 2).all()
+
+
+def test_alternatives_are_drawn_per_client_and_the_rest_is_unused():
+    labels = np.repeat(np.arange(5), 20)
+    sizes = [
+        [len(part) for part in split_client(labels, "10|30|40/10/50", 0, n)] for n in range(60)
+    ]
+    assert {train for train, _, _ in sizes} == {10, 30, 40}
+    assert {(validation, test) for _, validation, test in sizes} == {(10, 50)}
+
+
+def test_split_depends_on_seed_and_client_alone():
+    labels = np.repeat(np.arange(5), 20)
+
+    def train(seed, partition_id):
+        return split_client(labels, "75/0/25", seed, partition_id)[0].tolist()
+
+    assert train(0, 0) == train(0, 0)
+    assert train(0, 0) != train(0, 1)
+    assert train(0, 0) != train(1, 0)
+
+
+@pytest.mark.parametrize(
+    "fractions",
+    ["", "75/25", "80/20/10", "40|90/10/10", "a/b/c", "0/50/50", "50/50/0", "50/-5/5", "5/5/5/5"],
+)
+def test_bad_fractions_name_the_form(fractions):
+    with pytest.raises(DataError, match=r"not of the form train/validation/test .* 75/0/25"):
+        split_client(np.zeros(100, dtype=np.int64), fractions, 0, 0)
+
+
+def test_too_small_a_client_is_refused():
+    with pytest.raises(DataError, match="client 4 has 2 samples, too few for the client-split"):
+        split_client(np.zeros(2, dtype=np.int64), "60/20/20", 0, 4)
+
+
+# ---- The public set --------------------------------------------------------------------
+
+
+def test_held_out_part_and_private_part_are_the_whole():
+    private, public = split_public(100, 30, 0)
+    assert len(public) == 30
+    assert sorted([*private, *public]) == list(range(100))
+    assert not np.array_equal(public, split_public(100, 30, 1)[1])
+
+
+@pytest.mark.parametrize("held_out", [-1, 100, 101])
+def test_clients_must_be_left_something(held_out):
+    with pytest.raises(DataError, match=f"cannot hold out {held_out} of 100 samples"):
+        split_public(100, held_out, 0)
+
+
+def test_public_subset_is_a_function_of_seed_and_round():
+    first = public_subset(500, 100, 7, 1)
+    assert len(np.unique(first)) == 100
+    assert first.max() < 500
+    np.testing.assert_array_equal(first, public_subset(500, 100, 7, 1))
+    assert not np.array_equal(first, public_subset(500, 100, 7, 2))
+    assert not np.array_equal(first, public_subset(500, 100, 8, 1))
+    np.testing.assert_array_equal(public_subset(9, 9, 0, 0), np.arange(9))
+    with pytest.raises(DataError, match="public-size is 10, but the public set holds 9"):
+        public_subset(9, 10, 0, 1)
+
+
+def test_public_hash_tells_content_and_shape():
+    images = load_images("digits").images[:5]
+    assert public_hash(images) == public_hash(images.clone())
+    changed = images.clone()
+    changed[4, 0, 27, 27] += 1
+    assert public_hash(changed) != public_hash(images)
+    assert public_hash(images.view(5, 1, 14, 56)) != public_hash(images)
+    assert len(public_hash(images)) == 64
+
+
+def test_public_images_take_the_private_shape(colour_root):
+    assert public_images("cifar100", (1, 28, 28), colour_root).shape == (30, 1, 28, 28)
+    assert public_images("digits", (3, 32, 32)).shape == (1797, 3, 32, 32)
+
+
+def test_another_set_is_the_public_pool(colour_root):
+    run = DataSettings(public_dataset="cifar100", data_root=colour_root)
+    pool = public_pool(run)
+    assert pool.shape == (30, 1, 28, 28)
+    assert pool.dtype == torch.float32
+    assert sum(map(len, client_indices(run))) == 1797  # nothing held out
+    check_data(run, 30)
+    with pytest.raises(DataError, match="public-size is 31, but the public set holds 30"):
+        check_data(run, 31)
+
+
+def test_the_private_set_cannot_be_the_public_one():
+    run = DataSettings(public_dataset="digits")
+    for refused in (lambda: check_data(run, 10), lambda: public_pool(run)):
+        with pytest.raises(DataError, match="is the private data set"):
+            refused()
+
+
+# ---- The client ------------------------------------------------------------------------
+
+
+def test_clients_and_public_pool_share_no_sample():
+    # Digits has no two equal images in it, so that content tells samples apart.
+    everything = {image.tobytes() for image in to_float(load_images("digits").images).numpy()}
+    assert len(everything) == 1797
+    seen = [image.tobytes() for image in public_pool(DIGITS).numpy()]
+    assert len(seen) == 200
+    for partition_id in range(5):
+        client = load_client(DIGITS, partition_id)
+        for images in (client.train_images, client.validation_images, client.test_images):
+            seen += [image.tobytes() for image in images.numpy()]
+    assert len(seen) == len(set(seen)) == 1797
+    assert set(seen) == everything
+
+
+def test_labels_stay_with_their_images():
+    everything = load_images("digits")
+    by_content = {
+        image.tobytes(): int(label)
+        for image, label in zip(to_float(everything.images).numpy(), everything.labels, strict=True)
+    }
+    client = load_client(DIGITS, 2)
+    for images, labels in (
+        (client.train_images, client.train_labels),
+        (client.test_images, client.test_labels),
+    ):
+        assert [by_content[image.tobytes()] for image in images.numpy()] == labels.tolist()
+
+
+def test_client_data_describes_itself():
+    client = load_client(DIGITS, 0)
+    assert client.shape == (1, 28, 28)
+    assert client.classes == 10
+    assert client.class_counts.sum() == len(client.train_labels)
+    assert client.class_counts.shape == (10,)
+    assert client.train_images.dtype == torch.float32
+    assert client.train_labels.dtype == torch.int64
+    assert len(client.validation_labels) == 0
+    assert client.validation_images.shape == (0, 1, 28, 28)
+
+
+def test_no_field_carries_public_labels():
+    client = load_client(DIGITS, 0)
+    fields = set(ClientData.__dataclass_fields__)
+    assert {name for name in fields if "public" in name} == {"public_images"}
+    assert client.public_images.is_floating_point()
+
+
+def test_clients_of_a_process_share_the_pool_and_are_loaded_once():
+    assert load_client(DIGITS, 0) is load_client(DIGITS, 0)
+    assert load_client(DIGITS, 0).public_images is load_client(DIGITS, 1).public_images
+    equal = DataSettings(num_clients=5, held_out_size=200)
+    assert load_client(equal, 0) is load_client(DIGITS, 0)
+
+
+def test_other_seed_other_clients():
+    other = DataSettings(num_clients=5, held_out_size=200, seed=1)
+    assert not np.array_equal(client_indices(DIGITS)[0], client_indices(other)[0])
+    assert public_hash(public_pool(DIGITS)) != public_hash(public_pool(other))
+
+
+def test_max_samples_takes_all_classes_alike():
+    run = DataSettings(num_clients=4, max_samples=500, held_out_size=0)
+    chosen = np.concatenate(client_indices(run))
+    assert len(np.unique(chosen)) == 500
+    share = np.bincount(load_labels("digits")[chosen]) / np.bincount(load_labels("digits"))
+    assert abs(share - 500 / 1797).max() < 0.01
+
+
+def test_no_public_set_means_an_empty_pool():
+    run = DataSettings(public_dataset="none")
+    assert public_pool(run).shape == (0, 1, 28, 28)
+    check_data(run)
+    with pytest.raises(DataError, match="public-size is 1, but the public set holds 0"):
+        check_data(run, 1)
+
+
+def test_checks_decode_nothing(monkeypatch):
+    def decode(*_):
+        raise AssertionError("an image was decoded")
+
+    monkeypatch.setattr(sources_module, "_load_images", decode)
+    check_data(DataSettings(partition="two-classes", seed=99), 300)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"dataset": "svhn"}, "unknown data set 'svhn'"),
+        ({"partition": "odd"}, "unknown partition 'odd'"),
+        ({"client_split": "90/20/0"}, "not of the form"),
+        ({"held_out_size": 1797}, "cannot hold out 1797 of 1797"),
+        ({"partition": "two-classes", "num_clients": 1000}, "runs out"),
+        ({"client_split": "60/20/20", "num_clients": 700}, "too few for the client-split"),
+        ({"dataset": "mnist", "data_root": "/nowhere"}, "holds no Parquet file of ylecun/mnist"),
+        (
+            {"public_dataset": "cifar10", "data_root": "/nowhere"},
+            "holds no Parquet file of uoft-cs/cifar10",
+        ),
+    ],
+)
+def test_impossible_data_is_refused_early(change, sentence):
+    with pytest.raises(DataError, match=sentence):
+        check_data(DataSettings(**change), 10)
+
+
+def test_there_is_no_client_beyond_the_last():
+    with pytest.raises(DataError, match="there is no client 5 among 5"):
+        load_client(DIGITS, 5)
+
+
+def test_a_node_can_bring_its_own_images(tmp_path):
+    for label in (1, 4):
+        folder = tmp_path / str(label)
+        folder.mkdir()
+        for number in range(8):
+            pixels = np.full((40, 40), 10 * label + number, dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    client = load_client(DIGITS, 1, str(tmp_path))
+    assert client.shape == (1, 28, 28)
+    assert client.class_counts.tolist() == [0, 6, 0, 0, 6, 0, 0, 0, 0, 0]
+    assert torch.bincount(client.test_labels).tolist() == [0, 2, 0, 0, 2]
+    assert client.public_images is load_client(DIGITS, 1).public_images
+    assert client is not load_client(DIGITS, 1)

@@ -1,0 +1,136 @@
+"""What a run config may hold, and in which words it is refused."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedkd_flwr.cli import app
+from fedkd_flwr.config import (
+    ConfigError,
+    flatten,
+    known_names,
+    parse_assignment,
+    read_config,
+    read_toml,
+)
+from fedkd_flwr.methods import METHODS
+
+ROOT = Path(__file__).parent.parent
+PRESETS = sorted(ROOT.glob("conf/*/*.toml"))
+
+
+def pyproject_config():
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return flatten(content["tool"]["flwr"]["app"]["config"])
+
+
+def test_pyproject_holds_every_key_with_its_default():
+    """Flower refuses overrides of keys that pyproject does not have."""
+    assert set(pyproject_config()) == set(known_names())
+    assert read_config(pyproject_config()) == read_config({})
+
+
+def test_a_flat_config_reads_back_alike():
+    configuration = read_config({"strategy": "sim-pfl", "kt-pfl.rho": 0.7, "seed": 3})
+    assert read_config(configuration.flat()) == configuration
+    assert configuration.settings.rho == 0.7
+    assert configuration.run.seed == 3
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_preset_is_valid_and_holds_only_differences(preset):
+    values = read_toml(preset)
+    read_config(values)
+    defaults = pyproject_config()
+    assert set(values) <= set(defaults)
+
+
+def test_every_method_has_its_settings_among_the_names():
+    for method in METHODS.values():
+        table = method.strategy.settings_type.table
+        assert not table or any(name.startswith(f"{table}.") for name in known_names())
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"strategy": "nope"}, "strategy = 'nope': is none of the allowed kt-pfl"),
+        ({"models": "lenet,nope"}, "'lenet,nope'.*none of the allowed|nope.*allowed lenet"),
+        ({"dataset": "nope"}, "dataset = 'nope': is none of the allowed digits"),
+        ({"partition": "nope"}, "partition = 'nope': is none of the allowed iid"),
+        ({"kt-pfl.temperature": 0}, "kt-pfl.temperature = 0: it should be greater than 0"),
+        ({"kt-pfl.rho": -1}, "kt-pfl.rho = -1: it should be greater than or equal to 0"),
+        ({"learning-rate": "fast"}, "learning-rate = 'fast'"),
+        ({"fraction-train": 0}, "fraction-train = 0: it should be greater than 0"),
+        ({"fraction-train": 1.5}, "fraction-train = 1.5: it should be less than or equal to 1"),
+        ({"loca-epochs": 3}, "no key loca-epochs; did you mean local-epochs"),
+        ({"kt-pfl.temprature": 3}, "no key kt-pfl.temprature; did you mean kt-pfl.temperature"),
+        ({"nope.rho": 3}, "no key nope.rho"),
+        ({"strategy": "fedavg"}, "fedavg averages parameters and needs one architecture"),
+        ({"strategy": "persfl", "models": "mlp"}, "persfl needs validation data"),
+        ({"public-dataset": "none"}, "kt-pfl exchanges predictions on public samples"),
+        ({"public-size": 0}, "kt-pfl exchanges predictions on public samples"),
+        ({"min-replies": 9}, "min-replies = 9 is more than the clients sampled"),
+        ({"perfed-ckt.clusters": 0}, "perfed-ckt.clusters = 0"),
+        (
+            {"strategy": "perfed-ckt", "perfed-ckt.clusters": 9},
+            "clusters = 9 is more than the 8 clients",
+        ),
+        ({"persfl.imitation": "0,1.5"}, r"persfl.imitation = .*numbers in \[0, 1\]"),
+        ({"persfl.imitation": ""}, "persfl.imitation = .*one or more"),
+        ({"persfl.temperatures": "0"}, "persfl.temperatures = .*above 0"),
+        ({"persfl.teacher": "best"}, "persfl.teacher = 'best'.*'optimal' or 'last'"),
+        ({"device": "tpu"}, "device = 'tpu'"),
+    ],
+)
+def test_refusals_are_one_clear_sentence(values, sentence):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config(values)
+    assert "\n" not in str(caught.value)
+
+
+def test_assignments_are_toml_values_or_words():
+    assert parse_assignment("seed=3") == ("seed", 3)
+    assert parse_assignment("alpha=0.5") == ("alpha", 0.5)
+    assert parse_assignment("save-models=true") == ("save-models", True)
+    assert parse_assignment("strategy=local") == ("strategy", "local")
+    assert parse_assignment("data-root=/some/where") == ("data-root", "/some/where")
+    assert parse_assignment('models="mlp,lenet"') == ("models", "mlp,lenet")
+    for text in ("seed", "=3"):
+        with pytest.raises(ConfigError, match="write KEY=VALUE"):
+            parse_assignment(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["-c", "strategy=nope"], "is none of the allowed"),
+        (["nowhere.toml"], "There is no preset nowhere.toml"),
+        (["-c", "partition=two-classes", "-c", "num-clients=900"], "runs out: the clients"),
+        (["-c", "dataset=mnist", "-c", "data-root=/nonexistent"], "mnist"),
+        (["-c", "public-size=201"], "201"),
+        (["--clients", "3"], "needs 8 clients and --clients starts 3"),
+        (["--engine", "abacus"], "none of the allowed in-process, simulation"),
+        (["-c", "output-dir=/proc/nowhere/run"], "cannot be written"),
+        (["-c", "client-split=50/50/50"], "client-split"),
+    ],
+)
+def test_the_command_line_refuses_in_one_line_and_writes_nothing(
+    arguments, sentence, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["run", *arguments])
+    assert result.exit_code == 1
+    assert sentence in result.stderr
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_list_names_everything():
+    result = CliRunner().invoke(app, ["list"])
+    assert result.exit_code == 0
+    for name in [*METHODS, "resnet18", "fashion-mnist", "two-groups", "kt-pfl.rho"]:
+        assert name in result.stdout

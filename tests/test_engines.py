@@ -1,0 +1,52 @@
+"""The same run in one process and under Ray, and the app bundle that Flower builds."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_ray_and_one_process_give_the_same_numbers(small, tmp_path):
+    told = []
+    settings = {**small, "strategy": "kt-pfl", "num-server-rounds": 3, "fraction-train": 0.75}
+    simulated = fedkd_flwr.run(
+        settings, engine="simulation", output_dir=tmp_path / "ray", on_round=told.append
+    )
+    here = fedkd_flwr.run(settings, output_dir=tmp_path / "here")
+    assert simulated.finished
+    assert [row["round"] for row in told] == [1, 2, 3]
+    for column in ("accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"):
+        assert list(simulated.rounds[column]) == list(here.rounds[column])
+    np.testing.assert_array_equal(simulated.matrices["coefficients"], here.matrices["coefficients"])
+
+
+def test_an_unknown_engine_is_refused(small, tmp_path):
+    with pytest.raises(ConfigError, match="none of the allowed in-process, simulation"):
+        fedkd_flwr.run(small, engine="abacus", output_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_flower_builds_the_app_bundle(tmp_path):
+    flwr = Path(sys.executable).parent / "flwr"
+    built = subprocess.run(
+        [flwr, "build", "--app", ROOT], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    (bundle,) = tmp_path.glob("*.fab")
+    names = set(zipfile.ZipFile(bundle).namelist())
+    modules = {
+        str(path.relative_to(ROOT))
+        for folder in ("fedkd_flwr", "strategies")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    assert modules <= names
+    assert {"pyproject.toml", "LICENSE", "README.md"} <= names
+    assert not any(name.startswith("tests/") for name in names)

@@ -1,0 +1,220 @@
+"""Clients that break: dropped with a reason, while the others go on unharmed."""
+
+import logging
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord
+
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.config import read_config
+from fedkd_flwr.grid import InProcessGrid
+from fedkd_flwr.server_app import serve
+from strategies.base import TooFewRepliesError
+
+SHAPE = (40, 10)
+
+
+def uniform():
+    return np.full(SHAPE, 0.1, dtype=np.float32)
+
+
+def with_value(value):
+    predictions = uniform()
+    predictions[3, 4] = value
+    return predictions
+
+
+def oversized():
+    """Claims the right shape and carries far more."""
+    return Array("float32", SHAPE, "numpy.ndarray", Array(np.zeros(10**6)).data)
+
+
+BAD_ARRAYS = {
+    "nan": (with_value(np.nan), "NaN or infinity"),
+    "infinite": (with_value(np.inf), "NaN or infinity"),
+    "huge": (with_value(1e38), "sum is off 1"),
+    "wrong shape": (np.full((39, 10), 0.1, dtype=np.float32), r"shape \(39, 10\)"),
+    "off the simplex": (2 * uniform(), "sum is off 1"),
+    "negative": (with_value(-0.5), "negative probability"),
+    "text": (np.full(SHAPE, "a"), "holds"),
+    "oversized": (oversized(), "larger than its shape"),
+    "garbage": (Array("float32", SHAPE, "numpy.ndarray", b"not an array"), "cannot be decoded"),
+}
+
+
+def broken_client(break_reply, partition_id=1, only_round=None):
+    """Serve as the real app does, but let one client's train replies be broken."""
+
+    def serve_message(message, context):
+        reply = client_app(message, context)
+        is_train = message.metadata.message_type == "train"
+        if not is_train or context.node_config["partition-id"] != partition_id:
+            return reply
+        server_round = message.content.config_records["config"]["server-round"]
+        if only_round in (None, server_round):
+            break_reply(reply)
+        return reply
+
+    return serve_message
+
+
+def run_with(app, small, tmp_path, **changes):
+    flat = {**small, "strategy": "kt-pfl", "output-dir": str(tmp_path / "run"), **changes}
+    configuration = read_config(flat)
+    grid = InProcessGrid(app, configuration.run.num_clients, configuration.flat())
+    return serve(grid, configuration), grid
+
+
+def replace_predictions(array):
+    packed = array if isinstance(array, Array) else Array(array)
+
+    def break_reply(reply):
+        reply.content["arrays"] = ArrayRecord({"predictions": packed})
+
+    return break_reply
+
+
+@pytest.fixture
+def warnings_seen(caplog):
+    """Flower's logger does not propagate; listen to it directly."""
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
+    yield lambda: [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    logger.removeHandler(caplog.handler)
+
+
+@pytest.mark.parametrize("case", BAD_ARRAYS)
+@pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt"])
+def test_a_bad_reply_is_dropped_and_named(case, strategy, small, tmp_path, warnings_seen):
+    array, reason = BAD_ARRAYS[case]
+    app = broken_client(replace_predictions(array))
+    finished, _ = run_with(app, small, tmp_path, strategy=strategy)
+    assert finished.finished
+    assert list(finished.rounds["replies"]) == [3, 3]
+    assert list(finished.rounds["failures"]) == [1, 1]
+    failures = finished.clients[finished.clients["failure"].notna()]
+    assert set(failures["partition_id"]) == {1}
+    assert failures["failure"].str.contains(reason).all()
+    assert any("client 1" in line for line in warnings_seen())
+    for matrix in finished.matrices.values():
+        assert np.isfinite(matrix).all()
+
+
+def test_others_learn_as_if_the_broken_client_had_been_silent(small, tmp_path):
+    """Teachers from a run with NaN replies equal those of a run in which the client raises."""
+
+    def raise_error(reply):
+        raise RuntimeError("disk is gone")
+
+    with_nan, _ = run_with(
+        broken_client(replace_predictions(with_value(np.nan))), small, tmp_path / "nan"
+    )
+    with_error, _ = run_with(broken_client(raise_error), small, tmp_path / "error")
+    np.testing.assert_array_equal(
+        with_nan.matrices["coefficients"], with_error.matrices["coefficients"]
+    )
+    honest = [run.clients[run.clients["partition_id"] != 1] for run in (with_nan, with_error)]
+    assert list(honest[0]["accuracy"]) == list(honest[1]["accuracy"])
+    assert list(honest[0]["loss"]) == list(honest[1]["loss"])
+
+
+def test_teachers_stay_finite_and_on_the_simplex(small, tmp_path):
+    teachers = []
+
+    def app(message, context):
+        record = message.content.array_records.get("arrays", {})
+        if "teacher" in record:
+            teachers.append(record["teacher"].numpy())
+        return broken_client(replace_predictions(with_value(np.nan)))(message, context)
+
+    run_with(app, small, tmp_path, **{"num-server-rounds": 3})
+    assert len(teachers) == 8
+    for teacher in teachers:
+        assert np.isfinite(teacher).all()
+        np.testing.assert_allclose(teacher.sum(axis=1), 1, rtol=1e-5)
+
+
+def test_a_client_that_raises_is_named_with_its_reason(small, tmp_path, warnings_seen):
+    def raise_error(reply):
+        raise RuntimeError("disk is gone")
+
+    finished, _ = run_with(broken_client(raise_error, only_round=1), small, tmp_path)
+    assert list(finished.rounds["replies"]) == [3, 4]
+    assert any("client 1" in line and "disk is gone" in line for line in warnings_seen())
+
+
+def test_a_failed_client_forgets_the_failed_message(small, tmp_path):
+    """Its model after a failed round is that of before, in every engine."""
+
+    def raise_error(reply):
+        raise RuntimeError("power cut")
+
+    _, grid = run_with(
+        broken_client(raise_error), small, tmp_path, strategy="local", **{"num-server-rounds": 1}
+    )
+    assert "model" not in grid.contexts[1].state
+    assert "model" in grid.contexts[0].state
+
+
+def test_another_partitions_id_is_refused(small, tmp_path):
+    def impersonate(reply):
+        reply.content["info"] = ConfigRecord({"partition-id": 2, "model": "mlp"})
+
+    finished, _ = run_with(broken_client(impersonate), small, tmp_path)
+    failure = finished.clients[finished.clients["failure"].notna()]["failure"].iloc[0]
+    assert "claims to be partition 2" in failure
+    assert (finished.rounds["replies"] == 3).all()
+
+
+def test_too_few_replies_stop_the_run_and_leave_what_was_done(small, tmp_path):
+    def raise_error(reply):
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(TooFewRepliesError, match=r"min-replies is 4.*out of memory.*1 rounds"):
+        run_with(broken_client(raise_error, only_round=2), small, tmp_path, **{"min-replies": 4})
+    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    assert len(lines) == 1
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_fewer_clients_than_needed_are_refused(small, tmp_path):
+    configuration = read_config(
+        {**small, "output-dir": str(tmp_path / "run"), "connect-timeout": 0.1}
+    )
+    grid = InProcessGrid(client_app, 3, configuration.flat())
+    with pytest.raises(TooFewRepliesError, match=r"needs 4 clients and 3 are connected"):
+        serve(grid, configuration)
+
+
+def test_two_nodes_with_one_partition_count_once(small, tmp_path, warnings_seen):
+    flat = {**small, "strategy": "local", "output-dir": str(tmp_path / "run"), "num-clients": 3}
+    configuration = read_config(flat)
+    grid = InProcessGrid(client_app, 4, configuration.flat(), {3: {"partition-id": 0}})
+    finished = serve(grid, configuration)
+    assert set(finished.clients["partition_id"]) == {0, 1, 2}
+    assert any("already held" in line for line in warnings_seen())
+
+
+def test_a_nan_evaluation_does_not_stop_the_run(small, tmp_path):
+    def app(message, context):
+        reply = client_app(message, context)
+        is_mine = context.node_config["partition-id"] == 1
+        if is_mine and message.metadata.message_type == "evaluate":
+            reply.content["metrics"]["loss"] = float("nan")
+        return reply
+
+    finished, _ = run_with(app, small, tmp_path, strategy="local")
+    assert finished.rounds["accuracy_mean"].notna().all()
+    assert finished.rounds["loss_mean"].isna().all()
+
+
+def test_an_impossible_count_is_dropped(small, tmp_path):
+    def app(message, context):
+        reply = client_app(message, context)
+        if message.metadata.message_type == "evaluate":
+            reply.content["metrics"]["correct"] = 10**6
+        return reply
+
+    finished, _ = run_with(app, small, tmp_path, strategy="local")
+    assert finished.rounds["accuracy_mean"].isna().all()

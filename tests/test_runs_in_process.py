@@ -1,0 +1,216 @@
+"""Whole runs in one process: every method, its accounting, its determinism, its messages."""
+
+import json
+
+import numpy as np
+import pytest
+
+import fedkd_flwr
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.config import read_config
+from fedkd_flwr.grid import InProcessGrid
+from fedkd_flwr.methods import METHODS
+from fedkd_flwr.models import build_model, num_parameters
+from fedkd_flwr.server_app import serve
+from fedkd_flwr.state import exchanged_state
+
+ROUND_COLUMNS = [
+    "round", "accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_max",
+    "accuracy_weighted", "loss_mean", "numbers_up", "numbers_down", "numbers_down_broadcast",
+    "bytes_up", "bytes_down", "replies", "failures", "seconds_train", "seconds_server",
+    "seconds_evaluate",
+]  # fmt: skip
+SOFT = [name for name, method in METHODS.items() if method.exchanged == "soft predictions"]
+PARAMETER = [name for name, method in METHODS.items() if method.exchanged == "parameters"]
+
+
+def run(small, tmp_path, name="run", **changes):
+    return fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / name)
+
+
+def models_of(strategy):
+    return "mlp" if METHODS[strategy].strategy.needs_one_model else "mlp,lenet"
+
+
+class RecordingApp:
+    """Passes messages on and keeps the arrays that went each way."""
+
+    def __init__(self):
+        self.down, self.up = [], []
+
+    def __call__(self, message, context):
+        reply = client_app(message, context)
+        for kept, content in ((self.down, message.content), (self.up, reply.content)):
+            for record in content.array_records.values():
+                kept.extend((name, tuple(array.shape)) for name, array in record.items())
+        return reply
+
+
+@pytest.mark.parametrize("strategy", METHODS)
+def test_every_method_runs_and_writes_its_run_directory(strategy, small, tmp_path):
+    finished = run(small, tmp_path, strategy=strategy, models=models_of(strategy))
+    assert finished.finished
+    assert set(ROUND_COLUMNS) <= set(finished.rounds.columns)
+    assert list(finished.rounds["round"]) == [1, 2]
+    assert (finished.rounds["failures"] == 0).all()
+    assert finished.rounds["accuracy_mean"].between(0, 1).all()
+    evaluated = finished.clients[finished.clients["accuracy"].notna()]
+    assert sorted(evaluated["partition_id"]) == sorted([0, 1, 2, 3] * 2)
+    assert finished.summary["strategy"] == strategy
+    last = finished.rounds.iloc[-1]
+    assert finished.summary["last_round"]["accuracy_mean"] == last["accuracy_mean"]
+    assert {"python", "flwr", "torch"} <= finished.description["versions"].keys()
+
+
+@pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt", "persfl", "fedavg-ft"])
+def test_same_seed_same_run_and_other_seed_another(strategy, small, tmp_path):
+    changes = {"strategy": strategy, "models": models_of(strategy)}
+    first = run(small, tmp_path, "first", **changes)
+    second = run(small, tmp_path, "second", **changes)
+    other = run(small, tmp_path, "other", seed=1, **changes)
+    for column in ("accuracy_mean", "loss_mean", "numbers_up"):
+        assert list(first.rounds[column]) == list(second.rounds[column])
+    for name, matrix in first.matrices.items():
+        np.testing.assert_array_equal(matrix, second.matrices[name])
+    assert list(first.rounds["loss_mean"]) != list(other.rounds["loss_mean"])
+
+
+def test_kt_pfl_counts_p_times_k_numbers_each_way(small, tmp_path):
+    finished = run(small, tmp_path, strategy="kt-pfl")
+    numbers = 40 * 10
+    assert list(finished.rounds["numbers_up"]) == [4 * numbers, 4 * numbers]
+    # The first round has no teachers yet.
+    assert list(finished.rounds["numbers_down"]) == [0, 4 * numbers]
+    assert list(finished.rounds["numbers_down_broadcast"]) == [0, 4 * numbers]
+    by_client = finished.clients.set_index(["round", "partition_id"])
+    assert (by_client["numbers_up"] == numbers).all()
+    assert (by_client.loc[2]["numbers_down"] == numbers).all()
+    # Four bytes a number, and a short header for each array.
+    for column in ("bytes_up", "bytes_down"):
+        assert 4 * 4 * numbers <= finished.rounds[column].iloc[1] <= 4 * (4 * numbers + 256)
+
+
+def test_perfed_ckt_counts_centroids_once_for_all_clients(small, tmp_path):
+    changes = {"strategy": "perfed-ckt", "perfed-ckt.clusters": 2, "num-server-rounds": 3}
+    finished = run(small, tmp_path, **changes)
+    numbers = 40 * 10
+    assert list(finished.rounds["numbers_up"]) == [4 * numbers] * 3
+    assert list(finished.rounds["numbers_down_broadcast"]) == [0, 2 * numbers, 2 * numbers]
+    assert list(finished.rounds["numbers_down"]) == [0, 4 * 2 * numbers, 4 * 2 * numbers]
+
+
+def test_fedavg_counts_the_model_once_down_and_for_each_client_up(small, tmp_path):
+    finished = run(small, tmp_path, strategy="fedavg", models="mlp")
+    size = num_parameters(build_model("mlp", (1, 28, 28), 10))
+    assert list(finished.rounds["numbers_up"]) == [4 * size] * 2
+    assert list(finished.rounds["numbers_down_broadcast"]) == [size] * 2
+
+
+@pytest.mark.parametrize("strategy", SOFT)
+def test_soft_prediction_methods_never_send_weights(strategy, small, tmp_path):
+    configuration = read_config(
+        {**small, "strategy": strategy, "output-dir": str(tmp_path / "run")}
+    )
+    recorder = RecordingApp()
+    serve(InProcessGrid(recorder, 4, configuration.flat()), configuration)
+    allowed = {("predictions", (40, 10)), ("teacher", (40, 10))}
+    clusters = {("centroids", (c, 40, 10)) for c in range(1, 5)}
+    sent = set(recorder.up) | set(recorder.down)
+    assert ("predictions", (40, 10)) in sent
+    assert sent <= allowed | clusters
+    weights = {
+        tuple(tensor.shape)
+        for name in ("mlp", "lenet")
+        for tensor in exchanged_state(build_model(name, (1, 28, 28), 10)).values()
+    }
+    assert not {shape for _, shape in sent} & weights
+
+
+def test_local_sends_nothing(small, tmp_path):
+    finished = run(small, tmp_path, strategy="local")
+    assert finished.rounds[["numbers_up", "numbers_down", "bytes_up"]].to_numpy().sum() == 0
+
+
+def test_accuracy_is_correct_over_total_for_every_client(small, tmp_path):
+    finished = run(small, tmp_path, strategy="local")
+    clients = finished.clients
+    np.testing.assert_array_equal(clients["accuracy"], clients["correct"] / clients["total"])
+    last = clients[clients["round"] == 2]
+    row = finished.rounds.iloc[-1]
+    assert row["accuracy_mean"] == pytest.approx(last["accuracy"].mean(), abs=1e-12)
+    assert row["accuracy_std"] == pytest.approx(last["accuracy"].std(ddof=0), abs=1e-12)
+    assert row["accuracy_weighted"] == pytest.approx(
+        last["correct"].sum() / last["total"].sum(), abs=1e-12
+    )
+
+
+def test_the_second_round_builds_on_the_first(small, tmp_path):
+    """A client that forgot its model would repeat its first round."""
+    finished = run(small, tmp_path, strategy="local", **{"num-server-rounds": 6})
+    losses = finished.rounds["loss_mean"]
+    assert losses.iloc[-1] < 0.8 * losses.iloc[0]
+
+
+def test_evaluate_every_skips_rounds_but_never_the_last(small, tmp_path):
+    changes = {"num-server-rounds": 5, "evaluate-every": 2}
+    finished = run(small, tmp_path, strategy="local", models="mlp", **changes)
+    evaluated = finished.rounds[finished.rounds["accuracy_mean"].notna()]
+    assert list(evaluated["round"]) == [2, 4, 5]
+
+
+def test_partial_participation_samples_and_evaluates_everybody(small, tmp_path):
+    changes = {"fraction-train": 0.5, "num-server-rounds": 4}
+    finished = run(small, tmp_path, strategy="kt-pfl", **changes)
+    assert (finished.rounds["replies"] == 2).all()
+    sampled = finished.clients[finished.clients["numbers_up"] > 0]
+    assert set(sampled["partition_id"]) > {sampled["partition_id"].iloc[0]}
+    assert finished.clients.groupby("round")["accuracy"].count().tolist() == [4] * 4
+    coefficients = finished.matrices["coefficients"]
+    assert coefficients.shape == (4, 4, 4)
+    np.testing.assert_allclose(coefficients.sum(axis=2), 1)
+
+
+def test_validation_round_is_chosen_on_validation_data(small, tmp_path):
+    finished = run(small, tmp_path, strategy="local", **{"num-server-rounds": 4})
+    chosen = finished.summary["validation_round"]
+    best = finished.rounds.sort_values(
+        ["validation_accuracy_mean", "round"], ascending=[False, True]
+    ).iloc[0]
+    assert chosen["round"] == best["round"]
+    assert chosen["accuracy_mean"] == best["accuracy_mean"]
+
+
+def test_a_directory_with_a_run_is_left_alone(small, tmp_path):
+    run(small, tmp_path, strategy="local", models="mlp")
+    before = (tmp_path / "run" / "rounds.jsonl").read_bytes()
+    with pytest.raises(OSError, match="already holds a run"):
+        run(small, tmp_path, strategy="local", models="mlp")
+    assert (tmp_path / "run" / "rounds.jsonl").read_bytes() == before
+
+
+def test_config_repeats_the_run(small, tmp_path):
+    first = run(small, tmp_path, "first", strategy="kt-pfl")
+    config = json.loads((first.path / "config.json").read_text())["config"]
+    second = fedkd_flwr.run({**config, "output-dir": str(tmp_path / "again")})
+    assert list(first.rounds["loss_mean"]) == list(second.rounds["loss_mean"])
+
+
+@pytest.mark.parametrize("strategy", PARAMETER)
+def test_parameter_methods_hand_out_what_was_averaged(strategy, small, tmp_path):
+    """Every client of a round is sent the same arrays, and later rounds send others."""
+    configuration = read_config(
+        {**small, "strategy": strategy, "models": "mlp", "output-dir": str(tmp_path / "run")}
+    )
+    sent = []
+
+    def spy(message, context):
+        record = message.content.array_records.get("arrays")
+        if record and message.metadata.message_type == "train":
+            sent.append(record["hidden.weight"].numpy() if "hidden.weight" in record else
+                        next(iter(record.values())).numpy())  # fmt: skip
+        return client_app(message, context)
+
+    serve(InProcessGrid(spy, 4, configuration.flat()), configuration)
+    for n in range(1, 4):
+        np.testing.assert_array_equal(sent[n], sent[0])
+    assert not np.array_equal(sent[4], sent[0])

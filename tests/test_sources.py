@@ -1,0 +1,241 @@
+"""Data sets: the pool's order, decoding, shapes, own data, and what is refused."""
+
+import io
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+from PIL import Image
+
+from fedkd_flwr.data import (
+    DATASETS,
+    DataError,
+    load_images,
+    load_labels,
+    load_own_data,
+    to_float,
+)
+from fedkd_flwr.data.sources import convert_images
+
+TINY = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
+TINY_LABELS = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8])
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """Encode one image without loss."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG")
+    return file.getvalue()
+
+
+def image_rows(images: np.ndarray) -> list[dict[str, object]]:
+    return [{"bytes": png(image), "path": None} for image in images]
+
+
+def write_parquet(path: Path, positions: slice, image: str = "img", label: str = "label") -> None:
+    """Write some of the tiny images in the hub's layout."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = {label: TINY_LABELS[positions], image: image_rows(TINY[positions])}
+    pyarrow.parquet.write_table(pa.table(rows), path)
+
+
+LAYOUTS = {
+    "flat": ["train.parquet", "train2.parquet", "test.parquet"],
+    "numbered": [
+        "data/train-00000-of-00002.parquet",
+        "data/train-00001-of-00002.parquet",
+        "data/test-00000-of-00001.parquet",
+    ],
+    "folders": ["plain/train/0000.parquet", "plain/train/0001.parquet", "plain/test/0000.parquet"],
+}
+
+
+def test_digits_are_complete_offline_and_fill_the_range():
+    digits = load_images("digits")
+    assert digits.images.shape == (1797, 1, 28, 28)
+    assert digits.images.dtype == torch.uint8
+    assert digits.labels.dtype == torch.int64
+    assert torch.bincount(digits.labels).tolist() == [
+        178, 182, 177, 183, 181, 182, 181, 179, 174, 180,
+    ]  # fmt: skip
+    assert digits.images.min() == 0
+    assert digits.images.max() > 240
+    np.testing.assert_array_equal(digits.labels.numpy(), load_labels("digits"))
+
+
+def test_digits_are_recognisable():
+    # The mean ink of the classes differs: the nearest class mean is right far above chance.
+    digits = load_images("digits")
+    images = to_float(digits.images).flatten(1)
+    means = torch.stack([images[digits.labels == label].mean(0) for label in range(10)])
+    nearest = torch.cdist(images, means).argmin(1)
+    assert (nearest == digits.labels).float().mean() > 0.85
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_parquet_parts_are_pooled_train_first(tmp_path, layout):
+    first, second, last = (tmp_path / "uoft-cs/cifar10" / name for name in LAYOUTS[layout])
+    write_parquet(last, slice(8, 12))
+    write_parquet(first, slice(0, 5))
+    write_parquet(second, slice(5, 8))
+    pool = load_images("cifar10", str(tmp_path))
+    np.testing.assert_array_equal(pool.images.permute(0, 2, 3, 1).numpy(), TINY)
+    np.testing.assert_array_equal(pool.labels.numpy(), TINY_LABELS)
+    np.testing.assert_array_equal(load_labels("cifar10", str(tmp_path)), TINY_LABELS)
+    assert pool.classes == 10
+
+
+def test_labels_are_read_without_decoding(tmp_path):
+    folder = tmp_path / "uoft-cs/cifar10"
+    folder.mkdir(parents=True)
+    broken = [{"bytes": b"no image", "path": None}]
+    pyarrow.parquet.write_table(pa.table({"label": [7], "img": broken}), folder / "train.parquet")
+    assert load_labels("cifar10", str(tmp_path)).tolist() == [7]
+    with pytest.raises(DataError, match="image 0 is no readable PNG, JPEG or WebP file"):
+        load_images("cifar10", str(tmp_path))
+
+
+def test_grey_sets_decode_colour_files_to_one_channel(tmp_path):
+    path = tmp_path / "ylecun/mnist/train.parquet"
+    write_parquet(path, slice(0, 4), image="image")
+    images = load_images("mnist", str(tmp_path)).images
+    assert images.shape == (4, 1, 28, 28)  # resized as well: the files have 32x32 pixels
+
+
+def test_sets_are_decoded_once(tmp_path):
+    path = tmp_path / "uoft-cs/cifar10/train.parquet"
+    write_parquet(path, slice(0, 4))
+    first = load_images("cifar10", str(tmp_path))
+    path.unlink()
+    assert load_images("cifar10", data_root=str(tmp_path)) is first
+
+
+def test_cached_labels_cannot_be_changed():
+    with pytest.raises(ValueError, match="read-only"):
+        load_labels("digits")[0] = 5
+
+
+def test_hub_sets_are_pooled_train_first(monkeypatch):
+    features = datasets.Features({"img": datasets.Image(), "fine_label": datasets.Value("int64")})
+
+    def part(positions):
+        rows = {"img": image_rows(TINY[positions]), "fine_label": TINY_LABELS[positions]}
+        return datasets.Dataset.from_dict(rows, features=features)
+
+    asked = []
+
+    def load_dataset(hub_id):
+        asked.append(hub_id)
+        return datasets.DatasetDict({"test": part(slice(8, 12)), "train": part(slice(0, 8))})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    pool = load_images("cifar100")
+    np.testing.assert_array_equal(pool.images.permute(0, 2, 3, 1).numpy(), TINY)
+    np.testing.assert_array_equal(pool.labels.numpy(), TINY_LABELS)
+    assert set(asked) == {DATASETS["cifar100"].hub_id}
+
+
+def test_unreachable_hub_names_the_way_out(monkeypatch):
+    def load_dataset(hub_id):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(DataError, match=r"ylecun/mnist .* \(ConnectionError\); set data-root"):
+        load_labels("mnist")
+
+
+def test_unknown_set_lists_the_allowed():
+    with pytest.raises(DataError, match="unknown data set 'svhn'; allowed are digits, mnist"):
+        load_labels("svhn")
+
+
+def test_missing_set_names_the_folder(tmp_path):
+    with pytest.raises(DataError, match="holds no Parquet file of ylecun/mnist") as caught:
+        load_labels("mnist", str(tmp_path))
+    assert str(tmp_path / "ylecun/mnist") in str(caught.value)
+
+
+def test_missing_column_is_named(tmp_path):
+    write_parquet(tmp_path / "uoft-cs/cifar10/train.parquet", slice(0, 4), label="target")
+    with pytest.raises(DataError, match="has no column 'label'"):
+        load_labels("cifar10", str(tmp_path))
+
+
+def test_foreign_classes_are_refused(tmp_path):
+    folder = tmp_path / "uoft-cs/cifar10"
+    folder.mkdir(parents=True)
+    pyarrow.parquet.write_table(pa.table({"label": [1, 10]}), folder / "train.parquet")
+    with pytest.raises(DataError, match="holds classes 1 to 10, allowed are 0 to 9"):
+        load_labels("cifar10", str(tmp_path))
+
+
+def test_damaged_parquet_is_refused(tmp_path):
+    path = tmp_path / "uoft-cs/cifar10/train.parquet"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"PAR1 but not really")
+    with pytest.raises(DataError, match="cannot be read as a Parquet file"):
+        load_labels("cifar10", str(tmp_path))
+
+
+def test_to_float_maps_black_and_white_and_leaves_its_input():
+    images = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1)
+    assert to_float(images).flatten().tolist() == [-1.0, 1.0]
+    assert images.flatten().tolist() == [0, 255]
+    assert to_float(images).dtype == torch.float32
+
+
+def test_convert_between_grey_and_colour():
+    grey = torch.full((2, 1, 4, 4), 90, dtype=torch.uint8)
+    colour = convert_images(grey, (3, 8, 8))
+    assert colour.shape == (2, 3, 8, 8)
+    assert torch.equal(convert_images(colour, (1, 4, 4)), grey)
+    # Green is the brightest of the three primaries, blue the darkest.
+    primaries = torch.eye(3, dtype=torch.uint8).mul(255).view(3, 3, 1, 1)
+    red, green, blue = convert_images(primaries, (1, 1, 1)).flatten().tolist()
+    assert (red, green, blue) == (76, 150, 29)
+
+
+def own_folder(path: Path, names: list[str]) -> Path:
+    """Write a folder of classes, one image in each, all of the class's brightness."""
+    for brightness, name in enumerate(names):
+        (path / name).mkdir(parents=True)
+        pixels = np.full((20, 30, 3), 10 * brightness, dtype=np.uint8)
+        (path / name / "picture.png").write_bytes(png(pixels))
+    return path
+
+
+def test_own_folder_by_number(tmp_path):
+    own = load_own_data(own_folder(tmp_path, ["10", "2"]), (1, 28, 28), 12)
+    assert own.images.shape == (2, 1, 28, 28)
+    brightness = own.images.flatten(1).float().mean(1).tolist()
+    assert dict(zip(own.labels.tolist(), brightness, strict=True)) == {10: 0.0, 2: 10.0}
+    assert own.classes == 12
+
+
+def test_own_folder_by_name_needs_every_class(tmp_path):
+    folder = own_folder(tmp_path, ["cat", "dog"])
+    assert load_own_data(folder, (3, 32, 32), 2).labels.tolist() == [0, 1]
+    with pytest.raises(DataError, match="holds 2 folders; it needs one for each of the 3"):
+        load_own_data(folder, (3, 32, 32), 3)
+    (folder / "ape").mkdir()  # an empty folder keeps the numbering of the others
+    assert load_own_data(folder, (3, 32, 32), 3).labels.tolist() == [1, 2]
+
+
+def test_own_parquet_file(tmp_path):
+    write_parquet(tmp_path / "mine.parquet", slice(0, 5), image="image")
+    own = load_own_data(tmp_path / "mine.parquet", (3, 32, 32), 10)
+    np.testing.assert_array_equal(own.images.permute(0, 2, 3, 1).numpy(), TINY[:5])
+    assert own.labels.tolist() == TINY_LABELS[:5].tolist()
+
+
+def test_own_data_must_exist_and_fit(tmp_path):
+    with pytest.raises(DataError, match="there is no folder or Parquet file at"):
+        load_own_data(tmp_path / "nowhere", (1, 28, 28), 10)
+    with pytest.raises(DataError, match="holds no folder"):
+        load_own_data(tmp_path, (1, 28, 28), 10)
+    with pytest.raises(DataError, match="holds classes 11 to 11, allowed are 0 to 9"):
+        load_own_data(own_folder(tmp_path, ["11"]), (1, 28, 28), 10)
