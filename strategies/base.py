@@ -499,6 +499,7 @@ class PersonalizedStrategy(Strategy):
         self.global_arrays = arrays
         self._started_at = time.perf_counter()
         if not self._is_evaluated(server_round):
+            self._sent = {}
             return []
         payloads = {n: self.evaluate_payload(server_round, n) for n in self.reachable()}
         return self._messages(MessageType.EVALUATE, server_round, "evaluate", payloads)

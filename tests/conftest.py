@@ -7,8 +7,6 @@ os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 import pytest
 import torch
 
-from fedkd_flwr.config import read_config
-
 SMALL = {
     "dataset": "digits",
     "partition": "k-classes",
@@ -46,8 +44,3 @@ def small():
     """A flat run config that differs from the defaults in size alone."""
     return dict(SMALL)
 
-
-@pytest.fixture
-def configure(small):
-    """Build a validated configuration from the small one with some values changed."""
-    return lambda **changes: read_config({**small, **{k: v for k, v in changes.items()}})

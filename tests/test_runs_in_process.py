@@ -156,6 +156,7 @@ def test_evaluate_every_skips_rounds_but_never_the_last(small, tmp_path):
     finished = run(small, tmp_path, strategy="local", models="mlp", **changes)
     evaluated = finished.rounds[finished.rounds["accuracy_mean"].notna()]
     assert list(evaluated["round"]) == [2, 4, 5]
+    assert (finished.rounds["failures"] == 0).all()
 
 
 def test_partial_participation_samples_and_evaluates_everybody(small, tmp_path):

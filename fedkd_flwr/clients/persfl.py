@@ -86,9 +86,13 @@ class PersFLClient(FedAvgClient):
         Returns
         -------
         dict of str to float
-            ``lambda``, ``temperature`` and ``teacher-round`` of the kept model.
+            ``lambda``, ``temperature`` and ``teacher-round`` of the kept model; for comparison
+            the test accuracies ``global-accuracy`` of the final global model, which `model`
+            is at the start, and ``teacher-accuracy``.
         """
+        global_accuracy = self.test_accuracy()
         state.load_model(self.context, "teacher", self.model)
+        teacher_accuracy = self.test_accuracy()
         teacher_weights = {name: value.clone() for name, value in self.model.state_dict().items()}
         teacher_logits = predict_logits(self.model, self.data.train_images)
         best: Candidate | None = None
@@ -107,9 +111,16 @@ class PersFLClient(FedAvgClient):
             "lambda": best.imitation,
             "temperature": best.temperature,
             "teacher-round": teacher["round"],
+            "teacher-accuracy": teacher_accuracy,
+            "global-accuracy": global_accuracy,
         }
         state.save_numbers(self.context, "choice", choice)
         return choice
+
+    def test_accuracy(self) -> float:
+        """Return the accuracy of `model` on the client's test split."""
+        result = evaluate(self.model, self.data.test_images, self.data.test_labels)
+        return result.correct / result.total
 
     def distilled(
         self, teacher_logits: Tensor, imitation: float, temperature: float, server_round: int

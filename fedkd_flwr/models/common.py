@@ -37,7 +37,7 @@ def with_he_weights(model: nn.Module) -> nn.Module:
     The papers do not say how their networks start. With torch's own draw the signal fades
     from layer to layer, and with plain SGD at the papers' rates a network of six layers
     without batch normalisation does not leave chance. The output layer keeps torch's draw,
-    so that the first loss is near that of a uniform guess.
+    which is smaller, so that the first predictions are not confident.
 
     Parameters
     ----------

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from fedkd_flwr.models.darts.operations import BatchNorm, HalvedResolution, pointwise
@@ -66,8 +67,10 @@ def plan_cells(channels: int, cells: int, nodes: int, stem_multiplier: int) -> I
         before_last, last, last_reduces = last, nodes * channels, reduces
 
 
-def build_stem(inputs: int, outputs: int, affine: bool) -> nn.Module:
-    """Return the first layer: 3x3 convolution and batch normalization.
+class Stem(nn.Module):
+    """First layer: 3x3 convolution and batch normalization.
+
+    Maps (N, inputs, h, w) to (N, outputs, ceil(h/stride), ceil(w/stride)).
 
     Parameters
     ----------
@@ -75,18 +78,22 @@ def build_stem(inputs: int, outputs: int, affine: bool) -> nn.Module:
         Channels of an image.
     outputs : int
         Channels of the stem.
+    stride : int
+        1 keeps the resolution.
     affine : bool
         Whether batch normalization learns a scale and a shift.
-
-    Returns
-    -------
-    nn.Module
-        Maps (N, inputs, h, w) to (N, outputs, h, w).
     """
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
-        BatchNorm(outputs, affine),
-    )
+
+    def __init__(self, inputs: int, outputs: int, stride: int, affine: bool) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.normalization = BatchNorm(outputs, affine)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the features (N, outputs, ceil(h/stride), ceil(w/stride)) of images."""
+        features: Tensor = self.normalization(self.convolution(images))
+        # All layers after it keep this memory format; depthwise convolutions are faster in it.
+        return features.contiguous(memory_format=torch.channels_last)
 
 
 class CellInputs(nn.Module):

@@ -13,7 +13,7 @@ from fedkd_flwr.models.darts.skeleton import (
     SMALLEST_CELLS,
     CellInputs,
     CellPlan,
-    build_stem,
+    Stem,
     plan_cells,
 )
 
@@ -42,6 +42,9 @@ class SupernetSettings:
         Candidates on each edge, distinct names of `OPERATIONS`, at least one besides "none".
     stem_multiplier : int
         The stem has this many times `channels` channels.
+    stem_stride : int
+        2 halves the resolution before the first cell, which makes training about four times
+        as fast; the paper's is 1 for CIFAR-10, and its ImageNet stem reduces too.
 
     Raises
     ------
@@ -54,6 +57,7 @@ class SupernetSettings:
     nodes: int = 4
     operations: tuple[str, ...] = OPERATIONS
     stem_multiplier: int = 3
+    stem_stride: int = 1
 
     def __post_init__(self) -> None:
         for name, smallest in (
@@ -61,6 +65,7 @@ class SupernetSettings:
             ("cells", SMALLEST_CELLS),
             ("nodes", 1),
             ("stem_multiplier", 1),
+            ("stem_stride", 1),
         ):
             if (value := getattr(self, name)) < smallest:
                 raise ValueError(f"a supernet's {name} must be at least {smallest}, got {value}")
@@ -208,7 +213,12 @@ class Supernet(nn.Module):
         self._plans = list(
             plan_cells(settings.channels, settings.cells, settings.nodes, settings.stem_multiplier)
         )
-        self.stem = build_stem(shape[0], settings.stem_multiplier * settings.channels, affine=False)
+        self.stem = Stem(
+            shape[0],
+            settings.stem_multiplier * settings.channels,
+            settings.stem_stride,
+            affine=False,
+        )
         self.cells = nn.ModuleList(SearchCell(plan, settings) for plan in self._plans)
         self.classifier = nn.Linear(settings.nodes * self._plans[-1].channels, classes)
 

@@ -1,0 +1,115 @@
+"""The network of one genotype, trained from scratch after the search (DARTS, section 3.2)."""
+
+import torch
+from torch import Tensor, nn
+
+from fedkd_flwr.models.common import Shape
+from fedkd_flwr.models.darts.genotype import Genotype, Node
+from fedkd_flwr.models.darts.operations import build_operation
+from fedkd_flwr.models.darts.skeleton import (
+    CELL_INPUTS,
+    SMALLEST_CELLS,
+    CellInputs,
+    CellPlan,
+    Stem,
+    plan_cells,
+)
+
+
+class FixedCell(nn.Module):
+    """A cell with one operation on each kept edge.
+
+    Parameters
+    ----------
+    plan : CellPlan
+        Place of the cell.
+    nodes : tuple of tuple of Choice
+        The edges into each inner node.
+    """
+
+    def __init__(self, plan: CellPlan, nodes: tuple[Node, ...]) -> None:
+        super().__init__()
+        self.inputs = CellInputs(plan, affine=True)
+        self.nodes = nn.ModuleList(
+            nn.ModuleList(
+                build_operation(
+                    operation,
+                    plan.channels,
+                    stride=2 if plan.reduces and source < CELL_INPUTS else 1,
+                    affine=True,
+                )
+                for operation, source in choices
+            )
+            for choices in nodes
+        )
+        self._sources = [[choice.source for choice in choices] for choices in nodes]
+
+    def forward(self, before_last: Tensor, last: Tensor) -> Tensor:
+        """Return the inner nodes, concatenated: (N, nodes * channels, h, w)."""
+        states: list[Tensor] = self.inputs(before_last, last)
+        for operations, sources in zip(self.nodes, self._sources, strict=True):
+            terms = [
+                operation(states[source])
+                for operation, source in zip(operations, sources, strict=True)
+            ]
+            states.append(sum(terms[1:], start=terms[0]))
+        return torch.cat(states[CELL_INPUTS:], dim=1)
+
+
+class FixedNetwork(nn.Module):
+    """Network of one genotype, without the auxiliary head and drop-path of the paper.
+
+    Maps float32 images (N, channels, height, width) to logits (N, classes). Fresh weights
+    come from torch's global generator; batch normalization learns a scale and a shift.
+
+    Parameters
+    ----------
+    genotype : Genotype
+        The edges of its cells.
+    shape : tuple of int
+        Channels, height and width of an image, of any size.
+    classes : int
+        Number of logits.
+    channels : int
+        Channels of a node in the first cell; the paper's network for CIFAR-10 has 36.
+    cells : int
+        Number of cells, at least 3; the paper's network for CIFAR-10 has 20.
+    stem_multiplier : int
+        The stem has this many times `channels` channels.
+    stem_stride : int
+        2 halves the resolution before the first cell.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than 3 cells.
+    """
+
+    def __init__(
+        self,
+        genotype: Genotype,
+        shape: Shape,
+        classes: int,
+        channels: int,
+        cells: int,
+        stem_multiplier: int = 3,
+        stem_stride: int = 1,
+    ) -> None:
+        super().__init__()
+        if cells < SMALLEST_CELLS:
+            raise ValueError(f"a network needs at least {SMALLEST_CELLS} cells, got {cells}")
+        self.genotype = genotype
+        plans = list(plan_cells(channels, cells, genotype.nodes, stem_multiplier))
+        self.stem = Stem(shape[0], stem_multiplier * channels, stem_stride, affine=True)
+        self.cells = nn.ModuleList(
+            FixedCell(plan, genotype.reduce if plan.reduces else genotype.normal) for plan in plans
+        )
+        self.classifier = nn.Linear(genotype.nodes * plans[-1].channels, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (N, classes) of images (N, channels, height, width)."""
+        before_last = last = self.stem(images)
+        for cell in self.cells:
+            before_last, last = last, cell(before_last, last)
+        logits: Tensor = self.classifier(last.mean(dim=(2, 3)))
+        return logits
