@@ -16,7 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedkd_flwr.data import DATASETS, PARTITIONS, DataSettings
 from fedkd_flwr.methods import METHODS, Method
 from fedkd_flwr.models import ASSIGNMENTS, MODELS
-from strategies.base import ImpossiblePlanError, RunPlan, Settings, kebab_case
+from fedkd_flwr.models.darts import (
+    OPERATIONS,
+    PUBLISHED_GENOTYPE,
+    Genotype,
+    SearchSpace,
+    SupernetSettings,
+)
+from strategies.base import RunPlan, Settings, kebab_case
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -52,7 +59,7 @@ class RunConfig(BaseModel):
     samples_per_class : int
         Samples of each class a client holds where the partition fixes it; 0 for the paper's.
     minimum_size : int
-        Fewest samples of a client in the `dirichlet` partition.
+        Fewest samples of a client in `dirichlet` and `lognormal-two-classes`.
     client_split : str
         Percentages train/validation/test inside each client.
     public_dataset : str
@@ -65,6 +72,12 @@ class RunConfig(BaseModel):
         Architectures, separated by commas.
     model_assignment : str
         How clients get one of them.
+    supernet_channels, supernet_cells, supernet_nodes, supernet_stem_stride : int
+        Size of ``darts`` and ``darts-fixed``.
+    supernet_operations : tuple of str
+        Candidate operations of ``darts``, separated by commas; empty for all eight.
+    genotype : str
+        JSON of the cells of ``darts-fixed``; empty for those that DARTS published.
     num_clients : int
         N.
     num_server_rounds : int
@@ -117,6 +130,12 @@ class RunConfig(BaseModel):
     public_size: int = Field(default=200, ge=0)
     models: tuple[str, ...] = ("lenet", "alexnet", "resnet18", "shufflenetv2")
     model_assignment: str = "cyclic"
+    supernet_channels: int = 16
+    supernet_cells: int = 8
+    supernet_nodes: int = 4
+    supernet_stem_stride: int = 1
+    supernet_operations: tuple[str, ...] = ()
+    genotype: str = ""
     num_clients: int = Field(default=8, ge=1)
     num_server_rounds: int = Field(default=6, ge=1)
     fraction_train: float = Field(default=1.0, gt=0, le=1)
@@ -136,9 +155,9 @@ class RunConfig(BaseModel):
     connect_timeout: float = Field(default=60.0, gt=0)
     round_timeout: float = Field(default=3600.0, gt=0)
 
-    @field_validator("models", mode="before")
+    @field_validator("models", "supernet_operations", mode="before")
     @classmethod
-    def _split_models(cls, value: Any) -> Any:
+    def _split_names(cls, value: Any) -> Any:
         if isinstance(value, str):
             return tuple(name.strip() for name in value.split(",") if name.strip())
         return value
@@ -189,6 +208,25 @@ class RunConfig(BaseModel):
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of the images."""
         return DATASETS[self.dataset].shape
+
+    @property
+    def search_space(self) -> SearchSpace:
+        """Size of the models ``darts`` and ``darts-fixed``.
+
+        Raises
+        ------
+        ValueError
+            If there is no such supernet or genotype.
+        """
+        settings = SupernetSettings(
+            channels=self.supernet_channels,
+            cells=self.supernet_cells,
+            nodes=self.supernet_nodes,
+            operations=self.supernet_operations or OPERATIONS,
+            stem_stride=self.supernet_stem_stride,
+        )
+        genotype = Genotype.from_text(self.genotype) if self.genotype else PUBLISHED_GENOTYPE
+        return SearchSpace(settings, genotype)
 
     @property
     def data_settings(self) -> DataSettings:
@@ -384,7 +422,8 @@ def _check_combinations(configuration: Configuration) -> None:
         )
     try:
         strategy.check_plan(run.plan(), configuration.settings)
-    except ImpossiblePlanError as error:
+        _ = run.search_space
+    except ValueError as error:
         raise ConfigError(str(error)) from None
 
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.fedavg import FedAvgClient, FineTuningClient
+from fedkd_flwr.clients.fedkma import FedKMAClient
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
 from fedkd_flwr.clients.perfed_ckt import PerFedCKTClient
 from fedkd_flwr.clients.persfl import PersFLClient, PersFLGDClient
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import FedAvg, FedAvgFineTuned
+from strategies.fedkma import FedKMA, FedNAS
 from strategies.kt_pfl import FedMD, KTpFL, SimPFL, TopKPFL
 from strategies.local import Local
 from strategies.perfed_ckt import PerFedCKT
@@ -49,6 +51,8 @@ METHODS: dict[str, Method] = {
     "perfed-ckt": Method(PerFedCKT, PerFedCKTClient, "soft predictions", "Cho et al. 2021"),
     "persfl": Method(PersFL, PersFLClient, "parameters", "Divi et al. 2021"),
     "persfl-gd": Method(PersFLGD, PersFLGDClient, "parameters", "Divi et al. 2021, §5.5"),
+    "fedkma": Method(FedKMA, FedKMAClient, "parameters and mean logits", "FedKMA"),
+    "fednas": Method(FedNAS, FedKMAClient, "parameters and mean logits", "FedKMA, manner 3"),
     "local": Method(Local, PersonalClient, "nothing", "baseline"),
     "fedavg": Method(FedAvg, FedAvgClient, "parameters", "McMahan et al. 2017"),
     "fedavg-ft": Method(FedAvgFineTuned, FineTuningClient, "parameters", "baseline"),

@@ -102,6 +102,6 @@ def initial_arrays(configuration: Configuration) -> ArrayRecord:
     if not run.method.strategy.needs_one_model:
         return ArrayRecord()
     with seeded("cpu", run.seed, "initial-weights"):
-        model = build_model(run.models[0], run.image_shape, run.num_classes)
+        model = build_model(run.models[0], run.image_shape, run.num_classes, run.search_space)
     tensors = exchanged_state(model)
     return ArrayRecord({name: Array(tensor.numpy()) for name, tensor in tensors.items()})

@@ -46,8 +46,22 @@ def load_model(context: Context, name: str, model: nn.Module) -> bool:
     tensors = load_tensors(context, name)
     if tensors is None:
         return False
-    model.load_state_dict(tensors)
+    fill_model(model, tensors)
     return True
+
+
+def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Overwrite the named parameters and buffers of a model, leaving the others as they are.
+
+    Raises
+    ------
+    RuntimeError
+        If the model has no such name, or another shape.
+    """
+    # The model's own state dict carries versions without which older formats are assumed.
+    state_dict = model.state_dict()
+    state_dict.update(tensors)
+    model.load_state_dict(state_dict)
 
 
 def save_optimizer(context: Context, name: str, optimizer: torch.optim.Optimizer) -> None:

@@ -4,6 +4,7 @@ Data are tensors that already lie on the model's device, and a batch is an index
 nothing here loads, decodes or copies a data set.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ INFERENCE_BATCH = 1024
 
 BatchLoss = Callable[[nn.Module, Tensor], Tensor]
 """A loss of the model on the samples at some positions, (batch,) int64."""
+
+
+class DivergedError(RuntimeError):
+    """A training whose loss is no number any more."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,11 @@ def train_on(
     -------
     float
         Mean loss over all samples seen.
+
+    Raises
+    ------
+    DivergedError
+        If that is no finite number.
     """
     model.train()
     device = next(model.parameters()).device
@@ -127,7 +137,21 @@ def train_on(
         # Summed on the device: reading it here would wait for every batch.
         total += batch_loss.detach() * len(positions)
         seen += len(positions)
-    return float(total) / max(seen, 1)
+    mean_loss = float(total) / max(seen, 1)
+    require_finite(mean_loss)
+    return mean_loss
+
+
+def require_finite(loss: float) -> None:
+    """Refuse a training that has diverged, so that a client keeps the model it had before.
+
+    Raises
+    ------
+    DivergedError
+        If the loss is no finite number.
+    """
+    if not math.isfinite(loss):
+        raise DivergedError(f"training diverged (loss {loss}); lower the learning-rate")
 
 
 def cross_entropy_on(images: Tensor, labels: Tensor) -> BatchLoss:

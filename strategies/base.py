@@ -9,6 +9,7 @@ and appear nowhere outside this module.
 """
 
 import math
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,10 @@ from strategies.randomness import random_generator
 
 Payload = Mapping[str, Array]
 """Named arrays sent to a client. Arrays that several clients share are the same object."""
+
+
+LONGEST_REASON = 200
+"""Characters of a failure's reason that are logged and recorded."""
 
 
 def kebab_case(name: str) -> str:
@@ -768,9 +773,9 @@ class PersonalizedStrategy(Strategy):
 
 
 def error_reason(message: Message) -> str:
-    """Return why a client failed, in one line."""
+    """Return why a client failed, in one line of at most `LONGEST_REASON` characters."""
     lines = (message.error.reason or "it gave no reason").strip().splitlines()
-    return f"it failed: {lines[-1].strip()}"
+    return textwrap.shorten(f"it failed: {lines[-1]}", LONGEST_REASON)
 
 
 def check_evaluation(reply: Reply) -> None:

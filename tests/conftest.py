@@ -43,4 +43,3 @@ def one_thread():
 def small():
     """A flat run config that differs from the defaults in size alone."""
     return dict(SMALL)
-

@@ -109,7 +109,8 @@ class PersonalClient(NumPyClient):
     @cached_property
     def data(self) -> ClientData:
         """The client's own data and the public pool, on the device."""
-        return load_client(self.run.data_settings, self.partition_id)
+        data_path = str(self.context.node_config.get("data-path", ""))
+        return load_client(self.run.data_settings, self.partition_id, data_path)
 
     @cached_property
     def model_name(self) -> str:
@@ -133,7 +134,9 @@ class PersonalClient(NumPyClient):
     def new_model(self) -> nn.Module:
         """Build the client's architecture with its initial weights."""
         with seeded("cpu", self.run.seed, "initial-weights", self.partition_id):
-            model = build_model(self.model_name, self.data.shape, self.data.classes)
+            model = build_model(
+                self.model_name, self.data.shape, self.data.classes, self.run.search_space
+            )
         return model.to(self.device)
 
     @property
@@ -188,13 +191,24 @@ class PersonalClient(NumPyClient):
         """Cross-entropy on the client's training data."""
         return cross_entropy_on(self.data.train_images, self.data.train_labels)
 
-    def private_batches(self, server_round: int) -> Iterator[Tensor]:
-        """Yield a round's private batches: tau random ones where set, else E epochs."""
+    def private_batches(
+        self, server_round: int, num_samples: int | None = None
+    ) -> Iterator[Tensor]:
+        """Yield a round's private batches: tau random ones where set, else E epochs.
+
+        Parameters
+        ----------
+        server_round : int
+            Round of the run; batches depend on it.
+        num_samples : int, optional
+            Samples to draw from, all training samples if left out.
+        """
         run, generator = self.run, self.generator("batches", server_round)
+        samples = num_samples or self.num_examples
         if run.local_iterations:
-            endless = random_batches(self.num_examples, run.batch_size, generator)
+            endless = random_batches(samples, run.batch_size, generator)
             return itertools.islice(endless, run.local_iterations)
-        return epoch_batches(self.num_examples, run.batch_size, run.local_epochs, generator)
+        return epoch_batches(samples, run.batch_size, run.local_epochs, generator)
 
     def public_images(self, server_round: int) -> Tensor:
         """Return the public subset of a round, shape (P, channels, height, width)."""

@@ -1,7 +1,7 @@
 """Clients of FedAvg (McMahan et al., AISTATS 2017), with and without fine-tuning."""
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient, TrainReply
-from fedkd_flwr.state import exchanged_state
+from fedkd_flwr.state import exchanged_state, fill_model
 from fedkd_flwr.training import epoch_batches, train_on
 from strategies.fedavg import FineTuningSettings
 
@@ -25,8 +25,7 @@ class FedAvgClient(PersonalClient):
 
     def receive_model(self, received: Arrays) -> None:
         """Overwrite the model with what the server sent."""
-        tensors = {name: self.tensor(array) for name, array in received.items()}
-        self.model.load_state_dict(tensors, strict=False)
+        fill_model(self.model, {name: self.tensor(array) for name, array in received.items()})
 
     def model_arrays(self) -> Arrays:
         """Return the model's parameters and floating-point buffers by name."""

@@ -6,6 +6,7 @@ from torch import nn
 
 from fedkd_flwr.models import small, torchvision_models
 from fedkd_flwr.models.common import Shape
+from fedkd_flwr.models.darts import SearchSpace
 
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "lenet": small.lenet,
@@ -18,11 +19,15 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "cnn-ckt": small.cnn_ckt,
     "cnn-persfl": small.cnn_persfl,
     "mlp": small.mlp,
+    "darts": SearchSpace().supernet,
+    "darts-fixed": SearchSpace().fixed_network,
 }
 """Builder of each model, from an image shape and a number of classes."""
 
 
-def build_model(name: str, shape: Shape, classes: int) -> nn.Module:
+def build_model(
+    name: str, shape: Shape, classes: int, search_space: SearchSpace | None = None
+) -> nn.Module:
     """Build a model with fresh weights, drawn from torch's global generator.
 
     Parameters
@@ -33,6 +38,8 @@ def build_model(name: str, shape: Shape, classes: int) -> nn.Module:
         Channels, height and width of an image.
     classes : int
         Number of classes, at least 2.
+    search_space : SearchSpace, optional
+        Size of ``darts`` and ``darts-fixed``, the paper's if left out.
 
     Returns
     -------
@@ -53,6 +60,10 @@ def build_model(name: str, shape: Shape, classes: int) -> nn.Module:
         )
     if classes < 2:
         raise ValueError(f"a model needs at least 2 classes, got {classes}")
+    if search_space and name == "darts":
+        return search_space.supernet(shape, classes)
+    if search_space and name == "darts-fixed":
+        return search_space.fixed_network(shape, classes)
     return MODELS[name](shape, classes)
 
 

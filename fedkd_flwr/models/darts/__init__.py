@@ -9,16 +9,14 @@ computes all candidate operations, mixed by the softmax of architecture weights 
 are trained beside the network weights omega. The strongest operations make a `Genotype`, and a
 genotype makes a `FixedNetwork`. How alpha and omega are trained is the caller's affair.
 
-A candidate that is the only one on its edge, and no "none", is the operation itself, so a
-search space of one operation is an ordinary network.
-
 Averaging supernets
 -------------------
-All entries of the state dict are floating point: `alpha_normal`, `alpha_reduce`, network weights,
-and running means and variances of batch normalization. With weights that sum to one all of
-them can be averaged alike. An averaged running variance stays positive but leaves out how far
-the means of the networks lie apart, and no network has produced the averaged statistics; they
-are only a start, which each training batch moves by a tenth towards its own.
+`alpha_normal`, `alpha_reduce`, the network weights, and the running means and variances of batch
+normalization are floating point; with shares that sum to one all of them can be averaged
+alike. An averaged variance stays positive but leaves out how far the means of the networks lie
+apart, and no network has produced the averaged statistics: they are a start, which each
+training batch moves by a tenth towards its own. torch's integer count of batches plays no part
+in that and need not be sent.
 
 Differences from the paper
 --------------------------
@@ -41,15 +39,18 @@ from fedkd_flwr.models.darts.drawing import draw_genotype
 from fedkd_flwr.models.darts.fixed import FixedNetwork
 from fedkd_flwr.models.darts.genotype import Choice, Genotype, Rule, derive_genotype
 from fedkd_flwr.models.darts.operations import NONE, OPERATIONS
+from fedkd_flwr.models.darts.search_space import PUBLISHED_GENOTYPE, SearchSpace
 from fedkd_flwr.models.darts.supernet import Supernet, SupernetSettings, build_supernet
 
 __all__ = [
     "NONE",
     "OPERATIONS",
+    "PUBLISHED_GENOTYPE",
     "Choice",
     "FixedNetwork",
     "Genotype",
     "Rule",
+    "SearchSpace",
     "Supernet",
     "SupernetSettings",
     "build_supernet",

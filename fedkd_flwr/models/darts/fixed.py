@@ -16,6 +16,39 @@ from fedkd_flwr.models.darts.skeleton import (
 )
 
 
+class FixedNode(nn.Module):
+    """An inner node: the sum of one operation on each of its edges.
+
+    Parameters
+    ----------
+    choices : tuple of Choice
+        The edges into the node.
+    plan : CellPlan
+        Place of its cell.
+    """
+
+    def __init__(self, choices: Node, plan: CellPlan) -> None:
+        super().__init__()
+        self.operations = nn.ModuleList(
+            build_operation(
+                operation,
+                plan.channels,
+                stride=2 if plan.reduces and source < CELL_INPUTS else 1,
+                affine=True,
+            )
+            for operation, source in choices
+        )
+        self._sources = [choice.source for choice in choices]
+
+    def forward(self, states: list[Tensor]) -> Tensor:
+        """Return the node's state (N, channels, h, w) from the states before it."""
+        terms = [
+            operation(states[source])
+            for operation, source in zip(self.operations, self._sources, strict=True)
+        ]
+        return sum(terms[1:], start=terms[0])
+
+
 class FixedCell(nn.Module):
     """A cell with one operation on each kept edge.
 
@@ -30,29 +63,19 @@ class FixedCell(nn.Module):
     def __init__(self, plan: CellPlan, nodes: tuple[Node, ...]) -> None:
         super().__init__()
         self.inputs = CellInputs(plan, affine=True)
-        self.nodes = nn.ModuleList(
-            nn.ModuleList(
-                build_operation(
-                    operation,
-                    plan.channels,
-                    stride=2 if plan.reduces and source < CELL_INPUTS else 1,
-                    affine=True,
-                )
-                for operation, source in choices
-            )
-            for choices in nodes
-        )
-        self._sources = [[choice.source for choice in choices] for choices in nodes]
+        self.nodes = nn.ModuleList(FixedNode(choices, plan) for choices in nodes)
 
     def forward(self, before_last: Tensor, last: Tensor) -> Tensor:
-        """Return the inner nodes, concatenated: (N, nodes * channels, h, w)."""
+        """Return the inner nodes, concatenated: (N, nodes * channels, h, w).
+
+        Parameters
+        ----------
+        before_last, last : Tensor
+            Outputs of the two cells before.
+        """
         states: list[Tensor] = self.inputs(before_last, last)
-        for operations, sources in zip(self.nodes, self._sources, strict=True):
-            terms = [
-                operation(states[source])
-                for operation, source in zip(operations, sources, strict=True)
-            ]
-            states.append(sum(terms[1:], start=terms[0]))
+        for node in self.nodes:
+            states.append(node(states))
         return torch.cat(states[CELL_INPUTS:], dim=1)
 
 

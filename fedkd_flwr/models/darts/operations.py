@@ -10,25 +10,6 @@ NONE = "none"
 """The operation whose output is zero: a missing edge."""
 
 
-class BatchNorm(nn.BatchNorm2d):
-    """Batch normalization without torch's count of batches.
-
-    The count plays no part with a fixed momentum. Without it all state is floating point, so
-    that weights and running statistics of several clients can be averaged alike.
-
-    Parameters
-    ----------
-    channels : int
-        Number of channels.
-    affine : bool
-        Whether to learn a scale and a shift.
-    """
-
-    def __init__(self, channels: int, affine: bool) -> None:
-        super().__init__(channels, affine=affine)
-        self.num_batches_tracked = None
-
-
 class HalvedResolution(nn.Module):
     """Map (N, inputs, h, w) to (N, outputs, ceil(h/2), ceil(w/2)), using every pixel.
 
@@ -47,7 +28,7 @@ class HalvedResolution(nn.Module):
         super().__init__()
         self.even = nn.Conv2d(inputs, outputs // 2, 1, stride=2, bias=False)
         self.odd = nn.Conv2d(inputs, outputs // 2, 1, stride=2, bias=False)
-        self.normalization = BatchNorm(outputs, affine)
+        self.normalization = nn.BatchNorm2d(outputs, affine=affine)
 
     def forward(self, x: Tensor) -> Tensor:
         """Halve the resolution of x (N, inputs, h, w)."""
@@ -59,7 +40,7 @@ class HalvedResolution(nn.Module):
 
 
 def pointwise(inputs: int, outputs: int, affine: bool) -> nn.Module:
-    """Return ReLU, 1x1 convolution and batch normalization, (N, inputs, h, w) to (N, outputs, h, w).
+    """Return ReLU, 1x1 convolution and batch normalization.
 
     Parameters
     ----------
@@ -67,11 +48,16 @@ def pointwise(inputs: int, outputs: int, affine: bool) -> nn.Module:
         Numbers of channels.
     affine : bool
         Whether batch normalization learns a scale and a shift.
+
+    Returns
+    -------
+    nn.Module
+        Maps (N, inputs, h, w) to (N, outputs, h, w).
     """
     return nn.Sequential(
         nn.ReLU(),
         nn.Conv2d(inputs, outputs, 1, bias=False),
-        BatchNorm(outputs, affine),
+        nn.BatchNorm2d(outputs, affine=affine),
     )
 
 
@@ -91,7 +77,7 @@ def _depthwise(
             bias=False,
         ),
         nn.Conv2d(channels, channels, 1, bias=False),
-        BatchNorm(channels, affine),
+        nn.BatchNorm2d(channels, affine=affine),
     )
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedkd_flwr.models.darts.operations import BatchNorm, HalvedResolution, pointwise
+from fedkd_flwr.models.darts.operations import HalvedResolution, pointwise
 
 CELL_INPUTS = 2
 """A cell reads the outputs of the two cells before it; its own nodes are numbered from here."""
@@ -87,7 +87,7 @@ class Stem(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int, affine: bool) -> None:
         super().__init__()
         self.convolution = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
-        self.normalization = BatchNorm(outputs, affine)
+        self.normalization = nn.BatchNorm2d(outputs, affine=affine)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features (N, outputs, ceil(h/stride), ceil(w/stride)) of images."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkd_flwr.models.common import Shape
-from fedkd_flwr.models.darts.operations import NONE, OPERATIONS, POOLING, BatchNorm, build_operation
+from fedkd_flwr.models.darts.operations import NONE, OPERATIONS, POOLING, build_operation
 from fedkd_flwr.models.darts.skeleton import (
     CELL_INPUTS,
     SMALLEST_CELLS,
@@ -106,7 +106,7 @@ class MixedOperation(nn.Module):
                 continue
             operation = build_operation(name, channels, stride, affine=False)
             if name in POOLING:
-                operation = nn.Sequential(operation, BatchNorm(channels, affine=False))
+                operation = nn.Sequential(operation, nn.BatchNorm2d(channels, affine=False))
             self.candidates[name] = operation
         # "none" takes its share of the softmax but adds zero, so nothing is computed for it.
         self._columns = [column for column, name in enumerate(operations) if name != NONE]

@@ -1,0 +1,403 @@
+"""The DARTS supernet, its genotypes and its fixed networks."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedkd_flwr.models.darts import (
+    OPERATIONS,
+    Choice,
+    FixedNetwork,
+    Genotype,
+    Supernet,
+    SupernetSettings,
+    build_supernet,
+    derive_genotype,
+    draw_genotype,
+)
+from fedkd_flwr.models.darts.operations import HalvedResolution, build_operation
+from fedkd_flwr.models.darts.supernet import MixedOperation
+
+DIGITS = (1, 28, 28)
+COLORS = (3, 32, 32)
+TINY = SupernetSettings(
+    channels=4,
+    cells=3,
+    nodes=2,
+    operations=("none", "skip_connect", "max_pool_3x3", "sep_conv_3x3"),
+    stem_stride=2,
+)
+GENOTYPE = Genotype(
+    normal=(
+        (Choice("sep_conv_3x3", 0), Choice("skip_connect", 1)),
+        (Choice("dil_conv_5x5", 0), Choice("avg_pool_3x3", 2)),
+    ),
+    reduce=(
+        (Choice("max_pool_3x3", 0), Choice("sep_conv_5x5", 1)),
+        (Choice("skip_connect", 1), Choice("dil_conv_3x3", 2)),
+    ),
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def batch(shape: tuple[int, int, int], samples: int = 8) -> tuple[Tensor, Tensor]:
+    return torch.randn(samples, *shape), torch.arange(samples) % 4
+
+
+def set_alpha(supernet: Supernet, normal: Tensor, reduce: Tensor) -> None:
+    with torch.no_grad():
+        supernet.alpha_normal.copy_(normal)
+        supernet.alpha_reduce.copy_(reduce)
+
+
+# The supernet
+
+
+def test_the_papers_supernet_has_the_published_size() -> None:
+    supernet = build_supernet(SupernetSettings(), COLORS, 10)
+    # The authors' log says 1.930618 million, with scale and shift of the stem's 48 channels.
+    weights = sum(parameter.numel() for parameter in supernet.network_parameters())
+    assert weights == 1_930_618 - 2 * 48
+    assert [alpha.shape for alpha in supernet.architecture_parameters()] == [(14, 8), (14, 8)]
+    assert all(len(cell.edges) == 14 for cell in supernet.cells)
+    # "none" has nothing to compute.
+    assert list(supernet.cells[0].edges[0].candidates) == list(OPERATIONS[1:])
+    assert [plan.reduces for plan in supernet._plans] == [
+        position in (2, 5) for position in range(8)
+    ]
+
+
+@pytest.mark.parametrize("shape", [DIGITS, COLORS, (2, 9, 13)])
+@pytest.mark.parametrize("classes", [2, 7])
+def test_any_image_and_number_of_classes(shape: tuple[int, int, int], classes: int) -> None:
+    supernet = build_supernet(TINY, shape, classes)
+    assert supernet(torch.randn(3, *shape)).shape == (3, classes)
+
+
+def test_a_reduction_cell_halves_the_resolution_and_doubles_the_channels() -> None:
+    supernet = build_supernet(SupernetSettings(4, 5, 2, ("skip_connect",)), DIGITS, 10)
+    sizes: list[tuple[int, ...]] = []
+    for cell in supernet.cells:
+        cell.register_forward_hook(lambda *call: sizes.append(tuple(call[2].shape[1:])))
+    supernet(torch.randn(2, *DIGITS))
+    # Cells 1 and 3 of five reduce; a cell's output is its two nodes.
+    assert sizes == [(8, 28, 28), (16, 14, 14), (16, 14, 14), (32, 7, 7), (32, 7, 7)]
+
+
+@pytest.mark.parametrize("name", OPERATIONS[1:])
+@pytest.mark.parametrize("affine", [True, False])
+def test_every_operation_keeps_or_halves_the_resolution(name: str, affine: bool) -> None:
+    x = torch.randn(2, 4, 8, 7)
+    assert build_operation(name, 4, 1, affine)(x).shape == (2, 4, 8, 7)
+    assert build_operation(name, 4, 2, affine)(x).shape == (2, 4, 4, 4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("side", "last"), [(4, 1), (5, 0)])
+def test_halving_the_resolution_sees_every_pixel(side: int, last: float) -> None:
+    halved = HalvedResolution(1, 2, affine=False).eval()
+    for convolution in (halved.even, halved.odd):
+        torch.nn.init.ones_(convolution.weight)
+    x = torch.zeros(1, 1, side, side)
+    x[0, 0, 1, 3] = 1
+    even, odd = halved(x)[0]
+    assert even.sum() == 0
+    assert odd.nonzero().tolist() == [[0, 1]]
+    x = torch.ones(1, 1, side, side)
+    assert halved(x)[0, 1, -1, -1] == pytest.approx(last, abs=1e-4)
+
+
+def test_an_edge_is_the_softmax_weighted_sum_of_its_operations() -> None:
+    edge = MixedOperation(4, 1, ("skip_connect", "none", "avg_pool_3x3")).eval()
+    x = torch.randn(2, 4, 6, 6)
+    # Logarithms of 3, 5 and 2 have the softmax 0.3, 0.5 and 0.2.
+    weights = torch.tensor([3.0, 5.0, 2.0]).log().softmax(0).unbind()
+    pooled = functional.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
+    # A fresh batch normalization divides by the root of one plus epsilon.
+    expected = 0.3 * x + 0.2 * pooled / (1 + 1e-5) ** 0.5
+    torch.testing.assert_close(edge(x, weights), expected)
+
+
+def test_alpha_takes_part_through_its_softmax() -> None:
+    supernet = build_supernet(TINY, DIGITS, 4)
+    images, _ = batch(DIGITS)
+    before = supernet(images)
+    with torch.no_grad():
+        supernet.alpha_normal += 5
+        supernet.alpha_reduce -= 5
+    torch.testing.assert_close(supernet(images), before)
+    for alpha in supernet.architecture_parameters():
+        with torch.no_grad():
+            alpha[0, 3] += 1
+        after = supernet(images)
+        assert not torch.allclose(after, before, atol=1e-4)
+        before = after
+
+
+def test_nothing_passes_where_none_has_all_the_weight() -> None:
+    supernet = build_supernet(TINY, DIGITS, 4)
+    closed = torch.full((5, 4), -200.0)
+    closed[:, 0] = 0
+    set_alpha(supernet, closed, closed)
+    images, _ = batch(DIGITS)
+    logits = supernet(images)
+    torch.testing.assert_close(logits, supernet.classifier.bias.expand(8, 4))
+
+
+def test_alpha_and_weights_are_apart_and_together_everything() -> None:
+    supernet = build_supernet(TINY, DIGITS, 4)
+    alpha = {id(parameter) for parameter in supernet.architecture_parameters()}
+    weights = {id(parameter) for parameter in supernet.network_parameters()}
+    assert not alpha & weights
+    assert alpha | weights == {id(parameter) for parameter in supernet.parameters()}
+    names = [name for name in supernet.state_dict() if "alpha" in name]
+    assert names == ["alpha_normal", "alpha_reduce"]
+
+
+@pytest.mark.parametrize("moved", ["architecture_parameters", "network_parameters"])
+def test_a_step_on_one_part_leaves_the_other(moved: str) -> None:
+    supernet = build_supernet(TINY, DIGITS, 4)
+    still = {"architecture_parameters", "network_parameters"} - {moved}
+    before = {
+        name: [parameter.detach().clone() for parameter in getattr(supernet, name)()]
+        for name in (moved, *still)
+    }
+    optimizer = torch.optim.SGD(getattr(supernet, moved)(), lr=0.1, weight_decay=0.1)
+    images, labels = batch(DIGITS)
+    functional.cross_entropy(supernet(images), labels).backward()
+    optimizer.step()
+    after = {name: getattr(supernet, name)() for name in before}
+    assert not any(map(torch.equal, before[moved], after[moved]))
+    assert all(map(torch.equal, before[still.pop()], after[next(iter(before.keys() - {moved}))]))
+
+
+def test_averaged_state_works() -> None:
+    supernets = [build_supernet(TINY, DIGITS, 4) for _ in range(3)]
+    images, _ = batch(DIGITS)
+    for supernet in supernets[:2]:
+        supernet(images)
+    first, second = (supernet.state_dict() for supernet in supernets[:2])
+    assert {name for name, value in first.items() if not value.is_floating_point()} == {
+        name for name in first if name.endswith("num_batches_tracked")
+    }
+    average = {
+        name: 0.25 * value + 0.75 * second[name]
+        for name, value in first.items()
+        if value.is_floating_point()
+    }
+    supernets[2].load_state_dict(average, strict=False)
+    assert supernets[2].eval()(images).isfinite().all()
+    variances = [value for name, value in average.items() if name.endswith("running_var")]
+    assert all((value > 0).all() for value in variances)
+
+
+def test_supernet_trains() -> None:
+    supernet = build_supernet(TINY, DIGITS, 4)
+    images, labels = batch(DIGITS, 16)
+    optimizer = torch.optim.SGD(supernet.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for _ in range(25):
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(supernet(images), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"channels": 0}, "channels must be at least 1, got 0"),
+        ({"cells": 2}, "cells must be at least 3, got 2"),
+        ({"nodes": 0}, "nodes must be at least 1, got 0"),
+        ({"stem_multiplier": 0}, "stem_multiplier must be at least 1, got 0"),
+        ({"stem_stride": 0}, "stem_stride must be at least 1, got 0"),
+        ({"operations": ("conv_7x7",)}, "unknown operation 'conv_7x7'; choose from none, max_pool"),
+        ({"operations": ("none", "none", "skip_connect")}, "must be distinct"),
+        ({"operations": ("none",)}, "at least one operation besides 'none'"),
+        ({"operations": ()}, "at least one operation besides 'none'"),
+    ],
+)
+def test_impossible_settings_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SupernetSettings(**change)  # type: ignore[arg-type]
+
+
+# Genotypes
+
+
+def hand_set_supernet() -> Supernet:
+    """Build three nodes; edges are rows 0-1, 2-4 and 5-8, columns the operations of TINY."""
+    supernet = build_supernet(SupernetSettings(4, 3, 3, TINY.operations), DIGITS, 4)
+    normal = torch.zeros(9, 4)
+    normal[0, 1] = 1
+    normal[1, 2] = 1
+    # Node 1: "none" wins edges 2 and 4, yet edge 4 is the second strongest: e^2 / (e^3 + e^2 + 2)
+    # is 0.25, against 0.48 on edge 3 and 1 / (e^5 + 3) on edge 2.
+    normal[2, 0] = 5
+    normal[3, 3] = 1
+    normal[4, 0], normal[4, 1] = 3, 2
+    # Node 2: large alphas that are equal say nothing; edge 5 must lose to edges 6 and 8.
+    normal[5] = 9
+    normal[6, 2] = 2
+    normal[7, 1] = 1
+    normal[8, 3] = 3
+    reduce = torch.zeros(9, 4)
+    reduce[:, 0] = 1
+    reduce[1, 3] = 0.5
+    set_alpha(supernet, normal, reduce)
+    return supernet
+
+
+def test_two_strongest_edges_of_a_node_are_kept() -> None:
+    genotype = derive_genotype(hand_set_supernet())
+    assert genotype.normal == (
+        (("skip_connect", 0), ("max_pool_3x3", 1)),
+        (("sep_conv_3x3", 1), ("skip_connect", 2)),
+        (("max_pool_3x3", 1), ("sep_conv_3x3", 3)),
+    )
+    assert genotype.nodes == 3
+    assert genotype.concat == range(2, 5)
+
+
+def test_every_edge_keeps_its_strongest_operation() -> None:
+    genotype = derive_genotype(hand_set_supernet(), "every-edge")
+    # Of the equal alphas on the first edge of node 2, "none" comes first.
+    assert genotype.normal == (
+        (("skip_connect", 0), ("max_pool_3x3", 1)),
+        (("sep_conv_3x3", 1),),
+        (("max_pool_3x3", 1), ("skip_connect", 2), ("sep_conv_3x3", 3)),
+    )
+    # "none" wins every edge: each node keeps one, the strongest or the first.
+    assert genotype.reduce == (
+        (("sep_conv_3x3", 1),),
+        (("skip_connect", 0),),
+        (("skip_connect", 0),),
+    )
+
+
+def test_an_unknown_rule_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown rule 'best'; choose one of two-edges, every"):
+        derive_genotype(build_supernet(TINY, DIGITS, 4), "best")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", ["two-edges", "every-edge"])
+def test_a_search_space_without_none(rule: str) -> None:
+    settings = SupernetSettings(4, 3, 2, ("skip_connect", "sep_conv_3x3"))
+    genotype = derive_genotype(build_supernet(settings, DIGITS, 4), rule)  # type: ignore[arg-type]
+    assert len(genotype.normal[1]) == (2 if rule == "two-edges" else 3)
+
+
+def test_text_round_trip() -> None:
+    text = GENOTYPE.to_text()
+    assert "\n" not in text
+    assert Genotype.from_text(text) == GENOTYPE
+    assert hash(Genotype.from_text(text)) == hash(GENOTYPE)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("not JSON", "a genotype is JSON of the form"),
+        ('{"normal": []}', "a genotype is JSON of the form"),
+        ('{"normal": [[["skip_connect"]]], "reduce": []}', "a genotype is JSON of the form"),
+        ('{"normal": [], "reduce": []}', "at least 1, got 0 and 0"),
+        ('{"normal": [[["skip_connect", 0]]], "reduce": []}', "got 1 and 0"),
+        ('{"normal": [[]], "reduce": [[]]}', "node 0 of a genotype needs at least one edge"),
+        (
+            '{"normal": [[["none", 0]]], "reduce": [[["none", 0]]]}',
+            "node 0 of a genotype has unknown operation 'none'",
+        ),
+        (
+            '{"normal": [[["skip_connect", 2]]], "reduce": [[["skip_connect", 0]]]}',
+            "from state 2, allowed are 0 to 1",
+        ),
+        (
+            '{"normal": [[["skip_connect", 0], ["sep_conv_3x3", 0]]], "reduce": [[]]}',
+            "no two from one state",
+        ),
+    ],
+)
+def test_bad_text_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Genotype.from_text(text)
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_a_drawing_is_written(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"genotype.{suffix}"
+    draw_genotype(GENOTYPE, path)
+    start = {"png": b"\x89PNG", "svg": b"<?xml"}[suffix]
+    assert path.read_bytes().startswith(start)
+    assert path.stat().st_size > 5_000
+
+
+# Fixed networks
+
+
+@pytest.mark.parametrize("shape", [DIGITS, COLORS])
+def test_a_fixed_network_trains(shape: tuple[int, int, int]) -> None:
+    network = FixedNetwork(GENOTYPE, shape, classes=4, channels=4, cells=3)
+    images, labels = batch(shape)
+    assert network(images).shape == (8, 4)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for _ in range(15):
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(network(images), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_fixed_network_reduces_and_has_affine_normalization() -> None:
+    network = FixedNetwork(GENOTYPE, COLORS, classes=4, channels=4, cells=3, stem_stride=2)
+    sizes: list[tuple[int, ...]] = []
+    for cell in network.cells:
+        cell.register_forward_hook(lambda *call: sizes.append(tuple(call[2].shape[1:])))
+    network(torch.randn(2, *COLORS))
+    assert sizes == [(8, 16, 16), (16, 8, 8), (32, 4, 4)]
+    normalizations = [
+        module for module in network.modules() if isinstance(module, torch.nn.BatchNorm2d)
+    ]
+    assert normalizations
+    assert all(module.affine for module in normalizations)
+
+
+def test_a_fixed_network_of_the_published_cells_has_the_published_size() -> None:
+    """The paper's second-order cells, 36 channels and 20 cells: 3.3 million weights."""
+    normal = (
+        (Choice("sep_conv_3x3", 0), Choice("sep_conv_3x3", 1)),
+        (Choice("sep_conv_3x3", 0), Choice("sep_conv_3x3", 1)),
+        (Choice("skip_connect", 0), Choice("sep_conv_3x3", 1)),
+        (Choice("skip_connect", 0), Choice("dil_conv_3x3", 2)),
+    )
+    reduce = (
+        (Choice("max_pool_3x3", 0), Choice("max_pool_3x3", 1)),
+        (Choice("max_pool_3x3", 1), Choice("skip_connect", 2)),
+        (Choice("max_pool_3x3", 0), Choice("skip_connect", 2)),
+        (Choice("max_pool_3x3", 1), Choice("skip_connect", 2)),
+    )
+    with torch.device("meta"):
+        network = FixedNetwork(Genotype(normal, reduce), COLORS, 10, channels=36, cells=20)
+    weights = sum(parameter.numel() for parameter in network.parameters())
+    assert round(weights / 1e6, 1) == 3.3
+
+
+def test_a_fixed_network_of_two_cells_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 3 cells, got 2"):
+        FixedNetwork(GENOTYPE, DIGITS, 4, channels=4, cells=2)
