@@ -7,6 +7,8 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "run": "fedkd_flwr.engines",
+    "resume": "fedkd_flwr.engines",
+    "load_model": "fedkd_flwr.export",
     "load_run": "fedkd_flwr.runs",
     "Run": "fedkd_flwr.runs",
     "build_model": "fedkd_flwr.models",
@@ -14,7 +16,17 @@ _EXPORTS = {
     "METHODS": "fedkd_flwr.methods",
 }
 
-__all__ = ["METHODS", "ConfigError", "Run", "__version__", "build_model", "load_run", "run"]
+__all__ = [
+    "METHODS",
+    "ConfigError",
+    "Run",
+    "__version__",
+    "build_model",
+    "load_model",
+    "load_run",
+    "resume",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

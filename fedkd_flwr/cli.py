@@ -22,6 +22,7 @@ from fedkd_flwr.config import (
 from fedkd_flwr.data import DATASETS, PARTITIONS, DataError
 from fedkd_flwr.engines import (
     resolve_output,
+    resumed,
     run_in_process,
     run_simulation,
 )
@@ -61,6 +62,12 @@ def run(
         int | None, typer.Option(help="Clients to start; as many as the preset needs if left out.")
     ] = None,
     output_dir: Annotated[Path | None, typer.Option(help="The run directory.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Continue the stopped run in a directory.")
+    ] = None,
+    save_models: Annotated[
+        bool, typer.Option(help="Export personalized models into the run directory.")
+    ] = False,
     assignments: Annotated[
         list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Overrides; repeatable.")
     ] = None,
@@ -74,18 +81,31 @@ def run(
 ) -> None:
     """Run a method, with a progress bar and a table of results."""
     with one_clear_line():
-        values = read_toml(preset) if preset else {}
-        for text in assignments or []:
-            name, value = parse_assignment(text)
-            values[name] = value
-        if output_dir is not None:
-            values["output-dir"] = str(output_dir)
-        configuration = resolve_output(read_config(values), Path.cwd() / "runs")
+        if resume is not None:
+            configuration = resumed(resume)
+        else:
+            configuration = new_configuration(preset, output_dir, save_models, assignments or [])
         check_clients(configuration, clients)
         check_run(configuration)
         resources = dict(parse_assignment(text) for text in federation_config or [])
         finished = run_with_progress(configuration, engine, clients, resources, verbose)
     print_result(finished)
+
+
+def new_configuration(
+    preset: Path | None, output_dir: Path | None, save_models: bool, assignments: list[str]
+) -> Configuration:
+    """Put together preset, overrides and folders of a new run."""
+    values = read_toml(preset) if preset else {}
+    values.update(parse_assignment(text) for text in assignments)
+    if output_dir is not None:
+        values["output-dir"] = str(output_dir)
+    configuration = resolve_output(read_config(values), Path.cwd() / "runs")
+    if not save_models:
+        return configuration
+    models_dir = str(Path(configuration.run.output_dir) / "models")
+    changed = configuration.run.model_copy(update={"models_dir": models_dir})
+    return configuration.model_copy(update={"run": changed})
 
 
 def check_clients(configuration: Configuration, clients: int | None) -> None:

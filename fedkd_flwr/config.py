@@ -104,8 +104,14 @@ class RunConfig(BaseModel):
         Threads of PyTorch in each process, 0 for its own choice.
     output_dir : str
         The run directory; empty for a new one under the home folder.
-    save_models : bool
-        Whether clients' models are written into the run directory.
+    state_dir : str
+        Folder in which clients keep their memory besides the context; empty for none. A
+        node's own config goes before.
+    models_dir : str
+        Folder to which clients export their personalized models after the last round; empty
+        for none. A node's own config goes before.
+    resume : bool
+        Whether to continue the run in `output_dir`.
     connect_timeout, round_timeout : float
         Seconds to wait for clients to connect, and for the replies of a round.
     """
@@ -151,7 +157,9 @@ class RunConfig(BaseModel):
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     torch_threads: int = Field(default=0, ge=0)
     output_dir: str = ""
-    save_models: bool = False
+    state_dir: str = ""
+    models_dir: str = ""
+    resume: bool = False
     connect_timeout: float = Field(default=60.0, gt=0)
     round_timeout: float = Field(default=3600.0, gt=0)
 
@@ -415,6 +423,8 @@ def _check_combinations(configuration: Configuration) -> None:
         raise ConfigError(
             f"{run.strategy} needs validation data; set client-split to something like 60/20/20."
         )
+    if run.resume and not run.output_dir:
+        raise ConfigError("resume = true needs output-dir, the run directory to continue.")
     if run.min_replies > max(1, round(run.fraction_train * run.num_clients)):
         raise ConfigError(
             f"min-replies = {run.min_replies} is more than the clients sampled in a round "

@@ -24,7 +24,7 @@ from fedkd_flwr.config import (
     read_toml,
 )
 from fedkd_flwr.grid import InProcessGrid
-from fedkd_flwr.runs import Run, default_run_directory, load_run
+from fedkd_flwr.runs import Run, RunDirectoryError, default_run_directory, load_run
 from fedkd_flwr.server_app import check_run, serve
 from strategies.base import kebab_case
 
@@ -78,6 +78,30 @@ def run(
         values["output-dir"] = str(output_dir)
     configuration = resolve_output(read_config(values), Path.cwd() / "runs")
     check_run(configuration)
+    return run_on(engine, configuration, on_round)
+
+
+def resume(
+    path: str | Path, *, engine: str = "in-process", on_round: RoundListener | None = None
+) -> Run:
+    """Continue a stopped run and return it finished.
+
+    Parameters
+    ----------
+    path : str or Path
+        The run directory.
+    engine : str
+        ``in-process`` or ``simulation``.
+    on_round : callable, optional
+        Is called with each finished round's row.
+    """
+    configuration = resumed(path)
+    check_run(configuration)
+    return run_on(engine, configuration, on_round)
+
+
+def run_on(engine: str, configuration: Configuration, on_round: RoundListener | None) -> Run:
+    """Run on the engine of a name."""
     if engine == "in-process":
         return run_in_process(configuration, on_round)
     if engine == "simulation":
@@ -86,16 +110,49 @@ def run(
 
 
 def resolve_output(configuration: Configuration, parent: Path) -> Configuration:
-    """Return the config with an absolute output directory, a new one if it names none."""
-    named = configuration.run.output_dir
+    """Return the config with absolute folders, and a new run directory if it names none.
+
+    Clients keep their memory in the run directory, so that the run can be resumed.
+    """
+    run = configuration.run
+    named = run.output_dir
     path = Path(named).expanduser() if named else default_run_directory(configuration, parent)
-    data_root = configuration.run.data_root
+    path = path.resolve()
     update = {
-        "output_dir": str(path.resolve()),
-        "data_root": str(Path(data_root).expanduser().resolve()) if data_root else "",
+        "output_dir": str(path),
+        "data_root": _absolute(run.data_root),
+        "models_dir": _absolute(run.models_dir),
+        "state_dir": _absolute(run.state_dir) or str(path / "checkpoint" / "clients"),
     }
-    changed = configuration.run.model_copy(update=update)
-    return configuration.model_copy(update={"run": changed})
+    return configuration.model_copy(update={"run": run.model_copy(update=update)})
+
+
+def _absolute(folder: str) -> str:
+    return str(Path(folder).expanduser().resolve()) if folder else ""
+
+
+def resumed(path: str | Path) -> Configuration:
+    """Return the config with which a stopped run is continued.
+
+    Parameters
+    ----------
+    path : str or Path
+        The run directory; it may have been moved.
+
+    Raises
+    ------
+    RunDirectoryError
+        If there is no run, or it is finished.
+    """
+    stopped = load_run(path)
+    if stopped.finished:
+        raise RunDirectoryError(f"{stopped.path} holds a finished run; nothing to resume.")
+    recorded = stopped.config
+    own_state = str(Path(recorded["output-dir"]) / "checkpoint" / "clients")
+    changes: dict[str, Any] = {"resume": True, "output-dir": str(stopped.path)}
+    if recorded["state-dir"] in ("", own_state):
+        changes["state-dir"] = str(stopped.path / "checkpoint" / "clients")
+    return read_config({**recorded, **changes})
 
 
 def run_in_process(

@@ -5,7 +5,9 @@
 ``rounds.jsonl``    one line a round
 ``clients.jsonl``   one line a client and round
 ``matrices.npz``    the method's matrices, one array each, rounds first
-``models/``         global models of the methods that need them, ``global-ROUND``
+``models/``         global models of the methods that need them, ``global-ROUND``;
+                    personalized models on request, by partition-id
+``checkpoint/``     what a stopped run continues from; gone when the run is finished
 ``summary.json``    written last: it marks a finished run
 ==================  =================================================================
 
@@ -31,9 +33,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from fedkd_flwr.config import Configuration
+from fedkd_flwr.store import write_atomically
 from strategies.base import PersonalizedStrategy, RoundRecord
 
 PACKAGES = ("flwr", "torch", "torchvision", "numpy", "scikit-learn", "flwr-datasets")
@@ -51,38 +54,99 @@ def default_run_directory(configuration: Configuration, parent: Path) -> Path:
     return parent / f"{run.strategy}-{run.dataset}-{run.partition}-seed{run.seed}-{stamp}"
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run stopped.
+
+    Attributes
+    ----------
+    completed_rounds : int
+        Rounds of the run that are complete.
+    state : dict of str to ndarray
+        The strategy's own state.
+    global_arrays : dict of str to ndarray
+        The global model, empty for methods that have none.
+    """
+
+    completed_rounds: int
+    state: dict[str, NDArray[Any]]
+    global_arrays: dict[str, NDArray[Any]]
+
+
 class RunDirectory:
     """Writes one run; a `strategies.base.RunObserver`.
 
     Parameters
     ----------
     path : Path
-        The run directory. It is made if missing and must not hold a run already.
-    configuration : Configuration
-        Recorded in ``config.json``.
-
-    Raises
-    ------
-    RunDirectoryError
-        If the directory cannot be made or written, or holds a run.
+        The run directory; see `create` and `reopen`.
     """
 
-    def __init__(self, path: Path, configuration: Configuration) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path.expanduser().resolve()
         self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
         self._started_at = time.time()
-        check_writable(self.path)
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._write_json("config.json", describe_run(configuration))
+
+    @classmethod
+    def create(cls, path: Path, configuration: Configuration) -> "RunDirectory":
+        """Make a directory for a new run and record its config.
+
+        Raises
+        ------
+        RunDirectoryError
+            If the directory cannot be made or written, or holds a run.
+        """
+        directory = cls(path)
+        check_writable(directory.path)
+        directory.path.mkdir(parents=True, exist_ok=True)
+        directory._write_json("config.json", describe_run(configuration))
+        return directory
+
+    @classmethod
+    def reopen(cls, path: Path) -> tuple["RunDirectory", Checkpoint | None]:
+        """Open the directory of a stopped run, and take back what its checkpoint lacks.
+
+        Returns
+        -------
+        RunDirectory
+            Goes on after the checkpoint's round.
+        Checkpoint or None
+            Where the run stopped; None if no round was completed.
+
+        Raises
+        ------
+        RunDirectoryError
+            If there is no run, or it is finished.
+        """
+        directory = cls(path)
+        if load_run(directory.path).finished:
+            raise RunDirectoryError(f"{directory.path} holds a finished run; nothing to resume.")
+        checkpoint = read_checkpoint(directory.path)
+        directory._forget_after(checkpoint.completed_rounds if checkpoint else 0)
+        return directory, checkpoint
 
     def round_finished(self, record: RoundRecord, strategy: PersonalizedStrategy) -> None:
-        """Append a round; its line in ``rounds.jsonl`` comes last and completes it."""
-        self._append("clients.jsonl", record.clients)
-        for name, matrix in record.matrices.items():
-            self._keep_matrix(name, record.server_round, matrix)
-        if strategy.keeps_global_models:
-            self._save_global_model(record.server_round, strategy)
-        self._append("rounds.jsonl", [record.row])
+        """Append a round; the checkpoint comes last and completes it.
+
+        Raises
+        ------
+        RunDirectoryError
+            If the disk refuses; the run can be resumed from the round before.
+        """
+        try:
+            self._append("clients.jsonl", record.clients)
+            for name, matrix in record.matrices.items():
+                self._keep_matrix(name, record.server_round, matrix)
+            if strategy.keeps_global_models:
+                self._save_global_model(record.server_round, strategy)
+            self._append("rounds.jsonl", [record.row])
+            write_checkpoint(self.path, strategy)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"Round {record.server_round} cannot be written to {self.path} "
+                f"({error.strerror or error}); make room and continue with "
+                f"`fedkd run --resume {self.path}`."
+            ) from error
         for listener in self.listeners:
             listener(record.row)
 
@@ -94,7 +158,20 @@ class RunDirectory:
             np.savez_compressed(self.path / "matrices.npz", **matrices)  # type: ignore[arg-type]
             shutil.rmtree(self.path / "matrices")
         self._write_json("summary.json", summarize(run, time.time() - self._started_at))
+        shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
         return Run(self.path)
+
+    def _forget_after(self, completed_rounds: int) -> None:
+        """Drop lines and matrices of rounds that the checkpoint does not know of."""
+        for name in ("rounds.jsonl", "clients.jsonl"):
+            rows = _valid_lines(self.path / name)
+            rows = [row for row in rows if row["round"] <= completed_rounds]
+            temporary = self.path / f".{name}"
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            temporary.replace(self.path / name)
+        for file in (self.path / "matrices").glob("*.npy"):
+            if int(file.stem.rpartition("-")[2]) > completed_rounds:
+                file.unlink()
 
     def _append(self, name: str, rows: list[dict[str, Any]]) -> None:
         lines = "".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in rows)
@@ -117,6 +194,31 @@ class RunDirectory:
         temporary = self.path / f".{name}"
         temporary.write_text(text)
         temporary.replace(self.path / name)
+
+
+def write_checkpoint(run_directory: Path, strategy: PersonalizedStrategy) -> None:
+    """Write a strategy's state, in place of the checkpoint before, whole or not at all."""
+    folder = run_directory / "checkpoint"
+    folder.mkdir(exist_ok=True)
+    arrays = {f"state/{name}": np.ascontiguousarray(v) for name, v in strategy.state().items()}
+    arrays |= {f"global/{name}": a.numpy() for name, a in strategy.global_arrays.items()}
+    # A safetensors file cannot be without arrays, and `local` has none.
+    arrays["completed_rounds"] = np.array([strategy.completed_rounds])
+    write_atomically(folder / "server.safetensors", arrays, {})
+
+
+def read_checkpoint(run_directory: Path) -> Checkpoint | None:
+    """Read a run directory's checkpoint; None if no round was completed."""
+    path = run_directory / "checkpoint" / "server.safetensors"
+    if not path.exists():
+        return None
+    arrays = load_file(path)
+    parts: dict[str, dict[str, NDArray[Any]]] = {"state": {}, "global": {}}
+    for key, value in arrays.items():
+        part, slash, name = key.partition("/")
+        if slash:
+            parts[part][name] = value
+    return Checkpoint(int(arrays["completed_rounds"][0]), parts["state"], parts["global"])
 
 
 def check_writable(path: Path) -> None:
@@ -228,12 +330,12 @@ class Run:
     @cached_property
     def rounds(self) -> pd.DataFrame:
         """One row a round."""
-        return _read_lines(self.path / "rounds.jsonl")
+        return pd.DataFrame(_valid_lines(self.path / "rounds.jsonl"))
 
     @cached_property
     def clients(self) -> pd.DataFrame:
         """One row a client and round."""
-        return _read_lines(self.path / "clients.jsonl")
+        return pd.DataFrame(_valid_lines(self.path / "clients.jsonl"))
 
     @cached_property
     def matrices(self) -> dict[str, NDArray[Any]]:
@@ -261,10 +363,15 @@ class Run:
         return content
 
 
-def _read_lines(path: Path) -> pd.DataFrame:
-    if not path.exists():
-        return pd.DataFrame()
-    return pd.DataFrame([json.loads(line) for line in path.read_text().splitlines()])
+def _valid_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file of JSON lines; a last line cut off by a crash is passed over."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
 
 
 def load_run(path: str | Path) -> Run:

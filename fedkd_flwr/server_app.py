@@ -15,7 +15,13 @@ from fedkd_flwr.config import Configuration, read_config
 from fedkd_flwr.data import check_data
 from fedkd_flwr.grid import InProcessGrid
 from fedkd_flwr.models import build_model
-from fedkd_flwr.runs import Run, RunDirectory, check_writable, default_run_directory
+from fedkd_flwr.runs import (
+    Checkpoint,
+    Run,
+    RunDirectory,
+    check_writable,
+    default_run_directory,
+)
 from fedkd_flwr.state import exchanged_state
 from fedkd_flwr.training import seeded
 
@@ -49,7 +55,7 @@ def check_run(configuration: Configuration) -> None:
         If the output directory cannot be written.
     """
     run = configuration.run
-    if run.output_dir:
+    if run.output_dir and not run.resume:
         check_writable(Path(run.output_dir).expanduser().resolve())
     public_size = run.public_size if run.method.strategy.needs_public_data else 0
     check_data(run.data_settings, public_size)
@@ -79,21 +85,34 @@ def serve(
     run = configuration.run
     if run.torch_threads:
         torch.set_num_threads(run.torch_threads)
-    path = Path(run.output_dir or default_run_directory(configuration, RUNS_FOLDER))
-    directory = RunDirectory(path, configuration)
+    directory, checkpoint = open_run_directory(configuration)
     if listener:
         directory.listeners.append(listener)
     log(INFO, "Run directory: %s", directory.path)
     strategy = run.method.strategy(run.plan(), configuration.settings, directory)
+    arrays = initial_arrays(configuration)
+    if checkpoint:
+        strategy.restore(checkpoint.completed_rounds, checkpoint.state)
+        arrays = ArrayRecord({name: Array(a) for name, a in checkpoint.global_arrays.items()})
+        log(INFO, "Continuing after round %d", checkpoint.completed_rounds)
     strategy.start(
         grid,
-        initial_arrays(configuration),
-        num_rounds=run.num_server_rounds,
+        arrays,
+        num_rounds=run.num_server_rounds - strategy.completed_rounds,
         timeout=run.round_timeout,
     )
     finished = directory.finish()
     log(INFO, "Finished. Run directory: %s", directory.path)
     return finished
+
+
+def open_run_directory(configuration: Configuration) -> tuple[RunDirectory, Checkpoint | None]:
+    """Make a new run directory, or open the one that is to be continued."""
+    run = configuration.run
+    if run.resume:
+        return RunDirectory.reopen(Path(run.output_dir))
+    path = Path(run.output_dir or default_run_directory(configuration, RUNS_FOLDER))
+    return RunDirectory.create(path, configuration), None
 
 
 def initial_arrays(configuration: Configuration) -> ArrayRecord:

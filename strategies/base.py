@@ -395,6 +395,8 @@ class PersonalizedStrategy(Strategy):
         self.global_arrays = ArrayRecord()
         self._rounds_before = 0
         self._seconds: dict[str, float] = {}
+        self._sent: dict[int, int] = {}
+        self._failures: dict[int, str] = {}
         self._begin_round()
 
     # ---- Hooks: what a method may override -------------------------------------------
@@ -632,8 +634,8 @@ class PersonalizedStrategy(Strategy):
 
     def _begin_round(self) -> None:
         self.traffic = Traffic()
-        self._failures: dict[int, str] = {}
-        self._sent: dict[int, int] = {}
+        self._failures = {}
+        self._sent = {}
         self._num_replies = 0
         self._seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0}
 

@@ -94,7 +94,7 @@ def test_refusals_are_one_clear_sentence(values, sentence):
 def test_assignments_are_toml_values_or_words():
     assert parse_assignment("seed=3") == ("seed", 3)
     assert parse_assignment("alpha=0.5") == ("alpha", 0.5)
-    assert parse_assignment("save-models=true") == ("save-models", True)
+    assert parse_assignment("resume=true") == ("resume", True)
     assert parse_assignment("strategy=local") == ("strategy", "local")
     assert parse_assignment("data-root=/some/where") == ("data-root", "/some/where")
     assert parse_assignment('models="mlp,lenet"') == ("models", "mlp,lenet")

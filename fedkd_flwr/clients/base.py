@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from flwr.client import NumPyClient
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedkd_flwr import state
+from fedkd_flwr import state, store
 from fedkd_flwr.data import ClientData, client_indices, load_client, public_subset
+from fedkd_flwr.export import save_personalized_model
 from fedkd_flwr.models import assign_models, build_model
 from fedkd_flwr.training import (
     BatchLoss,
@@ -225,6 +227,37 @@ class PersonalClient(NumPyClient):
             metrics |= _named(validation, "validation-")
         return metrics
 
+    # ---- Memory on disk --------------------------------------------------------------
+
+    @property
+    def state_folder(self) -> Path | None:
+        """Where the client keeps its memory besides the context, if anywhere."""
+        return self._own_folder("state-dir", self.run.state_dir)
+
+    @property
+    def models_folder(self) -> Path | None:
+        """Where the client's personalized model goes after the last round, if anywhere."""
+        folder = self.context.node_config.get("models-dir", self.run.models_dir)
+        return Path(str(folder)).expanduser() if folder else None
+
+    def recall(self, server_round: int, phase: str) -> None:
+        """Take up the memory from disk where the context has none that fits the round.
+
+        A context that has trained in this round already belongs to a round that the server
+        repeats after a crash; the memory of the round before is what it starts from.
+        """
+        remembered = store.remembered_round(self.context)
+        is_repeated = phase == "train" and remembered >= server_round
+        if self.state_folder is None or (remembered and not is_repeated):
+            return
+        before = server_round if phase == "train" else server_round + 1
+        if not store.load_context(self.context, self.state_folder, before) and is_repeated:
+            self.context.state.clear()
+
+    def _own_folder(self, name: str, default: str) -> Path | None:
+        folder = self.context.node_config.get(name, default)
+        return Path(str(folder)).expanduser() / str(self.partition_id) if folder else None
+
     # ---- NumPyClient -----------------------------------------------------------------
 
     def get_properties(self, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,9 +274,13 @@ class PersonalClient(NumPyClient):
         """Serve a train message and keep the model."""
         received = dict(zip(config["names"], parameters, strict=True))
         server_round, phase = int(config["server-round"]), str(config["phase"])
+        self.recall(server_round, phase)
         with seeded(self.device, self.run.seed, phase, server_round, self.partition_id):
             reply = self.train(received, server_round, phase)
         state.save_model(self.context, "model", self.model)
+        store.note_round(self.context, server_round)
+        if self.state_folder:
+            store.save_context(self.context, self.state_folder)
         metrics = {**reply.metrics, "names": list(reply.arrays)}
         return list(reply.arrays.values()), self.num_examples, metrics
 
@@ -253,9 +290,12 @@ class PersonalClient(NumPyClient):
         """Evaluate the client's model on its own test split; nothing is kept."""
         received = dict(zip(config["names"], parameters, strict=True))
         server_round = int(config["server-round"])
+        self.recall(server_round, "evaluate")
         with seeded(self.device, self.run.seed, "evaluate", server_round, self.partition_id):
             further = self.prepare_evaluation(received, server_round)
         metrics = {**self.evaluation_metrics(self.model), **further}
+        if self.models_folder and server_round == self.run.num_server_rounds:
+            save_personalized_model(self, self.models_folder, metrics)
         return metrics["loss"], int(metrics["total"]), metrics
 
 

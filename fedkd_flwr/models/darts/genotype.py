@@ -151,7 +151,7 @@ def derive_genotype(supernet: Supernet, rule: Rule = "two-edges") -> Genotype:
 def _derive_cell(alpha: Tensor, settings: SupernetSettings, rule: Rule) -> tuple[Node, ...]:
     weights = alpha.detach().softmax(dim=1).cpu()
     allowed = torch.tensor([name != NONE for name in settings.operations])
-    strength, column = weights.masked_fill(~allowed, 0 * -1).max(dim=1)
+    strength, column = weights.masked_fill(~allowed, -1).max(dim=1)
     kept = allowed[weights.argmax(dim=1)]
     nodes: list[Node] = []
     first = 0

@@ -1,0 +1,108 @@
+"""A client's memory on disk, beside Flower's context.
+
+A context lives as long as its SuperNode or simulation. With a ``state-dir`` a client also
+keeps its memory in files, one a round, so that a restarted node or a resumed run goes on
+where it stopped. The last two rounds are kept: the server may have to repeat the newest.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+PROGRESS = "progress"
+"""Name of the record that says which round the memory belongs to."""
+
+ROUNDS_KEPT = 2
+"""Rounds whose memory stays on disk."""
+
+
+def remembered_round(context: Context) -> int:
+    """Return the last round that the memory of a context went through, 0 for none."""
+    record = context.state.metric_records.get(PROGRESS)
+    return int(record["round"]) if record else 0  # type: ignore[arg-type]
+
+
+def note_round(context: Context, server_round: int) -> None:
+    """Note that the memory of a context has gone through a round."""
+    context.state[PROGRESS] = MetricRecord({"round": server_round})
+
+
+def save_context(context: Context, folder: Path) -> None:
+    """Write the memory of a context to a client's folder, whole or not at all.
+
+    Parameters
+    ----------
+    context : Context
+        With its round noted.
+    folder : Path
+        The client's own folder, made if missing.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {
+        f"{name}/{key}": array.numpy()
+        for name, record in context.state.array_records.items()
+        for key, array in record.items()
+    }
+    others: dict[str, dict[str, Any]] = {
+        "metrics": {name: dict(record) for name, record in context.state.metric_records.items()},
+        "words": {name: dict(record) for name, record in context.state.config_records.items()},
+    }
+    metadata = {name: json.dumps(value) for name, value in others.items()}
+    path = folder / f"round-{remembered_round(context):06d}.safetensors"
+    write_atomically(path, arrays, metadata)
+    for old in sorted(folder.glob("round-*.safetensors"))[:-ROUNDS_KEPT]:
+        old.unlink()
+
+
+def write_atomically(path: Path, arrays: dict[str, Any], metadata: dict[str, str]) -> None:
+    """Write a safetensors file so that a crash leaves the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    save_file(arrays, temporary, metadata)
+    with temporary.open("rb+") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def load_context(context: Context, folder: Path, before_round: int) -> bool:
+    """Fill a context with the newest memory from before a round.
+
+    Parameters
+    ----------
+    context : Context
+        Its state is replaced if there is such a memory.
+    folder : Path
+        The client's own folder.
+    before_round : int
+        Memory of this round or later is passed over.
+
+    Returns
+    -------
+    bool
+        Whether there was one.
+    """
+    older = [
+        path
+        for path in sorted(folder.glob("round-*.safetensors"))
+        if int(path.stem.removeprefix("round-")) < before_round
+    ]
+    if not older:
+        return False
+    context.state.clear()
+    with safe_open(older[-1], framework="numpy") as file:
+        metadata = file.metadata()
+        records: dict[str, dict[str, Array]] = {}
+        for key in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
+            name, _, array_name = key.partition("/")
+            records.setdefault(name, {})[array_name] = Array(file.get_tensor(key))
+    for name, arrays in records.items():
+        context.state[name] = ArrayRecord(arrays)
+    for name, numbers in json.loads(metadata["metrics"]).items():
+        context.state[name] = MetricRecord(numbers)
+    for name, words in json.loads(metadata["words"]).items():
+        context.state[name] = ConfigRecord(words)
+    return True

@@ -1,0 +1,147 @@
+"""Stopped runs: what is on disk goes on to the numbers of an uninterrupted run."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import fedkd_flwr
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.config import read_config
+from fedkd_flwr.engines import resolve_output
+from fedkd_flwr.grid import InProcessGrid
+from fedkd_flwr.methods import METHODS
+from fedkd_flwr.runs import RunDirectory, RunDirectoryError
+from fedkd_flwr.server_app import serve
+
+SAME = ["round", "accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"]
+
+
+class PowerCut(BaseException):
+    """Ends a run the hard way: nothing may catch it."""
+
+
+def settings_for(strategy, small):
+    one_model = METHODS[strategy].strategy.needs_one_model
+    supernet = {"supernet-channels": 2, "supernet-cells": 3, "supernet-nodes": 1}
+    models = "darts" if "fedkma" in strategy else "mlp" if one_model else "mlp,lenet"
+    changes = {"num-server-rounds": 4, "fraction-train": 0.75, "momentum": 0.9}
+    return {**small, **supernet, **changes, "strategy": strategy, "models": models}
+
+
+def interrupted(settings, folder, at_round, at_client):
+    """Run until one client is about to answer in one round, then cut the power."""
+
+    def app(message, context):
+        config = message.content.config_records["config"]
+        is_train = message.metadata.message_type == "train"
+        here = is_train and config["server-round"] == at_round
+        if here and context.node_config["partition-id"] >= at_client:
+            raise PowerCut
+        return client_app(message, context)
+
+    configuration = resolve_output(read_config({**settings, "output-dir": str(folder)}), folder)
+    grid = InProcessGrid(app, 4, configuration.flat())
+    with pytest.raises(PowerCut):
+        serve(grid, configuration)
+
+
+@pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt", "persfl", "fedavg", "local", "fedkma"])
+def test_a_resumed_run_equals_an_uninterrupted_one(strategy, small, tmp_path):
+    settings = settings_for(strategy, small)
+    whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
+    interrupted(settings, tmp_path / "cut", at_round=3, at_client=2)
+    assert len((tmp_path / "cut" / "rounds.jsonl").read_text().splitlines()) == 2
+    resumed = fedkd_flwr.resume(tmp_path / "cut")
+    assert resumed.finished
+    for column in SAME:
+        assert list(resumed.rounds[column]) == list(whole.rounds[column])
+    for name, matrix in whole.matrices.items():
+        np.testing.assert_array_equal(resumed.matrices[name], matrix)
+    assert list(resumed.clients["loss"].dropna()) == list(whole.clients["loss"].dropna())
+    assert not (resumed.path / "checkpoint").exists()
+
+
+def test_a_run_cut_in_its_first_round_starts_over(small, tmp_path):
+    settings = settings_for("kt-pfl", small)
+    interrupted(settings, tmp_path / "cut", at_round=1, at_client=2)
+    whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
+    resumed = fedkd_flwr.resume(tmp_path / "cut")
+    assert list(resumed.rounds["loss_mean"]) == list(whole.rounds["loss_mean"])
+
+
+def test_a_moved_run_can_be_resumed(small, tmp_path):
+    settings = settings_for("kt-pfl", small)
+    whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
+    interrupted(settings, tmp_path / "cut", at_round=3, at_client=0)
+    moved = (tmp_path / "cut").rename(tmp_path / "moved")
+    resumed = fedkd_flwr.resume(moved)
+    assert resumed.path == moved
+    assert list(resumed.rounds["loss_mean"]) == list(whole.rounds["loss_mean"])
+
+
+def test_half_written_lines_and_rounds_without_a_checkpoint_are_taken_back(small, tmp_path):
+    """A crash between the files: the round is repeated, no line is lost or doubled."""
+    settings = settings_for("kt-pfl", small)
+    whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
+    cut = tmp_path / "cut"
+    interrupted(settings, cut, at_round=3, at_client=0)
+    row = json.loads((cut / "rounds.jsonl").read_text().splitlines()[-1])
+    with (cut / "rounds.jsonl").open("a") as file:
+        file.write(json.dumps({**row, "round": 3}) + "\n" + '{"round": 4, "accu')
+    (cut / "checkpoint" / ".server.safetensors.tmp").write_bytes(b"half a checkpoint")
+    np.save(cut / "matrices" / "coefficients-000003.npy", np.zeros((4, 4)))
+    resumed = fedkd_flwr.resume(cut)
+    assert list(resumed.rounds["round"]) == [1, 2, 3, 4]
+    assert list(resumed.rounds["loss_mean"]) == list(whole.rounds["loss_mean"])
+    np.testing.assert_array_equal(
+        resumed.matrices["coefficients"], whole.matrices["coefficients"]
+    )
+
+
+def test_a_finished_or_missing_run_cannot_be_resumed(small, tmp_path):
+    finished = fedkd_flwr.run({**small, "strategy": "local", "models": "mlp"},
+                              output_dir=tmp_path / "run")  # fmt: skip
+    with pytest.raises(RunDirectoryError, match="finished run; nothing to resume"):
+        fedkd_flwr.resume(finished.path)
+    with pytest.raises(RunDirectoryError, match="holds no run"):
+        fedkd_flwr.resume(tmp_path / "nowhere")
+
+
+def test_a_full_disk_says_how_to_go_on(small, tmp_path, monkeypatch):
+    settings = settings_for("kt-pfl", small)
+    whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
+    append = RunDirectory._append
+
+    def refuse(directory, name, rows):
+        if name == "rounds.jsonl" and rows[0]["round"] == 3:
+            raise OSError(28, "No space left on device")
+        append(directory, name, rows)
+
+    monkeypatch.setattr(RunDirectory, "_append", refuse)
+    with pytest.raises(RunDirectoryError, match=r"No space left on device.*--resume"):
+        fedkd_flwr.run(settings, output_dir=tmp_path / "cut")
+    monkeypatch.undo()
+    resumed = fedkd_flwr.resume(tmp_path / "cut")
+    assert list(resumed.rounds["loss_mean"]) == list(whole.rounds["loss_mean"])
+
+
+@pytest.mark.parametrize("strategy", ["kt-pfl", "fedkma"])
+def test_exported_models_give_the_accuracy_on_their_cards(strategy, small, tmp_path):
+    settings = {**settings_for(strategy, small), "num-server-rounds": 1}
+    settings["models-dir"] = str(tmp_path / "models")
+    finished = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    configuration = read_config(finished.config)
+    from fedkd_flwr.data import load_client
+
+    for n in range(4):
+        model = fedkd_flwr.load_model(tmp_path / "models" / f"{n}.safetensors")
+        card = json.loads((tmp_path / "models" / f"{n}.json").read_text())
+        data = load_client(configuration.run.data_settings, n)
+        with torch.inference_mode():
+            correct = (model(data.test_images).argmax(dim=1) == data.test_labels).sum()
+        assert int(correct) == card["metrics"]["correct"]
+        row = finished.clients.query(f"partition_id == {n} and round == 1").iloc[0]
+        assert row["correct"] == card["metrics"]["correct"]
+        assert card["model"] == row["model"]
