@@ -63,7 +63,7 @@ def _reply(
     metrics: dict[str, Any],
 ) -> Message:
     """Pack a NumPyClient's result into a reply."""
-    info = {"partition-id": known["partition-id"], "model": known["model"]}
+    info = {name: known[name] for name in ("partition-id", "model", "public-hash")}
     content = RecordDict(
         {
             "arrays": ArrayRecord(

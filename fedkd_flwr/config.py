@@ -66,6 +66,8 @@ class RunConfig(BaseModel):
         ``held-out`` (an unlabeled part of the data set), ``none``, or another data set.
     held_out_size : int
         Samples held out for the public set.
+    public_hash : str
+        Hash that every client's public set must have; empty for the one most clients have.
     public_size : int
         P, public samples used in a round.
     models : tuple of str
@@ -133,6 +135,7 @@ class RunConfig(BaseModel):
     client_split: str = "75/0/25"
     public_dataset: str = "held-out"
     held_out_size: int = Field(default=200, ge=0)
+    public_hash: str = ""
     public_size: int = Field(default=200, ge=0)
     models: tuple[str, ...] = ("lenet", "alexnet", "resnet18", "shufflenetv2")
     model_assignment: str = "cyclic"
@@ -283,6 +286,7 @@ class RunConfig(BaseModel):
             min_replies=self.min_replies,
             evaluate_every=self.evaluate_every,
             seed=self.seed,
+            public_hash=self.public_hash,
             connect_timeout=self.connect_timeout,
             round_timeout=self.round_timeout,
         )

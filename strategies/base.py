@@ -82,6 +82,9 @@ class RunPlan:
         Clients are evaluated every that many rounds, and after the last.
     seed : int
         Seed of every draw of the server.
+    public_hash : str
+        Hash of the public set; a client that holds another is left out. Empty for the hash
+        that most clients hold.
     connect_timeout : float
         Seconds to wait for N clients before the first round.
     round_timeout : float
@@ -96,6 +99,7 @@ class RunPlan:
     min_replies: int = 1
     evaluate_every: int = 1
     seed: int = 0
+    public_hash: str = ""
     connect_timeout: float = 60.0
     round_timeout: float = 3600.0
 
@@ -114,12 +118,15 @@ class ClientInfo:
         Name of its architecture.
     num_examples : int
         D_n, the number of its private training samples.
+    public_hash : str
+        Hash of its public set.
     """
 
     partition_id: int
     node_id: int
     model: str
     num_examples: int
+    public_hash: str = ""
 
 
 @dataclass(frozen=True)
@@ -394,6 +401,7 @@ class PersonalizedStrategy(Strategy):
         self._met_nodes: set[int] = set()
         self.global_arrays = ArrayRecord()
         self._rounds_before = 0
+        self._public_hash = plan.public_hash
         self._seconds: dict[str, float] = {}
         self._sent: dict[int, int] = {}
         self._failures: dict[int, str] = {}
@@ -589,7 +597,8 @@ class PersonalizedStrategy(Strategy):
             return
         content = RecordDict({"config": ConfigRecord({"phase": "properties"})})
         questions = [Message(content, node_id, MessageType.QUERY) for node_id in new_nodes]
-        answers = grid.send_and_receive(questions, timeout=self.plan.round_timeout)
+        answers = list(grid.send_and_receive(questions, timeout=self.plan.round_timeout))
+        self._public_hash = self._public_hash or most_common_hash(answers)
         reasons = [self._meet(answer) for answer in answers]
         if len(self.clients) < self.plan.min_replies:
             first = next((reason for reason in reasons if reason), "no node answered in time")
@@ -602,33 +611,27 @@ class PersonalizedStrategy(Strategy):
         """Register one client; return the reason where it cannot take part."""
         node_id = answer.metadata.src_node_id
         self._met_nodes.add(node_id)
-        if answer.has_error():
-            reason = f"node {node_id}: {error_reason(answer)}"
-            log(WARNING, "Left out: %s", reason)
-            return reason
-        info = answer.content.config_records["info"]
-        metrics = answer.content.metric_records["metrics"]
-        client = ClientInfo(
-            partition_id=int(str(info["partition-id"])),
-            node_id=node_id,
-            model=str(info["model"]),
-            num_examples=int(metrics["num-examples"]),  # type: ignore[arg-type]
-        )
-        conflict = self._why_left_out(client)
-        if conflict is None:
-            self.clients[client.partition_id] = client
-        else:
-            log(WARNING, "Left out: %s", conflict)
-        return conflict
+        try:
+            client = read_client(answer)
+            self._check_client(client)
+        except InvalidReplyError as error:
+            log(WARNING, "Left out: %s", error)
+            return str(error)
+        self.clients[client.partition_id] = client
+        return None
 
-    def _why_left_out(self, client: ClientInfo) -> str | None:
+    def _check_client(self, client: ClientInfo) -> None:
         n = client.partition_id
         if not 0 <= n < self.plan.num_clients:
-            return f"partition {n} is outside 0..{self.plan.num_clients - 1}"
+            raise InvalidReplyError(f"partition {n} is outside 0..{self.plan.num_clients - 1}")
         known = self.clients.get(n)
         if known and known.node_id in self.grid.get_node_ids():
-            return f"partition {n} is already held by another node"
-        return None
+            raise InvalidReplyError(f"partition {n} is already held by another node")
+        if self.needs_public_data and client.public_hash != self._public_hash:
+            raise InvalidReplyError(
+                f"client {n} holds another public set (hash {client.public_hash[:12]}) than "
+                f"the run's ({self._public_hash[:12]})"
+            )
 
     # ---- Messages --------------------------------------------------------------------
 
@@ -772,6 +775,41 @@ class PersonalizedStrategy(Strategy):
         ]
         record = RoundRecord(server_round, row, clients, self.matrices())
         self.observer.round_finished(record, self)
+
+
+def read_client(answer: Message) -> ClientInfo:
+    """Read what a client says of itself.
+
+    Raises
+    ------
+    InvalidReplyError
+        If it failed, or left out what is needed.
+    """
+    node_id = answer.metadata.src_node_id
+    if answer.has_error():
+        raise InvalidReplyError(f"node {node_id}, {error_reason(answer)}")
+    try:
+        info = answer.content.config_records["info"]
+        metrics = answer.content.metric_records["metrics"]
+        return ClientInfo(
+            partition_id=int(str(info["partition-id"])),
+            node_id=node_id,
+            model=str(info["model"]),
+            num_examples=int(metrics["num-examples"]),  # type: ignore[arg-type]
+            public_hash=str(info.get("public-hash", "")),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidReplyError(f"node {node_id} does not say who it is ({error!r})") from error
+
+
+def most_common_hash(answers: Iterable[Message]) -> str:
+    """Return the hash of the public set that most clients hold; empty if none tells."""
+    hashes = [
+        str(answer.content.config_records["info"].get("public-hash", ""))
+        for answer in answers
+        if not answer.has_error() and "info" in answer.content.config_records
+    ]
+    return max(sorted(set(hashes)), key=hashes.count, default="")
 
 
 def error_reason(message: Message) -> str:

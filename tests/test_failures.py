@@ -218,3 +218,20 @@ def test_an_impossible_count_is_dropped(small, tmp_path):
 
     finished, _ = run_with(app, small, tmp_path, strategy="local")
     assert finished.rounds["accuracy_mean"].isna().all()
+
+
+def test_a_client_with_another_public_set_is_left_out(small, tmp_path, warnings_seen):
+    def app(message, context):
+        reply = client_app(message, context)
+        if context.node_config["partition-id"] == 2:
+            reply.content["info"]["public-hash"] = "f" * 64
+        return reply
+
+    finished, _ = run_with(app, small, tmp_path)
+    assert set(finished.clients["partition_id"]) == {0, 1, 3}
+    assert any("client 2 holds another public set" in line for line in warnings_seen())
+
+
+def test_the_runs_own_public_hash_goes_before_the_majority(small, tmp_path):
+    with pytest.raises(TooFewRepliesError, match="holds another public set"):
+        run_with(client_app, small, tmp_path, **{"public-hash": "0" * 64})

@@ -47,7 +47,9 @@ def interrupted(settings, folder, at_round, at_client):
         serve(grid, configuration)
 
 
-@pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt", "persfl", "fedavg", "local", "fedkma"])
+@pytest.mark.parametrize(
+    "strategy", ["kt-pfl", "perfed-ckt", "persfl", "fedavg", "local", "fedkma"]
+)
 def test_a_resumed_run_equals_an_uninterrupted_one(strategy, small, tmp_path):
     settings = settings_for(strategy, small)
     whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
@@ -95,9 +97,7 @@ def test_half_written_lines_and_rounds_without_a_checkpoint_are_taken_back(small
     resumed = fedkd_flwr.resume(cut)
     assert list(resumed.rounds["round"]) == [1, 2, 3, 4]
     assert list(resumed.rounds["loss_mean"]) == list(whole.rounds["loss_mean"])
-    np.testing.assert_array_equal(
-        resumed.matrices["coefficients"], whole.matrices["coefficients"]
-    )
+    np.testing.assert_array_equal(resumed.matrices["coefficients"], whole.matrices["coefficients"])
 
 
 def test_a_finished_or_missing_run_cannot_be_resumed(small, tmp_path):

@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedkd_flwr import state, store
-from fedkd_flwr.data import ClientData, client_indices, load_client, public_subset
+from fedkd_flwr.data import (
+    ClientData,
+    client_indices,
+    hash_of_public_pool,
+    load_client,
+    public_subset,
+)
 from fedkd_flwr.export import save_personalized_model
 from fedkd_flwr.models import assign_models, build_model
 from fedkd_flwr.training import (
@@ -261,11 +267,12 @@ class PersonalClient(NumPyClient):
     # ---- NumPyClient -----------------------------------------------------------------
 
     def get_properties(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Say who the client is: partition-id, model, and D_n."""
+        """Say who the client is: partition-id, model, D_n, and the hash of its public set."""
         return {
             "partition-id": self.partition_id,
             "model": self.model_name,
             "num-examples": self.num_examples,
+            "public-hash": hash_of_public_pool(self.run.data_settings),
         }
 
     def fit(

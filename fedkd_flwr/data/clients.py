@@ -17,6 +17,7 @@ from fedkd_flwr.data.partitioners import partition_indices
 from fedkd_flwr.data.public import (
     HELD_OUT,
     NO_PUBLIC_SET,
+    public_hash,
     public_images,
     require_pool,
     split_public,
@@ -333,6 +334,16 @@ class _Loaded:
             _require_other_dataset(settings)
             images = public_images(settings.public_dataset, shape, settings.data_root)
         return to_float(images.to(settings.device))
+
+
+@functools.lru_cache(maxsize=SETTINGS_KEPT)
+def hash_of_public_pool(settings: DataSettings) -> str:
+    """Return the hash of the whole public pool, by which two machines know that theirs is one.
+
+    Empty without a public set.
+    """
+    pool = public_pool(settings)
+    return public_hash(pool) if len(pool) else ""
 
 
 @functools.lru_cache(maxsize=SETTINGS_KEPT)

@@ -43,8 +43,8 @@ class SupernetSettings:
     stem_multiplier : int
         The stem has this many times `channels` channels.
     stem_stride : int
-        2 halves the resolution before the first cell, which makes training about four times
-        as fast; the paper's is 1 for CIFAR-10, and its ImageNet stem reduces too.
+        2 halves the resolution before the first cell, which makes training two to four
+        times as fast; the paper's is 1 for CIFAR-10, and its ImageNet stem reduces too.
 
     Raises
     ------
