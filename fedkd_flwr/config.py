@@ -7,11 +7,18 @@ it in one sentence, before any client works.
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from fedkd_flwr.data import DATASETS, PARTITIONS, DataSettings
 from fedkd_flwr.methods import METHODS, Method
@@ -33,6 +40,16 @@ Scalar = bool | int | float | str
 
 class ConfigError(ValueError):
     """A run config that cannot be used; the message is one sentence for the user."""
+
+
+ALLOWED_NAMES: dict[str, Collection[str]] = {
+    "strategy": METHODS,
+    "dataset": DATASETS,
+    "partition": PARTITIONS,
+    "public_dataset": ["held-out", "none", *DATASETS],
+    "model_assignment": ASSIGNMENTS,
+}
+"""Fields of a run config that hold one of some names."""
 
 
 class RunConfig(BaseModel):
@@ -173,30 +190,10 @@ class RunConfig(BaseModel):
             return tuple(name.strip() for name in value.split(",") if name.strip())
         return value
 
-    @field_validator("strategy")
+    @field_validator(*ALLOWED_NAMES)
     @classmethod
-    def _known_strategy(cls, value: str) -> str:
-        return _one_of(value, METHODS)
-
-    @field_validator("dataset")
-    @classmethod
-    def _known_dataset(cls, value: str) -> str:
-        return _one_of(value, DATASETS)
-
-    @field_validator("partition")
-    @classmethod
-    def _known_partition(cls, value: str) -> str:
-        return _one_of(value, PARTITIONS)
-
-    @field_validator("public_dataset")
-    @classmethod
-    def _known_public_dataset(cls, value: str) -> str:
-        return _one_of(value, ["held-out", "none", *DATASETS])
-
-    @field_validator("model_assignment")
-    @classmethod
-    def _known_assignment(cls, value: str) -> str:
-        return _one_of(value, ASSIGNMENTS)
+    def _known_name(cls, value: str, info: ValidationInfo) -> str:
+        return _one_of(value, ALLOWED_NAMES[str(info.field_name)])
 
     @field_validator("models")
     @classmethod
@@ -331,7 +328,7 @@ def _as_scalar(value: Any) -> Scalar:
     return scalar
 
 
-def _one_of(value: str, allowed: Any) -> str:
+def _one_of(value: str, allowed: Collection[str]) -> str:
     if value in allowed:
         return value
     raise ValueError(f"is none of the allowed {', '.join(allowed)}")

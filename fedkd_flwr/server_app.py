@@ -1,7 +1,7 @@
 """The Flower ServerApp: config → strategy → start → run directory."""
 
 from collections.abc import Callable, Mapping
-from logging import INFO
+from logging import ERROR, INFO
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,21 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 from flwr.superlink.grid import InMemoryGrid
 
-from fedkd_flwr.config import Configuration, read_config
-from fedkd_flwr.data import check_data
+from fedkd_flwr.config import ConfigError, Configuration, read_config
+from fedkd_flwr.data import DataError, check_data
 from fedkd_flwr.grid import InProcessGrid
 from fedkd_flwr.models import build_model
 from fedkd_flwr.runs import (
     Checkpoint,
     Run,
     RunDirectory,
+    RunDirectoryError,
     check_writable,
     default_run_directory,
 )
 from fedkd_flwr.state import exchanged_state
 from fedkd_flwr.training import seeded
+from strategies.base import TooFewRepliesError
 
 app = ServerApp()
 
@@ -38,10 +40,15 @@ end up anywhere.
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the method that the run config asks for."""
-    configuration = read_config(context.run_config)
-    if isinstance(grid, InProcessGrid | InMemoryGrid):
-        check_run(configuration)
-    serve(grid, configuration)
+    try:
+        configuration = read_config(context.run_config)
+        if isinstance(grid, InProcessGrid | InMemoryGrid):
+            check_run(configuration)
+        serve(grid, configuration)
+    except (ConfigError, DataError, RunDirectoryError, TooFewRepliesError) as error:
+        # Flower prints a traceback; the sentence for the user comes before it.
+        log(ERROR, "The run stopped: %s", error)
+        raise
 
 
 def check_run(configuration: Configuration) -> None:
