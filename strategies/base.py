@@ -481,7 +481,7 @@ class PersonalizedStrategy(Strategy):
         self._begin_round()
         self.grid = grid
         self.global_arrays = arrays
-        self._meet_clients(grid)
+        self._meet_clients(grid, server_round)
         self._started_at = time.perf_counter()
         sampled = self.sample(server_round, self.reachable())
         payloads = {n: self.train_payload(server_round, n) for n in sampled}
@@ -580,7 +580,7 @@ class PersonalizedStrategy(Strategy):
         online = set(self.grid.get_node_ids())
         return sorted(n for n, client in self.clients.items() if client.node_id in online)
 
-    def _meet_clients(self, grid: Grid) -> None:
+    def _meet_clients(self, grid: Grid, server_round: int) -> None:
         """Ask every node not met yet for its partition-id; wait for N nodes the first time."""
         deadline = time.monotonic() + (0 if self.clients else self.plan.connect_timeout)
         while len(nodes := set(grid.get_node_ids())) < self.plan.num_clients:
@@ -599,7 +599,10 @@ class PersonalizedStrategy(Strategy):
         questions = [Message(content, node_id, MessageType.QUERY) for node_id in new_nodes]
         answers = list(grid.send_and_receive(questions, timeout=self.plan.round_timeout))
         self._public_hash = self._public_hash or most_common_hash(answers)
+        known = set(self.clients)
         reasons = [self._meet(answer) for answer in answers]
+        for n in sorted(set(self.clients) - known) if known else []:
+            log(INFO, "Client %d joined in round %d", n, server_round)
         if len(self.clients) < self.plan.min_replies:
             first = next((reason for reason in reasons if reason), "no node answered in time")
             raise TooFewRepliesError(
@@ -775,6 +778,28 @@ class PersonalizedStrategy(Strategy):
         ]
         record = RoundRecord(server_round, row, clients, self.matrices())
         self.observer.round_finished(record, self)
+
+
+class SoftPredictionStrategy(PersonalizedStrategy):
+    """A strategy whose clients reply with soft predictions on public samples, and nothing else.
+
+    Models stay with the clients, so they may differ.
+    """
+
+    needs_public_data = True
+
+    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, tuple[int, ...]]:
+        """Ask for soft predictions, (P, K)."""
+        return {"predictions": (self.plan.public_size, self.plan.num_classes)}
+
+    def check_reply(self, reply: Reply) -> None:
+        """Refuse predictions whose rows are off the simplex."""
+        check_simplex(reply.arrays["predictions"], "predictions")
+
+
+def stack_predictions(replies: Mapping[int, Reply]) -> NDArray[Any]:
+    """Return the repliers' soft predictions, shape (R, P, K), by ascending partition-id."""
+    return np.stack([reply.arrays["predictions"] for reply in replies.values()])
 
 
 def read_client(answer: Message) -> ClientInfo:

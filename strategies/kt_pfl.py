@@ -29,12 +29,12 @@ from pydantic import Field
 
 from strategies.base import (
     Payload,
-    PersonalizedStrategy,
     Reply,
     RunObserver,
     RunPlan,
     Settings,
-    check_simplex,
+    SoftPredictionStrategy,
+    stack_predictions,
 )
 
 SMALLEST_PROBABILITY = 1e-12
@@ -229,7 +229,7 @@ def top_k_weights(similarities: NDArray[Any], k: int) -> NDArray[Any]:
     return weights
 
 
-class KTpFL(PersonalizedStrategy):
+class KTpFL(SoftPredictionStrategy):
     """KT-pFL on soft predictions, with a coefficient matrix that learns (Algorithm 1).
 
     Parameters
@@ -248,7 +248,6 @@ class KTpFL(PersonalizedStrategy):
     """
 
     settings_type = KTpFLSettings
-    needs_public_data = True
     settings: KTpFLSettings
 
     def __init__(
@@ -264,18 +263,10 @@ class KTpFL(PersonalizedStrategy):
             return {}
         return {"teacher": self._teachers[partition_id]}
 
-    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, tuple[int, ...]]:
-        """Ask for soft predictions, (P, K)."""
-        return {"predictions": (self.plan.public_size, self.plan.num_classes)}
-
-    def check_reply(self, reply: Reply) -> None:
-        """Refuse predictions whose rows are off the simplex."""
-        check_simplex(reply.arrays["predictions"], "predictions")
-
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> ArrayRecord | None:
         """Move the coefficients of the repliers, then mix everybody's teacher from them."""
         repliers = np.array(list(replies))
-        predictions = np.stack([reply.arrays["predictions"] for reply in replies.values()])
+        predictions = stack_predictions(replies)
         block = np.ix_(repliers, repliers)
         self.coefficients[block] = self.updated_block(
             self.coefficients[block], predictions, self._shares(repliers)
