@@ -10,6 +10,9 @@ _EXPORTS = {
     "resume": "fedkd_flwr.engines",
     "load_model": "fedkd_flwr.export",
     "load_run": "fedkd_flwr.runs",
+    "compare": "fedkd_flwr.comparison",
+    "Comparison": "fedkd_flwr.comparison",
+    "run_sweep": "fedkd_flwr.sweeps",
     "Run": "fedkd_flwr.runs",
     "build_model": "fedkd_flwr.models",
     "ConfigError": "fedkd_flwr.config",
@@ -18,14 +21,17 @@ _EXPORTS = {
 
 __all__ = [
     "METHODS",
+    "Comparison",
     "ConfigError",
     "Run",
     "__version__",
     "build_model",
+    "compare",
     "load_model",
     "load_run",
     "resume",
     "run",
+    "run_sweep",
 ]
 
 

@@ -1,7 +1,7 @@
-"""The command line: ``fedkd run`` and ``fedkd list``."""
+"""The command line: ``fedkd run``, ``compare``, ``sweep`` and ``list``."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedkd_flwr.comparison import compare
 from fedkd_flwr.config import (
     ConfigError,
     Configuration,
@@ -30,6 +31,7 @@ from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models import MODELS
 from fedkd_flwr.runs import Run, RunDirectoryError
 from fedkd_flwr.server_app import check_run
+from fedkd_flwr.sweeps import SweepProgress, run_sweep
 from strategies.base import TooFewRepliesError
 
 app = typer.Typer(
@@ -182,6 +184,67 @@ def print_result(finished: Run) -> None:
     console.print(f"Run directory: {finished.path}", soft_wrap=True, highlight=False)
 
 
+@app.command("compare")
+def compare_runs(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of runs.")],
+    layout: Annotated[str, typer.Option("--format", help="markdown, latex or csv.")] = "markdown",
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write figures there as PNG files.")
+    ] = None,
+) -> None:
+    """Put runs on the same splits side by side, and against local training."""
+    with one_clear_line():
+        if layout not in ("markdown", "latex", "csv"):
+            raise ConfigError(f"--format {layout} is none of the allowed markdown, latex, csv.")
+        comparison = compare(runs)
+        typer.echo(getattr(comparison, f"to_{layout}")(), nl=False)
+        if layout == "csv":
+            print_lines(comparison.notes)
+        if figures is not None:
+            from fedkd_flwr.plots import save_figures  # deferred: matplotlib is slow to load
+
+            print_lines(f"Figure: {path}" for path in save_figures(comparison, figures))
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines beside the result, which alone goes to standard output."""
+    for line in lines:
+        errors.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+@app.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(help="TOML file with [base] and [grid].")],
+    output_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the runs; runs/NAME-OF-THE-FILE if left out.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="in-process or simulation (Ray).")] = "in-process",
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("-c", metavar="KEY=VALUE", help="Settings of every run; repeatable."),
+    ] = None,
+) -> None:
+    """Do the runs of a sweep that are not done yet."""
+    failed: list[str] = []
+
+    def on_run(progress: SweepProgress) -> None:
+        if progress.state == "failed":
+            failed.append(progress.name)
+        result = (progress.run.summary or {})["last_round"] if progress.run else None
+        told = f"accuracy {result['accuracy_mean']:.4f}" if result else progress.error
+        line = f"{progress.number}/{progress.total} {progress.name} {progress.state} {told}"
+        console.print(line.rstrip(), soft_wrap=True, highlight=False, markup=False)
+
+    with one_clear_line():
+        settings = dict(parse_assignment(text) for text in assignments or [])
+        finished = run_sweep(file, output_dir, engine, on_run, settings)
+        if finished:
+            folder = finished[0].path.parent
+            console.print(f"Compare: fedkd compare {folder}", soft_wrap=True, highlight=False)
+        if failed:
+            raise RuntimeError(f"{len(failed)} runs failed; failures.jsonl beside them says why.")
+
+
 @app.command("list")
 def list_names() -> None:
     """List methods, models, data sets, partitions, presets and run config keys."""
@@ -189,12 +252,15 @@ def list_names() -> None:
     for name, method in METHODS.items():
         methods.add_row(name, method.exchanged, method.paper)
     console.print(methods)
-    presets = sorted(str(path) for path in Path("conf").glob("*/*.toml"))
+    files = sorted(str(path) for path in Path("conf").glob("*/*.toml"))
+    sweeps = [file for file in files if file.startswith("conf/sweeps/")]
+    presets = [file for file in files if file not in sweeps]
     for title, names in (
         ("Models", MODELS),
         ("Data sets", DATASETS),
         ("Partitions", PARTITIONS),
         ("Presets", presets),
+        ("Sweeps", sweeps),
         ("Run config keys", known_names()),
     ):
         console.print(f"[bold]{title}:[/] {', '.join(names)}", soft_wrap=True, highlight=False)

@@ -18,7 +18,7 @@ from fedkd_flwr.config import (
 from fedkd_flwr.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
-PRESETS = sorted(ROOT.glob("conf/*/*.toml"))
+PRESETS = sorted(path for path in ROOT.glob("conf/*/*.toml") if path.parent.name != "sweeps")
 
 
 def pyproject_config():

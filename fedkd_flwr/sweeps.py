@@ -1,0 +1,253 @@
+"""Sweeps: many runs from one TOML file, which can be stopped and taken up again.
+
+A sweep file has the settings that all runs share in ``[base]``, where ``preset`` may name a
+preset beside it, and in ``[grid]`` a list of values for each setting that varies. Settings that
+only go together are tables in the list ``combinations``, which counts as one more setting::
+
+    [base]
+    preset = "../kt-pfl/fashion-mnist-two-classes.toml"
+
+    [grid]
+    seed = [0, 1, 2]
+    combinations = [
+        { strategy = "kt-pfl", models = "lenet,alexnet" },
+        { strategy = "fedavg", models = "lenet" },
+    ]
+
+Each run has a directory named after its settings, so that a second call finds it.
+"""
+
+import hashlib
+import itertools
+import json
+import tomllib
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from fedkd_flwr import engines
+from fedkd_flwr.comparison import defining_settings
+from fedkd_flwr.config import (
+    ConfigError,
+    Configuration,
+    Scalar,
+    flatten,
+    read_config,
+    read_toml,
+)
+from fedkd_flwr.runs import Run, load_run
+
+ENGINES = ("in-process", "simulation")
+"""Where the runs of a sweep can take place."""
+
+COMBINATIONS = "combinations"
+"""Name of the list of tables in the grid."""
+
+
+@dataclass(frozen=True)
+class SweepProgress:
+    """What is told of one run of a sweep.
+
+    Attributes
+    ----------
+    number, total : int
+        Which run of how many, counted from 1.
+    name : str
+        Name of its directory.
+    state : str
+        ``started``, then ``finished`` or ``failed``; ``skipped`` where it was finished before.
+    run : Run or None
+        The run, where it is finished or skipped.
+    error : str
+        Why it failed, else empty.
+    """
+
+    number: int
+    total: int
+    name: str
+    state: Literal["started", "finished", "failed", "skipped"]
+    run: Run | None = None
+    error: str = ""
+
+
+def read_sweep(
+    path: str | Path, settings: Mapping[str, Scalar] | None = None
+) -> dict[str, Configuration]:
+    """Read a sweep file and validate every run of it.
+
+    Parameters
+    ----------
+    path : str or Path
+        The TOML file.
+    settings : mapping, optional
+        Settings that hold for every run, whatever the file says.
+
+    Returns
+    -------
+    dict of str to Configuration
+        The runs in their order, by the name of their directory. Runs that differ in settings
+        of other methods alone are one run.
+
+    Raises
+    ------
+    ConfigError
+        If the file is no sweep, or one of its runs is impossible.
+    """
+    path = Path(path)
+    base, axes = _read_tables(path)
+    configurations: dict[str, Configuration] = {}
+    for choices in itertools.product(*axes):
+        varied: dict[str, Any] = {}
+        for choice in choices:
+            varied |= choice
+        try:
+            configuration = read_config({**base, **varied, **(settings or {})})
+        except ConfigError as error:
+            chosen = ", ".join(f"{name} = {value}" for name, value in varied.items())
+            raise ConfigError(f"{path}, the run with {chosen}: {error}") from None
+        configurations.setdefault(run_name(configuration), configuration)
+    return configurations
+
+
+def run_name(configuration: Configuration) -> str:
+    """Return the name of a run's directory, a function of the settings that define the run.
+
+    Settings at their default do not enter it, so that a new setting leaves names alone.
+    """
+    defaults = read_config({}).flat()
+    settings = defining_settings(configuration.flat())
+    changed = {name: value for name, value in settings.items() if value != defaults[name]}
+    digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()
+    return f"{configuration.run.strategy}-seed{configuration.run.seed}-{digest[:8]}"
+
+
+def run_sweep(
+    path: str | Path,
+    output_dir: str | Path | None = None,
+    engine: str = "in-process",
+    on_run: Callable[[SweepProgress], None] | None = None,
+    settings: Mapping[str, Scalar] | None = None,
+) -> list[Run]:
+    """Do the runs of a sweep that are not done yet.
+
+    A finished run is not repeated. An unfinished one is moved to the folder ``aside`` and
+    done anew, so two processes must not work on one folder. A run that fails is recorded in
+    ``failures.jsonl`` and does not stop the others.
+
+    Parameters
+    ----------
+    path : str or Path
+        The sweep file.
+    output_dir : str or Path, optional
+        Folder of the run directories, ``./runs/NAME-OF-THE-FILE`` if left out.
+    engine : str
+        ``in-process`` or ``simulation``.
+    on_run : callable, optional
+        Is told when a run starts and how it ends.
+    settings : mapping, optional
+        Settings that hold for every run, whatever the file says.
+
+    Returns
+    -------
+    list of Run
+        The finished runs in the order of the sweep.
+
+    Raises
+    ------
+    ConfigError
+        Before any run starts.
+    """
+    if engine not in ENGINES:
+        raise ConfigError(f"engine = {engine!r} is none of the allowed {', '.join(ENGINES)}.")
+    configurations = read_sweep(path, settings)
+    folder = Path(output_dir or Path("runs") / Path(path).stem).expanduser().resolve()
+    tell = on_run or (lambda progress: None)
+    finished = []
+    for number, (name, configuration) in enumerate(configurations.items(), start=1):
+        place = number, len(configurations), name
+        run = _finished_run(folder / name, configuration)
+        if run:
+            tell(SweepProgress(*place, "skipped", run))
+            finished.append(run)
+            continue
+        _move_aside(folder / name)
+        tell(SweepProgress(*place, "started"))
+        try:
+            run = engines.run(configuration.flat(), engine=engine, output_dir=folder / name)
+        except Exception as error:  # whatever a method does, the others get their turn
+            _record_failure(folder, name, error)
+            tell(SweepProgress(*place, "failed", error=str(error)))
+        else:
+            tell(SweepProgress(*place, "finished", run))
+            finished.append(run)
+    return finished
+
+
+def _read_tables(path: Path) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
+    """Return the settings that all runs share, and the choices of each axis of the grid."""
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"The sweep {path} cannot be read: {error.strerror}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"The sweep {path} is no valid TOML: {error}.") from None
+    unknown = content.keys() - {"base", "grid"}
+    if unknown or not content.get("grid"):
+        raise ConfigError(
+            f"The sweep {path} needs a table [grid], may have [base], and nothing else."
+        )
+    base = flatten(content.get("base", {}))
+    preset = base.pop("preset", "")
+    if preset:
+        base = {**read_toml(path.parent / preset), **base}
+    axes = [_choices(path, name, values) for name, values in flatten(content["grid"]).items()]
+    names = [name for choices in axes for name in {key for choice in choices for key in choice}]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"The sweep {path} varies {name} in two places; one is allowed.")
+    return base, axes
+
+
+def _choices(path: Path, name: str, values: Any) -> list[dict[str, Any]]:
+    """Return the settings that one axis of the grid chooses from."""
+    if not isinstance(values, list) or not values:
+        raise ConfigError(f"The sweep {path} needs a list of values for {name}.")
+    if name != COMBINATIONS:
+        return [{name: value} for value in values]
+    if not all(isinstance(value, dict) for value in values):
+        raise ConfigError(f"The {COMBINATIONS} of the sweep {path} have to be tables.")
+    return [flatten(value) for value in values]
+
+
+def _finished_run(path: Path, configuration: Configuration) -> Run | None:
+    """Return the run that was done before; not one from before a default changed."""
+    if not (path / "summary.json").exists():
+        return None
+    run = load_run(path)
+    same = defining_settings(run.config) == defining_settings(configuration.flat())
+    return run if same else None
+
+
+def _move_aside(path: Path) -> None:
+    """Keep what an earlier attempt left behind, out of the way of the next."""
+    if not path.exists():
+        return
+    aside = path.parent / "aside"
+    aside.mkdir(exist_ok=True)
+    tries = len(list(aside.glob(f"{path.name}-*")))
+    path.rename(aside / f"{path.name}-{tries + 1}")
+
+
+def _record_failure(folder: Path, name: str, error: Exception) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    failure = {
+        "run": name,
+        "error": f"{type(error).__name__}: {error}",
+        "traceback": "".join(traceback.format_exception(error)),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    with (folder / "failures.jsonl").open("a") as file:
+        file.write(json.dumps(failure) + "\n")

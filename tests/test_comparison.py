@@ -1,0 +1,263 @@
+"""Comparing runs, on run directories written by hand so that every number can be worked out."""
+
+import io
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedkd_flwr.comparison import IncomparableRunsError, compare, defining_settings, in_bytes
+from fedkd_flwr.config import read_config
+from fedkd_flwr.runs import RunDirectoryError, load_run
+
+COUNTS = {
+    "numbers_up": 100, "numbers_down": 60, "numbers_down_broadcast": 60, "bytes_up": 1000,
+    "bytes_down": 500, "failures": 0,
+}  # fmt: skip
+
+
+def write_run(folder, strategy, seed, accuracies, finished=True, chosen=None, **config):
+    """Write a run of two rounds whose clients have these accuracies after the second."""
+    config = {"num-clients": len(accuracies), "num-server-rounds": 2, "models": "mlp", **config}
+    flat = read_config({"strategy": strategy, "seed": seed, **config}).flat()
+    path = folder / f"{strategy}-{seed}-{len(list(folder.glob('*')))}"
+    path.mkdir(parents=True)
+    started = f"2026-01-01T00:00:0{len(list(folder.glob('*')))}+00:00"
+    (path / "config.json").write_text(json.dumps({"config": flat, "started": started}))
+    rounds, clients = [], []
+    for server_round, values in ((1, [0.1] * len(accuracies)), (2, accuracies)):
+        rounds.append({"round": server_round, "accuracy_mean": np.mean(values), **COUNTS})
+        clients += [
+            {"round": server_round, "partition_id": n, "accuracy": value}
+            for n, value in enumerate(values)
+        ]
+    write_lines(path / "rounds.jsonl", rounds)
+    write_lines(path / "clients.jsonl", clients)
+    summary = {
+        "strategy": strategy,
+        "rounds": 2,
+        "last_round": {
+            "round": 2.0, "accuracy_mean": float(np.mean(accuracies)),
+            "accuracy_std": float(np.std(accuracies)), "accuracy_min": min(accuracies),
+        },
+        "validation_round": chosen and {"round": 1.0, "accuracy_mean": chosen},
+        **{name: 2 * value for name, value in COUNTS.items()},
+        "seconds": 4.0 + seed,
+    }  # fmt: skip
+    if finished:
+        (path / "summary.json").write_text(json.dumps(summary))
+    return path
+
+
+def write_lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def two_methods(tmp_path):
+    """KT-pFL has 0.7 and 0.9, `local` 0.5 and 0.6, over two seeds and four clients."""
+    write_run(tmp_path, "kt-pfl", 0, [0.6, 0.6, 0.8, 0.8], chosen=0.65)
+    write_run(tmp_path, "kt-pfl", 1, [1.0, 0.9, 0.9, 0.8], chosen=0.85)
+    write_run(tmp_path, "local", 0, [0.6, 0.5, 0.5, 0.4])
+    write_run(tmp_path, "local", 1, [0.3, 0.9, 0.9, 0.3])
+    return tmp_path
+
+
+def test_the_table_holds_hand_computed_numbers(two_methods):
+    comparison = compare(two_methods)
+    assert list(comparison.table.index) == ["kt-pfl", "local"]
+    row = comparison.table.loc["kt-pfl"]
+    assert row["seeds"] == 2
+    assert row["accuracy"] == pytest.approx(0.8)
+    # (0.1² + 0.1²) / (2 - 1), and its root.
+    assert row["accuracy_std"] == pytest.approx(np.sqrt(0.02))
+    assert row["accuracy_chosen"] == pytest.approx(0.75)
+    assert row["accuracy_chosen_std"] == pytest.approx(np.sqrt(0.02))
+    # Over clients 0.1 with seed 0, and the root of (0.1² + 0.1²) / 4 with seed 1.
+    assert row["clients_std"] == pytest.approx((0.1 + np.sqrt(0.005)) / 2)
+    assert row["clients_worst"] == pytest.approx(0.7)
+    # With seed 0 three of four are better and one is level; with seed 1 two of four.
+    assert row["beats_local"] == pytest.approx((3 / 4 + 2 / 4) / 2)
+    assert (row["numbers"], row["bytes"], row["seconds"]) == (320, 3000, 4.5)
+    local = comparison.table.loc["local"]
+    assert local["accuracy"] == pytest.approx((0.5 + 0.6) / 2)
+    assert np.isnan(local["beats_local"])
+    assert np.isnan(local["accuracy_chosen"])
+    assert comparison.notes == []
+
+
+def test_gains_pair_each_client_with_itself(two_methods):
+    clients = compare(two_methods).clients.set_index(["method", "seed", "partition_id"])
+    np.testing.assert_allclose(clients.loc["kt-pfl", 0]["gain"], [0.0, 0.1, 0.3, 0.4])
+    np.testing.assert_allclose(clients.loc["kt-pfl", 1]["gain"], [0.7, 0, 0, 0.5], atol=1e-12)
+    assert clients.loc["local"]["gain"].isna().all()
+
+
+def test_paths_runs_and_folders_are_all_taken_once(two_methods):
+    paths = sorted(two_methods.iterdir())
+    mixed = [str(paths[0]), load_run(paths[1]), two_methods]
+    pd.testing.assert_frame_equal(compare(mixed).table, compare(two_methods).table)
+
+
+def test_ragged_seeds_are_compared_as_they_are_and_said(two_methods):
+    write_run(two_methods, "kt-pfl", 2, [0.9, 0.9, 0.9, 0.9])
+    comparison = compare(two_methods)
+    row = comparison.table.loc["kt-pfl"]
+    assert row["seeds"] == 3
+    assert row["accuracy"] == pytest.approx((0.7 + 0.9 + 0.9) / 3)
+    assert row["beats_local"] == pytest.approx((3 / 4 + 2 / 4) / 2)
+    assert comparison.notes == [
+        "The methods have different seeds, and means are over each one's: "
+        "kt-pfl 0, 1, 2; local 0, 1.",
+        "Without a run of local of the same seed: kt-pfl seed 2.",
+    ]
+
+
+def test_a_missing_local_leaves_the_share_open_and_is_said(tmp_path):
+    write_run(tmp_path, "kt-pfl", 0, [0.5, 0.7])
+    comparison = compare(tmp_path)
+    row = comparison.table.loc["kt-pfl"]
+    assert np.isnan(row["beats_local"])
+    assert np.isnan(row["accuracy_std"])
+    assert "no run of local" in comparison.notes[0]
+    assert "| kt-pfl | 1 | 0.6000 | - | 0.1000 | 0.5000 | - |" in comparison.to_markdown()
+
+
+def test_an_unfinished_run_is_left_out_and_said(two_methods):
+    before = compare(two_methods).table
+    path = write_run(two_methods, "kt-pfl", 2, [0.0] * 4, finished=False)
+    comparison = compare(two_methods)
+    pd.testing.assert_frame_equal(comparison.table, before)
+    assert comparison.notes == [f"{path.name} is unfinished (2 of 2 rounds) and left out."]
+
+
+def test_nothing_finished_or_nothing_there_is_refused(tmp_path):
+    with pytest.raises(RunDirectoryError, match="holds no run"):
+        compare(tmp_path)
+    with pytest.raises(RunDirectoryError, match="no runs"):
+        compare([])
+    write_run(tmp_path, "kt-pfl", 0, [0.5], finished=False)
+    with pytest.raises(IncomparableRunsError, match="None of the 1 runs is finished"):
+        compare(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"partition": "iid"}, ["partition (iid, k-classes)"]),
+        ({"partition": "dirichlet", "alpha": 0.1}, ["partition (", "alpha (0.1, 0.5)"]),
+        ({"held-out-size": 300}, ["held-out-size (200, 300)"]),
+        ({"public-dataset": "mnist"}, ["public-dataset (held-out, mnist)", "held-out-size ("]),
+        ({"client-split": "60/20/20"}, ["client-split (60/20/20, 75/0/25)"]),
+    ],
+)
+def test_different_data_is_refused_by_the_names_of_the_keys(tmp_path, changes, words):
+    write_run(tmp_path, "kt-pfl", 0, [0.5, 0.7])
+    write_run(tmp_path, "local", 0, [0.5, 0.7], **changes)
+    with pytest.raises(IncomparableRunsError) as refusal:
+        compare(tmp_path)
+    assert str(refusal.value).count("\n") == 0
+    for word in words:
+        assert word in str(refusal.value)
+    assert "models" not in str(refusal.value)
+
+
+def test_a_run_without_public_set_has_the_splits_of_one_with_another_data_set(tmp_path):
+    write_run(tmp_path, "kt-pfl", 0, [0.5, 0.7], **{"public-dataset": "mnist"})
+    write_run(tmp_path, "local", 0, [0.5, 0.6], **{"public-dataset": "none"})
+    assert compare(tmp_path).table.loc["kt-pfl", "beats_local"] == 0.5
+    write_run(tmp_path, "fedmd", 0, [0.5, 0.7], **{"public-dataset": "emnist"})
+    with pytest.raises(IncomparableRunsError, match=r"public-dataset \(emnist, mnist\)"):
+        compare(tmp_path)
+
+
+def test_settings_that_differ_make_groups_of_their_own(tmp_path):
+    for rho, accuracy in ((0.6, 0.5), (0.9, 0.8)):
+        for seed in (0, 1):
+            write_run(tmp_path, "kt-pfl", seed, [accuracy] * 2, **{"kt-pfl.rho": rho})
+    # A setting of another method and the place of a run are nobody's concern.
+    write_run(tmp_path, "local", 0, [0.6] * 2, **{"kt-pfl.rho": 0.6, "device": "cpu"})
+    write_run(tmp_path, "local", 1, [0.6] * 2, **{"kt-pfl.rho": 0.9, "torch-threads": 2})
+    table = compare(tmp_path).table
+    assert list(table.index) == ["kt-pfl (rho=0.9)", "local", "kt-pfl (rho=0.6)"]
+    assert table["beats_local"].fillna(-1).tolist() == [1, -1, 0]
+    assert (table["seeds"] == 2).all()
+
+
+def test_a_run_is_held_against_the_local_run_most_like_it(tmp_path):
+    write_run(tmp_path, "kt-pfl", 0, [0.5, 0.5], models="lenet")
+    write_run(tmp_path, "local", 0, [0.9, 0.9], models="mlp")
+    write_run(tmp_path, "local", 0, [0.4, 0.4], models="lenet")
+    assert compare(tmp_path).table.loc["kt-pfl", "beats_local"] == 1
+
+
+def test_what_methods_do_not_share_is_said(tmp_path):
+    write_run(tmp_path, "kt-pfl", 0, [0.5, 0.5], models="lenet,mlp")
+    write_run(tmp_path, "fedavg", 0, [0.5, 0.5], models="lenet")
+    write_run(tmp_path, "local", 0, [0.5, 0.5], models="lenet,mlp")
+    notes = compare(tmp_path).notes
+    assert notes == ["The methods do not share models: lenet (fedavg); lenet,mlp (kt-pfl, local)."]
+
+
+def test_of_two_runs_alike_the_later_stands(tmp_path):
+    first = write_run(tmp_path, "local", 0, [0.1, 0.1])
+    write_run(tmp_path, "local", 0, [0.9, 0.9])
+    comparison = compare(tmp_path)
+    assert comparison.table.loc["local", "accuracy"] == 0.9
+    assert comparison.notes == [f"{first.name} is left out: local-0-1 repeats it, later."]
+
+
+def test_clients_without_an_evaluation_are_not_compared(tmp_path):
+    write_run(tmp_path, "kt-pfl", 0, [0.5, 0.7, 0.7])
+    local = write_run(tmp_path, "local", 0, [0.6, 0.6, 0.6])
+    rows = [json.loads(line) for line in (local / "clients.jsonl").read_text().splitlines()]
+    del rows[-1]["accuracy"]
+    write_lines(local / "clients.jsonl", rows)
+    comparison = compare(tmp_path)
+    assert comparison.table.loc["kt-pfl", "beats_local"] == 0.5
+    assert "on 2 of 3 clients" in comparison.notes[0]
+
+
+def test_settings_of_older_runs_have_their_defaults():
+    settings = defining_settings({"strategy": "fedmd", "seed": 3, "gone-by-now": 1})
+    assert settings["seed"] == 3
+    assert settings["kt-pfl.rho"] == 0.6
+    assert not {"gone-by-now", "output-dir", "persfl.teacher"} & settings.keys()
+
+
+def test_markdown_parses_back(two_methods):
+    lines = compare(two_methods).to_markdown().splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert len({len(row) for row in cells}) == 1
+    assert all(cell.startswith("---") for cell in cells[1])
+    row = dict(zip(cells[0], cells[2], strict=True))
+    assert row["method"] == "kt-pfl"
+    assert row["accuracy, last round"] == "0.8000 ± 0.1414"
+    assert (row["beat local"], row["bytes"], row["numbers"]) == ("62%", "3 kB", "320")
+
+
+def test_latex_parses_back(two_methods):
+    write_run(two_methods, "fedmd", 0, [0.1] * 4, finished=False)
+    latex = compare(two_methods).to_latex()
+    assert latex.startswith("% fedmd-0-4 is unfinished")
+    body = latex.split("\\midrule\n")[1].split("\\bottomrule")[0]
+    rows = [line.removesuffix(r" \\").split(" & ") for line in body.splitlines()]
+    assert [row[0] for row in rows] == ["kt-pfl", "local"]
+    assert rows[0][2] == r"0.8000 $\pm$ 0.1414"
+    assert rows[0][6] == r"62\%"
+    columns = latex.split("\\begin{tabular}{")[1].split("}")[0]
+    assert len(columns) == len(rows[0]) == 10
+
+
+def test_csv_parses_back_with_all_digits(two_methods):
+    comparison = compare(two_methods)
+    back = pd.read_csv(io.StringIO(comparison.to_csv()), index_col="method")
+    pd.testing.assert_frame_equal(back, comparison.table, rtol=1e-15)
+
+
+def test_bytes_have_a_unit_that_suits_them():
+    sizes = [0, 999, 1500, 12_345_678, 4.2e9, 5e15]
+    assert [in_bytes(size) for size in sizes] == [
+        "0 B", "999 B", "1.5 kB", "12.3 MB", "4.2 GB", "5e+03 TB",
+    ]  # fmt: skip

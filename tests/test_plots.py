@@ -1,0 +1,211 @@
+"""Figures hold the lines, labels and colours that they should."""
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgba
+
+import fedkd_flwr
+from fedkd_flwr import plots
+from fedkd_flwr.comparison import compare
+
+CONFIG = {
+    "dataset": "digits", "partition": "k-classes-grouped", "groups": 2, "classes-per-client": 3,
+    "max-samples": 400, "held-out-size": 60, "public-size": 30, "models": "mlp",
+    "num-clients": 4, "num-server-rounds": 3, "local-epochs": 1, "batch-size": 16,
+    "learning-rate": 0.05, "client-split": "60/0/40", "device": "cpu", "torch-threads": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs by strategy and seed, all on the same splits."""
+    folder = tmp_path_factory.mktemp("runs")
+    wanted = [("local", 0), ("local", 1), ("kt-pfl", 0), ("kt-pfl", 1), ("perfed-ckt", 0)]
+    return {
+        (strategy, seed): fedkd_flwr.run(
+            {**CONFIG, "strategy": strategy, "seed": seed}, output_dir=folder / f"{strategy}{seed}"
+        )
+        for strategy, seed in wanted
+    }
+
+
+@pytest.fixture(scope="module")
+def comparison(runs):
+    return compare(runs.values())
+
+
+def legend_of(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def main_axes(figure):
+    return figure.axes[0]
+
+
+def test_accuracy_over_rounds_has_a_line_a_method_and_a_band_where_seeds_differ(comparison, runs):
+    figure = plots.plot_accuracy_over_rounds(comparison)
+    axes = main_axes(figure)
+    assert sorted(legend_of(figure)) == ["kt-pfl", "local", "perfed-ckt"]
+    lines = {line.get_label(): line for line in axes.lines}
+    expected = (runs["kt-pfl", 0].rounds["accuracy_mean"]
+                + runs["kt-pfl", 1].rounds["accuracy_mean"]) / 2  # fmt: skip
+    np.testing.assert_allclose(lines["kt-pfl"].get_ydata(), expected)
+    assert list(lines["kt-pfl"].get_xdata()) == [1, 2, 3]
+    assert len(axes.collections) == 2  # perfed-ckt has one seed and no band
+    assert axes.get_xlabel() == "Round"
+    assert len({line.get_color() for line in axes.lines}) == 3
+    assert {line.get_color() for line in axes.lines} <= set(plots.COLOURS)
+
+
+def test_accuracy_against_bytes_adds_up_and_leaves_local_a_level(comparison, runs):
+    figure = plots.plot_accuracy_against_bytes(comparison)
+    axes = main_axes(figure)
+    lines = {line.get_label(): line for line in axes.lines}
+    assert set(lines) == {"kt-pfl", "perfed-ckt", "local (exchanges nothing)"}
+    rounds = runs["perfed-ckt", 0].rounds
+    sizes = (rounds["bytes_up"] + rounds["bytes_down"]).cumsum()
+    assert list(lines["perfed-ckt"].get_xdata()) == list(sizes)
+    level = np.mean([runs["local", seed].rounds["accuracy_mean"].iloc[-1] for seed in (0, 1)])
+    np.testing.assert_allclose(lines["local (exchanges nothing)"].get_ydata(), level)
+    assert axes.get_xscale() == "log"
+    assert axes.xaxis.get_major_formatter()(12_000, None) == "12 kB"
+
+
+def test_gain_over_local_has_a_point_a_client_and_seed(comparison):
+    axes = main_axes(plots.plot_gain_over_local(comparison))
+    points = {
+        label.get_text().splitlines()[0]: points.get_offsets()[:, 0]
+        for label, points in zip(axes.get_yticklabels(), axes.collections, strict=True)
+    }
+    assert {label: len(gain) for label, gain in points.items()} == {"kt-pfl": 8, "perfed-ckt": 4}
+    clients = comparison.clients
+    expected = clients[clients["method"] == "kt-pfl"]["gain"]
+    np.testing.assert_allclose(sorted(points["kt-pfl"]), sorted(expected))
+    share = (expected > 0).mean()
+    assert any(f"{share:.0%} of clients" in text.get_text() for text in axes.get_yticklabels())
+
+
+def test_gain_needs_local(runs):
+    with pytest.raises(ValueError, match="local"):
+        plots.plot_gain_over_local(compare([runs["kt-pfl", 0]]))
+
+
+def test_sharing_is_ordered_by_labels_receivers_down_givers_across(runs):
+    run = runs["kt-pfl", 0]
+    axes = main_axes(plots.plot_sharing(run, server_round=2))
+    order = [int(text.get_text()) for text in axes.get_yticklabels()]
+    assert order == [int(text.get_text()) for text in axes.get_xticklabels()]
+    # Clients 0 and 1 share their classes, and so do 2 and 3.
+    assert {frozenset(order[:2]), frozenset(order[2:])} == {frozenset({0, 1}), frozenset({2, 3})}
+    drawn = np.asarray(axes.images[0].get_array())
+    expected = run.matrices["coefficients"][1]
+    for i, receiver in enumerate(order):
+        for j, giver in enumerate(order):
+            assert drawn[i, j] == expected[receiver, giver]
+    assert axes.get_xlabel().startswith("Giver") and axes.get_ylabel().startswith("Receiver")
+    assert "coefficients after round 2" in axes.get_title()
+
+
+def test_a_given_order_is_kept(runs):
+    axes = main_axes(plots.plot_sharing(runs["kt-pfl", 0], order=[3, 1, 0, 2]))
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["3", "1", "0", "2"]
+    assert axes.get_ylabel() == "Receiver"
+
+
+def test_the_order_falls_back_to_partition_ids_without_the_data(runs, monkeypatch):
+    def missing(run):
+        raise plots.DataError("not here")
+
+    monkeypatch.setattr(plots, "label_counts", missing)
+    axes = main_axes(plots.plot_sharing(runs["kt-pfl", 0]))
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["0", "1", "2", "3"]
+
+
+def test_rounds_and_matrices_that_are_not_there_are_refused(runs):
+    run = runs["kt-pfl", 0]
+    for server_round in (0, 4):
+        with pytest.raises(ValueError, match=r"outside 1\.\.3"):
+            plots.plot_sharing(run, server_round=server_round)
+    with pytest.raises(ValueError, match="no matrix nope"):
+        plots.plot_sharing(run, name="nope")
+    with pytest.raises(ValueError, match="no matrix of receivers"):
+        plots.plot_sharing(runs["local", 0])
+    with pytest.raises(ValueError, match="no clusters"):
+        plots.plot_clusters(run)
+
+
+def test_help_puts_each_gain_beside_its_receiver(runs, monkeypatch):
+    run, local = runs["kt-pfl", 0], runs["local", 0]
+    accuracies = {run: pd.Series([0.9, 0.8, 0.5, 0.6]), local: pd.Series([0.5, 0.5, 0.6, 0.6])}
+    monkeypatch.setattr(plots, "client_accuracies", accuracies.get)
+    figure = plots.plot_help(run, local, order=[2, 0, 3, 1])
+    heat_map, bars = figure.axes[:2]
+    drawn = np.ma.filled(heat_map.images[0].get_array(), np.nan)
+    assert np.isnan(np.diag(drawn)).all() and np.isnan(drawn).sum() == 4
+    assert drawn[0, 1] == run.matrices["coefficients"][-1][2, 0]
+    places = [bar.get_y() + bar.get_height() / 2 for bar in bars.patches]
+    np.testing.assert_allclose(places, [0, 1, 2, 3])
+    np.testing.assert_allclose([bar.get_width() for bar in bars.patches], [-0.1, 0.4, 0, 0.3])
+
+
+def test_clusters_are_drawn_by_client_and_round_in_colours_of_the_palette(runs):
+    run = runs["perfed-ckt", 0]
+    axes = main_axes(plots.plot_clusters(run, order=[3, 2, 1, 0]))
+    image = axes.images[0]
+    followed = plots.follow_clusters(run.matrices["clusters"])
+    np.testing.assert_array_equal(image.get_array(), followed[:, ::-1].T)
+    absent, first = image.cmap(image.norm([-1, 0]))
+    assert tuple(absent) == to_rgba(plots.ABSENT)
+    assert tuple(first) == to_rgba(plots.COLOURS[0])
+
+
+def test_clusters_keep_their_numbers_when_k_means_swaps_them():
+    labels = np.array([[0, 0, 1, 1], [1, 1, 0, 0], [-1, 0, 1, -1], [1, 1, 0, 1]])
+    followed = plots.follow_clusters(labels)
+    # In the third round clients 1 and 2 swap back; in the last, client 3 changes side.
+    assert followed.tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [-1, 0, 1, -1], [0, 0, 1, 0]]
+    assert plots.follow_clusters(np.full((2, 3), -1)).tolist() == [[-1] * 3] * 2
+
+
+def test_label_counts_are_those_of_the_split(runs):
+    counts = plots.label_counts(runs["local", 0])
+    assert counts.shape == (4, 10)
+    assert ((counts > 0).sum(axis=1) == 3).all()
+    np.testing.assert_array_equal(counts.loc[0], counts.loc[1])
+    last = runs["local", 0].clients.groupby("round")["total"].sum().iloc[-1]
+    assert last == pytest.approx(0.4 * counts.to_numpy().sum(), abs=4)
+
+
+def test_partition_is_drawn_by_flower_datasets(runs):
+    run = runs["local", 0]
+    counts = plots.label_counts(run).to_numpy()
+    axes = main_axes(plots.plot_partition(run))
+    np.testing.assert_array_equal(np.asarray(axes.collections[0].get_array()), counts.T)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("Partition ID", "Class")
+    bars = main_axes(plots.plot_partition(run, plot_type="bar", cmap="tab10"))
+    assert sum(bar.get_height() for bar in bars.patches) == counts.sum()
+
+
+def test_all_figures_are_written_and_none_is_left_open(comparison, tmp_path):
+    from matplotlib import pyplot
+
+    paths = plots.save_figures(comparison, tmp_path / "figures")
+    assert {path.name for path in paths} == {
+        "accuracy-over-rounds.png", "accuracy-against-bytes.png", "gain-over-local.png",
+        "kt-pfl0-coefficients.png", "kt-pfl0-coefficients-help.png", "perfed-ckt0-clusters.png",
+        "partition.png",
+    }  # fmt: skip
+    for path in paths:
+        assert mpl.image.imread(path).std() > 0.01
+    assert pyplot.get_fignums() == []
+
+
+def test_many_methods_keep_apart(runs):
+    one = compare([runs["local", 0]])
+    groups = {f"method {i}": [runs["local", 0]] for i in range(20)}
+    many = type(one)(groups, one.results, one.clients, one.table, [])
+    axes = main_axes(plots.plot_accuracy_over_rounds(many))
+    looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
+    assert len(looks) == 20

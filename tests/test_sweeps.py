@@ -1,0 +1,201 @@
+"""Sweeps are read whole, resumed, and survive the failure of one run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedkd_flwr import engines
+from fedkd_flwr.comparison import compare
+from fedkd_flwr.config import ConfigError
+from fedkd_flwr.sweeps import read_sweep, run_name, run_sweep
+
+ROOT = Path(__file__).parent.parent
+SWEEPS = sorted((ROOT / "conf" / "sweeps").glob("*.toml"))
+
+TINY = """
+[base]
+dataset = "digits"
+max-samples = 300
+held-out-size = 40
+public-size = 20
+models = "mlp"
+num-clients = 3
+num-server-rounds = 1
+local-epochs = 1
+device = "cpu"
+torch-threads = 1
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY + '[grid]\nstrategy = ["local", "kt-pfl"]\nseed = [0, 1]\n')
+    return path
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+def states(told):
+    return [(progress.number, progress.state) for progress in told if progress.state != "started"]
+
+
+def write(tmp_path, text):
+    path = tmp_path / "sweep.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_grid_is_every_combination_with_the_last_setting_fastest(sweep):
+    configurations = list(read_sweep(sweep).values())
+    found = [(c.run.strategy, c.run.seed) for c in configurations]
+    assert found == [("local", 0), ("local", 1), ("kt-pfl", 0), ("kt-pfl", 1)]
+    assert all(c.run.num_clients == 3 for c in configurations)
+
+
+def test_combinations_go_together(tmp_path):
+    path = write(
+        tmp_path,
+        "[grid]\nseed = [0, 1]\n[[grid.combinations]]\nstrategy = 'kt-pfl'\nkt-pfl.rho = 0.9\n"
+        "models = 'lenet,mlp'\n[[grid.combinations]]\nstrategy = 'fedavg'\nmodels = 'lenet'\n",
+    )
+    found = [(c.run.seed, c.run.strategy, c.run.models) for c in read_sweep(path).values()]
+    assert found == [
+        (0, "kt-pfl", ("lenet", "mlp")), (0, "fedavg", ("lenet",)),
+        (1, "kt-pfl", ("lenet", "mlp")), (1, "fedavg", ("lenet",)),
+    ]  # fmt: skip
+    assert [c.settings.rho for c in read_sweep(path).values() if c.run.strategy == "kt-pfl"] == [
+        0.9, 0.9,
+    ]  # fmt: skip
+
+
+def test_a_preset_is_found_beside_the_sweep_and_overridden(tmp_path):
+    (tmp_path / "preset.toml").write_text("seed = 5\nalpha = 0.3\n[kt-pfl]\nrho = 0.7\n")
+    path = write(tmp_path, "[base]\npreset = 'preset.toml'\nalpha = 0.4\n[grid]\nseed = [8]\n")
+    (configuration,) = read_sweep(path).values()
+    run = configuration.run
+    assert (run.seed, run.alpha, configuration.settings.rho) == (8, 0.4, 0.7)
+
+
+def test_settings_of_other_methods_do_not_repeat_a_run(tmp_path):
+    text = "[grid]\nstrategy = ['kt-pfl', 'local']\n[grid.kt-pfl]\nrho = [0.1, 0.5, 0.9]\n"
+    strategies = [c.run.strategy for c in read_sweep(write(tmp_path, text)).values()]
+    assert strategies == ["kt-pfl"] * 3 + ["local"]
+
+
+def test_settings_from_outside_hold_for_every_run(sweep):
+    configurations = read_sweep(sweep, {"seed": 7, "num-clients": 4}).values()
+    assert [(c.run.strategy, c.run.seed, c.run.num_clients) for c in configurations] == [
+        ("local", 7, 4), ("kt-pfl", 7, 4),
+    ]  # fmt: skip
+
+
+def test_names_depend_on_what_defines_a_run_alone(sweep):
+    names = list(read_sweep(sweep))
+    assert names == list(read_sweep(sweep, {"device": "auto", "data-root": "/x"}))
+    assert not set(names) & set(read_sweep(sweep, {"learning-rate": 0.3}))
+    # A name outlives the process: this one was written down.
+    assert run_name(next(iter(read_sweep(sweep).values()))) == "local-seed0-9c0bf291"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[base]\nseed = 1\n", r"needs a table \[grid\]"),
+        ("[grid]\nseed = [1]\n[other]\n", "nothing else"),
+        ("[grid]\nseed = 1\n", "needs a list of values for seed"),
+        ("[grid]\nseed = []\n", "needs a list of values for seed"),
+        ("[grid]\ncombinations = [1]\n", "have to be tables"),
+        ("[grid]\nseed = [1]\ncombinations = [{seed = 2}]\n", "varies seed in two places"),
+        ("[grid]\nnope = [1]\n", "nope = 1: The run config has no key nope"),
+        ("[grid]\nstrategy = ['fedavg']\n", "strategy = fedavg: fedavg averages parameters"),
+        ("[base]\npreset = 'none.toml'\n[grid]\nseed = [1]\n", "There is no preset"),
+        ("[grid\n", "no valid TOML"),
+    ],
+)
+def test_a_faulty_sweep_is_refused_before_any_run(tmp_path, text, sentence):
+    with pytest.raises(ConfigError, match=sentence) as refusal:
+        run_sweep(write(tmp_path, text), tmp_path / "runs")
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_missing_sweep_and_an_unknown_engine_are_refused(tmp_path, sweep):
+    with pytest.raises(ConfigError, match=r"none\.toml cannot be read"):
+        read_sweep(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="allowed in-process, simulation"):
+        run_sweep(sweep, tmp_path / "runs", engine="nope")
+
+
+def test_a_sweep_runs_once_and_only_what_is_missing_again(sweep, tmp_path, told):
+    folder = tmp_path / "runs"
+    first = run_sweep(sweep, folder, on_run=told.append)
+    assert states(told) == [(n, "finished") for n in (1, 2, 3, 4)]
+    assert [progress.state for progress in told][::2] == ["started"] * 4
+    assert [run.path.name for run in first] == list(read_sweep(sweep))
+    assert len(compare(folder).table) == 2
+
+    told.clear()
+    second = run_sweep(sweep, folder, on_run=told.append)
+    assert states(told) == [(n, "skipped") for n in (1, 2, 3, 4)]
+    assert [run.path for run in second] == [run.path for run in first]
+
+    told.clear()
+    before = first[2].rounds["loss_mean"].tolist()
+    (first[2].path / "summary.json").unlink()
+    third = run_sweep(sweep, folder, on_run=told.append)
+    assert states(told) == [(1, "skipped"), (2, "skipped"), (3, "finished"), (4, "skipped")]
+    assert third[2].finished
+    assert third[2].rounds["loss_mean"].tolist() == before
+    (aside,) = (folder / "aside").iterdir()
+    assert aside.name == f"{first[2].path.name}-1"
+    assert (aside / "rounds.jsonl").exists()
+    assert compare(folder).notes == []
+
+
+def test_a_run_from_before_a_default_changed_is_done_anew(sweep, tmp_path, told):
+    (run, *_) = run_sweep(sweep, tmp_path / "runs", settings={"strategy": "local"})
+    description = json.loads((run.path / "config.json").read_text())
+    description["config"]["learning-rate"] = 0.5
+    (run.path / "config.json").write_text(json.dumps(description))
+    run_sweep(sweep, tmp_path / "runs", on_run=told.append, settings={"strategy": "local"})
+    assert states(told) == [(1, "finished"), (2, "skipped")]
+    assert len(list((tmp_path / "runs" / "aside").iterdir())) == 1
+
+
+def test_a_failure_is_recorded_and_does_not_stop_the_rest(sweep, tmp_path, told, monkeypatch):
+    real_run = engines.run
+
+    def failing(preset, **options):
+        if (preset["strategy"], preset["seed"]) == ("local", 1):
+            raise RuntimeError("the disk is on fire")
+        return real_run(preset, **options)
+
+    monkeypatch.setattr(engines, "run", failing)
+    runs = run_sweep(sweep, tmp_path / "runs", on_run=told.append)
+    assert states(told) == [(1, "finished"), (2, "failed"), (3, "finished"), (4, "finished")]
+    assert [p.error for p in told if p.state == "failed"] == ["the disk is on fire"]
+    assert len(runs) == 3
+    (line,) = (tmp_path / "runs" / "failures.jsonl").read_text().splitlines()
+    failure = json.loads(line)
+    assert failure["run"] == list(read_sweep(sweep))[1]
+    assert failure["error"] == "RuntimeError: the disk is on fire"
+
+    monkeypatch.undo()
+    told.clear()
+    assert len(run_sweep(sweep, tmp_path / "runs", on_run=told.append)) == 4
+    assert (2, "finished") in states(told)
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_every_sweep_of_the_project_is_valid_and_has_a_reference(path):
+    configurations = read_sweep(path).values()
+    strategies = {c.run.strategy for c in configurations}
+    seeds = {c.run.seed for c in configurations}
+    assert {"kt-pfl", "local"} <= strategies
+    assert len(configurations) == len(strategies) * len(seeds)
+    assert len(seeds) >= 2
