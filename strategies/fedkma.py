@@ -14,7 +14,12 @@ Differences from the paper
 - Eq. 11 prints ``g(x) = 1 / e^{-x}``, which would favour the *least* similar clients. Weights
   here fall with the distance; ``fedkma.as-printed = true`` reproduces the print.
 - Rows of M sum to 1; the paper is silent, and without it models would grow each round.
-- A class that client j lacks counts as predicted uniformly.
+- A class that client j lacks counts as predicted uniformly. With lambda at 1/2 that is log K
+  away from a sure and right prediction: a client with other classes is still weighed about 1/K
+  of one with the same.
+- Buffers, the running statistics of batch normalization, are mixed like weights, but the client
+  estimates them anew from its own training data before it reports mean logits and before it
+  evaluates a mixed model: mixed statistics do not fit a mixed supernet.
 - A client that fails in training drops out of all rows; one that fails to send its row gets
   the uniform one.
 """
@@ -49,6 +54,9 @@ CLASS_LOGITS = "class-logits"
 
 CLASS_FLAGS = "class-flags"
 """Name of a reply's flags, (K,), 1 for a class that the client holds, else 0."""
+
+FARTHEST = 1e6
+"""Largest distance that is sent; far beyond it the weight of a client is 0 already."""
 
 
 class FedKMASettings(Settings):
@@ -232,7 +240,8 @@ class FedKMA(PersonalizedStrategy):
             server_round,
             SHARE_KNOWLEDGE,
             payloads={
-                n: {"irrelevancy": Array(row.astype(np.float32))}
+                # An infinity would turn into NaN where it meets a class of probability 0.
+                n: {"irrelevancy": Array(np.minimum(row, FARTHEST).astype(np.float32))}
                 for n, row in zip(replies, distances, strict=True)
             },
             expected={n: {"sharing": (len(replies),)} for n in replies},

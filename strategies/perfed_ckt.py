@@ -31,13 +31,13 @@ from sklearn.cluster import KMeans
 from strategies.base import (
     ImpossiblePlanError,
     Payload,
-    PersonalizedStrategy,
     Reply,
     RunObserver,
     RunPlan,
     Settings,
-    check_simplex,
+    SoftPredictionStrategy,
     sample_clients,
+    stack_predictions,
 )
 from strategies.randomness import random_generator
 
@@ -93,7 +93,7 @@ def cluster_predictions(
     return centroids.astype(np.float32), labels.astype(np.int64)
 
 
-class PerFedCKT(PersonalizedStrategy):
+class PerFedCKT(SoftPredictionStrategy):
     """PerFed-CKT (Algorithm 1): cluster last round's predictions, broadcast the centroids.
 
     Parameters
@@ -112,7 +112,6 @@ class PerFedCKT(PersonalizedStrategy):
     """
 
     settings_type = PerFedCKTSettings
-    needs_public_data = True
     settings: PerFedCKTSettings
 
     def __init__(
@@ -142,19 +141,12 @@ class PerFedCKT(PersonalizedStrategy):
         """Send all centroids, the same to every client, from the second round on."""
         return self._centroids
 
-    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, tuple[int, ...]]:
-        """Ask for soft predictions, (P, K)."""
-        return {"predictions": (self.plan.public_size, self.plan.num_classes)}
-
-    def check_reply(self, reply: Reply) -> None:
-        """Refuse predictions whose rows are off the simplex."""
-        check_simplex(reply.arrays["predictions"], "predictions")
-
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> ArrayRecord | None:
         """Cluster the predictions of this round for the clients of the next."""
-        predictions = np.stack([reply.arrays["predictions"] for reply in replies.values()])
         seed = int(random_generator(self.plan.seed, "k-means", server_round).integers(2**31))
-        centroids, labels = cluster_predictions(predictions, self.settings.clusters, seed)
+        centroids, labels = cluster_predictions(
+            stack_predictions(replies), self.settings.clusters, seed
+        )
         if len(centroids) < self.settings.clusters:
             log(
                 INFO,

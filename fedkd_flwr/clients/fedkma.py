@@ -1,5 +1,7 @@
 """FedKMA's client: search on two halves of the data, report mean logits, weigh the others."""
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -8,6 +10,7 @@ from torch.nn import functional
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.fedavg import FedAvgClient
 from fedkd_flwr.training import (
+    INFERENCE_BATCH,
     BatchLoss,
     cross_entropy_on,
     predict_logits,
@@ -49,6 +52,33 @@ def class_mean_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return means, (counts > 0).to(logits.dtype)
 
 
+@torch.no_grad()
+def refresh_statistics(model: nn.Module, images: Tensor) -> None:
+    """Set the running statistics of batch normalization to those of some images.
+
+    The running averages of training lag behind the weights, and in a supernet, where every
+    operation is normalized, the lag adds up: a network that is right on every batch can be no
+    better than chance in evaluation mode.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Its weights stay as they are; left in training mode.
+    images : Tensor
+        Shape (n, channels, height, width).
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # the plain mean over batches
+    model.train()
+    for chunk in torch.tensor_split(images, math.ceil(len(images) / INFERENCE_BATCH)):
+        model(chunk)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+
+
 class FedKMAClient(FedAvgClient):
     """Trains a supernet's omega and alpha in turns (first-order DARTS).
 
@@ -67,11 +97,22 @@ class FedKMAClient(FedAvgClient):
             return TrainReply({"sharing": row.astype(np.float32)})
         self.receive_model(received)
         loss = self.search(server_round)
+        refresh_statistics(self.model, self.data.train_images)
         logits = predict_logits(self.model, self.data.train_images)
         means, flags = class_mean_logits(logits, self.data.train_labels)
         arrays = self.model_arrays()
         arrays[CLASS_LOGITS], arrays[CLASS_FLAGS] = means.cpu().numpy(), flags.cpu().numpy()
         return TrainReply(arrays, {"train-loss": loss})
+
+    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+        """Evaluate the mixed model, with the statistics of the client's own training data.
+
+        A mean of networks is no network's mean: its activations spread less than theirs, and
+        mixed running statistics do not fit them.
+        """
+        self.receive_model(received)
+        refresh_statistics(self.model, self.data.train_images)
+        return {}
 
     def label_distribution(self) -> np.ndarray:
         """Return p_i, the shares of the classes in the training data, shape (K,)."""
@@ -79,17 +120,27 @@ class FedKMAClient(FedAvgClient):
         return counts / counts.sum()
 
     def halves(self) -> tuple[Tensor, Tensor]:
-        """Return the positions of the training samples for omega and for alpha."""
+        """Return the positions of the training samples for omega and for alpha.
+
+        They stay the same in all rounds.
+
+        Raises
+        ------
+        ValueError
+            If there is a single sample.
+        """
+        if self.num_examples < 2:
+            raise ValueError("a search needs at least 2 training samples, one for each half")
         generator = random_generator(self.run.seed, "search-halves", self.partition_id)
         order = torch.from_numpy(generator.permutation(self.num_examples)).to(self.device)
-        middle = max(1, self.num_examples // 2)
+        middle = self.num_examples // 2
         return order[:middle], order[middle:]
 
     def search(self, server_round: int) -> float:
         """Alternate one alpha step and one omega step for E epochs over the omega half.
 
-        A network without architecture weights, such as one of a fixed genotype, has omega
-        steps alone.
+        A network without architecture weights, such as that of a fixed genotype, needs no
+        second half: all its weights are trained on all training samples.
 
         Returns
         -------
@@ -97,30 +148,28 @@ class FedKMAClient(FedAvgClient):
             Mean omega loss over all samples seen.
         """
         alphas, omegas = split_parameters(self.model)
+        if not alphas:
+            return self.train_locally(server_round)
         omega_half, alpha_half = self.halves()
         omega_loss, alpha_loss = self.loss_on(omega_half), self.loss_on(alpha_half)
         run, settings = self.run, self.settings
         omega_optimizer = torch.optim.SGD(
             omegas, run.learning_rate, run.momentum, weight_decay=run.weight_decay
         )
-        alpha_optimizer = None
-        if alphas and len(alpha_half):
-            alpha_optimizer = torch.optim.Adam(
-                alphas,
-                settings.alpha_learning_rate,
-                betas=(0.5, 0.999),
-                weight_decay=settings.alpha_weight_decay,
-            )
+        alpha_optimizer = torch.optim.Adam(
+            alphas,
+            settings.alpha_learning_rate,
+            betas=(0.5, 0.999),
+            weight_decay=settings.alpha_weight_decay,
+        )
         alpha_batches = random_batches(
-            max(len(alpha_half), 1), run.batch_size, self.generator("alpha-batches", server_round)
+            len(alpha_half), run.batch_size, self.generator("alpha-batches", server_round)
         )
         self.model.train()
         total, seen = torch.zeros((), device=self.device), 0
         for positions in self.private_batches(server_round, len(omega_half)):
-            if alpha_optimizer is not None:
-                step(self.model, alpha_loss, next(alpha_batches), alphas, alpha_optimizer)
-            loss = step(self.model, omega_loss, positions, omegas, omega_optimizer)
-            total += loss * len(positions)
+            step(self.model, alpha_loss, next(alpha_batches), alpha_optimizer)
+            total += step(self.model, omega_loss, positions, omega_optimizer) * len(positions)
             seen += len(positions)
         mean_loss = float(total) / max(seen, 1)
         require_finite(mean_loss)
@@ -141,32 +190,27 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
 
 
 def step(
-    model: nn.Module,
-    loss: BatchLoss,
-    positions: Tensor,
-    parameters: list[nn.Parameter],
-    optimizer: torch.optim.Optimizer,
+    model: nn.Module, loss: BatchLoss, positions: Tensor, optimizer: torch.optim.Optimizer
 ) -> Tensor:
-    """Take one step on some of a model's parameters; the others have no gradient.
+    """Take one step on the parameters of an optimizer; the model's others get no gradient.
 
     Parameters
     ----------
     model : nn.Module
-        Changed in `parameters` alone, batch normalization's statistics aside.
+        Changed in those parameters alone, batch normalization's statistics aside.
     loss : callable
         Mean loss on the samples at given positions.
     positions : Tensor
         Shape (batch,), int64.
-    parameters : list of nn.Parameter
-        Those that the optimizer moves.
     optimizer : torch.optim.Optimizer
-        Over `parameters`.
+        Over some parameters of the model, in one group.
 
     Returns
     -------
     Tensor
         The loss before the step, detached, on the device.
     """
+    parameters = optimizer.param_groups[0]["params"]
     value = loss(model, positions.to(parameters[0].device))
     gradients = torch.autograd.grad(value, parameters, allow_unused=True)
     for parameter, gradient in zip(parameters, gradients, strict=True):

@@ -1,7 +1,8 @@
 """PersFL's client (Divi et al. 2021): keep the best teacher, then distil from it."""
 
+import math
 from dataclasses import dataclass
-from logging import INFO
+from logging import INFO, WARNING
 
 import torch
 from flwr.supercore import log
@@ -12,7 +13,14 @@ from fedkd_flwr import state
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.fedavg import FedAvgClient
 from fedkd_flwr.distillation import cross_entropy_to_teacher, kl_to_teacher
-from fedkd_flwr.training import epoch_batches, evaluate, predict_logits, train_on
+from fedkd_flwr.training import (
+    DivergedError,
+    epoch_batches,
+    evaluate,
+    predict_logits,
+    require_finite,
+    train_on,
+)
 from strategies.persfl import PERSONALIZE, PersFLSettings
 
 
@@ -59,7 +67,8 @@ class PersFLClient(FedAvgClient):
         if state.load_model(self.context, "personalized", self.model):
             return state.load_numbers(self.context, "choice")
         # Stage 2 failed here: the teacher is the best model that the client has.
-        state.load_model(self.context, "teacher", self.model)
+        if state.load_model(self.context, "teacher", self.model):
+            return {"teacher-round": state.load_numbers(self.context, "teacher-choice")["round"]}
         return {}
 
     def consider_teacher(self, aggregations: int) -> None:
@@ -71,9 +80,10 @@ class PersFLClient(FedAvgClient):
             How many averages the global model has gone through; names the teacher's round.
         """
         loss = evaluate(self.model, self.data.validation_images, self.data.validation_labels).loss
+        # NaN compares with nothing, and would stay the best for ever.
+        loss = loss if math.isfinite(loss) else math.inf
         best = state.load_numbers(self.context, "teacher-choice")
-        is_last = self.settings.teacher == "last"
-        if not is_last and best and not loss < best["loss"]:
+        if best and self.settings.teacher == "optimal" and loss >= best["loss"]:
             return
         state.save_model(self.context, "teacher", self.model)
         state.save_numbers(
@@ -89,6 +99,11 @@ class PersFLClient(FedAvgClient):
             ``lambda``, ``temperature`` and ``teacher-round`` of the kept model; for comparison
             the test accuracies ``global-accuracy`` of the final global model, which `model`
             is at the start, and ``teacher-accuracy``.
+
+        Raises
+        ------
+        DivergedError
+            If the distillation diverged for every pair; pairs for which it did are left out.
         """
         global_accuracy = self.test_accuracy()
         state.load_model(self.context, "teacher", self.model)
@@ -99,11 +114,17 @@ class PersFLClient(FedAvgClient):
         grid = self.settings.grid()
         for number, (imitation, temperature) in enumerate(grid, start=1):
             self.model.load_state_dict(teacher_weights)
-            candidate = self.distilled(teacher_logits, imitation, temperature, server_round)
             log(INFO, "Client %d, stage 2: pair %d of %d", self.partition_id, number, len(grid))
+            try:
+                candidate = self.distilled(teacher_logits, imitation, temperature, server_round)
+            except DivergedError as error:
+                pair = f"lambda {imitation:g} and T {temperature:g}"
+                log(WARNING, "Client %d: %s left out, %s", self.partition_id, pair, error)
+                continue
             if best is None or _is_better(candidate, best):
                 best = candidate
-        assert best is not None  # the settings refuse an empty grid
+        if best is None:
+            raise DivergedError("no pair converged; lower persfl.distillation-learning-rate")
         self.model.load_state_dict(best.weights)
         state.save_model(self.context, "personalized", self.model)
         teacher = state.load_numbers(self.context, "teacher-choice")
@@ -135,6 +156,11 @@ class PersFLClient(FedAvgClient):
             lambda and T.
         server_round : int
             Batches depend on it.
+
+        Raises
+        ------
+        DivergedError
+            If the loss is no finite number, in training or on the validation data.
         """
         settings, data = self.settings, self.data
         soft_labels = functional.softmax(teacher_logits / temperature, dim=1)
@@ -154,13 +180,14 @@ class PersFLClient(FedAvgClient):
         rate = settings.distillation_learning_rate
         train_on(self.model, loss, torch.optim.SGD(self.model.parameters(), rate), batches)
         result = evaluate(self.model, data.validation_images, data.validation_labels)
+        require_finite(result.loss)
         weights = {name: value.clone() for name, value in self.model.state_dict().items()}
         return Candidate(
             imitation, temperature, result.correct / result.total, result.loss, weights
         )
 
     def soft_loss(self, logits: Tensor, soft_labels: Tensor, temperature: float) -> Tensor:
-        """Return the divergence from the teacher's soft labels, (Eq. 3)."""
+        """Return the KL divergence from the teacher's soft labels (Eq. 3)."""
         return kl_to_teacher(logits, soft_labels, temperature)
 
 

@@ -1,0 +1,113 @@
+"""What a search has found: each client's genotype, and the accuracies that FedKMA reports."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fedkd_flwr.config import read_config
+from fedkd_flwr.models.darts import Genotype, Rule, Supernet, derive_genotype, draw_genotype
+from fedkd_flwr.runs import Run, RunDirectoryError
+
+
+def client_genotypes(run: Run, rule: Rule = "every-edge") -> list[Genotype]:
+    """Read every client's genotype from its architecture weights after the last round.
+
+    Parameters
+    ----------
+    run : Run
+        A run of ``fedkma`` or ``fednas`` with ``models = darts``.
+    rule : {"every-edge", "two-edges"}
+        Which edges are kept; see `fedkd_flwr.models.darts.derive_genotype`. FedKMA keeps the
+        strongest operation of every edge.
+
+    Returns
+    -------
+    list of Genotype
+        By partition-id.
+
+    Raises
+    ------
+    RunDirectoryError
+        If the run has no architecture weights.
+    """
+    names = ("alpha_normal", "alpha_reduce")
+    if not set(names) <= run.matrices.keys():
+        raise RunDirectoryError(
+            f"{run.path} holds no architecture weights; runs of fedkma and fednas with "
+            "models = darts do."
+        )
+    settings = read_config(run.config).run.search_space.settings
+    # The rules read alpha alone, so the smallest network around it will do.
+    supernet = Supernet(replace(settings, channels=1, cells=3), (1, 8, 8), 2)
+    genotypes = []
+    for normal, reduce in zip(*(run.matrices[name][-1] for name in names), strict=True):
+        supernet.alpha_normal = nn.Parameter(torch.from_numpy(normal))
+        supernet.alpha_reduce = nn.Parameter(torch.from_numpy(reduce))
+        genotypes.append(derive_genotype(supernet, rule))
+    return genotypes
+
+
+def draw_genotypes(run: Run, folder: Path | str, rule: Rule = "every-edge") -> list[Path]:
+    """Draw every client's genotype.
+
+    Parameters
+    ----------
+    run : Run
+        A run of ``fedkma`` or ``fednas`` with ``models = darts``.
+    folder : Path or str
+        Gets one picture a client, ``client-N.png``; made if missing.
+    rule : {"every-edge", "two-edges"}
+        Which edges are kept.
+
+    Returns
+    -------
+    list of Path
+        The pictures, by partition-id.
+    """
+    genotypes = client_genotypes(run, rule)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"client-{n}.png" for n in range(len(genotypes))]
+    for genotype, path in zip(genotypes, paths, strict=True):
+        draw_genotype(genotype, path)
+    return paths
+
+
+@dataclass(frozen=True)
+class LocalInferenceAccuracy:
+    """The accuracies that the FedKMA paper reports.
+
+    Attributes
+    ----------
+    average_at_last_round : float
+        ALIA: unweighted mean over clients at the last evaluated round.
+    best_over_rounds : dict of int to float
+        BLIA of each client, by partition-id: its best test accuracy over all rounds. The round
+        is chosen on test data, so this is an upper bound and no estimate of what a client
+        gets; it is here to be held beside the paper's Fig. 4.
+    """
+
+    average_at_last_round: float
+    best_over_rounds: dict[int, float]
+
+
+def local_inference_accuracy(run: Run) -> LocalInferenceAccuracy:
+    """Return ALIA and BLIA of a run of any method.
+
+    Raises
+    ------
+    RunDirectoryError
+        If no client has been evaluated yet.
+    """
+    rows = run.clients
+    if rows.empty or "accuracy" not in rows or rows["accuracy"].isna().all():
+        raise RunDirectoryError(f"{run.path} holds no accuracy yet.")
+    evaluated = rows[rows["accuracy"].notna()]
+    last = evaluated[evaluated["round"] == evaluated["round"].max()]
+    best = evaluated.groupby("partition_id")["accuracy"].max()
+    return LocalInferenceAccuracy(
+        average_at_last_round=float(last["accuracy"].mean()),
+        best_over_rounds={int(n): float(value) for n, value in best.to_dict().items()},
+    )

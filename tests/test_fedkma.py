@@ -1,0 +1,574 @@
+"""FedKMA: mathematics against plain loops, the search's two halves, messages and failures."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Context, RecordDict
+from torch import nn
+
+import fedkd_flwr
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.clients import fedkma as client_module
+from fedkd_flwr.clients.fedkma import (
+    FedKMAClient,
+    class_mean_logits,
+    refresh_statistics,
+    split_parameters,
+    step,
+)
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.genotypes import client_genotypes, draw_genotypes, local_inference_accuracy
+from fedkd_flwr.grid import InProcessGrid
+from fedkd_flwr.models import build_model
+from fedkd_flwr.runs import RunDirectoryError
+from fedkd_flwr.server_app import initial_arrays, serve
+from fedkd_flwr.state import exchanged_state
+from fedkd_flwr.training import cross_entropy_on
+from strategies.base import InvalidReplyError, Reply, RunPlan
+from strategies.fedkma import (
+    CLASS_FLAGS,
+    CLASS_LOGITS,
+    SHARE_KNOWLEDGE,
+    FedKMA,
+    FedKMASettings,
+    irrelevancy,
+    mix_arrays,
+    sharing_row,
+)
+
+OPERATIONS = "none,skip_connect,max_pool_3x3,sep_conv_3x3"
+FIXED = {
+    "normal": [[["skip_connect", 0], ["sep_conv_3x3", 1]]],
+    "reduce": [[["max_pool_3x3", 0], ["sep_conv_3x3", 1]]],
+}
+
+
+@pytest.fixture
+def tiny(small):
+    """A run config with the smallest supernet."""
+    return {
+        **small,
+        "strategy": "fedkma",
+        "models": "darts",
+        "public-dataset": "none",
+        "max-samples": 240,
+        "client-split": "75/0/25",
+        "num-clients": 3,
+        "classes-per-client": 4,
+        "learning-rate": 0.02,
+        "supernet-channels": 2,
+        "supernet-cells": 3,
+        "supernet-nodes": 1,
+        "supernet-stem-stride": 2,
+        "supernet-operations": OPERATIONS,
+    }
+
+
+def is_phase(message, phase, server_round=None):
+    """Whether a message is a train message of one phase, and of one round if given."""
+    config = message.content.config_records["config"]
+    return (
+        message.metadata.message_type == "train"
+        and config["phase"] == phase
+        and server_round in (None, config["server-round"])
+    )
+
+
+def arrays_of(message):
+    return {k: a.numpy() for k, a in message.content.array_records["arrays"].items()}
+
+
+class Witness:
+    """Passes messages on and keeps what went each way, by round, phase and client."""
+
+    def __init__(self, answer=client_app):
+        self.answer = answer
+        self.down, self.up, self.metrics = {}, {}, {}
+
+    def __call__(self, message, context):
+        config = message.content.config_records["config"]
+        key = (config.get("server-round"), config["phase"], context.node_config["partition-id"])
+        if "arrays" in message.content.array_records:
+            self.down[key] = arrays_of(message)
+        reply = self.answer(message, context)
+        self.up[key] = arrays_of(reply)
+        self.metrics[key] = dict(reply.content.metric_records["metrics"])
+        return reply
+
+
+def run_with(app, flat, folder):
+    configuration = read_config({**flat, "output-dir": str(folder)})
+    grid = InProcessGrid(app, configuration.run.num_clients, configuration.flat())
+    return serve(grid, configuration), configuration
+
+
+def client_of(flat, partition_id=0):
+    """A client with the model of the first round."""
+    configuration = read_config(flat)
+    context = Context(1, 1, {"partition-id": partition_id}, RecordDict(), configuration.flat())
+    client = FedKMAClient(context, configuration.run, configuration.settings)
+    client.receive_model({k: a.numpy() for k, a in initial_arrays(configuration).items()})
+    return client
+
+
+# ---- H, M and mixing -----------------------------------------------------------------------
+
+
+def softmax(z):
+    return np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+
+
+def irrelevancy_by_loops(logits, flags, weight):
+    """Eq. 12 as METHODS reads it: pair by pair, class by class, one logarithm at a time."""
+    clients, classes, _ = logits.shape
+    expected = np.zeros((clients, clients, classes))
+    for i in range(clients):
+        for j in range(clients):
+            for k in range(classes):
+                uniform = np.full(classes, 1 / classes)
+                q_i = softmax(logits[i, k]) if flags[i, k] else uniform
+                q_j = softmax(logits[j, k]) if flags[j, k] else uniform
+                divergence = sum(q_i[c] * np.log(q_i[c] / q_j[c]) for c in range(classes))
+                expected[i, j, k] = weight * divergence + (1 - weight) * -np.log(q_j[k])
+    return expected
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_h_and_m_equal_loops_with_absent_classes(seed, weight):
+    rng = np.random.default_rng(seed)
+    clients, classes = 5, 4
+    logits = rng.normal(scale=3, size=(clients, classes, classes)).astype(np.float32)
+    flags = (rng.random((clients, classes)) < 0.6).astype(np.float32)
+    # What an absent class is filled with must not matter.
+    logits[flags == 0] = 1e3
+    flags[0], flags[1] = 1, 0
+    h = irrelevancy(logits, flags, weight)
+    np.testing.assert_allclose(h, irrelevancy_by_loops(logits, flags, weight), atol=1e-6)
+    labels = rng.dirichlet(np.ones(classes))
+    row = sharing_row(h[0], labels)
+    distances = [sum(labels[k] * h[0, j, k] for k in range(classes)) for j in range(clients)]
+    expected = np.array([np.exp(-d) for d in distances])
+    np.testing.assert_allclose(row, expected / expected.sum(), rtol=1e-9)
+    assert row.sum() == pytest.approx(1)
+
+
+def test_a_case_by_hand():
+    """Two clients of two classes; client 0 holds class 0 alone and is sure of it at 3:1."""
+    logits = np.zeros((2, 2, 2))
+    logits[0, 0] = [np.log(3), 0]
+    flags = np.array([[1, 0], [0, 1]])
+    h = irrelevancy(logits, flags, 0.5)
+    assert h[0, 0, 0] == pytest.approx(0.5 * np.log(4 / 3))
+    # KL((3/4, 1/4) || (1/2, 1/2)) and the uniform guess of a client without the class.
+    divergence = 0.75 * np.log(1.5) + 0.25 * np.log(0.5)
+    assert h[0, 1, 0] == pytest.approx(0.5 * divergence + 0.5 * np.log(2))
+
+
+def test_as_printed_reverses_the_preference():
+    rng = np.random.default_rng(0)
+    h, labels = rng.random((6, 4)), rng.dirichlet(np.ones(4))
+    meant, printed = sharing_row(h, labels), sharing_row(h, labels, as_printed=True)
+    assert list(np.argsort(meant)) == list(np.argsort(printed)[::-1])
+    np.testing.assert_allclose(printed / printed[0], meant[0] / meant, rtol=1e-9)
+    assert printed.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("as_printed", [False, True])
+def test_rows_survive_distances_of_any_size(as_printed):
+    row = sharing_row(np.array([[0.0, 1.0], [1e6, 1e6], [5e3, 0.0]]), np.ones(2) / 2, as_printed)
+    assert np.isfinite(row).all()
+    assert row.sum() == pytest.approx(1)
+
+
+def test_mixing_equals_loops():
+    rng = np.random.default_rng(1)
+    arrays = {
+        n: {
+            "weight": rng.normal(size=(3, 2, 2)).astype(np.float32),
+            "alpha": rng.normal(size=(4,)).astype(np.float32),
+        }
+        for n in (0, 2, 3)
+    }
+    sharing = rng.dirichlet(np.ones(3), size=3)
+    for row, mixed in zip(sharing, mix_arrays(sharing, arrays), strict=True):
+        assert mixed.keys() == arrays[0].keys()
+        for name, values in mixed.items():
+            expected = sum(m * given[name] for m, given in zip(row, arrays.values(), strict=True))
+            np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
+            assert values.dtype == np.float32
+
+
+def test_class_means_equal_loops_and_flag_absent_classes():
+    torch.manual_seed(0)
+    logits, labels = torch.randn(9, 4), torch.tensor([0, 0, 1, 3, 3, 3, 1, 0, 0])
+    means, flags = class_mean_logits(logits, labels)
+    assert flags.tolist() == [1, 1, 0, 1]
+    for k in (0, 1, 3):
+        members = [z for z, label in zip(logits, labels, strict=True) if label == k]
+        torch.testing.assert_close(means[k], sum(members) / len(members))
+
+
+# ---- The search on a client ----------------------------------------------------------------
+
+
+def test_a_step_moves_its_own_parameters_alone(tiny):
+    client = client_of(tiny)
+    alphas, omegas = split_parameters(client.model)
+    assert len(alphas) == 2
+    assert len(alphas) + len(omegas) == len(list(client.model.parameters()))
+    loss = cross_entropy_on(client.data.train_images, client.data.train_labels)
+    positions = torch.arange(8)
+    client.model.train()
+    # Momentum and weight decay would also move what has no gradient of this step.
+    for moved, kept in ((alphas, omegas), (omegas, alphas), (alphas, omegas)):
+        optimizer = torch.optim.SGD(moved, 0.1, momentum=0.9, weight_decay=0.1)
+        moved_before = [value.detach().clone() for value in moved]
+        kept_before = [value.detach().clone() for value in kept]
+        step(client.model, loss, positions, optimizer)
+        assert all(torch.equal(a, b) for a, b in zip(kept, kept_before, strict=True))
+        assert not any(torch.equal(a, b) for a, b in zip(moved, moved_before, strict=True))
+
+
+def test_the_alpha_half_never_enters_an_omega_step(tiny, monkeypatch):
+    """Images are told apart by their bytes, at the entrance of the model itself."""
+    seen = {"alpha": [], "omega": []}
+    kinds = []
+
+    def spy(model, loss, positions, optimizer):
+        is_alpha = len(optimizer.param_groups[0]["params"]) == 2
+        kinds.append("alpha" if is_alpha else "omega")
+        hook = model.register_forward_pre_hook(
+            lambda _, inputs: seen[kinds[-1]].extend(x.numpy().tobytes() for x in inputs[0])
+        )
+        value = step(model, loss, positions, optimizer)
+        hook.remove()
+        return value
+
+    monkeypatch.setattr(client_module, "step", spy)
+    for server_round in (1, 2):
+        client_of({**tiny, "local-epochs": 3}).search(server_round)
+    assert kinds == ["alpha", "omega"] * (len(kinds) // 2)
+    omega, alpha = set(seen["omega"]), set(seen["alpha"])
+    assert not omega & alpha
+    client = client_of(tiny)
+    training = {image.numpy().tobytes() for image in client.data.train_images}
+    assert omega | alpha <= training
+    # Each epoch goes through the whole omega half.
+    assert len(omega) == client.num_examples // 2
+    assert len(seen["omega"]) == 2 * 3 * len(omega)
+    assert len(alpha) > len(omega) // 2
+
+
+def test_statistics_are_refreshed_for_the_final_weights(tiny):
+    """After it, evaluation on the images agrees with a training-mode pass over them all."""
+    client = client_of(tiny)
+    client.search(1)
+    images = client.data.train_images
+    weights = [value.detach().clone() for value in client.model.parameters()]
+    refresh_statistics(client.model, images)
+    assert all(map(torch.equal, weights, client.model.parameters()))
+    with torch.no_grad():
+        in_training, evaluated = client.model(images), client.model.eval()(images)
+    torch.testing.assert_close(in_training, evaluated, rtol=0.02, atol=0.02)
+    momenta = {m.momentum for m in client.model.modules() if isinstance(m, nn.BatchNorm2d)}
+    assert momenta == {0.1}
+
+
+def test_a_search_needs_two_samples(tiny, monkeypatch):
+    client = client_of(tiny)
+    monkeypatch.setattr(FedKMAClient, "num_examples", 1)
+    with pytest.raises(ValueError, match="at least 2 training samples"):
+        client.search(1)
+
+
+# ---- Whole rounds --------------------------------------------------------------------------
+
+
+def test_the_next_round_receives_exactly_the_mixed_models(tiny, tmp_path):
+    witness = Witness()
+    finished, configuration = run_with(witness, tiny, tmp_path / "run")
+    names = set(initial_arrays(configuration).keys())
+    buffers = {name for name in names if "running_" in name}
+    assert {"alpha_normal", "alpha_reduce"} < names
+    assert buffers
+    for name in names:
+        for n in range(3):
+            np.testing.assert_array_equal(
+                witness.down[1, "train", n][name], witness.down[1, "train", 0][name]
+            )
+    for n in range(3):
+        row = finished.matrices["sharing"][0][n]
+        # M is what the client itself made of its row of H.
+        np.testing.assert_allclose(row, witness.up[1, SHARE_KNOWLEDGE, n]["sharing"], rtol=1e-5)
+        for name in names:
+            trained = [witness.up[1, "train", j][name] for j in range(3)]
+            expected = sum(m * t for m, t in zip(row, trained, strict=True))
+            received = witness.down[2, "train", n][name]
+            np.testing.assert_allclose(received, expected, rtol=1e-4, atol=1e-6)
+            # It is evaluated on the same arrays.
+            np.testing.assert_array_equal(witness.down[1, "evaluate", n][name], received)
+        for name in ("alpha_normal", "alpha_reduce"):
+            trained = witness.up[1, "train", n][name]
+            assert (trained != witness.down[1, "train", n][name]).all()
+            assert (witness.down[2, "train", n][name] != trained).all()
+            np.testing.assert_array_equal(
+                finished.matrices[name][0][n], witness.down[2, "train", n][name]
+            )
+    first, second = (witness.down[2, "train", n]["alpha_normal"] for n in (0, 1))
+    assert not np.array_equal(first, second)
+
+
+def test_only_models_mean_logits_flags_and_rows_cross_the_network(tiny, tmp_path):
+    """Neither counts nor shares of the classes are among them, by name, shape or value."""
+    witness = Witness()
+    run_with(witness, tiny, tmp_path / "run")
+    model = build_model("darts", (1, 28, 28), 10, read_config(tiny).run.search_space)
+    shapes = {name: tuple(value.shape) for name, value in exchanged_state(model).items()}
+    trained = {**shapes, CLASS_LOGITS: (10, 10), CLASS_FLAGS: (10,)}
+    allowed_up = {"train": trained, SHARE_KNOWLEDGE: {"sharing": (3,)}}
+    allowed_up |= {"evaluate": {}, "properties": {}}
+    allowed_down = {"train": shapes, SHARE_KNOWLEDGE: {"irrelevancy": (3, 10)}, "evaluate": shapes}
+    for (_, phase, n), arrays in witness.up.items():
+        assert {name: array.shape for name, array in arrays.items()} == allowed_up[phase]
+        distribution = client_of(tiny, n).label_distribution()
+        for array in arrays.values():
+            if array.shape == distribution.shape:
+                assert not np.allclose(array / max(array.sum(), 1e-9), distribution) or set(
+                    array
+                ) <= {0, 1}
+    for (_, phase, _), arrays in witness.down.items():
+        assert {name: array.shape for name, array in arrays.items()} == allowed_down[phase]
+    known = {"train-loss", "num-examples", "correct", "total", "loss"}
+    assert {name for metrics in witness.metrics.values() for name in metrics} <= known
+
+
+def test_clients_flag_the_classes_they_hold(tiny, tmp_path):
+    witness = Witness()
+    run_with(witness, {**tiny, "num-server-rounds": 1}, tmp_path / "run")
+    for n in range(3):
+        held = client_of(tiny, n).data.class_counts > 0
+        assert 0 < held.sum() < 10
+        assert witness.up[1, "train", n][CLASS_FLAGS].tolist() == held.float().tolist()
+        # Mean logits are those of the trained model, not of the received one.
+        client = client_of(tiny, n)
+        client.receive_model(
+            {
+                name: array
+                for name, array in witness.up[1, "train", n].items()
+                if name not in (CLASS_LOGITS, CLASS_FLAGS)
+            }
+        )
+        with torch.inference_mode():
+            logits = client.model.eval()(client.data.train_images)
+        means, _ = class_mean_logits(logits, client.data.train_labels)
+        sent = witness.up[1, "train", n][CLASS_LOGITS]
+        np.testing.assert_allclose(sent[held], means[held], rtol=1e-3, atol=1e-4)
+
+
+def test_groups_that_share_classes_weigh_each_other_more(tiny, tmp_path):
+    """And as printed they weigh each other less, on the same distances."""
+    flat = {**tiny, "num-clients": 4, "partition": "k-classes-grouped", "groups": 2}
+    flat |= {"max-samples": 480, "local-epochs": 4, "learning-rate": 0.1}
+    witness = Witness()
+    finished, _ = run_with(witness, flat, tmp_path / "run")
+    meant, printed = finished.matrices["sharing"][-1], np.zeros((4, 4))
+    for n in range(4):
+        distances = {"irrelevancy": witness.down[2, SHARE_KNOWLEDGE, n]["irrelevancy"]}
+        client = client_of({**flat, "fedkma.as-printed": True}, n)
+        printed[n] = client.train(distances, 2, SHARE_KNOWLEDGE).arrays["sharing"]
+    same = np.kron(np.eye(2), np.ones((2, 2))).astype(bool)
+    np.testing.assert_allclose(meant.sum(axis=1), 1)
+    np.testing.assert_allclose(printed.sum(axis=1), 1, rtol=1e-5)
+    assert meant[same].mean() > 1.2 * meant[~same].mean()
+    assert printed[same].mean() < 0.9 * printed[~same].mean()
+
+
+def test_fednas_is_uniform_and_asks_for_no_rows(tiny, tmp_path):
+    witness = Witness()
+    finished, _ = run_with(witness, {**tiny, "strategy": "fednas"}, tmp_path / "run")
+    np.testing.assert_allclose(finished.matrices["sharing"], 1 / 3)
+    assert not any(phase == SHARE_KNOWLEDGE for _, phase, _ in witness.down)
+    for name, received in witness.down[2, "train", 1].items():
+        trained = [witness.up[1, "train", n][name] for n in range(3)]
+        np.testing.assert_allclose(received, np.mean(trained, axis=0), rtol=1e-4, atol=1e-6)
+
+
+def test_a_fixed_genotype_trains_on_all_samples_and_shares_knowledge(tiny, tmp_path, monkeypatch):
+    """Ablation 2: there is no alpha, so nothing is kept back for it."""
+    changes = {"models": "darts-fixed", "genotype": json.dumps(FIXED)}
+    client = client_of({**tiny, **changes})
+    images = []
+    client.model.register_forward_pre_hook(lambda _, inputs: images.extend(inputs[0]))
+    client.search(1)
+    assert len(images) == client.num_examples
+    finished = fedkd_flwr.run({**tiny, **changes}, output_dir=tmp_path / "run")
+    assert set(finished.matrices) == {"sharing"}
+    np.testing.assert_allclose(finished.matrices["sharing"].sum(axis=2), 1)
+    assert not np.allclose(finished.matrices["sharing"], 1 / 3)
+    with pytest.raises(RunDirectoryError, match="no architecture weights"):
+        client_genotypes(finished)
+
+
+# ---- Failures ------------------------------------------------------------------------------
+
+
+def test_a_client_without_a_row_gets_the_uniform_one(tiny, tmp_path):
+    bad_rows = {0: None, 1: np.array([0.9, 0.9, 0.9], dtype=np.float32)}
+
+    def app(message, context):
+        n = context.node_config["partition-id"]
+        reply = client_app(message, context)
+        if is_phase(message, SHARE_KNOWLEDGE) and n in bad_rows:
+            if bad_rows[n] is None:
+                raise RuntimeError("gone home")
+            reply.content["arrays"] = ArrayRecord({"sharing": Array(bad_rows[n])})
+        return reply
+
+    finished, _ = run_with(app, tiny, tmp_path / "run")
+    assert finished.finished
+    for sharing in finished.matrices["sharing"]:
+        np.testing.assert_allclose(sharing[:2], 1 / 3)
+        np.testing.assert_allclose(sharing[2].sum(), 1)
+        assert not np.allclose(sharing[2], 1 / 3)
+    reasons = finished.clients.dropna(subset=["failure"]).set_index("partition_id")["failure"]
+    assert reasons[0].str.contains("gone home").all()
+    assert reasons[1].str.contains("sum is off 1").all()
+
+
+def test_a_client_that_fails_in_training_drops_out_of_all_rows(tiny, tmp_path):
+    def fails(message, context):
+        if is_phase(message, "train", 1) and context.node_config["partition-id"] == 1:
+            raise RuntimeError("disk is gone")
+        return client_app(message, context)
+
+    witness = Witness(fails)
+    finished, _ = run_with(witness, tiny, tmp_path / "run")
+    first = finished.matrices["sharing"][0]
+    np.testing.assert_allclose(first[[0, 2], 1], 0)
+    np.testing.assert_allclose(first[[0, 2]].sum(axis=1), 1)
+    np.testing.assert_allclose(first[1], 1 / 3)
+    # The others' rows are those of the full matrix, renormalised over whoever is left.
+    logits = np.stack([witness.up[1, "train", n][CLASS_LOGITS] for n in (0, 2)])
+    flags = np.stack([witness.up[1, "train", n][CLASS_FLAGS] for n in (0, 2)])
+    h = irrelevancy(np.insert(logits, 1, 7.0, axis=0), np.insert(flags, 1, 1.0, axis=0), 0.5)
+    whole = sharing_row(h[0], client_of(tiny, 0).label_distribution())
+    np.testing.assert_allclose(first[0, [0, 2]], whole[[0, 2]] / whole[[0, 2]].sum(), rtol=1e-4)
+    # It goes on from where it was, and takes part again.
+    np.testing.assert_array_equal(
+        witness.down[2, "train", 1]["alpha_normal"], witness.down[1, "train", 0]["alpha_normal"]
+    )
+    assert (finished.matrices["sharing"][1] > 0).all()
+
+
+def test_monstrous_logits_reach_nobody_as_nan(tiny, tmp_path):
+    def app(message, context):
+        reply = client_app(message, context)
+        if is_phase(message, "train") and context.node_config["partition-id"] == 1:
+            arrays = arrays_of(reply)
+            monstrous = np.full((10, 10), -3e38, dtype=np.float32)
+            monstrous[:, 0] = 3e38
+            arrays |= {CLASS_LOGITS: monstrous, CLASS_FLAGS: np.ones(10, dtype=np.float32)}
+            reply.content["arrays"] = ArrayRecord({k: Array(v) for k, v in arrays.items()})
+        return reply
+
+    finished, _ = run_with(app, tiny, tmp_path / "run")
+    assert (finished.rounds["failures"] == 0).all()
+    sharing = finished.matrices["sharing"]
+    np.testing.assert_allclose(sharing.sum(axis=2), 1)
+    assert (sharing[:, [0, 2], 1] < 1e-6).all()
+
+
+def test_flags_other_than_0_and_1_are_refused():
+    strategy = FedKMA(RunPlan(2, 1, 3), FedKMASettings())
+    with pytest.raises(InvalidReplyError, match="something other than 0 and 1"):
+        strategy.check_reply(Reply(0, {CLASS_FLAGS: np.array([0, 0.5, 1])}, {}, None))
+
+
+# ---- State, settings, results --------------------------------------------------------------
+
+
+def test_state_brings_back_matrix_and_mixed_models():
+    rng = np.random.default_rng(0)
+    plan = RunPlan(num_clients=3, num_rounds=4, num_classes=3)
+    strategy = FedKMA(plan, FedKMASettings())
+    strategy.sharing = rng.dirichlet(np.ones(3), size=3)
+    for n in (0, 2):
+        values = rng.normal(size=(2, 2)).astype(np.float32)
+        strategy._personalized[n] = {"cells.0-a.weight": Array(values)}
+    strategy.global_arrays = ArrayRecord({"cells.0-a.weight": Array(np.zeros((2, 2)))})
+    restored = FedKMA(plan, FedKMASettings())
+    restored.restore(2, strategy.state())
+    restored.global_arrays = strategy.global_arrays
+    assert restored.completed_rounds == 2
+    np.testing.assert_array_equal(restored.matrices()["sharing"], strategy.sharing)
+    for n in range(3):
+        before, after = strategy.train_payload(3, n), restored.train_payload(3, n)
+        assert before.keys() == after.keys()
+        for name in before:
+            np.testing.assert_array_equal(before[name].numpy(), after[name].numpy())
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"supernet-operations": "none,conv_99x99"}, "unknown operation 'conv_99x99'; choose"),
+        ({"supernet-operations": "none"}, "at least one operation besides 'none'"),
+        ({"supernet-cells": 2}, "cells must be at least 3"),
+        ({"genotype": "big"}, "a genotype is JSON of the form"),
+        ({"fedkma.similarity-weight": 1.5}, "fedkma.similarity-weight = 1.5.*less than or equal"),
+        ({"fedkma.similarity-weight": -0.1}, "fedkma.similarity-weight = -0.1.*greater than"),
+        ({"fedkma.alpha-learning-rate": 0}, "fedkma.alpha-learning-rate = 0.*greater than 0"),
+        ({"models": "darts,lenet"}, "needs one architecture"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(tiny, values, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        read_config({**tiny, **values})
+
+
+def test_genotypes_are_the_strongest_operation_of_every_edge(tiny, tmp_path):
+    changes = {"supernet-nodes": 2, "fedkma.alpha-learning-rate": 0.05}
+    finished = fedkd_flwr.run({**tiny, **changes}, output_dir=tmp_path / "run")
+    names = OPERATIONS.split(",")
+    genotypes = client_genotypes(finished)
+    assert len(genotypes) == 3
+    for n, genotype in enumerate(genotypes):
+        for kind, cell in (("normal", genotype.normal), ("reduce", genotype.reduce)):
+            alpha = finished.matrices[f"alpha_{kind}"][-1][n]
+            assert alpha.shape == (5, 4)
+            # Edges 0 and 1 lead to node 0, edges 2, 3 and 4 to node 1.
+            for edges, node in (((0, 1), cell[0]), ((2, 3, 4), cell[1])):
+                strongest = [(names[alpha[edge].argmax()], edge - edges[0]) for edge in edges]
+                kept = [choice for choice in strongest if choice[0] != "none"]
+                if kept:
+                    assert [tuple(choice) for choice in node] == kept
+                else:
+                    assert len(node) == 1
+    two_edges = client_genotypes(finished, "two-edges")
+    assert [len(node) for node in two_edges[0].normal] == [2, 2]
+    pictures = draw_genotypes(finished, tmp_path / "pictures")
+    assert [picture.name for picture in pictures] == [f"client-{n}.png" for n in range(3)]
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
+
+
+def test_the_papers_accuracies(tiny, tmp_path):
+    finished = fedkd_flwr.run(
+        {**tiny, "strategy": "local", "models": "mlp", "num-server-rounds": 3},
+        output_dir=tmp_path / "run",
+    )
+    accuracy = local_inference_accuracy(finished)
+    rows = finished.clients.to_dict("records")
+    for n in range(3):
+        best = max(row["accuracy"] for row in rows if row["partition_id"] == n)
+        assert accuracy.best_over_rounds[n] == best
+    last = [row["accuracy"] for row in rows if row["round"] == 3]
+    assert accuracy.average_at_last_round == pytest.approx(np.mean(last))
+    assert accuracy.average_at_last_round == pytest.approx(
+        finished.rounds["accuracy_mean"].iloc[-1]
+    )
+    (tmp_path / "run" / "clients.jsonl").write_text("")
+    with pytest.raises(RunDirectoryError, match="no accuracy yet"):
+        local_inference_accuracy(fedkd_flwr.load_run(tmp_path / "run"))

@@ -1,0 +1,132 @@
+"""A client that joins after the training of PersFL, from stored global models alone."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError
+from fedkd_flwr.data import DataError
+from fedkd_flwr.export import load_model
+from fedkd_flwr.newcomer import personalize
+from fedkd_flwr.runs import RunDirectoryError
+
+SETTINGS = {"strategy": "persfl", "models": "mlp", "momentum": 0.0, "num-server-rounds": 3}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run in which no client is best served by the initial model, which is not stored."""
+    from conftest import SMALL
+
+    folder = tmp_path_factory.mktemp("persfl") / "run"
+    return fedkd_flwr.run({**SMALL, **SETTINGS}, output_dir=folder)
+
+
+@pytest.fixture
+def own_folder(tmp_path):
+    """Images of four digits, one folder a class, as a newcomer might hold them."""
+    digits = load_digits()
+    for label in range(4):
+        folder = tmp_path / "own" / str(label)
+        folder.mkdir(parents=True)
+        chosen = np.flatnonzero(digits.target == label)[:20]
+        for position, image in zip(chosen, digits.images[chosen], strict=True):
+            pixels = Image.fromarray((image * 255 / 16).astype(np.uint8))
+            pixels.save(folder / f"{position}.png")
+    return tmp_path / "own"
+
+
+@pytest.mark.parametrize("partition_id", [0, 2])
+def test_with_a_participants_data_it_gets_the_participants_model(partition_id, finished, tmp_path):
+    last = finished.clients[finished.clients["round"] == 3].set_index("partition_id")
+    row = last.loc[partition_id]
+    assert row["teacher_round"] > 0
+    newcomer = personalize(finished, partition_id)
+    assert newcomer.accuracy == row["accuracy"]
+    assert newcomer.imitation == row["lambda"]
+    assert newcomer.temperature == row["temperature"]
+    assert newcomer.teacher_round == row["teacher_round"]
+    assert newcomer.teacher_accuracy == row["teacher_accuracy"]
+    assert newcomer.global_accuracy == row["global_accuracy"]
+
+
+def test_its_own_folder_serves_as_well(finished, own_folder):
+    newcomer = personalize(finished.path, data_path=own_folder)
+    data = newcomer.client.data
+    assert [len(data.train_labels), len(data.test_labels)] == [48, 16]
+    assert set(data.train_labels.tolist()) == {0, 1, 2, 3}
+    predictions = newcomer.model(data.test_images).argmax(dim=1)
+    assert newcomer.accuracy == (predictions == data.test_labels).float().mean().item()
+    assert newcomer.accuracy > 0.5
+
+
+def test_a_client_outside_the_run_comes_by_another_seed(finished):
+    """The data of other draws: nobody of the run has held it."""
+    newcomer = personalize(finished, 1, seed=7)
+    same = personalize(finished, 1, seed=7)
+    assert newcomer.accuracy == same.accuracy
+    for mine, other in zip(newcomer.model.parameters(), same.model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    theirs = personalize(finished, 1).client.data.train_images
+    assert not torch.equal(newcomer.client.data.train_images[:20], theirs[:20])
+
+
+def test_settings_replace_those_of_the_run(finished):
+    changes = {"persfl.imitation": "0.5", "persfl.temperatures": "25", "persfl.teacher": "last"}
+    newcomer = personalize(str(finished.path), 0, **changes)
+    assert (newcomer.imitation, newcomer.temperature) == (0.5, 25.0)
+    assert newcomer.teacher_round == 3
+    assert newcomer.teacher_accuracy == newcomer.global_accuracy
+
+
+def test_a_saved_model_comes_back_alike(finished, tmp_path):
+    newcomer = personalize(finished, 3)
+    path = newcomer.save(tmp_path / "new" / "models")
+    assert path == tmp_path / "new" / "models" / "3.safetensors"
+    images = newcomer.client.data.test_images
+    with torch.no_grad():
+        assert torch.equal(load_model(path)(images), newcomer.model.eval()(images))
+
+
+def test_the_run_is_left_as_it_is(finished, tmp_path):
+    def content():
+        return {path: path.read_bytes() for path in finished.path.rglob("*") if path.is_file()}
+
+    before = content()
+    personalize(finished, 0).save(tmp_path)
+    assert content() == before
+
+
+def test_what_cannot_work_is_refused_in_one_sentence(finished, small, tmp_path):
+    with pytest.raises(ConfigError, match="name a partition or a data path"):
+        personalize(finished)
+    with pytest.raises(DataError, match="no client 4 among 4"):
+        personalize(finished, 4)
+    with pytest.raises(DataError, match="no folder or Parquet file"):
+        personalize(finished, data_path=tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"did you mean persfl.imitation"):
+        personalize(finished, 0, **{"persfl.imitatio": 1})
+    with pytest.raises(ConfigError, match="does not fit the model lenet"):
+        personalize(finished, 0, models="lenet")
+    with pytest.raises(RunDirectoryError, match="holds no run"):
+        personalize(tmp_path, 0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match="cannot be written to"):
+        personalize(finished, 0).save(tmp_path / "file")
+    other = fedkd_flwr.run({**small, "strategy": "local"}, output_dir=tmp_path / "local")
+    with pytest.raises(ConfigError, match="this is a run of local"):
+        personalize(other, 0)
+
+
+def test_missing_or_broken_global_models_are_named(small, tmp_path):
+    run = fedkd_flwr.run({**small, **SETTINGS, "num-server-rounds": 1}, output_dir=tmp_path / "r")
+    (stored,) = (run.path / "models").glob("*.safetensors")
+    stored.write_bytes(stored.read_bytes()[:100])
+    with pytest.raises(RunDirectoryError, match=r"global-000001.safetensors cannot be read"):
+        personalize(run, 0)
+    stored.unlink()
+    with pytest.raises(RunDirectoryError, match="holds no global models"):
+        personalize(run, 0)

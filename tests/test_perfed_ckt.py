@@ -1,0 +1,419 @@
+"""PerFed-CKT (Cho et al. 2021): clusters, centroids, sampling, and Table 1's communication."""
+
+import itertools
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from torch.nn import functional
+
+import fedkd_flwr
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.client_app import build_client
+from fedkd_flwr.clients.perfed_ckt import PerFedCKTClient, nearest_centroid
+from fedkd_flwr.config import ConfigError, read_config, read_toml
+from fedkd_flwr.grid import InProcessGrid
+from fedkd_flwr.server_app import initial_arrays, serve
+from fedkd_flwr.training import predict
+from strategies.base import ClientInfo, RunPlan, Traffic
+from strategies.perfed_ckt import PerFedCKT, PerFedCKTSettings, cluster_predictions
+
+TABLE_1 = Path(__file__).parent.parent / "conf" / "perfed-ckt" / "cifar10-vgg11.toml"
+
+
+def random_predictions(generator, *shape):
+    return generator.dirichlet(np.ones(shape[-1]), size=shape[:-1]).astype(np.float32)
+
+
+# ---- Clusters ------------------------------------------------------------------------
+
+
+def test_separated_groups_are_found_and_centroids_are_their_means():
+    generator = np.random.default_rng(0)
+    groups = np.array([0, 1, 2, 0, 1, 2, 0])
+    shared = random_predictions(generator, 3, 30, 10)
+    predictions = 0.95 * shared[groups] + 0.05 * random_predictions(generator, 7, 30, 10)
+    centroids, labels = cluster_predictions(predictions, 3, seed=1)
+    assert centroids.shape == (3, 30, 10)
+    for i, j in itertools.combinations(range(7), 2):
+        assert (labels[i] == labels[j]) == (groups[i] == groups[j])
+    for cluster in range(3):
+        mean = predictions[labels == cluster].mean(axis=0)
+        np.testing.assert_allclose(centroids[cluster], mean, atol=1e-6)
+    np.testing.assert_allclose(centroids.sum(axis=2), 1, atol=1e-5)
+
+
+def test_one_cluster_is_the_plain_mean():
+    predictions = random_predictions(np.random.default_rng(0), 5, 20, 10)
+    centroids, labels = cluster_predictions(predictions, 1, seed=0)
+    np.testing.assert_allclose(centroids[0], predictions.mean(axis=0), atol=1e-6)
+    assert labels.tolist() == [0] * 5
+
+
+@pytest.mark.parametrize(("replies", "clusters"), [(2, 4), (1, 3)])
+def test_fewer_replies_than_clusters_are_their_own_centroids(replies, clusters):
+    predictions = random_predictions(np.random.default_rng(0), replies, 20, 10)
+    centroids, labels = cluster_predictions(predictions, clusters, seed=0)
+    assert len(centroids) == replies
+    np.testing.assert_allclose(centroids[labels], predictions, atol=1e-6)
+
+
+def test_identical_predictions_make_one_cluster():
+    one = random_predictions(np.random.default_rng(0), 20, 10)
+    centroids, labels = cluster_predictions(np.stack([one] * 5), 3, seed=0)
+    assert centroids.shape == (1, 20, 10)
+    np.testing.assert_allclose(centroids[0], one, atol=1e-6)
+    assert labels.tolist() == [0] * 5
+
+
+def test_more_clusters_than_clients_are_refused(small):
+    with pytest.raises(ConfigError, match=r"perfed-ckt.clusters = 5 is more than the 4 clients"):
+        read_config({**small, "strategy": "perfed-ckt", "perfed-ckt.clusters": 5})
+    with pytest.raises(ConfigError, match=r"perfed-ckt.clusters = 0: it should be greater"):
+        read_config({**small, "strategy": "perfed-ckt", "perfed-ckt.clusters": 0})
+
+
+# ---- Client --------------------------------------------------------------------------
+
+
+def client_of(small, partition_id=0, **changes):
+    flat = read_config({**small, "strategy": "perfed-ckt", "models": "mlp", **changes}).flat()
+    node_config = {"partition-id": partition_id}
+    client = build_client(Context(1, 1, node_config, RecordDict(), flat))
+    assert isinstance(client, PerFedCKTClient)
+    return client
+
+
+def test_nearest_is_by_squared_distance_over_all_samples():
+    predictions = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    near_on_one_sample = torch.tensor([[1.0, 0.0], [1.0, 0.0]])  # distance 2
+    near_on_both = torch.tensor([[0.7, 0.3], [0.3, 0.7]])  # distance 0.36
+    far = torch.tensor([[0.0, 1.0], [1.0, 0.0]])  # distance 4
+    centroids = torch.stack([near_on_one_sample, far, near_on_both])
+    assert nearest_centroid(centroids, predictions) == 2
+    assert nearest_centroid(centroids[:2], predictions) == 0
+
+
+@pytest.mark.parametrize("own", [0, 1, 2])
+def test_a_client_learns_from_the_centroid_nearest_to_its_predictions(own, small, monkeypatch):
+    chosen = []
+    original = PerFedCKTClient.two_term_loss
+
+    def spy(client, images, centroid, server_round):
+        chosen.append(centroid.numpy())
+        return original(client, images, centroid, server_round)
+
+    monkeypatch.setattr(PerFedCKTClient, "two_term_loss", spy)
+    client = client_of(small)
+    predictions = predict(client.model, client.public_images(0), temperature=1.0).numpy()
+    centroids = random_predictions(np.random.default_rng(0), 3, *predictions.shape)
+    centroids[own] = 0.9 * predictions + 0.1 * centroids[own]
+    reply = client.train({"centroids": centroids}, server_round=2, phase="train")
+    assert reply.metrics["cluster"] == own
+    assert reply.arrays.keys() == {"predictions"}
+    (learnt_from,) = chosen
+    np.testing.assert_array_equal(learnt_from, centroids[own])
+
+
+def test_the_pull_brings_predictions_to_the_centroid(small):
+    """What another client knows of the public data, without its weights or its labels."""
+    other = client_of(small, partition_id=1, **{"local-iterations": 100})
+    target = other.train({}, server_round=1, phase="train").arrays["predictions"]
+
+    def distance_after(weight):
+        changes = {"local-iterations": 50, "perfed-ckt.regularization-weight": weight}
+        client = client_of(small, **changes, momentum=0.0)
+        reply = client.train({"centroids": target[None]}, server_round=2, phase="train")
+        return ((reply.arrays["predictions"] - target) ** 2).sum()
+
+    assert distance_after(2.0) < 0.7 * distance_after(0.0)
+
+
+def test_the_loss_equals_a_hand_computation(small):
+    """Eq. 1 in float64 with plain loops; a public batch of all samples is their mean."""
+    client = client_of(small, **{"perfed-ckt.public-batch-size": 40})
+    images = client.public_images(0)
+    centroid = torch.from_numpy(random_predictions(np.random.default_rng(2), 40, 10))
+    positions = torch.tensor([3, 5, 8])
+    loss = client.two_term_loss(images, centroid, server_round=2)(client.model, positions)
+
+    def softmax(row):
+        exponentials = np.exp(row - row.max())
+        return exponentials / exponentials.sum()
+
+    with torch.no_grad():
+        private = client.model(client.data.train_images[positions]).double().numpy()
+        public = client.model(images).double().numpy()
+    labels = client.data.train_labels[positions].numpy()
+    hard = -np.mean([np.log(softmax(row)[k]) for row, k in zip(private, labels, strict=True)])
+    pull = 0.0
+    for row, target in zip(public, centroid.numpy(), strict=True):
+        pull += sum((target[k] - softmax(row)[k]) ** 2 for k in range(10))
+    assert float(loss.detach()) == pytest.approx(hard + 2.0 * pull / 40, rel=1e-5)
+
+
+def test_public_batches_are_drawn_anew_in_each_iteration(small):
+    client = client_of(small, **{"perfed-ckt.public-batch-size": 10})
+    images = client.public_images(0)
+    loss = client.two_term_loss(images, torch.full((40, 10), 0.1), server_round=2)
+    values = {float(loss(client.model, torch.arange(4)).detach()) for _ in range(4)}
+    assert len(values) == 4
+
+
+def test_without_centroids_a_client_trains_on_its_own_data_alone(small):
+    client = client_of(small, **{"local-iterations": 1, "batch-size": 1000, "momentum": 0.0})
+    expected = client_of(small).model
+    data = client.data
+    functional.cross_entropy(expected(data.train_images), data.train_labels).backward()
+    reply = client.train({}, server_round=1, phase="train")
+    assert "cluster" not in reply.metrics
+    for trained, fresh in zip(client.model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(trained, fresh - 0.05 * fresh.grad, rtol=1e-4, atol=1e-6)
+
+
+# ---- Sampling ------------------------------------------------------------------------
+
+
+def strategy_with(sizes, sampled):
+    plan = RunPlan(len(sizes), 1, 10, public_size=4, fraction_train=sampled / len(sizes))
+    strategy = PerFedCKT(plan, PerFedCKTSettings(clusters=1))
+    strategy.clients = {n: ClientInfo(n, 1000 + n, "mlp", size) for n, size in enumerate(sizes)}
+    return strategy
+
+
+def test_clients_are_sampled_by_their_share_of_the_data():
+    sizes, draws = np.array([10, 20, 30, 40, 100]), 4000
+    strategy = strategy_with(sizes, sampled=1)
+    chosen = [strategy.sample(t, range(5))[0] for t in range(draws)]
+    share = sizes / sizes.sum()
+    deviation = np.bincount(chosen, minlength=5) - draws * share
+    assert (np.abs(deviation) < 4 * np.sqrt(draws * share * (1 - share))).all()
+
+
+def test_two_clients_are_sampled_without_replacement():
+    """The first is drawn by its share, the second by its share of what is left."""
+    sizes, draws = np.array([10, 20, 30, 40, 100]), 4000
+    strategy = strategy_with(sizes, sampled=2)
+    samples = [strategy.sample(t, range(5)) for t in range(draws)]
+    assert all(len(set(sample)) == 2 and sample == sorted(sample) for sample in samples)
+    p = sizes / sizes.sum()
+    included = p + np.array([sum(p[j] * p[n] / (1 - p[j]) for j in range(5) if j != n)
+                             for n in range(5)])  # fmt: skip
+    assert included.sum() == pytest.approx(2)
+    deviation = np.bincount(np.concatenate(samples), minlength=5) - draws * included
+    assert (np.abs(deviation) < 4 * np.sqrt(draws * included * (1 - included))).all()
+
+
+def test_only_clients_that_can_be_reached_are_sampled():
+    strategy = strategy_with([10, 20, 30, 40, 100], sampled=2)
+    assert all(set(strategy.sample(t, [0, 2, 3])) <= {0, 2, 3} for t in range(50))
+    assert strategy.sample(1, [3]) == [3]
+
+
+# ---- Whole runs ----------------------------------------------------------------------
+
+
+class Recorder:
+    """Serves as the real app does, and keeps what went each way in training."""
+
+    def __init__(self):
+        self.received, self.metrics, self.models = [], [], {}
+
+    def __call__(self, message, context):
+        reply = client_app(message, context)
+        if message.metadata.message_type == "train":
+            server_round = message.content.config_records["config"]["server-round"]
+            n = context.node_config["partition-id"]
+            arrays = message.content.array_records["arrays"]
+            self.received.append((server_round, n, {k: a.numpy() for k, a in arrays.items()}))
+            self.metrics.append((server_round, dict(reply.content.metric_records["metrics"])))
+        return reply
+
+
+def recorded_run(small, tmp_path, grid_type=InProcessGrid, **changes):
+    flat = {**small, "strategy": "perfed-ckt", "models": "mlp", "output-dir": str(tmp_path / "r")}
+    configuration = read_config({**flat, "perfed-ckt.clusters": 2, **changes})
+    recorder = Recorder()
+    finished = serve(grid_type(recorder, 4, configuration.flat()), configuration)
+    return finished, recorder
+
+
+def test_the_first_round_has_no_centroid_and_later_ones_send_all_to_everybody(small, tmp_path):
+    _, recorder = recorded_run(small, tmp_path, **{"num-server-rounds": 3})
+    by_round = {t: [arrays for s, _, arrays in recorder.received if s == t] for t in (1, 2, 3)}
+    assert by_round[1] == [{}] * 4
+    for t in (2, 3):
+        sent = [arrays["centroids"] for arrays in by_round[t]]
+        assert sent[0].shape == (2, 40, 10)
+        assert all(np.array_equal(sent[0], other) for other in sent)
+    assert not np.array_equal(by_round[2][0]["centroids"], by_round[3][0]["centroids"])
+    assert all(("cluster" in metrics) == (t > 1) for t, metrics in recorder.metrics)
+
+
+def test_clusters_in_the_run_directory_are_those_of_the_replies(small, tmp_path):
+    finished, recorder = recorded_run(small, tmp_path, **{"fraction-train": 0.5})
+    clusters = finished.matrices["clusters"]
+    assert clusters.shape == (2, 4)
+    for t in (1, 2):
+        sampled = [n for s, n, _ in recorder.received if s == t]
+        assert sorted(np.flatnonzero(clusters[t - 1] >= 0)) == sorted(sampled)
+
+
+def test_the_public_subset_is_one_for_all_rounds_and_clients(small, tmp_path, monkeypatch):
+    seen = []
+    original = PerFedCKTClient.public_images
+
+    def spy(client, server_round):
+        images = original(client, server_round)
+        seen.append(images)
+        return images
+
+    monkeypatch.setattr(PerFedCKTClient, "public_images", spy)
+    recorded_run(small, tmp_path, **{"num-server-rounds": 3, "held-out-size": 200})
+    assert len(seen) == 12
+    assert all(torch.equal(images, seen[0]) for images in seen)
+
+
+def test_a_client_that_is_not_sampled_keeps_its_model_and_is_evaluated(small, tmp_path):
+    changes = {"num-server-rounds": 6, "fraction-train": 0.5}
+    finished, recorder = recorded_run(small, tmp_path, **changes)
+    trained = {(t, n) for t, n, _ in recorder.received}
+    loss = finished.clients.set_index(["round", "partition_id"])["loss"]
+    assert len(loss.dropna()) == 6 * 4
+    kept = 0
+    for t, n in itertools.product(range(2, 7), range(4)):
+        assert (loss[t, n] == loss[t - 1, n]) == ((t, n) not in trained)
+        kept += (t, n) not in trained and any((s, n) in trained for s in range(1, t))
+    assert kept
+
+
+class LateGrid(InProcessGrid):
+    """A fifth node, which holds the partition of one that fails, connects after round 1."""
+
+    def __init__(self, app, num_clients, run_config):
+        super().__init__(app, 5, run_config, {3: {"broken": True}, 4: {"partition-id": 3}})
+        self.late = set(super().get_node_ids()) - set(range(1000, 1004))
+        self.is_first_round = True
+
+    def get_node_ids(self):
+        return [n for n in super().get_node_ids() if n not in self.late or not self.is_first_round]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        replies = super().send_and_receive(messages, timeout=timeout)
+        if any(message.metadata.message_type == "evaluate" for message in messages):
+            self.is_first_round = False
+        return replies
+
+
+def late_run(small, tmp_path):
+    flat = {**small, "strategy": "perfed-ckt", "models": "mlp", "output-dir": str(tmp_path / "r")}
+    configuration = read_config({**flat, "num-server-rounds": 3})
+    recorder = Recorder()
+
+    def app(message, context):
+        if context.node_config.get("broken"):
+            raise RuntimeError("its disk is not there")
+        return recorder(message, context)
+
+    return serve(LateGrid(app, 4, configuration.flat()), configuration), recorder
+
+
+@pytest.fixture
+def log_lines(caplog):
+    """Flower's logger does not propagate; listen to it directly."""
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
+    yield lambda: [record.getMessage() for record in caplog.records]
+    logger.removeHandler(caplog.handler)
+
+
+def test_a_client_that_joins_late_takes_part(small, tmp_path):
+    finished, recorder = late_run(small, tmp_path)
+    assert list(finished.rounds["replies"]) == [3, 4, 4]
+    assert (finished.rounds["failures"] == 0).all()
+    evaluated = finished.clients.groupby("round")["accuracy"].count()
+    assert evaluated.tolist() == [3, 4, 4]
+    # It has no model yet, and learns from the others' centroids at once.
+    first = next(arrays for t, n, arrays in recorder.received if (t, n) == (2, 3))
+    assert "centroids" in first
+
+
+def test_the_log_says_who_joined_late(small, tmp_path, log_lines):
+    late_run(small, tmp_path)
+    assert any("lient 3 joined in round 2" in line for line in log_lines())
+
+
+# ---- Communication, Table 1 ----------------------------------------------------------
+
+
+def scripted_app(public_size, classes):
+    """Clients that do not train: each answers one class for everything, its own."""
+    one_hot = np.eye(classes, dtype=np.float32)
+    answers = [Array(np.tile(row, (public_size, 1))) for row in one_hot]
+
+    def app(message, context):
+        n = context.node_config["partition-id"]
+        info = ConfigRecord({"partition-id": n, "model": "vgg11"})
+        metrics = MetricRecord({"num-examples": 1 + n, "correct": 1, "total": 2})
+        arrays = {"predictions": answers[n % classes]}
+        is_train = message.metadata.message_type == "train"
+        content = RecordDict({"info": info, "metrics": metrics,
+                              "arrays": ArrayRecord(arrays if is_train else {})})  # fmt: skip
+        return Message(content, reply_to=message)
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("fraction", "clusters", "numbers"),
+    [(0.10, 1, 4.4e7), (0.10, 2, 4.8e7), (0.10, 3, 5.2e7), (0.10, 4, 5.6e7),
+     (0.15, 1, 6.4e7), (0.15, 2, 6.8e7), (0.15, 3, 7.2e7), (0.15, 4, 7.6e7)],
+)  # fmt: skip
+def test_communication_of_table_1(fraction, clusters, numbers, tmp_path, monkeypatch):
+    """The run's own accounting over 200 rounds; k-means itself would only take its time."""
+    monkeypatch.setattr(
+        "strategies.perfed_ckt.cluster_predictions",
+        lambda predictions, c, seed: (predictions[:c], np.zeros(len(predictions), dtype=int)),
+    )
+    changes = {"fraction-train": fraction, "perfed-ckt.clusters": clusters, "device": "cpu"}
+    flat = {**read_toml(TABLE_1), **changes, "evaluate-every": 200}
+    configuration = read_config({**flat, "output-dir": str(tmp_path / "run")})
+    grid = InProcessGrid(scripted_app(2000, 10), 100, configuration.flat())
+    rounds = serve(grid, configuration).rounds
+    assert len(rounds) == 200
+    assert (rounds["failures"] == 0).all()
+    counted = int(rounds["numbers_up"].sum() + rounds["numbers_down_broadcast"].sum())
+    assert float(f"{counted:.1e}") == numbers
+
+
+def test_fedavg_on_the_same_preset_costs_five_hundred_times_as_much():
+    """One round of ten clients, times 200: 2150e7 in Table 1."""
+    flat = {**read_toml(TABLE_1), "strategy": "fedavg", "device": "cpu"}
+    model = initial_arrays(read_config(flat))
+    traffic = Traffic()
+    for n in range(10):
+        traffic.count_down(n, model)
+        traffic.count_up(n, model)
+    counted = 200 * (traffic.numbers_up + traffic.numbers_down_broadcast)
+    assert float(f"{counted:.2e}") == 2.15e10
+
+
+def test_the_mixed_preset_lets_clients_differ_and_sends_as_little():
+    mixed = read_config(read_toml(TABLE_1.with_name("cifar10-mixed.toml")))
+    same = read_config(read_toml(TABLE_1))
+    assert mixed.run.models == ("vgg13", "vgg11", "cnn-ckt")
+    assert mixed.run.model_assignment == "by-size"
+    unlike = {name for name, value in mixed.flat().items() if value != same.flat()[name]}
+    assert unlike == {"models", "model-assignment"}
+
+
+def test_learning_goes_on_with_mixed_models(small, tmp_path):
+    changes = {"strategy": "perfed-ckt", "num-server-rounds": 5, "perfed-ckt.clusters": 2}
+    finished = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
+    assert set(finished.clients["model"]) == {"mlp", "lenet"}
+    losses = finished.rounds["loss_mean"]
+    assert losses.iloc[-1] < 0.9 * losses.iloc[0]

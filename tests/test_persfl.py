@@ -1,0 +1,324 @@
+"""PersFL (Divi et al. 2021): the choice of the teacher, the grid, and what is evaluated."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from torch.nn import functional
+
+import fedkd_flwr
+from fedkd_flwr import state
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.client_app import build_client
+from fedkd_flwr.clients import persfl
+from fedkd_flwr.clients.persfl import Candidate, PersFLClient, PersFLGDClient
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.grid import InProcessGrid
+from fedkd_flwr.server_app import serve
+from fedkd_flwr.training import DivergedError, Evaluation, evaluate
+from strategies.persfl import PERSONALIZE, PersFLSettings
+
+TABLE = ["lambda", "temperature", "teacher_round", "teacher_accuracy", "global_accuracy"]
+
+
+@pytest.fixture
+def small(small):
+    return {**small, "strategy": "persfl", "models": "mlp", "momentum": 0.0}
+
+
+def client_of(small, partition_id=0, context=None, **changes):
+    flat = read_config({**small, **changes}).flat()
+    client = build_client(
+        context or Context(1, 1, {"partition-id": partition_id}, RecordDict(), flat)
+    )
+    assert isinstance(client, PersFLClient)
+    return client
+
+
+def weights_of(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+# ---- Stage 1: the teacher ------------------------------------------------------------
+
+
+def teacher_after(losses, small, monkeypatch, **changes):
+    """Show a client one global model a round, whose weights are the round's number."""
+    client = client_of(small, **changes)
+    script = iter(losses)
+    monkeypatch.setattr(persfl, "evaluate", lambda *_: Evaluation(0, 1, next(script)))
+    for server_round in range(len(losses)):
+        with torch.no_grad():
+            for parameter in client.model.parameters():
+                parameter.fill_(server_round)
+        client.consider_teacher(server_round)
+    teacher = state.load_tensors(client.context, "teacher")
+    (held,) = {float(value) for tensor in teacher.values() for value in tensor.flatten()}
+    chosen = state.load_numbers(client.context, "teacher-choice")["round"]
+    assert held == chosen
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("losses", "chosen"),
+    [
+        ([2.3, 0.9, 0.7, 1.4], 2),
+        ([2.3, 0.7, 0.7, 0.7], 1),  # the earlier of equals
+        ([2.3, 0.9, 0.7, 0.5], 3),  # the last is a candidate
+        ([0.1, 0.9, 0.7, 0.5], 0),  # and so is the first
+        ([math.nan, 0.9, 1.4, math.nan], 1),  # a model that overflows is no teacher
+        ([math.inf, math.nan, 3.0, 4.0], 2),
+    ],
+)
+def test_the_teacher_is_the_first_with_the_lowest_validation_loss(
+    losses, chosen, small, monkeypatch
+):
+    assert teacher_after(losses, small, monkeypatch) == chosen
+
+
+def test_the_last_model_is_the_teacher_where_asked(small, monkeypatch):
+    losses = [2.3, 0.9, 0.7, 1.4]
+    assert teacher_after(losses, small, monkeypatch, **{"persfl.teacher": "last"}) == 3
+
+
+class Watcher:
+    """Serves as the real app does; measures the global models that each client receives."""
+
+    def __init__(self, small):
+        self.small, self.losses = small, {}
+
+    def __call__(self, message, context):
+        if message.metadata.message_type == "train":
+            n = context.node_config["partition-id"]
+            client = client_of(self.small, n)
+            arrays = message.content.array_records["arrays"]
+            client.receive_model({name: array.numpy() for name, array in arrays.items()})
+            data = client.data
+            result = evaluate(client.model, data.validation_images, data.validation_labels)
+            self.losses.setdefault(n, []).append(result.loss)
+        return client_app(message, context)
+
+
+def test_in_a_run_each_client_chooses_among_all_models_it_was_sent(small, tmp_path):
+    """With a step as large as this the loss goes up and down, so clients choose differently."""
+    small |= {"num-server-rounds": 5, "learning-rate": 0.4, "local-epochs": 2}
+    configuration = read_config({**small, "output-dir": str(tmp_path / "run")})
+    watcher = Watcher(small)
+    finished = serve(InProcessGrid(watcher, 4, configuration.flat()), configuration)
+    last = finished.clients[finished.clients["round"] == 5].set_index("partition_id")
+    # Five rounds, and the final model in stage 2.
+    assert all(len(losses) == 6 for losses in watcher.losses.values())
+    best = {n: int(np.argmin(losses)) for n, losses in watcher.losses.items()}
+    assert last["teacher_round"].to_dict() == best
+    assert set(best.values()) != {5}
+
+
+# ---- Stage 2: the grid ---------------------------------------------------------------
+
+
+def test_the_grid_skips_temperatures_where_they_have_no_effect():
+    assert PersFLSettings(imitation="0,0.5", temperatures="1,5").grid() == [
+        (0.0, 1.0),
+        (0.5, 1.0),
+        (0.5, 5.0),
+    ]
+    assert len(PersFLSettings().grid()) == 1 + 4 * 3
+
+
+def test_two_steps_equal_a_hand_computation(small):
+    """Eq. 3 with plain formulas; in the first step student and teacher are still alike."""
+    changes = {"persfl.distillation-epochs": 2, "batch-size": 1000}
+    client = client_of(small, **changes, **{"persfl.distillation-learning-rate": 0.1})
+    images, labels = client.data.train_images, client.data.train_labels
+    student, teacher = client.new_model(), client.new_model()
+    share, temperature = 0.75, 5.0
+
+    def distribution(logits, t):
+        exponentials = (logits / t).exp()
+        return exponentials / exponentials.sum(dim=1, keepdim=True)
+
+    with torch.no_grad():
+        soft_labels = distribution(teacher(images), temperature)
+    for _ in range(2):
+        logits = student(images)
+        likelihoods = distribution(logits, 1.0)[torch.arange(len(labels)), labels]
+        guess = distribution(logits, temperature)
+        divergence = (soft_labels * (soft_labels / guess).log()).sum(dim=1).mean()
+        loss = (1 - share) * -likelihoods.log().mean() + share * temperature**2 * divergence
+        gradients = torch.autograd.grad(loss, list(student.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(student.parameters(), gradients, strict=True):
+                parameter -= 0.1 * gradient
+    with torch.no_grad():
+        logits = teacher(images)
+    candidate = client.distilled(logits, share, temperature, server_round=2)
+    for name, value in student.state_dict().items():
+        torch.testing.assert_close(candidate.weights[name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["persfl", "persfl-gd"])
+def test_lambda_one_leaves_the_student_at_the_teacher(strategy, small):
+    """The teacher's soft labels are the student's own predictions: nothing to learn."""
+    changes = {"strategy": strategy, "persfl.temperatures": "5"}
+    for imitation, stays in (("1", True), ("0.5", False)):
+        client = client_of(small, **changes, **{"persfl.imitation": imitation})
+        teacher = weights_of(client.model)
+        client.consider_teacher(0)
+        client.personalize(server_round=2)
+        moved = max(
+            float((value - teacher[name]).abs().max())
+            for name, value in client.model.state_dict().items()
+        )
+        assert (moved < 1e-4) == stays
+
+
+def test_persfl_gd_takes_the_cross_entropy(small):
+    client = client_of(small, strategy="persfl-gd")
+    assert isinstance(client, PersFLGDClient)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 10, generator=generator, requires_grad=True)
+    teacher = torch.softmax(torch.randn(6, 10, generator=generator), dim=1)
+    cross_entropy = client.soft_loss(logits, teacher, 5.0)
+    by_hand = -(teacher * functional.log_softmax(logits / 5.0, dim=1)).sum(dim=1).mean()
+    torch.testing.assert_close(cross_entropy, by_hand)
+    divergence = client_of(small).soft_loss(logits, teacher, 5.0)
+    entropy = -(teacher * teacher.log()).sum(dim=1).mean()
+    torch.testing.assert_close(cross_entropy - divergence, entropy)
+    # So both have one gradient, and lead to one model.
+    torch.testing.assert_close(
+        *(torch.autograd.grad(loss, logits)[0] for loss in (cross_entropy, divergence))
+    )
+
+
+def kept_pair(results, small, monkeypatch):
+    """Personalize with scripted validation results, one for each pair of the grid."""
+    grid = {"persfl.imitation": "0.25,0.5,0.75", "persfl.temperatures": "1"}
+    client = client_of(small, **grid)
+    client.consider_teacher(0)
+    script = dict(zip((0.25, 0.5, 0.75), results, strict=True))
+
+    def distilled(logits, imitation, temperature, server_round):
+        if script[imitation] is None:
+            raise DivergedError("training diverged")
+        weights = {k: torch.full_like(v, imitation) for k, v in client.model.state_dict().items()}
+        return Candidate(imitation, temperature, *script[imitation], weights)
+
+    monkeypatch.setattr(client, "distilled", distilled)
+    choice = client.personalize(server_round=2)
+    kept = state.load_tensors(client.context, "personalized")
+    assert all((value == choice["lambda"]).all() for value in kept.values())
+    return choice["lambda"]
+
+
+@pytest.mark.parametrize(
+    ("results", "kept"),
+    [
+        ([(0.5, 1.0), (0.9, 2.0), (0.7, 0.1)], 0.5),  # accuracy comes first,
+        ([(0.9, 1.0), (0.5, 0.1), (0.9, 0.7)], 0.75),  # then the loss,
+        ([(0.9, 1.0), (0.9, 1.0), (0.9, 1.0)], 0.25),  # then the order of the grid
+        ([None, (0.2, 3.0), None], 0.5),  # a pair that diverged is left out
+    ],
+)
+def test_the_pair_with_the_best_validation_result_is_kept(results, kept, small, monkeypatch):
+    assert kept_pair(results, small, monkeypatch) == kept
+
+
+def test_without_any_pair_that_converged_stage_2_fails(small, monkeypatch):
+    with pytest.raises(DivergedError, match="no pair converged"):
+        kept_pair([None, None, None], small, monkeypatch)
+
+
+def test_a_step_that_is_too_large_diverges(small):
+    client = client_of(small, **{"persfl.distillation-learning-rate": 1e30})
+    client.consider_teacher(0)
+    with pytest.raises(DivergedError):
+        client.personalize(server_round=2)
+
+
+# ---- Whole runs ----------------------------------------------------------------------
+
+
+def test_the_last_round_holds_the_table_of_each_clients_choice(small, tmp_path):
+    finished = fedkd_flwr.run(small, output_dir=tmp_path / "run")
+    last = finished.clients[finished.clients["round"] == 2]
+    assert list(last["partition_id"]) == [0, 1, 2, 3]
+    assert last[[*TABLE, "accuracy"]].notna().all(axis=None)
+    grid = read_config(small).settings.grid()
+    assert set(zip(last["lambda"], last["temperature"], strict=True)) <= set(grid)
+    assert last["teacher_round"].isin([0, 1, 2]).all()
+    assert last[["teacher_accuracy", "global_accuracy"]].stack().between(0, 1).all()
+    before = finished.clients[finished.clients["round"] == 1]
+    assert not set(TABLE) & set(before.dropna(axis="columns").columns)
+
+
+def test_same_seed_same_choices(small, tmp_path):
+    small |= {"persfl.imitation": "0,0.5,1", "num-server-rounds": 3}
+    runs = [fedkd_flwr.run(small, output_dir=tmp_path / name) for name in ("one", "two")]
+    first, second = (run.clients[run.clients["round"] == 3][TABLE].to_numpy() for run in runs)
+    np.testing.assert_array_equal(first, second)
+
+
+def test_the_personalized_model_is_evaluated_in_the_last_round(small, tmp_path):
+    small |= {"persfl.distillation-epochs": 5}
+    configuration = read_config({**small, "output-dir": str(tmp_path / "run")})
+    sent = []
+
+    def app(message, context):
+        if message.metadata.message_type == "evaluate":
+            sent.append(len(message.content.array_records["arrays"]))
+        return client_app(message, context)
+
+    grid = InProcessGrid(app, 4, configuration.flat())
+    finished = serve(grid, configuration)
+    # Four clients with a global model in the first round, with none in the last.
+    assert all(sent[:4])
+    assert not any(sent[4:])
+    last = finished.clients[finished.clients["round"] == 2].set_index("partition_id")
+    for n, context in grid.contexts.items():
+        client = client_of(small, context=context)
+        assert state.load_model(context, "personalized", client.model)
+        assert client.test_accuracy() == last.loc[n, "accuracy"]
+    assert (last["accuracy"] != last["global_accuracy"]).any()
+    assert (finished.summary["last_round"]["accuracy_mean"]) == last["accuracy"].mean()
+
+
+def test_a_client_that_fails_in_stage_2_falls_back_to_its_teacher(small, tmp_path):
+    configuration = read_config({**small, "output-dir": str(tmp_path / "run")})
+
+    def app(message, context):
+        phase = message.content.config_records["config"]["phase"]
+        if phase == PERSONALIZE and context.node_config["partition-id"] == 1:
+            raise RuntimeError("power cut")
+        return client_app(message, context)
+
+    grid = InProcessGrid(app, 4, configuration.flat())
+    finished = serve(grid, configuration)
+    last = finished.clients[finished.clients["round"] == 2].set_index("partition_id")
+    assert "power cut" in last.loc[1, "failure"]
+    assert last["lambda"].isna().tolist() == [False, True, False, False]
+    assert last["teacher_round"].notna().all()
+    client = client_of(small, context=grid.contexts[1])
+    assert state.load_model(client.context, "teacher", client.model)
+    assert client.test_accuracy() == last.loc[1, "accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"persfl.imitation": "0,1.5"}, r"persfl.imitation.*numbers in \[0, 1\]"),
+        ({"persfl.imitation": "-0.1"}, r"persfl.imitation.*numbers in \[0, 1\]"),
+        ({"persfl.imitation": "nan"}, r"persfl.imitation.*numbers in \[0, 1\]"),
+        ({"persfl.imitation": ""}, r"persfl.imitation.*one or more"),
+        ({"persfl.temperatures": ""}, r"persfl.temperatures.*one or more"),
+        ({"persfl.temperatures": "1,0"}, r"persfl.temperatures.*above 0"),
+        ({"persfl.temperatures": "inf"}, r"persfl.temperatures.*above 0"),
+        ({"persfl.teacher": "best"}, r"persfl.teacher = 'best'.*'optimal' or 'last'"),
+        ({"client-split": "75/0/25"}, r"needs validation data; set client-split to"),
+        ({"models": "mlp,lenet"}, r"one architecture for all clients"),
+    ],
+)
+def test_what_cannot_work_is_refused(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence):
+        read_config({**small, **changes})
