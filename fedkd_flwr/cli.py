@@ -1,4 +1,4 @@
-"""The command line: ``fedkd run``, ``compare``, ``sweep`` and ``list``."""
+"""The command line, ``fedkd``."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from flwr.common.config import parse_config_args
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -21,15 +22,18 @@ from fedkd_flwr.config import (
     read_toml,
 )
 from fedkd_flwr.data import DATASETS, PARTITIONS, DataError
+from fedkd_flwr.doctor import check_node
 from fedkd_flwr.engines import (
     resolve_output,
     resumed,
     run_in_process,
     run_simulation,
 )
+from fedkd_flwr.genotypes import client_genotypes, draw_genotypes
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models import MODELS
-from fedkd_flwr.runs import Run, RunDirectoryError
+from fedkd_flwr.newcomer import personalize
+from fedkd_flwr.runs import Run, RunDirectoryError, load_run
 from fedkd_flwr.server_app import check_run
 from fedkd_flwr.sweeps import SweepProgress, run_sweep
 from strategies.base import TooFewRepliesError
@@ -243,6 +247,80 @@ def sweep(
             console.print(f"Compare: fedkd compare {folder}", soft_wrap=True, highlight=False)
         if failed:
             raise RuntimeError(f"{len(failed)} runs failed; failures.jsonl beside them says why.")
+
+
+@app.command("personalize")
+def personalize_newcomer(
+    run: Annotated[Path, typer.Argument(help="Run directory of persfl or persfl-gd.")],
+    partition: Annotated[
+        int | None, typer.Option(help="Share of the run's data that is the newcomer's.")
+    ] = None,
+    data_path: Annotated[
+        Path | None, typer.Option(help="The newcomer's own folder of images or Parquet file.")
+    ] = None,
+    models_dir: Annotated[
+        Path | None, typer.Option(help="Write the personalized model there.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Overrides; repeatable.")
+    ] = None,
+) -> None:
+    """Personalize for a client that joins after the training, from stored global models."""
+    with one_clear_line():
+        settings = dict(parse_assignment(text) for text in assignments or [])
+        newcomer = personalize(run, partition, data_path or "", **settings)
+        table = Table("accuracy", "lambda", "T", "teacher round", "teacher", "last global model")
+        table.add_row(
+            f"{newcomer.accuracy:.4f}",
+            f"{newcomer.imitation:g}",
+            f"{newcomer.temperature:g}",
+            str(newcomer.teacher_round),
+            f"{newcomer.teacher_accuracy:.4f}",
+            f"{newcomer.global_accuracy:.4f}",
+        )
+        console.print(table)
+        if models_dir is not None:
+            console.print(f"Model: {newcomer.save(models_dir)}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def doctor(
+    preset: Annotated[Path | None, typer.Argument(help="TOML preset, else the defaults.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Overrides; repeatable.")
+    ] = None,
+    node_config: Annotated[
+        str, typer.Option(help="As for flower-supernode, such as 'partition-id=0 model=\"lenet\"'.")
+    ] = "",
+) -> None:
+    """Check a node's setup before it joins a federation."""
+    with one_clear_line():
+        values = read_toml(preset) if preset else {}
+        values.update(parse_assignment(text) for text in assignments or [])
+        node = parse_config_args([node_config])
+        findings = check_node(values, node)
+    for finding in findings:
+        mark = "[green]ok[/]  " if finding.ok else "[bold red]bad[/] "
+        console.print(f"{mark} {finding.check}: {finding.text}", soft_wrap=True, highlight=False)
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command("genotypes")
+def show_genotypes(
+    run: Annotated[Path, typer.Argument(help="Run directory of fedkma or fednas.")],
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Draw one PNG a client there.")
+    ] = None,
+) -> None:
+    """Print every client's architecture, and draw them."""
+    with one_clear_line():
+        stored = load_run(run)
+        for partition_id, genotype in enumerate(client_genotypes(stored)):
+            line = f"client {partition_id}: {genotype.to_text()}"
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
+        if figures is not None:
+            print_lines(f"Figure: {path}" for path in draw_genotypes(stored, figures))
 
 
 @app.command("list")

@@ -1,0 +1,155 @@
+"""Whether a node can take part in a run, found out on the node before the run.
+
+Everything is built by the client that would serve the run, so that what holds here holds there.
+"""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context, RecordDict
+
+from fedkd_flwr.client_app import build_client
+from fedkd_flwr.clients.base import PersonalClient
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.data import hash_of_public_pool, public_pool
+from fedkd_flwr.data.public import require_pool
+from fedkd_flwr.models.registry import num_parameters
+
+NODE_KEYS = ("partition-id", "num-partitions", "model", "data-path", "state-dir", "models-dir")
+"""The keys of a node config."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check of a node came to.
+
+    Attributes
+    ----------
+    check : str
+        What was looked at.
+    ok : bool
+        Whether the node can take part as far as this check goes.
+    text : str
+        What was found, or what is wrong.
+    """
+
+    check: str
+    ok: bool
+    text: str
+
+
+def check_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> list[Finding]:
+    """Check everything that a node needs for a run: config, data, public set, model, folders.
+
+    Parameters
+    ----------
+    run_config : mapping
+        Flat run config; what is left out has its default.
+    node_config : mapping
+        As given to ``flower-supernode --node-config``.
+
+    Returns
+    -------
+    list of Finding
+        One a check, in the order in which a node does these things. A check that needs what
+        an earlier one failed to get is left out.
+    """
+    try:
+        configuration = read_config(run_config)
+    except ConfigError as error:
+        return [Finding("run config", False, str(error))]
+    flat = configuration.flat()
+    findings = [_found("node config", lambda: _check_config(node_config, flat))]
+    if not findings[0].ok:
+        return findings
+    client = build_client(Context(0, 0, dict(node_config), RecordDict(), flat))
+    needs_public_data = client.run.method.strategy.needs_public_data
+    findings.append(_found("device", lambda: _check_device(client)))
+    findings.append(_found("data", lambda: _check_data(client)))
+    if needs_public_data:
+        findings.append(_found("public set", lambda: _check_public_set(client)))
+    if all(finding.ok for finding in findings):
+        findings.append(_found("model", lambda: _check_model(client)))
+    forgets = "none: the node forgets its model when it restarts"
+    findings.append(_found("state-dir", lambda: _check_folder(client.state_folder, forgets)))
+    stays = "none: the personalized model is not exported"
+    findings.append(_found("models-dir", lambda: _check_folder(client.models_folder, stays)))
+    return findings
+
+
+def _found(check: str, examine: Callable[[], str]) -> Finding:
+    """Turn what an examination says, or dies of, into a finding."""
+    try:
+        return Finding(check, True, examine())
+    # Whatever goes wrong here would go wrong in the run.
+    except Exception as error:
+        return Finding(check, False, f"{error or type(error).__name__}")
+
+
+def _check_config(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> str:
+    unknown = sorted(set(node_config) - set(NODE_KEYS))
+    if unknown:
+        raise ValueError(f"unknown {', '.join(unknown)}; the keys are {', '.join(NODE_KEYS)}")
+    partition_id, clients = node_config.get("partition-id"), run_config["num-clients"]
+    if not isinstance(partition_id, int) or not 0 <= partition_id < clients:
+        raise ValueError(f"partition-id is {partition_id!r}; it must be one of 0..{clients - 1}")
+    return f"partition {partition_id} of {clients}"
+
+
+def _check_device(client: PersonalClient) -> str:
+    torch.zeros(1, device=client.device)
+    if not client.device.startswith("cuda"):
+        return f"{client.device}, {torch.get_num_threads()} threads"
+    free, total = torch.cuda.mem_get_info(client.device)
+    name = torch.cuda.get_device_name(client.device)
+    return f"{client.device}, {name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+
+
+def _check_data(client: PersonalClient) -> str:
+    data = client.data
+    sizes = (len(data.train_labels), len(data.validation_labels), len(data.test_labels))
+    counts = ", ".join(f"{k}: {count}" for k, count in enumerate(data.class_counts.tolist()))
+    source = client.context.node_config.get("data-path") or f"a share of {client.run.dataset}"
+    train, validation, test = sizes
+    return (
+        f"{source}: {train} samples to train, {validation} to validate, {test} to test; "
+        f"training samples by class {counts}"
+    )
+
+
+def _check_public_set(client: PersonalClient) -> str:
+    run = client.run
+    size = len(public_pool(run.data_settings))
+    require_pool(size, run.public_size)
+    found = hash_of_public_pool(run.data_settings)
+    if run.public_hash and found != run.public_hash:
+        raise ValueError(f"public-hash is {found}, and the run's is {run.public_hash}")
+    return f"{size} samples, public-hash {found}"
+
+
+def _check_model(client: PersonalClient) -> str:
+    """Take one training step, as a round would, on a model that is then dropped."""
+    name, run = client.model_name, client.run
+    if run.method.strategy.needs_one_model and name != run.models[0]:
+        raise ValueError(
+            f"the node's model is {name}, and {run.strategy} needs the run's, {run.models[0]}"
+        )
+    model = client.new_model().train()
+    loss = client.private_loss(model, next(iter(client.private_batches(1))))
+    loss.backward()  # type: ignore[no-untyped-call]
+    client.optimizer(model).step()
+    if not loss.isfinite():
+        raise ValueError(f"{name}: the loss of the first batch is {loss.item()}")
+    return f"{name}, {num_parameters(model):,} numbers; the first batch has loss {loss.item():.3f}"
+
+
+def _check_folder(folder: Path | None, nowhere: str) -> str:
+    if folder is None:
+        return nowhere
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        return f"{folder} can be written"

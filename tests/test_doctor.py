@@ -1,0 +1,115 @@
+"""What `fedkd doctor` finds on good and on broken nodes."""
+
+import pytest
+from federation import images_of, write_image_folder, write_parquet
+
+from fedkd_flwr.doctor import check_node
+
+OWN = {"partition": "iid", "client-split": "60/20/20", "held-out-size": 60, "max-samples": 460}
+OWN |= {"num-clients": 4}
+
+
+@pytest.fixture
+def node(tmp_path):
+    """A good node config with image folders of its own."""
+    data = write_image_folder(tmp_path / "images", *images_of(OWN, 1))
+    return {
+        "partition-id": 1,
+        "num-partitions": 4,
+        "model": "lenet",
+        "data-path": str(data),
+        "state-dir": str(tmp_path / "state"),
+        "models-dir": str(tmp_path / "models"),
+    }
+
+
+def findings_by_check(small, node, **changes):
+    return {finding.check: finding for finding in check_node({**small, **changes}, node)}
+
+
+def only_failure(small, node, **changes):
+    failed = [f for f in check_node({**small, **changes}, node) if not f.ok]
+    assert len(failed) == 1, failed
+    return failed[0]
+
+
+def test_a_good_node(small, node):
+    found = findings_by_check(small, node)
+    assert all(finding.ok for finding in found.values())
+    checks = ["node config", "device", "data", "public set", "model", "state-dir", "models-dir"]
+    assert list(found) == checks
+    assert "60 samples to train, 20 to validate, 20 to test" in found["data"].text
+    assert "lenet" in found["model"].text
+    assert len(found["public set"].text.rpartition("public-hash ")[2]) == 64
+
+
+def test_a_good_node_with_a_parquet_file(small, node, tmp_path):
+    data = write_parquet(tmp_path / "own.parquet", *images_of(OWN, 2))
+    assert all(f.ok for f in check_node(small, {**node, "data-path": str(data)}))
+
+
+def test_a_node_that_serves_a_partition_and_keeps_nothing(small):
+    found = findings_by_check(small, {"partition-id": 0}, strategy="local")
+    assert all(finding.ok for finding in found.values())
+    assert "a share of digits" in found["data"].text
+    assert "forgets its model" in found["state-dir"].text
+    assert "public set" not in found
+
+
+def test_missing_data(small, node):
+    failure = only_failure(small, {**node, "data-path": "/nowhere"})
+    assert failure.check == "data"
+    assert "no folder or Parquet file at '/nowhere'" in failure.text
+
+
+def test_an_unknown_class(small, node, tmp_path):
+    images, labels = images_of(OWN, 1)
+    data = write_parquet(tmp_path / "own.parquet", images, labels + 5)
+    failure = only_failure(small, {**node, "data-path": str(data)})
+    assert failure.check == "data"
+    assert "holds classes 5 to 14, allowed are 0 to 9" in failure.text
+
+
+def test_too_few_samples(small, node, tmp_path):
+    images, labels = images_of(OWN, 1)
+    data = write_image_folder(tmp_path / "few", images[:2], labels[:2])
+    assert (
+        "too few for the client-split" in only_failure(small, {**node, "data-path": str(data)}).text
+    )
+
+
+def test_an_unknown_model(small, node):
+    failure = only_failure(small, {**node, "model": "perceptron"})
+    assert failure.check == "model"
+    assert "unknown model 'perceptron'" in failure.text
+
+
+def test_a_model_that_is_not_the_runs(small, node):
+    failure = only_failure(small, node, strategy="fedavg", models="mlp")
+    assert "the node's model is lenet, and fedavg needs the run's, mlp" in failure.text
+
+
+def test_another_public_set(small, node):
+    failure = only_failure(small, node, **{"public-hash": "0" * 64})
+    assert failure.check == "public set"
+    assert failure.text.startswith("public-hash is ")
+
+
+def test_a_folder_that_cannot_be_written(small, node, tmp_path):
+    (tmp_path / "file").write_text("")
+    failure = only_failure(small, {**node, "state-dir": str(tmp_path / "file" / "state")})
+    assert failure.check == "state-dir"
+    assert "Not a directory" in failure.text
+
+
+def test_a_misspelt_key_and_a_partition_out_of_range(small, node):
+    misspelt = only_failure(small, {**node, "datapath": "/data"})
+    assert "unknown datapath; the keys are partition-id" in misspelt.text
+    for partition_id in (4, "1", None):
+        failure = only_failure(small, {**node, "partition-id": partition_id})
+        assert "it must be one of 0..3" in failure.text
+
+
+def test_a_run_config_that_cannot_work(small, node):
+    failure = only_failure(small, node, strategy="kt-fpl")
+    assert failure.check == "run config"
