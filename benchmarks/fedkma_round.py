@@ -41,6 +41,8 @@ MEMORY_LIMIT = 4.0
 class WithoutClients(FedKMA):
     """FedKMA whose clients answer at once: the rows of M are computed here."""
 
+    seconds: dict[str, float]
+
     def sharing_block(self, server_round, replies):  # type: ignore[no-untyped-def]
         """Return M as the clients would."""
         logits = np.stack([reply.arrays[CLASS_LOGITS] for reply in replies.values()])

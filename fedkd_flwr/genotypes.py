@@ -109,5 +109,5 @@ def local_inference_accuracy(run: Run) -> LocalInferenceAccuracy:
     best = evaluated.groupby("partition_id")["accuracy"].max()
     return LocalInferenceAccuracy(
         average_at_last_round=float(last["accuracy"].mean()),
-        best_over_rounds={int(n): float(value) for n, value in best.to_dict().items()},
+        best_over_rounds=dict(zip(best.index.tolist(), best.tolist(), strict=True)),
     )

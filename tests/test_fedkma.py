@@ -25,7 +25,7 @@ from fedkd_flwr.models import build_model
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import initial_arrays, serve
 from fedkd_flwr.state import exchanged_state
-from fedkd_flwr.training import cross_entropy_on
+from fedkd_flwr.training import cross_entropy_on, predict_logits
 from strategies.base import InvalidReplyError, Reply, RunPlan
 from strategies.fedkma import (
     CLASS_FLAGS,
@@ -238,8 +238,10 @@ def test_the_alpha_half_never_enters_an_omega_step(tiny, monkeypatch):
     kinds = []
 
     def spy(model, loss, positions, optimizer):
-        is_alpha = len(optimizer.param_groups[0]["params"]) == 2
-        kinds.append("alpha" if is_alpha else "omega")
+        moved = {id(value) for value in optimizer.param_groups[0]["params"]}
+        alphas, omegas = ({id(value) for value in part} for part in split_parameters(model))
+        assert moved in (alphas, omegas)
+        kinds.append("alpha" if moved == alphas else "omega")
         hook = model.register_forward_pre_hook(
             lambda _, inputs: seen[kinds[-1]].extend(x.numpy().tobytes() for x in inputs[0])
         )
@@ -275,6 +277,18 @@ def test_statistics_are_refreshed_for_the_final_weights(tiny):
     torch.testing.assert_close(in_training, evaluated, rtol=0.02, atol=0.02)
     momenta = {m.momentum for m in client.model.modules() if isinstance(m, nn.BatchNorm2d)}
     assert momenta == {0.1}
+
+
+def test_mixed_statistics_do_not_decide_how_a_mixed_model_is_evaluated(tiny):
+    configuration = read_config(tiny)
+    mixed = {name: array.numpy() for name, array in initial_arrays(configuration).items()}
+    skewed = {k: v + (5 if "running_" in k else 0) for k, v in mixed.items()}
+    logits = []
+    for received in (mixed, skewed):
+        client = client_of(tiny)
+        client.prepare_evaluation(received, 1)
+        logits.append(predict_logits(client.model, client.data.test_images))
+    torch.testing.assert_close(*logits)
 
 
 def test_a_search_needs_two_samples(tiny, monkeypatch):

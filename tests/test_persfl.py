@@ -103,7 +103,7 @@ class Watcher:
 
 def test_in_a_run_each_client_chooses_among_all_models_it_was_sent(small, tmp_path):
     """With a step as large as this the loss goes up and down, so clients choose differently."""
-    small |= {"num-server-rounds": 5, "learning-rate": 0.4, "local-epochs": 2}
+    small |= {"num-server-rounds": 5, "learning-rate": 0.3, "local-epochs": 2}
     configuration = read_config({**small, "output-dir": str(tmp_path / "run")})
     watcher = Watcher(small)
     finished = serve(InProcessGrid(watcher, 4, configuration.flat()), configuration)
@@ -112,7 +112,8 @@ def test_in_a_run_each_client_chooses_among_all_models_it_was_sent(small, tmp_pa
     assert all(len(losses) == 6 for losses in watcher.losses.values())
     best = {n: int(np.argmin(losses)) for n, losses in watcher.losses.items()}
     assert last["teacher_round"].to_dict() == best
-    assert set(best.values()) != {5}
+    assert len(set(best.values())) > 1
+    assert 5 in best.values()
 
 
 # ---- Stage 2: the grid ---------------------------------------------------------------

@@ -1,0 +1,68 @@
+"""Show whether FedKMA's matrix M finds the groups of clients that share their classes.
+
+Prints, for finished runs on ``k-classes-grouped``, the mean weight that clients give each other
+within a group and across groups, round by round, and draws M of the last round. To run it:
+``python benchmarks/fedkma_groups.py FIGURES RUN...``.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkd_flwr import load_run
+from fedkd_flwr.config import read_config
+from fedkd_flwr.data import client_indices, load_labels
+from fedkd_flwr.plots import plot_sharing
+
+
+def weights_by_group(path: str) -> dict[str, Any]:
+    """Return the mean weights of M between different clients, within and across groups.
+
+    Parameters
+    ----------
+    path : str
+        A run directory of ``fedkma`` or ``fednas``.
+
+    Returns
+    -------
+    dict
+        ``within``, ``across`` and ``ratio``, one number a round, and the mean accuracies.
+    """
+    run = load_run(path)
+    settings = read_config(run.config).run.data_settings
+    labels = load_labels(settings.dataset, settings.data_root)
+    classes = [frozenset(labels[indices].tolist()) for indices in client_indices(settings)]
+    same = np.array([[mine == theirs for theirs in classes] for mine in classes])
+    others = ~np.eye(len(classes), dtype=bool)
+    within, across = (
+        [float(sharing[pairs].mean()) for sharing in run.matrices["sharing"]]
+        for pairs in (same & others, ~same)
+    )
+    return {
+        "strategy": run.config["strategy"],
+        "dataset": run.config["dataset"],
+        "as-printed": run.config["fedkma.as-printed"],
+        "classes": [sorted(int(label) for label in held) for held in classes],
+        "within": [round(weight, 4) for weight in within],
+        "across": [round(weight, 4) for weight in across],
+        "ratio": [round(w / a, 2) for w, a in zip(within, across, strict=True)],
+        "accuracy_mean": [round(float(mean), 4) for mean in run.rounds["accuracy_mean"]],
+    }
+
+
+def main(figures: Path, paths: list[str]) -> None:
+    """Print the numbers of all runs as JSON and draw a heat map for each."""
+    figures.mkdir(parents=True, exist_ok=True)
+    results = {Path(path).name: weights_by_group(path) for path in paths}
+    for path in paths:
+        run = load_run(path)
+        order = range(run.config["num-clients"])
+        plot_sharing(run, order=order).savefig(figures / f"{run.path.name}.png", dpi=120)
+    print(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
