@@ -24,6 +24,7 @@ from fedkd_flwr.config import (
 from fedkd_flwr.data import DATASETS, PARTITIONS, DataError
 from fedkd_flwr.doctor import check_node
 from fedkd_flwr.engines import (
+    flower_log_level,
     resolve_output,
     resumed,
     run_in_process,
@@ -266,7 +267,7 @@ def personalize_newcomer(
     ] = None,
 ) -> None:
     """Personalize for a client that joins after the training, from stored global models."""
-    with one_clear_line():
+    with one_clear_line(), flower_log_level(logging.WARNING):
         settings = dict(parse_assignment(text) for text in assignments or [])
         newcomer = personalize(run, partition, data_path or "", **settings)
         table = Table("accuracy", "lambda", "T", "teacher round", "teacher", "last global model")

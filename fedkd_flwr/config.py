@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from fedkd_flwr.data import DATASETS, PARTITIONS, DataSettings
+from fedkd_flwr.data.clients import read_split
 from fedkd_flwr.methods import METHODS, Method
 from fedkd_flwr.models import ASSIGNMENTS, MODELS
 from fedkd_flwr.models.darts import (
@@ -136,7 +137,11 @@ class RunConfig(BaseModel):
     """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=kebab_case, populate_by_name=True
+        frozen=True,
+        extra="forbid",
+        alias_generator=kebab_case,
+        populate_by_name=True,
+        allow_inf_nan=False,
     )
 
     strategy: str = "kt-pfl"
@@ -420,7 +425,7 @@ def _check_combinations(configuration: Configuration) -> None:
             f"{run.strategy} exchanges predictions on public samples; set public-dataset to "
             "held-out or a data set, and public-size to at least 1."
         )
-    if strategy.needs_validation_data and run.client_split.split("/")[1:2] == ["0"]:
+    if strategy.needs_validation_data and not min(read_split(run.client_split)[1]):
         raise ConfigError(
             f"{run.strategy} needs validation data; set client-split to something like 60/20/20."
         )

@@ -55,7 +55,11 @@ class Settings(BaseModel):
     """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=kebab_case, populate_by_name=True
+        frozen=True,
+        extra="forbid",
+        alias_generator=kebab_case,
+        populate_by_name=True,
+        allow_inf_nan=False,
     )
     table: ClassVar[str] = ""
 
@@ -627,6 +631,8 @@ class PersonalizedStrategy(Strategy):
         n = client.partition_id
         if not 0 <= n < self.plan.num_clients:
             raise InvalidReplyError(f"partition {n} is outside 0..{self.plan.num_clients - 1}")
+        if client.num_examples < 1:
+            raise InvalidReplyError(f"client {n} has {client.num_examples} training samples")
         known = self.clients.get(n)
         if known and known.node_id in self.grid.get_node_ids():
             raise InvalidReplyError(f"partition {n} is already held by another node")

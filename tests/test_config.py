@@ -70,6 +70,11 @@ def test_every_method_has_its_settings_among_the_names():
         ({"nope.rho": 3}, "no key nope.rho"),
         ({"strategy": "fedavg"}, "fedavg averages parameters and needs one architecture"),
         ({"strategy": "persfl", "models": "mlp"}, "persfl needs validation data"),
+        (
+            {"strategy": "persfl", "models": "mlp", "client-split": "60/0.0|20/20"},
+            "persfl needs validation data",
+        ),
+        ({"learning-rate": float("inf")}, "learning-rate = inf"),
         ({"public-dataset": "none"}, "kt-pfl exchanges predictions on public samples"),
         ({"public-size": 0}, "kt-pfl exchanges predictions on public samples"),
         ({"min-replies": 9}, "min-replies = 9 is more than the clients sampled"),
