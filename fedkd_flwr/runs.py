@@ -21,6 +21,7 @@ import platform
 import shutil
 import tempfile
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -125,6 +126,11 @@ class RunDirectory:
         directory._forget_after(checkpoint.completed_rounds if checkpoint else 0)
         return directory, checkpoint
 
+    @property
+    def run_id(self) -> str:
+        """The name under which clients remember the run; a resumed run has it too."""
+        return str(Run(self.path).description.get("id", ""))
+
     def round_finished(self, record: RoundRecord, strategy: PersonalizedStrategy) -> None:
         """Append a round; the checkpoint comes last and completes it.
 
@@ -155,8 +161,10 @@ class RunDirectory:
         run = Run(self.path)
         matrices = run.matrices
         if matrices:
-            np.savez_compressed(self.path / "matrices.npz", **matrices)  # type: ignore[arg-type]
-            shutil.rmtree(self.path / "matrices")
+            temporary = self.path / ".matrices.npz"
+            np.savez_compressed(temporary, **matrices)  # type: ignore[arg-type]
+            temporary.replace(self.path / "matrices.npz")
+            shutil.rmtree(self.path / "matrices", ignore_errors=True)
         self._write_json("summary.json", summarize(run, time.time() - self._started_at))
         shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
         return Run(self.path)
@@ -253,6 +261,7 @@ def describe_run(configuration: Configuration) -> dict[str, Any]:
 
     device = configuration.run.torch_device
     return {
+        "id": uuid.uuid4().hex,
         "config": configuration.flat(),
         "versions": {
             "python": platform.python_version(),

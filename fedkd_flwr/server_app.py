@@ -1,6 +1,7 @@
 """The Flower ServerApp: config → strategy → start → run directory."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from logging import ERROR, INFO
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,8 @@ def serve(
     if listener:
         directory.listeners.append(listener)
     log(INFO, "Run directory: %s", directory.path)
-    strategy = run.method.strategy(run.plan(), configuration.settings, directory)
+    plan = replace(run.plan(), run_id=directory.run_id)
+    strategy = run.method.strategy(plan, configuration.settings, directory)
     arrays = initial_arrays(configuration)
     if checkpoint:
         strategy.restore(checkpoint.completed_rounds, checkpoint.state)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 PROGRESS = "progress"
@@ -60,9 +60,18 @@ def save_context(context: Context, folder: Path) -> None:
 
 
 def write_atomically(path: Path, arrays: dict[str, Any], metadata: dict[str, str]) -> None:
-    """Write a safetensors file so that a crash leaves the old one or the new one."""
+    """Write a safetensors file so that a crash leaves the old one or the new one.
+
+    Raises
+    ------
+    OSError
+        If the disk refuses.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
-    save_file(arrays, temporary, metadata)
+    try:
+        save_file(arrays, temporary, metadata)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
     with temporary.open("rb+") as file:
         os.fsync(file.fileno())
     temporary.replace(path)

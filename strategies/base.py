@@ -86,6 +86,8 @@ class RunPlan:
         Clients are evaluated every that many rounds, and after the last.
     seed : int
         Seed of every draw of the server.
+    run_id : str
+        Names the run, also when it is resumed: what clients remember on disk belongs to it.
     public_hash : str
         Hash of the public set; a client that holds another is left out. Empty for the hash
         that most clients hold.
@@ -103,6 +105,7 @@ class RunPlan:
     min_replies: int = 1
     evaluate_every: int = 1
     seed: int = 0
+    run_id: str = ""
     public_hash: str = ""
     connect_timeout: float = 60.0
     round_timeout: float = 3600.0
@@ -655,7 +658,9 @@ class PersonalizedStrategy(Strategy):
         self, message_type: str, server_round: int, phase: str, payloads: Mapping[int, Payload]
     ) -> list[Message]:
         self._sent = {self.clients[n].node_id: n for n in payloads}
-        config = ConfigRecord({"server-round": server_round, "phase": phase})
+        config = ConfigRecord(
+            {"server-round": server_round, "phase": phase, "run-id": self.plan.run_id}
+        )
         messages = []
         for partition_id, payload in payloads.items():
             if message_type == MessageType.TRAIN:

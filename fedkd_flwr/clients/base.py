@@ -246,7 +246,11 @@ class PersonalClient(NumPyClient):
         folder = self.context.node_config.get("models-dir", self.run.models_dir)
         return Path(str(folder)).expanduser() if folder else None
 
-    def recall(self, server_round: int, phase: str) -> None:
+    def memory_folder(self, run_id: str) -> Path | None:
+        """Return where the client keeps its memory of one run, if anywhere."""
+        return self.state_folder / run_id if self.state_folder else None
+
+    def recall(self, memory: Path | None, server_round: int, phase: str) -> None:
         """Take up the memory from disk where the context has none that fits the round.
 
         A context that has trained in this round already belongs to a round that the server
@@ -254,10 +258,10 @@ class PersonalClient(NumPyClient):
         """
         remembered = store.remembered_round(self.context)
         is_repeated = phase == "train" and remembered >= server_round
-        if self.state_folder is None or (remembered and not is_repeated):
+        if memory is None or (remembered and not is_repeated):
             return
         before = server_round if phase == "train" else server_round + 1
-        if not store.load_context(self.context, self.state_folder, before) and is_repeated:
+        if not store.load_context(self.context, memory, before) and is_repeated:
             self.context.state.clear()
 
     def _own_folder(self, name: str, default: str) -> Path | None:
@@ -281,13 +285,14 @@ class PersonalClient(NumPyClient):
         """Serve a train message and keep the model."""
         received = dict(zip(config["names"], parameters, strict=True))
         server_round, phase = int(config["server-round"]), str(config["phase"])
-        self.recall(server_round, phase)
+        memory = self.memory_folder(str(config.get("run-id", "")))
+        self.recall(memory, server_round, phase)
         with seeded(self.device, self.run.seed, phase, server_round, self.partition_id):
             reply = self.train(received, server_round, phase)
         state.save_model(self.context, "model", self.model)
         store.note_round(self.context, server_round)
-        if self.state_folder:
-            store.save_context(self.context, self.state_folder)
+        if memory:
+            store.save_context(self.context, memory)
         metrics = {**reply.metrics, "names": list(reply.arrays)}
         return list(reply.arrays.values()), self.num_examples, metrics
 
@@ -297,7 +302,8 @@ class PersonalClient(NumPyClient):
         """Evaluate the client's model on its own test split; nothing is kept."""
         received = dict(zip(config["names"], parameters, strict=True))
         server_round = int(config["server-round"])
-        self.recall(server_round, "evaluate")
+        memory = self.memory_folder(str(config.get("run-id", "")))
+        self.recall(memory, server_round, "evaluate")
         with seeded(self.device, self.run.seed, "evaluate", server_round, self.partition_id):
             further = self.prepare_evaluation(received, server_round)
         metrics = {**self.evaluation_metrics(self.model), **further}

@@ -1,0 +1,152 @@
+"""Make what a federation over TLS needs: a CA, the SuperLink's certificate, the SuperNodes' keys.
+
+    python deploy/make_keys.py keys --host superlink.example.org --node hospital-a --node hospital-b
+
+writes into ``keys/``
+
+=======================  ==========================================================
+``ca.crt``, ``ca.key``   the certificate authority; every machine gets ``ca.crt``
+``server.crt``, ``.key`` the SuperLink's certificate
+``NODE``, ``NODE.pub``   a SuperNode's key, as ``flower-supernode`` reads it, and the
+                         public half that is registered with ``flwr supernode register``
+=======================  ==========================================================
+
+What exists is kept: call it again to add nodes. ``localhost`` and ``127.0.0.1`` are always among
+the certificate's names, since the SuperLink's own ServerApp reaches it there.
+"""
+
+import argparse
+import ipaddress
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+def write_key(
+    path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat
+) -> None:
+    """Write a private key in PEM, unencrypted."""
+    pem = serialization.Encoding.PEM
+    write_secret(path, key.private_bytes(pem, form, serialization.NoEncryption()))
+
+
+def name_of(common_name: str) -> x509.Name:
+    """Return a certificate's name."""
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+) -> x509.CertificateBuilder:
+    """Start a certificate for a key."""
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        # An hour's grace for clocks that go slow.
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def usage(**allowed: bool) -> x509.KeyUsage:
+    """Return a key usage with nothing allowed but what is named."""
+    names = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment")
+    names += ("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only")
+    return x509.KeyUsage(**{name: allowed.get(name, False) for name in names})
+
+
+def make_authority(folder: Path, days: int) -> None:
+    """Make the certificate authority."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = name_of("fedkd federation CA")
+    certificate = (
+        builder(name, name, key, days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage(key_cert_sign=True, crl_sign=True), critical=True)
+        .sign(key, hashes.SHA384())
+    )
+    write_key(folder / "ca.key", key, serialization.PrivateFormat.PKCS8)
+    (folder / "ca.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def make_server(folder: Path, hosts: list[str], days: int) -> None:
+    """Make the SuperLink's certificate, signed by the authority."""
+    authority_key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
+    authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    key = ec.generate_private_key(ec.SECP384R1())
+    names = [alternative_name(host) for host in dict.fromkeys((*hosts, *LOCAL_HOSTS))]
+    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    certificate = (
+        builder(name_of("fedkd SuperLink"), authority.subject, key, days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(usage(digital_signature=True), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(signer, critical=False)
+        .sign(authority_key, hashes.SHA384())
+    )
+    write_key(folder / "server.key", key, serialization.PrivateFormat.PKCS8)
+    (folder / "server.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def alternative_name(host: str) -> x509.GeneralName:
+    """Return a host as a certificate names it: an address or a domain name."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def make_node(folder: Path, node: str) -> None:
+    """Make a SuperNode's key pair in OpenSSH's format, which is what Flower reads."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    write_key(folder / node, key, serialization.PrivateFormat.OpenSSH)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    (folder / f"{node}.pub").write_bytes(public + b" " + node.encode() + b"\n")
+
+
+def main() -> None:
+    """Read the command line and make what is missing."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--host", action="append", default=[], help="name or address; repeatable")
+    parser.add_argument("--node", action="append", default=[], help="a SuperNode; repeatable")
+    parser.add_argument("--days", type=int, default=365, help="certificates are valid that long")
+    arguments = parser.parse_args()
+    folder = arguments.folder
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not (folder / "ca.key").exists():
+        make_authority(folder, 10 * arguments.days)
+    # A call that names hosts renews the certificate; one that only adds nodes leaves it.
+    if arguments.host or not (folder / "server.crt").exists():
+        make_server(folder, arguments.host, arguments.days)
+    for node in arguments.node:
+        if not (folder / node).exists():
+            make_node(folder, node)
+    print(f"{folder.resolve()}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+
+
+if __name__ == "__main__":
+    main()

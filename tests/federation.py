@@ -1,0 +1,274 @@
+"""A real federation on this machine: one SuperLink and several SuperNodes over TLS."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+from PIL import Image
+
+from fedkd_flwr.data import DataSettings, client_indices, load_images
+
+ROOT = Path(__file__).parent.parent
+PROGRAMS = Path(sys.executable).parent
+NAME = "silo"
+
+# Two rounds over 4 clients of 100 digits each: what a test can wait for.
+SMALL = {
+    "strategy": "kt-pfl",
+    "dataset": "digits",
+    "max-samples": 460,
+    "held-out-size": 60,
+    "public-size": 40,
+    "partition": "iid",
+    "client-split": "60/20/20",
+    "models": "mlp",
+    "num-clients": 4,
+    "num-server-rounds": 2,
+    "local-epochs": 1,
+    "batch-size": 16,
+    "learning-rate": 0.05,
+    "device": "cpu",
+    "torch-threads": 1,
+    "connect-timeout": 60.0,
+    "round-timeout": 600.0,
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(condition, seconds, what):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if result := condition():
+            return result
+        time.sleep(0.1)
+    raise AssertionError(f"waited {seconds} s in vain for {what}")
+
+
+def make_keys(folder, nodes):
+    script = [sys.executable, ROOT / "deploy" / "make_keys.py", folder]
+    for node in nodes:
+        script += ["--node", node]
+    subprocess.run(script, check=True, capture_output=True)
+
+
+def images_of(config, partition_id):
+    """Return the digits (uint8, 28x28) and classes that a partition would hold."""
+    settings = DataSettings(
+        partition=config["partition"],
+        client_split=config["client-split"],
+        held_out_size=config["held-out-size"],
+        num_clients=config["num-clients"],
+        max_samples=config["max-samples"],
+    )
+    everything = load_images("digits")
+    indices = client_indices(settings)[partition_id]
+    return everything.images[indices, 0].numpy(), everything.labels[indices].numpy()
+
+
+def write_image_folder(path, images, labels):
+    for position, (image, label) in enumerate(zip(images, labels, strict=True)):
+        folder = path / str(label)
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{position:04d}.png")
+    return path
+
+
+def write_parquet(path, images, labels):
+    files = []
+    for image in images:
+        buffer = io.BytesIO()
+        Image.fromarray(image).save(buffer, "png")
+        files.append({"bytes": buffer.getvalue(), "path": None})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pa.parquet.write_table(pa.table({"image": files, "label": labels.tolist()}), path)
+    return path
+
+
+def node_config_text(node_config):
+    """Write a node config as `flower-supernode --node-config` takes it."""
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in node_config.items())
+
+
+def processes_with(variable):
+    """Return the pids whose environment holds a variable, such as ``FLWR_HOME=...``."""
+    pids = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if variable.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                pids.append(int(folder.name))
+        except OSError:
+            continue
+    return pids
+
+
+class Federation:
+    """A SuperLink with TLS and SuperNode authentication, and nodes that can be broken.
+
+    Use as a context manager: what it started is stopped at the end, by pid.
+    """
+
+    def __init__(self, folder, nodes=4):
+        self.folder = folder
+        self.keys = folder / "keys"
+        self.port = free_port()
+        self.node_configs = {n: {"partition-id": n} for n in range(nodes)}
+        self.nodes = {}
+        self.superlink = None
+        self._logs = 0
+        (folder / "home").mkdir(parents=True)
+        make_keys(self.keys, [f"node-{n}" for n in range(nodes)])
+        (folder / "home" / "config.toml").write_text(
+            f'[superlink]\ndefault = "{NAME}"\n[superlink.{NAME}]\n'
+            f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.keys / "ca.crt"}"\n'
+        )
+        self.env = {
+            **os.environ,
+            "FLWR_HOME": str(folder / "home"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
+        }
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in [*self.nodes.values(), self.superlink]:
+            self.stop(process)
+        # Flower's children watch their parents; this is for those that were frozen with them.
+        for pid in processes_with(f"FLWR_HOME={self.env['FLWR_HOME']}"):
+            signal_if_alive(pid, signal.SIGKILL)
+
+    # ---- Processes ---------------------------------------------------------------------
+
+    def start(self, name, command, env=None):
+        """Start a program with a log file of its own, ``process.log_path``."""
+        self._logs += 1
+        log_path = self.folder / f"{self._logs:02d}-{name}.log"
+        with log_path.open("w") as log_file:
+            process = subprocess.Popen(
+                [str(part) for part in command],
+                env={**self.env, **(env or {})},
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                # As daemons are: Linux shares the processor out by session.
+                start_new_session=True,
+            )
+        process.log_path = log_path
+        return process
+
+    def stop(self, process):
+        """End a process the gentle way; the hard way where that does not help."""
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        try:
+            process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def start_superlink(self):
+        keys = self.keys
+        command = [PROGRAMS / "flower-superlink", "--host", "127.0.0.1", "--port", self.port]
+        command += ["--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.crt"]
+        command += ["--ssl-keyfile", keys / "server.key", "--enable-supernode-auth"]
+        command += ["--database", self.folder / "superlink.db"]
+        self.superlink = self.start("superlink", command)
+        self.wait_for_text(self.superlink, "Uvicorn running", 60)
+
+    def node_command(self, node_config, key=None, root="ca.crt", insecure=False):
+        command = [PROGRAMS / "flower-supernode", "--superlink", f"127.0.0.1:{self.port}"]
+        command += ["--port", free_port(), "--node-config", node_config_text(node_config)]
+        command += ["--insecure"] if insecure else ["--root-certificates", self.keys / root]
+        command += ["--auth-supernode-private-key", self.keys / key] if key else []
+        return command
+
+    def start_node(self, n, env=None):
+        command = self.node_command(self.node_configs[n], f"node-{n}")
+        self.nodes[n] = self.start(f"node-{n}", command, env)
+        return self.nodes[n]
+
+    def start_all(self):
+        """Start the SuperLink, register every node's key, and start the nodes."""
+        self.start_superlink()
+        for n in self.node_configs:
+            registered = self.flwr("supernode", "register", self.keys / f"node-{n}.pub", NAME)
+            assert registered.returncode == 0, registered.stdout
+        for n in self.node_configs:
+            self.start_node(n)
+        for n in self.node_configs:
+            self.wait_for_text(self.nodes[n], "SuperNode ID", 90)
+
+    # ---- Flower's command line ---------------------------------------------------------
+
+    def flwr(self, *arguments):
+        command = [str(part) for part in (PROGRAMS / "flwr", *arguments)]
+        return subprocess.run(
+            command,
+            env=self.env,
+            cwd=ROOT,
+            text=True,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=300,
+        )
+
+    def start_run(self, config):
+        """Start ``flwr run . NAME --stream`` with ``-c KEY=VALUE ...``."""
+        text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        command = [PROGRAMS / "flwr", "run", ".", NAME, "--stream", "--run-config", text]
+        return self.start("flwr-run", command)
+
+    def run(self, config, seconds=600):
+        """Run to the end and return the log."""
+        process = self.start_run(config)
+        process.wait(timeout=seconds)
+        return process.log_path.read_text()
+
+    def server_app_pid(self):
+        """Return the pid of the running ServerApp."""
+        for pid in processes_with(f"FLWR_HOME={self.env['FLWR_HOME']}"):
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"flwr-serverapp" in command:
+                return pid
+        return None
+
+    # ---- What the logs say -------------------------------------------------------------
+
+    @staticmethod
+    def wait_for_text(process, text, seconds=120, count=1):
+        def found():
+            log = process.log_path.read_text()
+            over = process.poll() is not None and log.count(text) < count
+            assert not over, f"{process.args[0]} ended without {text!r}:\n{log[-3000:]}"
+            return log.count(text) >= count
+
+        wait_until(found, seconds, f"{text!r} in {process.log_path}")
+
+
+def signal_if_alive(pid, number):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

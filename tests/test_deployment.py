@@ -1,0 +1,126 @@
+"""A real federation over TLS with SuperNode authentication: the numbers of one process."""
+
+import json
+
+import federation as fed
+import numpy as np
+import pytest
+from federation import Federation
+
+import fedkd_flwr
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.config import read_config
+from fedkd_flwr.grid import InProcessGrid
+from fedkd_flwr.server_app import serve
+
+pytestmark = pytest.mark.slow
+
+MODELS = ("mlp", "lenet", "mlp", "lenet")
+SAME = ["accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"]
+STRATEGIES = ("kt-pfl", "perfed-ckt")
+
+INTRUDERS = {
+    "no key": {},
+    "unregistered key": {"key": "stranger"},
+    "wrong CA": {"key": "node-0", "root": "other/ca.crt"},
+    "plain text": {"insecure": True},
+}
+
+
+def config_for(strategy):
+    # Every exchange costs each node a fresh Python: evaluate once.
+    return {**fed.SMALL, "strategy": strategy, "evaluate-every": 2}
+
+
+@pytest.fixture(scope="module")
+def silos(tmp_path_factory):
+    """Four nodes with data of their own: image folders and Parquet files."""
+    with Federation(tmp_path_factory.mktemp("silos")) as federation:
+        for n, model in enumerate(MODELS):
+            folder = federation.folder / f"silo-{n}"
+            images, labels = fed.images_of(fed.SMALL, n)
+            if n % 2:
+                data = fed.write_image_folder(folder / "images", images, labels)
+            else:
+                data = fed.write_parquet(folder / "own.parquet", images, labels)
+            federation.node_configs[n] |= {
+                "model": model,
+                "data-path": str(data),
+                "state-dir": str(folder / "state"),
+                "models-dir": str(folder / "models"),
+            }
+        federation.start_all()
+        yield federation
+
+
+@pytest.fixture(scope="module")
+def intruder_logs():
+    return {}
+
+
+@pytest.fixture(scope="module", params=STRATEGIES)
+def finished(request, silos, intruder_logs):
+    """A run of one strategy over the network; during the first, intruders knock."""
+    strategy = request.param
+    path = silos.folder / strategy
+    process = silos.start_run({**config_for(strategy), "output-dir": str(path)})
+    if not intruder_logs:
+        fed.make_keys(silos.keys / "other", [])
+        fed.make_keys(silos.keys, ["stranger"])
+        for name, options in INTRUDERS.items():
+            command = [*silos.node_command({"partition-id": 0}, **options), "--max-retries", "1"]
+            intruder = silos.start("intruder", command)
+            intruder.wait(timeout=300)
+            intruder_logs[name] = intruder.log_path.read_text()
+    process.wait(timeout=900)
+    run = fedkd_flwr.load_run(path)
+    assert run.finished, process.log_path.read_text()[-3000:]
+    return run
+
+
+def in_process(silos, strategy, path):
+    """Run the same on the same data in this process."""
+    configuration = read_config({**config_for(strategy), "output-dir": str(path)})
+    nodes = {
+        n: {key: node[key] for key in ("model", "data-path")}
+        for n, node in silos.node_configs.items()
+    }
+    return serve(InProcessGrid(client_app, 4, configuration.flat(), nodes), configuration)
+
+
+def test_the_network_changes_no_number(finished, silos, tmp_path):
+    here = in_process(silos, finished.config["strategy"], tmp_path / "run")
+    assert list(finished.rounds["replies"]) == [4, 4]
+    for column in SAME:
+        there = finished.rounds[column].dropna().to_numpy(dtype=float)
+        np.testing.assert_allclose(there, here.rounds[column].dropna(), rtol=1e-5)
+    by_client = [
+        run.clients.dropna(subset="loss").set_index("partition_id") for run in (finished, here)
+    ]
+    np.testing.assert_allclose(
+        by_client[0]["loss"], by_client[1]["loss"].loc[by_client[0].index], rtol=1e-5
+    )
+    assert list(by_client[0].sort_index()["model"]) == list(MODELS)
+    assert finished.matrices.keys() == here.matrices.keys()
+    for name, matrix in here.matrices.items():
+        np.testing.assert_allclose(finished.matrices[name], matrix, rtol=1e-5, atol=1e-7)
+
+
+def test_each_node_holds_its_personalized_model(finished, silos):
+    rows = finished.clients.dropna(subset="loss").set_index("partition_id")
+    for n, node in silos.node_configs.items():
+        folder = silos.folder / f"silo-{n}" / "models"
+        card = json.loads((folder / f"{n}.json").read_text())
+        assert card["strategy"] == finished.config["strategy"]
+        assert card["metrics"]["correct"] == rows.loc[n, "correct"]
+        model = fedkd_flwr.load_model(folder / f"{n}.safetensors")
+        assert sum(p.numel() for p in model.parameters()) > 0
+        assert sorted(path.name for path in folder.iterdir()) == [f"{n}.json", f"{n}.safetensors"]
+        assert list((silos.folder / f"silo-{n}" / "state").rglob("round-*.safetensors")), node
+
+
+@pytest.mark.parametrize("name", INTRUDERS)
+def test_intruders_are_refused(name, finished, intruder_logs):
+    assert "SuperNode ID" not in intruder_logs[name]
+    assert "Failed to initialize the connection" in intruder_logs[name]
+    assert set(finished.clients["partition_id"]) == {0, 1, 2, 3}
