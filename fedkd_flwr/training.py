@@ -163,6 +163,34 @@ def cross_entropy_on(images: Tensor, labels: Tensor) -> BatchLoss:
     return loss
 
 
+@torch.no_grad()
+def refresh_statistics(model: nn.Module, images: Tensor) -> None:
+    """Set the running statistics of batch normalization to those of some images.
+
+    The running averages of training lag behind the weights, and in a supernet, where every
+    operation is normalized, the lag adds up: a network that is right on every batch can be no
+    better than chance in evaluation mode. Averaged over clients they fit no client at all, for
+    the activations of a mean of networks spread less than theirs.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Its weights stay as they are; left in training mode.
+    images : Tensor
+        Shape (n, channels, height, width).
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # the plain mean over batches
+    model.train()
+    for chunk in torch.tensor_split(images, math.ceil(len(images) / INFERENCE_BATCH)):
+        model(chunk)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+
+
 @torch.inference_mode()
 def predict_logits(model: nn.Module, images: Tensor) -> Tensor:
     """Return a model's logits on images.

@@ -14,7 +14,6 @@ from fedkd_flwr.clients import fedkma as client_module
 from fedkd_flwr.clients.fedkma import (
     FedKMAClient,
     class_mean_logits,
-    refresh_statistics,
     split_parameters,
     step,
 )
@@ -24,8 +23,8 @@ from fedkd_flwr.grid import InProcessGrid
 from fedkd_flwr.models import build_model
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import initial_arrays, serve
-from fedkd_flwr.state import exchanged_state
-from fedkd_flwr.training import cross_entropy_on, predict_logits
+from fedkd_flwr.state import exchanged_state, fill_model
+from fedkd_flwr.training import cross_entropy_on, predict_logits, refresh_statistics
 from strategies.base import InvalidReplyError, Reply, RunPlan
 from strategies.fedkma import (
     CLASS_FLAGS,
@@ -279,14 +278,20 @@ def test_statistics_are_refreshed_for_the_final_weights(tiny):
     assert momenta == {0.1}
 
 
-def test_mixed_statistics_do_not_decide_how_a_mixed_model_is_evaluated(tiny):
-    configuration = read_config(tiny)
-    mixed = {name: array.numpy() for name, array in initial_arrays(configuration).items()}
+@pytest.mark.parametrize("strategy", ["fedkma", "fedavg", "local"])
+def test_received_statistics_do_not_decide_how_a_search_network_is_evaluated(tiny, strategy):
+    """Every method is evaluated with fresh statistics, or a comparison would measure those."""
+    configuration = read_config({**tiny, "strategy": strategy})
+    mixed = {name: array.numpy() for name, array in initial_arrays(read_config(tiny)).items()}
     skewed = {k: v + (5 if "running_" in k else 0) for k, v in mixed.items()}
     logits = []
     for received in (mixed, skewed):
-        client = client_of(tiny)
-        client.prepare_evaluation(received, 1)
+        context = Context(1, 1, {"partition-id": 0}, RecordDict(), configuration.flat())
+        client_type = configuration.run.method.client
+        client = client_type(context, configuration.run, configuration.settings)
+        fill_model(client.model, {name: torch.from_numpy(a) for name, a in received.items()})
+        names = [] if strategy == "local" else list(received)
+        client.evaluate([received[k] for k in names], {"names": names, "server-round": 1})
         logits.append(predict_logits(client.model, client.data.test_images))
     torch.testing.assert_close(*logits)
 

@@ -27,7 +27,7 @@ from fedkd_flwr.data import (
     public_subset,
 )
 from fedkd_flwr.export import save_personalized_model
-from fedkd_flwr.models import assign_models, build_model
+from fedkd_flwr.models import DARTS_MODELS, assign_models, build_model
 from fedkd_flwr.training import (
     BatchLoss,
     Evaluation,
@@ -35,6 +35,7 @@ from fedkd_flwr.training import (
     epoch_batches,
     evaluate,
     random_batches,
+    refresh_statistics,
     seeded,
     train_on,
 )
@@ -306,6 +307,9 @@ class PersonalClient(NumPyClient):
         self.recall(memory, server_round, "evaluate")
         with seeded(self.device, self.run.seed, "evaluate", server_round, self.partition_id):
             further = self.prepare_evaluation(received, server_round)
+            if self.model_name in DARTS_MODELS:
+                # Whatever the method: else a comparison would measure running statistics.
+                refresh_statistics(self.model, self.data.train_images)
         metrics = {**self.evaluation_metrics(self.model), **further}
         if self.models_folder and server_round == self.run.num_server_rounds:
             save_personalized_model(self, self.models_folder, metrics)

@@ -1,7 +1,5 @@
 """FedKMA's client: search on two halves of the data, report mean logits, weigh the others."""
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -10,11 +8,11 @@ from torch.nn import functional
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.fedavg import FedAvgClient
 from fedkd_flwr.training import (
-    INFERENCE_BATCH,
     BatchLoss,
     cross_entropy_on,
     predict_logits,
     random_batches,
+    refresh_statistics,
     require_finite,
 )
 from strategies.fedkma import (
@@ -52,33 +50,6 @@ def class_mean_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return means, (counts > 0).to(logits.dtype)
 
 
-@torch.no_grad()
-def refresh_statistics(model: nn.Module, images: Tensor) -> None:
-    """Set the running statistics of batch normalization to those of some images.
-
-    The running averages of training lag behind the weights, and in a supernet, where every
-    operation is normalized, the lag adds up: a network that is right on every batch can be no
-    better than chance in evaluation mode.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Its weights stay as they are; left in training mode.
-    images : Tensor
-        Shape (n, channels, height, width).
-    """
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
-    momenta = [layer.momentum for layer in layers]
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # the plain mean over batches
-    model.train()
-    for chunk in torch.tensor_split(images, math.ceil(len(images) / INFERENCE_BATCH)):
-        model(chunk)
-    for layer, momentum in zip(layers, momenta, strict=True):
-        layer.momentum = momentum
-
-
 class FedKMAClient(FedAvgClient):
     """Trains a supernet's omega and alpha in turns (first-order DARTS).
 
@@ -103,16 +74,6 @@ class FedKMAClient(FedAvgClient):
         arrays = self.model_arrays()
         arrays[CLASS_LOGITS], arrays[CLASS_FLAGS] = means.cpu().numpy(), flags.cpu().numpy()
         return TrainReply(arrays, {"train-loss": loss})
-
-    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
-        """Evaluate the mixed model, with the statistics of the client's own training data.
-
-        A mean of networks is no network's mean: its activations spread less than theirs, and
-        mixed running statistics do not fit them.
-        """
-        self.receive_model(received)
-        refresh_statistics(self.model, self.data.train_images)
-        return {}
 
     def label_distribution(self) -> np.ndarray:
         """Return p_i, the shares of the classes in the training data, shape (K,)."""

@@ -24,6 +24,9 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
 }
 """Builder of each model, from an image shape and a number of classes."""
 
+DARTS_MODELS = ("darts", "darts-fixed")
+"""Models whose every operation is normalized; evaluated with fresh statistics."""
+
 
 def build_model(
     name: str, shape: Shape, classes: int, search_space: SearchSpace | None = None

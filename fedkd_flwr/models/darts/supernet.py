@@ -17,7 +17,6 @@ from fedkd_flwr.models.darts.skeleton import (
     plan_cells,
 )
 
-CL = False
 INITIAL_ALPHA_SCALE = 1e-3
 """Standard deviation of fresh architecture weights: nearly equal mixing at the start."""
 
@@ -227,8 +226,6 @@ class Supernet(nn.Module):
         normal = _mixing_weights(self.alpha_normal)
         reduce = _mixing_weights(self.alpha_reduce)
         before_last = last = self.stem(images)
-        if CL:
-            before_last = last = last.contiguous(memory_format=torch.channels_last)
         for plan, cell in zip(self._plans, self.cells, strict=True):
             weights = reduce if plan.reduces else normal
             before_last, last = last, cell(before_last, last, weights)
