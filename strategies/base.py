@@ -465,6 +465,10 @@ class PersonalizedStrategy(Strategy):
         """Return the method's matrices after a round, by name."""
         return {}
 
+    def round_metrics(self) -> dict[str, float]:
+        """Return further columns of the round's row, by name."""
+        return {}
+
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the arrays from which the method can be continued."""
         return {}
@@ -745,6 +749,7 @@ class PersonalizedStrategy(Strategy):
             "bytes_down": traffic.bytes_down,
             "replies": self._num_replies,
             "failures": len(self._failures),
+            **self.round_metrics(),
             **{f"seconds_{phase}": round(value, 4) for phase, value in self._seconds.items()},
         }
 
@@ -789,28 +794,6 @@ class PersonalizedStrategy(Strategy):
         ]
         record = RoundRecord(server_round, row, clients, self.matrices())
         self.observer.round_finished(record, self)
-
-
-class SoftPredictionStrategy(PersonalizedStrategy):
-    """A strategy whose clients reply with soft predictions on public samples, and nothing else.
-
-    Models stay with the clients, so they may differ.
-    """
-
-    needs_public_data = True
-
-    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, tuple[int, ...]]:
-        """Ask for soft predictions, (P, K)."""
-        return {"predictions": (self.plan.public_size, self.plan.num_classes)}
-
-    def check_reply(self, reply: Reply) -> None:
-        """Refuse predictions whose rows are off the simplex."""
-        check_simplex(reply.arrays["predictions"], "predictions")
-
-
-def stack_predictions(replies: Mapping[int, Reply]) -> NDArray[Any]:
-    """Return the repliers' soft predictions, shape (R, P, K), by ascending partition-id."""
-    return np.stack([reply.arrays["predictions"] for reply in replies.values()])
 
 
 def read_client(answer: Message) -> ClientInfo:

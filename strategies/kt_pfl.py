@@ -23,25 +23,24 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.base import (
-    Payload,
-    Reply,
-    RunObserver,
-    RunPlan,
-    Settings,
+from strategies.base import Payload, Reply, RunObserver, RunPlan, Settings
+from strategies.privacy import project_onto_simplex
+from strategies.soft_predictions import (
+    SoftPredictionSettings,
     SoftPredictionStrategy,
-    stack_predictions,
+    normalized_rows,
+    weighted_mean,
 )
 
 SMALLEST_PROBABILITY = 1e-12
 """Probabilities are raised to this before their logarithm is taken."""
 
 
-class KTpFLSettings(Settings):
+class KTpFLSettings(SoftPredictionSettings):
     """Settings of KT-pFL and its variants; the defaults are those of the paper's B.2.
 
     Attributes
@@ -78,60 +77,6 @@ class KTpFLSettings(Settings):
     top_k: int = Field(default=5, ge=1)
 
 
-def project_onto_simplex(rows: NDArray[Any], mass: NDArray[Any]) -> NDArray[Any]:
-    """Project every row onto the vectors that are non-negative and sum to its mass.
-
-    The Euclidean projection subtracts one threshold from a row and clips at zero; the
-    threshold follows from the sorted row.
-
-    Parameters
-    ----------
-    rows : ndarray
-        Shape (R, M).
-    mass : ndarray
-        Shape (R,), non-negative: what each projected row sums to.
-
-    Returns
-    -------
-    ndarray
-        Shape (R, M).
-    """
-    descending = -np.sort(-rows, axis=1)
-    excess = np.cumsum(descending, axis=1) - mass[:, None]
-    thresholds = excess / np.arange(1, rows.shape[1] + 1)
-    # The row's first entry is always above its threshold (mass > 0), so this is >= 1.
-    support = np.maximum((descending > thresholds).sum(axis=1), 1)
-    threshold = np.take_along_axis(thresholds, support[:, None] - 1, axis=1)
-    return np.maximum(rows - threshold, 0.0)
-
-
-def normalized_rows(rows: NDArray[Any]) -> NDArray[Any]:
-    """Scale every row to sum 1; a row of zeros becomes uniform."""
-    sums = rows.sum(axis=1, keepdims=True)
-    uniform = np.full_like(rows, 1 / rows.shape[1])
-    return np.where(sums > 0, rows / np.where(sums > 0, sums, 1), uniform)
-
-
-def mix_teachers(coefficients: NDArray[Any], predictions: NDArray[Any]) -> NDArray[Any]:
-    """Mix the givers' soft predictions into one teacher a receiver.
-
-    Parameters
-    ----------
-    coefficients : ndarray
-        Shape (N, M), rows on the simplex.
-    predictions : ndarray
-        Shape (M, P, K), soft predictions of the M givers.
-
-    Returns
-    -------
-    ndarray
-        Shape (N, P, K).
-    """
-    givers, samples, classes = predictions.shape
-    mixed = coefficients.astype(predictions.dtype) @ predictions.reshape(givers, -1)
-    return mixed.reshape(len(coefficients), samples, classes)
-
-
 def knowledge_loss(
     coefficients: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
 ) -> float:
@@ -146,7 +91,7 @@ def knowledge_loss(
     shares : ndarray
         Shape (N,), D_n/D.
     """
-    teachers = mix_teachers(coefficients, predictions)
+    teachers = weighted_mean(coefficients, predictions)
     log_ratio = _log(teachers) - _log(predictions)
     return float(shares @ (teachers * log_ratio).sum(axis=(1, 2)))
 
@@ -255,24 +200,25 @@ class KTpFL(SoftPredictionStrategy):
     ) -> None:
         super().__init__(plan, settings, observer)
         self.coefficients = np.full((plan.num_clients, plan.num_clients), 1 / plan.num_clients)
-        self._teachers: dict[int, Array] = {}
+        # (N, P, K), or of no client before the first round.
+        self._teachers: NDArray[Any] = np.empty((0, plan.public_size, plan.num_classes))
 
     def train_payload(self, server_round: int, partition_id: int) -> Payload:
         """Send the client its teacher, from the second round on."""
-        if partition_id not in self._teachers:
+        if not len(self._teachers):
             return {}
-        return {"teacher": self._teachers[partition_id]}
+        return self.payload("teacher", self._teachers[partition_id])
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> ArrayRecord | None:
         """Move the coefficients of the repliers, then mix everybody's teacher from them."""
         repliers = np.array(list(replies))
-        predictions = stack_predictions(replies)
+        predictions = self.stack_predictions(replies)
         block = np.ix_(repliers, repliers)
         self.coefficients[block] = self.updated_block(
             self.coefficients[block], predictions, self._shares(repliers)
         )
         rows = normalized_rows(self.coefficients[:, repliers])
-        self._set_teachers(mix_teachers(rows, predictions))
+        self._teachers = self.mix(rows, predictions)
         return None
 
     def updated_block(
@@ -308,26 +254,21 @@ class KTpFL(SoftPredictionStrategy):
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return c and the teachers that are due next round."""
-        teachers = {f"teacher-{n}": teacher.numpy() for n, teacher in self._teachers.items()}
-        return {"coefficients": self.coefficients, **teachers}
+        return {
+            **super().state(),
+            "coefficients": self.coefficients,
+            "teachers": self._teachers,
+        }
 
     def restore(self, completed_rounds: int, state: Mapping[str, NDArray[Any]]) -> None:
         """Continue with the coefficients and teachers of a stopped run."""
         super().restore(completed_rounds, state)
         self.coefficients = np.array(state["coefficients"])
-        prefix = "teacher-"
-        self._teachers = {
-            int(name.removeprefix(prefix)): Array(np.asarray(teacher))
-            for name, teacher in state.items()
-            if name.startswith(prefix)
-        }
+        self._teachers = np.array(state["teachers"])
 
     def _shares(self, repliers: NDArray[np.int_]) -> NDArray[np.float64]:
         total = sum(client.num_examples for client in self.clients.values())
         return np.array([self.clients[n].num_examples / total for n in repliers])
-
-    def _set_teachers(self, teachers: NDArray[Any]) -> None:
-        self._teachers = {n: Array(teacher) for n, teacher in enumerate(teachers)}
 
 
 class SimPFL(KTpFL):

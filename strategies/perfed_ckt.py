@@ -17,12 +17,12 @@ Differences from the paper
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from logging import INFO
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import ArrayRecord
 from flwr.supercore import log
 from numpy.typing import NDArray
 from pydantic import Field
@@ -35,14 +35,18 @@ from strategies.base import (
     RunObserver,
     RunPlan,
     Settings,
-    SoftPredictionStrategy,
     sample_clients,
-    stack_predictions,
 )
 from strategies.randomness import random_generator
+from strategies.soft_predictions import (
+    SoftPredictionSettings,
+    SoftPredictionStrategy,
+    normalized_rows,
+    weighted_mean,
+)
 
 
-class PerFedCKTSettings(Settings):
+class PerFedCKTSettings(SoftPredictionSettings):
     """Settings of PerFed-CKT; the defaults are those of the paper's Appendix E.
 
     Attributes
@@ -62,7 +66,10 @@ class PerFedCKTSettings(Settings):
 
 
 def cluster_predictions(
-    predictions: NDArray[Any], clusters: int, seed: int
+    predictions: NDArray[Any],
+    clusters: int,
+    seed: int,
+    mix: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]] = weighted_mean,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Cluster clients by k-means on their flattened soft predictions.
 
@@ -74,11 +81,13 @@ def cluster_predictions(
         c; no more centroids come back than there are distinct predictions.
     seed : int
         Of the k-means starts.
+    mix : callable
+        Makes a cluster's centroid of its members: from (c, m) weights and the predictions.
 
     Returns
     -------
     centroids : ndarray
-        Shape (min(c, distinct), P, K) float32, rows on the simplex as means of such rows.
+        Shape (min(c, distinct), P, K) float32, rows on the simplex.
     labels : ndarray
         Shape (m,), the centroid of each client.
     """
@@ -88,8 +97,10 @@ def cluster_predictions(
     with warnings.catch_warnings():
         # Nearly equal predictions may collapse into one cluster; that is no problem here.
         warnings.simplefilter("ignore")
-        labels = kmeans.fit_predict(flat)
-    centroids = kmeans.cluster_centers_.reshape(-1, *predictions.shape[1:])
+        found = kmeans.fit_predict(flat)
+    numbers, labels = np.unique(found, return_inverse=True)
+    members = np.equal.outer(np.arange(len(numbers)), labels).astype(np.float64)
+    centroids = mix(normalized_rows(members), predictions)
     return centroids.astype(np.float32), labels.astype(np.int64)
 
 
@@ -119,11 +130,13 @@ class PerFedCKT(SoftPredictionStrategy):
     ) -> None:
         super().__init__(plan, settings, observer)
         self.labels = np.full(plan.num_clients, -1)
-        self._centroids: dict[str, Array] = {}
+        self._centroids: NDArray[Any] | None = None
+        self._payload: Payload = {}
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
         """Refuse more clusters than clients."""
+        super().check_plan(plan, settings)
         clusters = PerFedCKTSettings.model_validate(settings).clusters
         if clusters > plan.num_clients:
             raise ImpossiblePlanError(
@@ -139,13 +152,13 @@ class PerFedCKT(SoftPredictionStrategy):
 
     def train_payload(self, server_round: int, partition_id: int) -> Payload:
         """Send all centroids, the same to every client, from the second round on."""
-        return self._centroids
+        return self._payload
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> ArrayRecord | None:
         """Cluster the predictions of this round for the clients of the next."""
         seed = int(random_generator(self.plan.seed, "k-means", server_round).integers(2**31))
         centroids, labels = cluster_predictions(
-            stack_predictions(replies), self.settings.clusters, seed
+            self.stack_predictions(replies), self.settings.clusters, seed, self.mix
         )
         if len(centroids) < self.settings.clusters:
             log(
@@ -156,7 +169,7 @@ class PerFedCKT(SoftPredictionStrategy):
                 self.settings.clusters,
                 len(replies),
             )
-        self._centroids = {"centroids": Array(centroids)}
+        self._keep(centroids)
         self.labels = np.full(self.plan.num_clients, -1)
         self.labels[list(replies)] = labels
         return None
@@ -167,12 +180,16 @@ class PerFedCKT(SoftPredictionStrategy):
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the labels and the centroids that are due next round."""
-        centroids = {name: array.numpy() for name, array in self._centroids.items()}
-        return {"clusters": self.labels, **centroids}
+        centroids = {} if self._centroids is None else {"centroids": self._centroids}
+        return {**super().state(), "clusters": self.labels, **centroids}
 
     def restore(self, completed_rounds: int, state: Mapping[str, NDArray[Any]]) -> None:
         """Continue with the centroids of a stopped run."""
         super().restore(completed_rounds, state)
         self.labels = np.array(state["clusters"])
         if "centroids" in state:
-            self._centroids = {"centroids": Array(np.asarray(state["centroids"]))}
+            self._keep(np.array(state["centroids"]))
+
+    def _keep(self, centroids: NDArray[Any]) -> None:
+        self._centroids = centroids
+        self._payload = self.payload("centroids", centroids)

@@ -17,11 +17,10 @@ from strategies.kt_pfl import (
     cosine_similarities,
     knowledge_gradient,
     knowledge_loss,
-    mix_teachers,
-    normalized_rows,
-    project_onto_simplex,
     top_k_weights,
 )
+from strategies.privacy import project_onto_simplex
+from strategies.soft_predictions import normalized_rows, weighted_mean
 
 
 def random_simplex(rng, *shape):
@@ -129,7 +128,7 @@ def test_teachers_are_the_mixture():
     rng = np.random.default_rng(0)
     predictions = random_simplex(rng, 3, 4, 5)
     coefficients = random_simplex(rng, 2, 3)
-    teachers = mix_teachers(coefficients, predictions)
+    teachers = weighted_mean(coefficients, predictions)
     for n in range(2):
         expected = sum(coefficients[n, m] * predictions[m] for m in range(3))
         np.testing.assert_allclose(teachers[n], expected)

@@ -377,7 +377,7 @@ def test_communication_of_table_1(fraction, clusters, numbers, tmp_path, monkeyp
     """The run's own accounting over 200 rounds; k-means itself would only take its time."""
     monkeypatch.setattr(
         "strategies.perfed_ckt.cluster_predictions",
-        lambda predictions, c, seed: (predictions[:c], np.zeros(len(predictions), dtype=int)),
+        lambda predictions, c, seed, mix: (predictions[:c], np.zeros(len(predictions), dtype=int)),
     )
     changes = {"fraction-train": fraction, "perfed-ckt.clusters": clusters, "device": "cpu"}
     flat = {**read_toml(TABLE_1), **changes, "evaluate-every": 200}

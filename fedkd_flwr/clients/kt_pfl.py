@@ -3,13 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from fedkd_flwr.clients.base import Arrays, PersonalClient, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
+from fedkd_flwr.clients.soft_predictions import SoftPredictionClient
 from fedkd_flwr.distillation import kl_to_teacher
 from fedkd_flwr.training import epoch_batches, predict, train_on
 from strategies.kt_pfl import KTpFLSettings
 
 
-class KTpFLClient(PersonalClient):
+class KTpFLClient(SoftPredictionClient):
     """Learns from its teacher on public samples, then on its own data (Algorithm 1)."""
 
     settings: KTpFLSettings
@@ -18,12 +19,12 @@ class KTpFLClient(PersonalClient):
         """Distil towards the teacher if one came, train locally, reply with soft predictions."""
         metrics = {}
         if "teacher" in received:
-            teacher = self.tensor(received["teacher"])
+            teacher = self.received_predictions("teacher", received)
             metrics["distillation-loss"] = self.distil(teacher, server_round)
         metrics["train-loss"] = self.train_locally(server_round)
         images = self.public_images(server_round)
         predictions = predict(self.model, images, self.settings.temperature)
-        return TrainReply({"predictions": predictions.cpu().numpy()}, metrics)
+        return self.release(predictions, metrics, server_round)
 
     def distil(self, teacher: Tensor, server_round: int) -> float:
         """Train R epochs towards the teacher on last round's public subset (Eq. 6).

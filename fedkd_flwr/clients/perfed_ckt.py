@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from fedkd_flwr.clients.base import Arrays, PersonalClient, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
+from fedkd_flwr.clients.soft_predictions import SoftPredictionClient
 from fedkd_flwr.distillation import squared_distance
 from fedkd_flwr.training import BatchLoss, predict, random_batches
 from strategies.perfed_ckt import PerFedCKTSettings
@@ -25,7 +26,7 @@ def nearest_centroid(centroids: Tensor, predictions: Tensor) -> int:
     return int((centroids - predictions).square().sum(dim=(1, 2)).argmin())
 
 
-class PerFedCKTClient(PersonalClient):
+class PerFedCKTClient(SoftPredictionClient):
     """Trains on private data with a pull towards its nearest centroid on public data."""
 
     settings: PerFedCKTSettings
@@ -36,13 +37,13 @@ class PerFedCKTClient(PersonalClient):
         metrics: dict[str, float] = {}
         loss = self.private_loss
         if "centroids" in received:
-            centroids = self.tensor(received["centroids"])
+            centroids = self.received_predictions("centroids", received)
             nearest = nearest_centroid(centroids, predict(self.model, images, temperature=1.0))
             metrics["cluster"] = nearest
             loss = self.two_term_loss(images, centroids[nearest], server_round)
         metrics["train-loss"] = self.train_locally(server_round, loss)
         predictions = predict(self.model, images, temperature=1.0)
-        return TrainReply({"predictions": predictions.cpu().numpy()}, metrics)
+        return self.release(predictions, metrics, server_round)
 
     def two_term_loss(self, images: Tensor, centroid: Tensor, server_round: int) -> BatchLoss:
         """Return Eq. 1 on batches: cross-entropy plus lambda times the distance to the centroid.
