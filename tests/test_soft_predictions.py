@@ -1,0 +1,236 @@
+"""Soft predictions on the wire, their privacy, and their mixing."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as draw
+
+import fedkd_flwr
+from fedkd_flwr.clients.kt_pfl import KTpFLClient
+from fedkd_flwr.config import ConfigError, read_config
+from strategies.base import InvalidReplyError, Reply, RunPlan
+from strategies.kt_pfl import KTpFL, KTpFLSettings
+from strategies.privacy import clip_towards_uniform, noised_predictions, privacy_spent
+from strategies.soft_predictions import (
+    NUMBER_FORMATS,
+    normalized_rows,
+    weighted_mean,
+    weighted_median,
+)
+
+
+def simplex_rows(seed, *shape):
+    return np.random.default_rng(seed).dirichlet(np.full(shape[-1], 0.5), shape[:-1])
+
+
+# ---- Numbers on the wire ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_a_number", "error"),
+    [("float32", 4, 1e-7), ("float16", 2, 1e-3), ("int8", 1, 0.01)],
+)
+def test_a_number_format_loses_no_more_than_it_says(name, bytes_a_number, error):
+    wire = NUMBER_FORMATS[name]
+    sent = simplex_rows(0, 3, 20, 10).astype(np.float32)
+    arrays = wire.encode("teacher", sent)
+    assert {k: v.shape for k, v in arrays.items()} == wire.shapes("teacher", sent.shape)
+    assert arrays["teacher"].nbytes == bytes_a_number * sent.size
+    received = wire.probabilities("teacher", arrays)
+    assert received.dtype == np.float32
+    np.testing.assert_allclose(received, sent, atol=error)
+    np.testing.assert_allclose(received.sum(axis=-1), 1, atol=1e-6)
+    assert np.abs(wire.decode("teacher", arrays).sum(axis=-1) - 1).max() < wire.tolerance(10)
+
+
+@given(draw.floats(0, 1), draw.integers(2, 100))
+def test_equal_probabilities_survive_eight_bits(scale, classes):
+    wire = NUMBER_FORMATS["int8"]
+    uniform = np.full((4, classes), 1 / classes, dtype=np.float32)
+    np.testing.assert_allclose(
+        wire.probabilities("p", wire.encode("p", uniform)), uniform, rtol=1e-6
+    )
+
+
+def reply_with(arrays):
+    return Reply(0, arrays, {}, None)
+
+
+def eight_bit_strategy():
+    return KTpFL(RunPlan(2, 2, 3, public_size=4), KTpFLSettings(number_format="int8"))
+
+
+def test_a_hostile_range_is_refused():
+    strategy = eight_bit_strategy()
+    honest = NUMBER_FORMATS["int8"].encode("predictions", simplex_rows(1, 4, 3))
+    strategy.check_reply(reply_with(honest))
+    for hostile in ([0, 9], [-3e38, 3e38], [0.5, 0.1]):
+        spoiled = {**honest, "predictions-range": np.array(hostile, dtype=np.float64)}
+        with pytest.raises(InvalidReplyError, match="predictions"), np.errstate(all="ignore"):
+            strategy.check_reply(reply_with(spoiled))
+
+
+@pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt"])
+def test_rounding_cuts_the_bytes_and_hardly_the_accuracy(small, tmp_path, strategy):
+    runs = {
+        name: fedkd_flwr.run(
+            {**small, "strategy": strategy, f"{strategy}.number-format": name},
+            output_dir=tmp_path / name,
+        )
+        for name in NUMBER_FORMATS
+    }
+    up = {name: run.rounds["bytes_up"].sum() for name, run in runs.items()}
+    down = {name: run.rounds["bytes_down"].sum() for name, run in runs.items()}
+    for total in (up, down):
+        assert total["float16"] < 0.6 * total["float32"]
+        assert total["int8"] < 0.4 * total["float32"]
+    losses = {name: run.rounds["loss_mean"].iloc[-1] for name, run in runs.items()}
+    assert losses["float16"] == pytest.approx(losses["float32"], rel=0.01)
+    assert losses["int8"] == pytest.approx(losses["float32"], rel=0.05)
+    assert losses["int8"] != losses["float32"]
+
+
+# ---- Mixing ----------------------------------------------------------------------------
+
+
+def median_by_sorting(weights, values):
+    """The smallest value up to which half the weight lies, and the largest; their middle."""
+    order = np.argsort(values)
+    below = np.cumsum(weights[order])
+    low = values[order][np.searchsorted(below, 0.5 - 1e-12)]
+    high = values[order][np.searchsorted(below, 0.5 + 1e-12)]
+    return (low + high) / 2
+
+
+def test_the_weighted_median_entry_by_entry():
+    predictions = simplex_rows(2, 5, 3, 4)
+    weights = simplex_rows(3, 6, 5)
+    expected = np.empty((6, 3, 4))
+    for n, x, k in itertools.product(range(6), range(3), range(4)):
+        expected[n, x, k] = median_by_sorting(weights[n], predictions[:, x, k])
+    np.testing.assert_allclose(weighted_median(weights, predictions), normalized_rows(expected))
+
+
+def test_equal_weights_give_the_plain_median():
+    predictions = simplex_rows(4, 4, 3, 5)
+    mixed = weighted_median(np.full((1, 4), 0.25), predictions)[0]
+    np.testing.assert_allclose(mixed, normalized_rows(np.median(predictions, axis=0)))
+
+
+def test_a_minority_of_liars_moves_the_mean_and_not_the_median():
+    honest = np.tile(simplex_rows(5, 1, 6, 4), (3, 1, 1))
+    lie = np.eye(4)[(honest[0].argmax(axis=1) + 1) % 4]
+    predictions = np.concatenate([honest, [lie]])
+    weights = np.array([[0.2, 0.2, 0.2, 0.4]])
+    np.testing.assert_allclose(weighted_median(weights, predictions)[0], honest[0])
+    assert np.abs(weighted_mean(weights, predictions)[0] - honest[0]).max() > 0.2
+
+
+@pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt"])
+def test_the_median_is_another_run_that_learns_too(small, tmp_path, strategy):
+    settings = {**small, "strategy": strategy, "num-server-rounds": 4}
+    mean = fedkd_flwr.run(settings, output_dir=tmp_path / "mean")
+    median = fedkd_flwr.run(
+        {**settings, f"{strategy}.mixing": "median"}, output_dir=tmp_path / "median"
+    )
+    assert median.rounds["loss_mean"].iloc[-1] != mean.rounds["loss_mean"].iloc[-1]
+    assert median.rounds["loss_mean"].iloc[-1] < median.rounds["loss_mean"].iloc[0]
+    assert (median.rounds["failures"] == 0).all()
+
+
+# ---- Privacy ---------------------------------------------------------------------------
+
+
+@given(draw.integers(0, 1000), draw.integers(2, 12), draw.floats(1e-3, 20))
+def test_clipped_predictions_are_on_the_simplex_and_no_farther_than_the_bound(seed, classes, bound):
+    predictions = simplex_rows(seed, 7, classes)
+    clipped = clip_towards_uniform(predictions, bound)
+    assert np.linalg.norm(clipped - 1 / classes) <= bound * (1 + 1e-9)
+    assert (clipped >= 0).all()
+    np.testing.assert_allclose(clipped.sum(axis=1), 1)
+    if np.linalg.norm(predictions - 1 / classes) <= bound:
+        np.testing.assert_allclose(clipped, predictions)
+
+
+def test_the_noise_has_the_size_that_the_accountant_is_told(monkeypatch):
+    monkeypatch.setattr("strategies.privacy.project_onto_simplex", lambda rows, mass: rows)
+    uniform = np.full((400, 10), 0.1)
+    noise = noised_predictions(uniform, 0.7, 1.5, np.random.default_rng(0)) - uniform
+    assert noise.std() == pytest.approx(1.5 * 2 * 0.7, rel=0.03)
+    assert abs(noise.mean()) < 0.1
+
+
+def test_epsilon_against_the_bound_known_for_gaussian_releases():
+    """RDP of order a is a T / (2 z²); its best order gives epsilon at most this."""
+    for multiplier, releases in ((1.0, 1), (4.0, 20), (10.0, 200)):
+        rho = releases / (2 * multiplier**2)
+        classic = rho + 2 * np.sqrt(rho * np.log(1e5))
+        spent = privacy_spent(multiplier, releases, 1e-5)
+        assert 0.7 * classic < spent <= classic
+    assert privacy_spent(1.0, 0, 1e-5) == 0
+
+
+@pytest.fixture
+def private(small):
+    return {**small, "strategy": "kt-pfl", "kt-pfl.clip-norm": 1.0, "kt-pfl.noise-multiplier": 5.0}
+
+
+def test_epsilon_grows_round_by_round_and_survives_a_resume(private, tmp_path):
+    run = fedkd_flwr.run({**private, "num-server-rounds": 3}, output_dir=tmp_path / "run")
+    expected = [privacy_spent(5.0, releases, 1e-5) for releases in (1, 2, 3)]
+    np.testing.assert_allclose(run.rounds["epsilon"], expected)
+    longer = fedkd_flwr.resume(_stopped_after(2, private, tmp_path))
+    np.testing.assert_allclose(longer.rounds["epsilon"], expected)
+
+
+def _stopped_after(rounds, settings, tmp_path):
+    """Return the directory of a run of three rounds that stops after some."""
+
+    def stop(row):
+        if row["round"] == rounds:
+            raise InterruptedError
+
+    path = tmp_path / "stopped"
+    with pytest.raises(InterruptedError):
+        fedkd_flwr.run({**settings, "num-server-rounds": 3}, output_dir=path, on_round=stop)
+    return path
+
+
+def test_noise_is_new_each_time_unless_seeded(private, tmp_path):
+    def last_loss(name, **changes):
+        return (
+            fedkd_flwr.run({**private, **changes}, output_dir=tmp_path / name)
+            .rounds["loss_mean"]
+            .iloc[-1]
+        )
+
+    assert last_loss("a") != last_loss("b")
+    seeded = {"kt-pfl.noise-seed": 7}
+    assert last_loss("c", **seeded) == last_loss("d", **seeded)
+
+
+def test_with_noise_no_number_but_the_predictions_goes_along(private, tmp_path, monkeypatch):
+    replies = []
+    train = KTpFLClient.train
+
+    def spy(self, received, server_round, phase):
+        replies.append(train(self, received, server_round, phase))
+        return replies[-1]
+
+    monkeypatch.setattr(KTpFLClient, "train", spy)
+    fedkd_flwr.run(private, output_dir=tmp_path / "noised")
+    assert replies and all(not reply.metrics for reply in replies)
+    replies.clear()
+    fedkd_flwr.run({**private, "kt-pfl.noise-multiplier": 0.0}, output_dir=tmp_path / "plain")
+    assert replies and all("train-loss" in reply.metrics for reply in replies)
+
+
+def test_noise_without_a_bound_is_refused(small):
+    with pytest.raises(ConfigError, match=r"kt-pfl.noise-multiplier = 2 needs a kt-pfl.clip-norm"):
+        read_config({**small, "strategy": "kt-pfl", "kt-pfl.noise-multiplier": 2.0})
+    with pytest.raises(ConfigError, match=r"perfed-ckt\.number-format"):
+        read_config({**small, "perfed-ckt.number-format": "int4"})
+    with pytest.raises(ConfigError, match=r"no key fedavg-ft\.noise"):
+        read_config({**small, "fedavg-ft.noise-multiplier": 1.0})
