@@ -1,0 +1,115 @@
+"""What one client's well-formed lies cost the others, with teachers by mean and by median.
+
+Runs KT-pFL, FedMD and PerFed-CKT on digits with one client that is honest, silent, or sends
+one-hot predictions of wrong classes in every round, and prints the mean accuracy of the others.
+
+    python benchmarks/lying_client.py OUTPUT.json [SEED ...]
+"""
+
+import itertools
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message
+
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.config import read_config
+from fedkd_flwr.engines import flower_log_level
+from fedkd_flwr.grid import InProcessGrid
+from fedkd_flwr.server_app import serve
+
+LIAR = 1
+SETTINGS = {
+    "dataset": "digits",
+    "max-samples": 900,
+    "held-out-size": 200,
+    "public-size": 200,
+    "partition": "dirichlet",
+    "alpha": 1.0,
+    "client-split": "40/0/60",
+    "models": "mlp",
+    "num-clients": 10,
+    "num-server-rounds": 20,
+    "evaluate-every": 20,
+    "local-epochs": 2,
+    "batch-size": 16,
+    "learning-rate": 0.05,
+    "momentum": 0.9,
+    "torch-threads": 1,
+    "device": "cpu",
+    "kt-pfl.distillation-learning-rate": 0.05,
+    "kt-pfl.temperature": 3.0,
+    "kt-pfl.t-squared": True,
+}
+TABLES = {"kt-pfl": "kt-pfl", "fedmd": "kt-pfl", "perfed-ckt": "perfed-ckt"}
+
+
+def honest(reply: Message) -> None:
+    """Leave the reply as it is."""
+
+
+def silent(reply: Message) -> None:
+    """Lose the reply."""
+    raise TimeoutError("silent")
+
+
+def lies(reply: Message) -> None:
+    """Replace the predictions by certainty of the class after the likeliest."""
+    records = reply.content.array_records["arrays"]
+    predictions = records["predictions"].numpy()
+    classes = predictions.shape[1]
+    wrong = np.eye(classes, dtype=np.float32)[(predictions.argmax(axis=1) + 1) % classes]
+    reply.content["arrays"] = ArrayRecord({"predictions": Array(wrong)})
+
+
+def accuracy_of_others(settings: dict, behave: Callable[[Message], None]) -> float:
+    """Run in this process and return the mean accuracy of all clients but the liar."""
+
+    def serve_message(message: Message, context: Context) -> Message:
+        reply = client_app(message, context)
+        is_train = message.metadata.message_type == "train"
+        if is_train and context.node_config["partition-id"] == LIAR:
+            behave(reply)
+        return reply
+
+    with tempfile.TemporaryDirectory() as folder, flower_log_level(logging.ERROR):
+        configuration = read_config({**settings, "output-dir": f"{folder}/run"})
+        grid = InProcessGrid(serve_message, configuration.run.num_clients, configuration.flat())
+        clients = serve(grid, configuration).clients
+    last = clients[clients["round"] == clients["round"].max()].dropna(subset="accuracy")
+    return float(last[last["partition_id"] != LIAR]["accuracy"].mean())
+
+
+def main(output: Path, seeds: list[int]) -> None:
+    """Measure, print a line each, and write the table."""
+    rows = []
+    local = [
+        accuracy_of_others({**SETTINGS, "strategy": "local", "seed": seed}, honest)
+        for seed in seeds
+    ]
+    rows.append({"strategy": "local", "mixing": "-", "client": "honest", "accuracy": local})
+    print(rows[-1], flush=True)
+    combinations = itertools.product(TABLES, ("mean", "median"), (honest, silent, lies))
+    for strategy, mixing, behave in combinations:
+        settings = {**SETTINGS, "strategy": strategy, f"{TABLES[strategy]}.mixing": mixing}
+        accuracies = [accuracy_of_others({**settings, "seed": seed}, behave) for seed in seeds]
+        rows.append(
+            {
+                "strategy": strategy,
+                "mixing": mixing,
+                "client": behave.__name__,
+                "accuracy": [round(accuracy, 4) for accuracy in accuracies],
+            }
+        )
+        print(rows[-1], flush=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps({"settings": SETTINGS, "seeds": seeds, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), [int(seed) for seed in sys.argv[2:]] or [0, 1, 2])
