@@ -131,6 +131,10 @@ class Comparison:
         notes = "".join(f"- {note}\n" for note in self.notes)
         return f"{table}\n{notes}" if notes else table
 
+    def _repr_markdown_(self) -> str:
+        """Show the table and the notes where a notebook shows a comparison."""
+        return self.to_markdown()
+
     def to_latex(self) -> str:
         """Return the table in LaTeX for the package booktabs, the notes as comments."""
         layout = "l" + "r" * len(HEADINGS)

@@ -38,6 +38,20 @@ from strategies.randomness import random_generator
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """The palette of Okabe and Ito, without its yellow, which white paper swallows."""
 
+FAMILIES = (
+    ("kt-pfl", "sim-pfl", "topk-pfl"),
+    ("perfed-ckt",),
+    ("persfl", "persfl-gd"),
+    ("fedmd",),
+    ("fedavg", "fedavg-ft"),
+    ("fedkma", "fednas"),
+    ("local",),
+)
+"""Methods that share a colour, in the order of `COLOURS`; within a family the lines differ.
+
+So a method looks the same in every figure, whatever it is compared with.
+"""
+
 MARKERS = "osD^vPX"
 LINES = ("-", "--", ":", "-.")
 ABSENT = "#DDDDDD"
@@ -59,7 +73,7 @@ def plot_accuracy_over_rounds(comparison: Comparison) -> Figure:
         axes.plot(course.index, mean, label=label, **style)
         if spread.any():
             axes.fill_between(
-                course.index, mean - spread, mean + spread, color=style["color"], alpha=0.18, lw=0
+                course.index, mean - spread, mean + spread, color=style["color"], alpha=0.14, lw=0
             )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(figure, axes)
@@ -399,21 +413,56 @@ def _figure(xlabel: str, ylabel: str, grid: bool = True) -> tuple[Figure, Axes]:
 def _styled(comparison: Comparison) -> list[tuple[str, list[Run], dict[str, Any]]]:
     """Return the groups with a look of their own, the same in every figure."""
     count = len(comparison.groups)
-    styles = [
-        {
-            "color": COLOURS[i % len(COLOURS)],
-            "marker": MARKERS[i % len(MARKERS)],
-            "ls": LINES[i // len(COLOURS) % len(LINES)],
-            # Later lines are thinner, so that equal courses do not hide each other.
-            "lw": 3.0 - 1.8 * i / count,
-            "ms": 8.0 - 4.0 * i / count,
-            # About one marker a tenth of the width.
-            "markevery": 0.1,
-        }
-        for i in range(count)
+    looks = _looks(comparison)
+    return [
+        (
+            label,
+            runs,
+            {
+                **looks[label],
+                # Later lines are thinner, so that equal courses do not hide each other.
+                "lw": 3.0 - 1.8 * i / count,
+                "ms": 8.0 - 4.0 * i / count,
+                # About one marker a tenth of the width.
+                "markevery": 0.1,
+            },
+        )
+        for i, (label, runs) in enumerate(comparison.groups.items())
     ]
-    groups = zip(comparison.groups.items(), styles, strict=True)
-    return [(label, runs, style) for (label, runs), style in groups]
+
+
+def _looks(comparison: Comparison) -> dict[str, dict[str, Any]]:
+    """Return colour, line and marker by label: the method's own where it is not taken yet.
+
+    A method that is there with several settings, or is in no family, gets a look that nobody
+    has, of a colour that nobody has while there are some.
+    """
+    own = {
+        strategy: (colour, line)
+        for colour, family in enumerate(FAMILIES)
+        for line, strategy in enumerate(family)
+    }
+    taken: dict[str, tuple[int, int]] = {}
+    strategies = {label: runs[0].config["strategy"] for label, runs in comparison.groups.items()}
+    for label in sorted(strategies):
+        look = own.get(strategies[label])
+        if look and look not in taken.values():
+            taken[label] = look
+    all_looks = [(colour, line) for line in range(len(LINES)) for colour in range(len(COLOURS))]
+    for label in sorted(strategies.keys() - taken.keys()):
+        free = [look for look in all_looks if look not in taken.values()]
+        colours = {colour for colour, _ in taken.values()}
+        fresh = [look for look in free if look[0] not in colours]
+        # Beyond all looks there are, one is used twice.
+        taken[label] = (fresh or free or all_looks)[0]
+    return {
+        label: {
+            "color": COLOURS[colour],
+            "ls": LINES[line],
+            "marker": MARKERS[(colour + 3 * line) % len(MARKERS)],
+        }
+        for label, (colour, line) in taken.items()
+    }
 
 
 def _legend(figure: Figure, axes: Axes) -> None:

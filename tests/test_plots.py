@@ -209,3 +209,35 @@ def test_many_methods_keep_apart(runs):
     axes = main_axes(plots.plot_accuracy_over_rounds(many))
     looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
     assert len(looks) == 20
+
+
+def looks_of(groups, comparison):
+    """Return the colour and line of each label in a comparison of groups of runs."""
+    one = type(comparison)(groups, comparison.results, comparison.clients, comparison.table, [])
+    axes = main_axes(plots.plot_accuracy_over_rounds(one))
+    return {line.get_label(): (line.get_color(), line.get_linestyle()) for line in axes.lines}
+
+
+def test_a_method_looks_the_same_whatever_it_is_compared_with(comparison, runs):
+    together = looks_of(comparison.groups, comparison)
+    assert looks_of({"kt-pfl": [runs["kt-pfl", 0]]}, comparison)["kt-pfl"] == together["kt-pfl"]
+    assert looks_of({"local": [runs["local", 1]]}, comparison)["local"] == together["local"]
+    assert together["local"][0] == "#000000"
+
+
+def test_settings_of_one_method_have_colours_of_their_own(comparison, runs):
+    run = runs["perfed-ckt", 0]
+    groups = {f"perfed-ckt (clusters={c})": [run] for c in (1, 2, 3)}
+    looks = looks_of({**groups, "local": [runs["local", 0]]}, comparison)
+    assert len({colour for colour, _ in looks.values()}) == 4
+    assert looks["local"] == looks_of(comparison.groups, comparison)["local"]
+
+
+def test_every_family_has_a_colour_and_every_member_a_line():
+    assert len(plots.FAMILIES) == len(plots.COLOURS)
+    assert max(map(len, plots.FAMILIES)) <= len(plots.LINES)
+    assert {name for family in plots.FAMILIES for name in family} <= set(fedkd_flwr.METHODS)
+
+
+def test_a_comparison_shows_its_table_in_a_notebook(comparison):
+    assert comparison._repr_markdown_() == comparison.to_markdown()
