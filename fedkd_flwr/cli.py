@@ -204,7 +204,7 @@ def compare_runs(
         comparison = compare(runs)
         typer.echo(getattr(comparison, f"to_{layout}")(), nl=False)
         if layout == "csv":
-            print_lines(comparison.notes)
+            print_lines([*comparison.verdicts, *comparison.notes])
         if figures is not None:
             from fedkd_flwr.plots import save_figures  # deferred: matplotlib is slow to load
 

@@ -98,6 +98,8 @@ class Comparison:
     table : DataFrame
         One row a label: means over seeds, and the standard deviations ``accuracy_std`` and
         ``accuracy_chosen_std`` over seeds (n-1 in the denominator, NaN for one seed).
+    verdicts : list of str
+        Of each method, whether it beats `local`.
     notes : list of str
         What a reader of the table has to know: runs left out, seeds without `local`, ….
     """
@@ -106,6 +108,7 @@ class Comparison:
     results: pd.DataFrame
     clients: pd.DataFrame
     table: pd.DataFrame
+    verdicts: list[str]
     notes: list[str]
 
     def reference(self, run: Run) -> Run | None:
@@ -120,7 +123,7 @@ class Comparison:
         )
 
     def to_markdown(self) -> str:
-        """Return the table and the notes in Markdown."""
+        """Return the table, the verdicts and the notes in Markdown."""
         rendered = self.rendered()
         lines = [
             list(rendered.columns),
@@ -128,19 +131,19 @@ class Comparison:
             *rendered.to_numpy().tolist(),
         ]
         table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-        notes = "".join(f"- {note}\n" for note in self.notes)
-        return f"{table}\n{notes}" if notes else table
+        remarks = "".join(f"- {remark}\n" for remark in [*self.verdicts, *self.notes])
+        return f"{table}\n{remarks}" if remarks else table
 
     def _repr_markdown_(self) -> str:
         """Show the table and the notes where a notebook shows a comparison."""
         return self.to_markdown()
 
     def to_latex(self) -> str:
-        """Return the table in LaTeX for the package booktabs, the notes as comments."""
+        """Return the table in LaTeX for the package booktabs, the remarks as comments."""
         layout = "l" + "r" * len(HEADINGS)
         table = self.rendered().to_latex(index=False, escape=True, column_format=layout)
-        notes = "".join(f"% {note}\n" for note in self.notes)
-        return notes + table.replace("±", r"$\pm$")
+        remarks = "".join(f"% {remark}\n" for remark in [*self.verdicts, *self.notes])
+        return remarks + table.replace("±", r"$\pm$")
 
     def to_csv(self) -> str:
         """Return the table as CSV with all digits; the notes are not part of it."""
@@ -189,6 +192,7 @@ def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
         results=results,
         clients=clients,
         table=table,
+        verdicts=_verdicts(clients),
         notes=[*notes, *_notes(groups, clients)],
     )
 
@@ -412,6 +416,21 @@ def _notes_on_reference(groups: Mapping[str, list[Run]], clients: pd.DataFrame) 
                 f"{run.config['num-clients']} clients: the others lack an evaluation."
             )
     return notes
+
+
+def _verdicts(clients: pd.DataFrame) -> list[str]:
+    """Say of every method whether it beats `local`, by its clients' mean gain in each seed."""
+    gains = clients[clients["method"] != REFERENCE].dropna(subset="gain")
+    by_seed = gains.groupby(["method", "seed"], sort=False)["gain"].mean() * 100
+    verdicts = []
+    for label, of_method in by_seed.groupby("method", sort=False):
+        above, seeds = int((of_method > 1e-9).sum()), len(of_method)
+        mean = round(of_method.mean(), 1) + 0.0  # no minus before a zero
+        in_seeds = f"above it in {above} of {seeds} seed{'s' if seeds > 1 else ''}"
+        unsure = "does not reliably beat" if mean > 0 else "does not beat"
+        beats = "beats" if above == seeds else unsure
+        verdicts.append(f"{label} {beats} {REFERENCE}: {mean:+.1f} points on average, {in_seeds}.")
+    return verdicts
 
 
 def _listed(values: Iterable[Any]) -> str:

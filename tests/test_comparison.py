@@ -85,6 +85,30 @@ def test_the_table_holds_hand_computed_numbers(two_methods):
     assert np.isnan(local["beats_local"])
     assert np.isnan(local["accuracy_chosen"])
     assert comparison.notes == []
+    # (0.2 + 0.3) / 2, as each client is held against itself.
+    assert comparison.verdicts == [
+        "kt-pfl beats local: +25.0 points on average, above it in 2 of 2 seeds."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "verdict"),
+    [
+        ([[0.6, 0.6], [0.3, 0.5]], "does not beat local: +0.0 points on average, above it in 1"),
+        (
+            [[0.9, 0.9], [0.4, 0.6]],
+            "does not reliably beat local: +20.0 points on average, above it in 1",
+        ),
+        ([[0.4, 0.4], [0.4, 0.4]], "does not beat local: -10.0 points on average, above it in 0"),
+    ],
+)
+def test_a_method_that_does_not_beat_local_is_said_not_to(tmp_path, accuracies, verdict):
+    for seed, own in enumerate(accuracies):
+        write_run(tmp_path, "kt-pfl", seed, own)
+        write_run(tmp_path, "local", seed, [0.5, 0.5])
+    comparison = compare(tmp_path)
+    assert comparison.verdicts == [f"kt-pfl {verdict} of 2 seeds."]
+    assert f"- kt-pfl {verdict} of 2 seeds.\n" in comparison.to_markdown()
 
 
 def test_gains_pair_each_client_with_itself(two_methods):
@@ -227,7 +251,8 @@ def test_settings_of_older_runs_have_their_defaults():
 
 
 def test_markdown_parses_back(two_methods):
-    lines = compare(two_methods).to_markdown().splitlines()
+    text = compare(two_methods).to_markdown()
+    lines = text.partition("\n\n")[0].splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert len({len(row) for row in cells}) == 1
     assert all(cell.startswith("---") for cell in cells[1])
@@ -240,7 +265,8 @@ def test_markdown_parses_back(two_methods):
 def test_latex_parses_back(two_methods):
     write_run(two_methods, "fedmd", 0, [0.1] * 4, finished=False)
     latex = compare(two_methods).to_latex()
-    assert latex.startswith("% fedmd-0-4 is unfinished")
+    assert latex.startswith("% kt-pfl beats local")
+    assert "% fedmd-0-4 is unfinished" in latex
     body = latex.split("\\midrule\n")[1].split("\\bottomrule")[0]
     rows = [line.removesuffix(r" \\").split(" & ") for line in body.splitlines()]
     assert [row[0] for row in rows] == ["kt-pfl", "local"]
