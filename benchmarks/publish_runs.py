@@ -1,0 +1,74 @@
+"""Turn finished runs on the same splits into what is committed: a table and a small JSON file.
+
+    python benchmarks/publish_runs.py RUNS OUTPUT
+
+writes OUTPUT.md (the table and verdicts of `fedkd compare`) and OUTPUT.json: what the runs have
+in common, and of each run its own settings, mean accuracy by round, accuracy of every client
+after the last round, traffic and seconds.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import fedkd_flwr
+from fedkd_flwr import Run
+
+NOT_PUBLISHED = {"output-dir", "state-dir", "models-dir", "data-root", "resume", "versions"}
+"""Settings that say something of a machine and nothing of a result."""
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """Return the settings of a run that decide its numbers, by name."""
+    return {name: value for name, value in run.config.items() if name not in NOT_PUBLISHED}
+
+
+def published(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
+    """Return what is kept of one run.
+
+    Parameters
+    ----------
+    run : Run
+        A finished run.
+    shared : dict
+        Settings that all runs have, which are left out here.
+    """
+    own = {name: value for name, value in settings_of(run).items() if name not in shared}
+    rounds = run.rounds.dropna(subset="accuracy_mean")
+    clients = run.clients.dropna(subset="accuracy")
+    last = clients[clients["round"] == clients["round"].max()].sort_values("partition_id")
+    columns = ["numbers_up", "numbers_down", "bytes_up", "bytes_down"]
+    result = {
+        "settings": own,
+        "rounds": rounds["round"].tolist(),
+        "accuracy_mean": rounds["accuracy_mean"].round(4).tolist(),
+        "accuracy_of_clients": last["accuracy"].round(4).tolist(),
+        **{column: int(run.rounds[column].sum()) for column in columns},
+        "seconds": round(run.summary["seconds"], 1),
+    }
+    if "epsilon" in run.rounds:
+        result["epsilon"] = round(float(run.rounds["epsilon"].iloc[-1]), 3)
+    return result
+
+
+def publish(folder: Path, output: Path) -> None:
+    """Write the table and the JSON file of a folder of runs."""
+    comparison = fedkd_flwr.compare(folder)
+    runs = [run for group in comparison.groups.values() for run in group]
+    first = settings_of(runs[0])
+    shared = {
+        name: value
+        for name, value in first.items()
+        if all(settings_of(run).get(name) == value for run in runs)
+    }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    rows = ",\n".join(json.dumps(published(run, shared)) for run in runs)
+    text = f'{{"shared": {json.dumps(shared)},\n"runs": [\n{rows}\n]}}\n'
+    json.loads(text)
+    output.with_suffix(".json").write_text(text)
+    output.with_suffix(".md").write_text(comparison.to_markdown())
+
+
+if __name__ == "__main__":
+    publish(Path(sys.argv[1]), Path(sys.argv[2]))
