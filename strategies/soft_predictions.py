@@ -79,7 +79,11 @@ class RoundedFormat(NumberFormat):
 
 
 class EightBitFormat(RoundedFormat):
-    """Probabilities as one of 256 levels between the array's smallest and largest entry."""
+    """Square roots of probabilities, each one of 256 levels between the smallest and the largest.
+
+    Small probabilities matter, since methods take their logarithms: levels of the roots lie
+    close together near zero, and the smallest entry comes out as it went in.
+    """
 
     LEVELS = 255
 
@@ -88,21 +92,23 @@ class EightBitFormat(RoundedFormat):
         return {name: shape, f"{name}-range": (2,)}
 
     def encode(self, name: str, probabilities: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """Round to the nearest level."""
-        low, high = np.float32(probabilities.min()), np.float32(probabilities.max())
+        """Round the roots to the nearest level."""
+        roots = np.sqrt(probabilities)
+        low, high = np.float32(roots.min()), np.float32(roots.max())
         step = (high - low) / self.LEVELS or np.float32(1)
-        levels = np.rint((probabilities - low) / step).astype(self.dtype)
+        levels = np.rint((roots - low) / step).astype(self.dtype)
         return {name: levels, f"{name}-range": np.array([low, high], dtype=np.float32)}
 
     def decode(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """Return the level's values."""
+        """Return the squares of the levels' values."""
         low, high = arrays[f"{name}-range"].astype(np.float32)
         step = (high - low) / self.LEVELS
-        return (low + step * arrays[name]).astype(np.float32)
+        return np.square(low + step * arrays[name]).astype(np.float32)
 
     def tolerance(self, classes: int) -> float:
-        """Return half a level of the widest range for every class."""
-        return 1e-3 + classes / (2 * self.LEVELS)
+        """Return half a level of the widest range for every root, at most sqrt(K) in sum."""
+        step = 1 / self.LEVELS
+        return float(1e-3 + step * np.sqrt(classes) + classes * step**2 / 4)
 
 
 NUMBER_FORMATS: dict[str, NumberFormat] = {
