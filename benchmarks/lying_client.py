@@ -82,7 +82,7 @@ def accuracy_of_others(settings: dict, behave: Callable[[Message], None]) -> flo
         grid = InProcessGrid(serve_message, configuration.run.num_clients, configuration.flat())
         clients = serve(grid, configuration).clients
     last = clients[clients["round"] == clients["round"].max()].dropna(subset="accuracy")
-    return float(last[last["partition_id"] != LIAR]["accuracy"].mean())
+    return round(float(last[last["partition_id"] != LIAR]["accuracy"].mean()), 4)
 
 
 def main(output: Path, seeds: list[int]) -> None:
@@ -103,7 +103,7 @@ def main(output: Path, seeds: list[int]) -> None:
                 "strategy": strategy,
                 "mixing": mixing,
                 "client": behave.__name__,
-                "accuracy": [round(accuracy, 4) for accuracy in accuracies],
+                "accuracy": accuracies,
             }
         )
         print(rows[-1], flush=True)
