@@ -1,6 +1,7 @@
 """Faults on purpose: hostile nodes, crashes between any two writes, a full disk, a long run."""
 
 import contextlib
+import errno
 import gc
 import logging
 import multiprocessing
@@ -278,6 +279,99 @@ def test_kill_9_between_any_two_writes_loses_and_doubles_nothing(cut, settings, 
 
     assert in_child(killed) == -signal.SIGKILL
     same_results(fedkd_flwr.resume(tmp_path / "cut"), whole)
+
+
+@contextlib.contextmanager
+def paused_in_round_two(settings, path):
+    """A process that hangs in the middle of a run; its pid."""
+    is_there = multiprocessing.get_context("fork").Event()
+
+    def hangs():
+        append = RunDirectory._append
+
+        def wait(directory, name, rows):
+            if rows[0]["round"] == 2:
+                is_there.set()
+                signal.pause()
+            append(directory, name, rows)
+
+        RunDirectory._append = wait
+        fedkd_flwr.run(settings, output_dir=path)
+
+    child = multiprocessing.get_context("fork").Process(target=hangs)
+    child.start()
+    try:
+        assert is_there.wait(timeout=240)
+        yield child.pid
+    finally:
+        child.kill()
+        child.join()
+
+
+def test_a_run_that_another_process_writes_is_refused_until_that_is_gone(settings, whole, tmp_path):
+    path = tmp_path / "cut"
+    with paused_in_round_two(settings, path) as pid:
+        # A process that is stopped, as by a debugger, may go on at any time.
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(RunDirectoryError, match=rf"written by process {pid} on .*flwr stop"):
+            fedkd_flwr.resume(path)
+        assert len((path / "rounds.jsonl").read_text().splitlines()) == 1
+    resumed = fedkd_flwr.resume(path)
+    same_results(resumed, whole)
+    assert not (path / "checkpoint").exists()
+
+
+def test_two_runs_cannot_start_in_one_directory(settings, tmp_path):
+    """Between the look for a run and the first file there is time for another."""
+    configuration = read_config(settings)
+    with contextlib.closing(RunDirectory.create(tmp_path / "run", configuration)) as first:
+        (first.path / "config.json").unlink()
+        with pytest.raises(RunDirectoryError, match=f"written by process {os.getpid()}"):
+            RunDirectory.create(tmp_path / "run", configuration)
+
+
+def test_a_run_that_ends_while_its_lock_is_waited_for_is_not_continued(
+    settings, tmp_path, monkeypatch
+):
+    directory = RunDirectory.create(tmp_path / "run", read_config(settings))
+    directory.close()
+
+    def locked_late(self):
+        (self.path / "summary.json").write_text("{}")
+
+    monkeypatch.setattr(RunDirectory, "_lock", locked_late)
+    with pytest.raises(RunDirectoryError, match="finished run; nothing to resume"):
+        RunDirectory.reopen(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome"),
+    [
+        (errno.ENOLCK, contextlib.nullcontext()),
+        (errno.ENOTSUP, contextlib.nullcontext()),
+        (errno.EIO, pytest.raises(RunDirectoryError, match=r"lock cannot be locked: Input")),
+    ],
+)
+def test_a_file_system_without_locks_is_good_enough(
+    number, outcome, settings, tmp_path, monkeypatch
+):
+    def refuse(file, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(runs.fcntl, "flock", refuse)
+    with outcome:
+        RunDirectory.create(tmp_path / "run", read_config(settings)).close()
+
+
+def test_a_full_disk_holds_the_lock_without_a_name(settings, tmp_path):
+    configuration = read_config(settings)
+    directory = RunDirectory(tmp_path / "run")
+    with file_size_limit(0):
+        directory._lock()
+    with pytest.raises(RunDirectoryError, match="being written by another process"):
+        RunDirectory.create(tmp_path / "run", configuration)
+    directory.close()
+    RunDirectory.create(tmp_path / "run", configuration).close()
 
 
 @contextlib.contextmanager
