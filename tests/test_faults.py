@@ -6,6 +6,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import re
 import resource
 import signal
 from collections import Counter
@@ -507,17 +508,13 @@ def test_two_hundred_rounds_of_fifty_clients_with_every_fifth_reply_lost(strateg
 
 
 NETWORK = {**fed.SMALL, "held-out-size": 60, "max-samples": 360, "num-clients": 3}
+patience = fed.patience
 
 
-def patience(seconds):
-    """Return seconds for a machine that is as busy as this one."""
-    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-
-
-@pytest.fixture
-def network(tmp_path):
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
     """Three nodes that keep their memory in folders of their own."""
-    with fed.Federation(tmp_path / "network", nodes=3) as federation:
+    with fed.Federation(tmp_path_factory.mktemp("network"), nodes=3) as federation:
         for n, node in federation.node_configs.items():
             node["state-dir"] = str(federation.folder / f"silo-{n}")
         federation.start_all()
@@ -536,57 +533,88 @@ def restart(network, n):
         process = network.start_node(n)
         fed.wait_until(
             lambda: process.poll() is not None or "SuperNode ID" in process.log_path.read_text(),
-            patience(60),
+            patience(90),
             f"node {n} to start",
         )
         return process.poll() is None
 
-    fed.wait_until(accepted, patience(120), f"node {n} to be taken back")
+    fed.wait_until(accepted, patience(180), f"node {n} to be taken back")
+
+
+def equal_runs(run, twin):
+    """Whether two runs end with the same losses, as far as clients were evaluated in the first."""
+    losses = [
+        r.clients.dropna(subset="loss").set_index("partition_id")["loss"] for r in (run, twin)
+    ]
+    return np.allclose(losses[0], losses[1].loc[losses[0].index], rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_a_killed_node_and_a_frozen_node_do_not_stop_the_others(network, tmp_path):
+    """Node 2 is killed in round 2 and started again, node 1 freezes in round 3 and wakes."""
     settings = {**NETWORK, "num-server-rounds": 4, "evaluate-every": 4}
-    settings["round-timeout"] = patience(45)
+    settings["round-timeout"] = patience(40)
     process = network.start_run({**settings, "output-dir": str(tmp_path / "run")})
 
-    network.wait_for_text(network.nodes[2], "Receiving: train", patience(120), count=2)
+    network.wait_for_text(network.nodes[2], "Receiving: train", patience(180), count=2)
     os.killpg(network.nodes[2].pid, signal.SIGKILL)
-    network.wait_for_text(process, "client 2,", patience(200))
-    restart(network, 2)
+    network.wait_for_text(process, "this round: client 2,", patience(180))
 
     network.wait_for_text(network.nodes[1], "Receiving: train", patience(120), count=3)
     os.killpg(network.nodes[1].pid, signal.SIGSTOP)
-    network.wait_for_text(process, "client 1,", patience(200))
+    restart(network, 2)
+    network.wait_for_text(process, "this round: client 1,", patience(180))
     os.killpg(network.nodes[1].pid, signal.SIGCONT)
 
-    process.wait(timeout=patience(240))
+    process.wait(timeout=patience(300))
     run = fedkd_flwr.load_run(tmp_path / "run")
-    log = process.log_path.read_text()
-    assert run.finished, log[-3000:]
-    assert "Dropped from this round: client 2," in log
+    assert run.finished, process.log_path.read_text()[-3000:]
     assert all(took_part(run, 0, r) for r in (1, 2, 3, 4))
-    assert not took_part(run, 2, 2)
-    assert took_part(run, 2, 4)
+    assert [took_part(run, 1, r) for r in (1, 2, 3)] == [True, True, False]
+    assert [took_part(run, 2, r) for r in (1, 2)] == [True, False]
+    assert took_part(run, 2, 4), process.log_path.read_text()[-3000:]
 
-    def as_it_was(message, context):
-        """The same in this process: who was killed forgets a round, who froze does not."""
-        reply = client_app(message, context)
-        n = context.node_config["partition-id"]
-        server_round = message.content.config_records["config"].get("server-round")
-        if message.metadata.message_type == "train" and not took_part(run, n, server_round):
-            if n == 2:
-                raise RuntimeError("killed")
+    def in_this_process(name, late):
+        """The same without a network; `late` is whether node 1 trained when it woke."""
+
+        def app(message, context):
+            n = context.node_config["partition-id"]
+            server_round = message.content.config_records["config"].get("server-round")
+            if message.metadata.message_type != "train" or took_part(run, n, server_round):
+                return client_app(message, context)
+            if not (late and (n, server_round) == (1, 3)):
+                # Killed, or not connected and so not asked: it remembers the round before.
+                raise RuntimeError("never trained")
+            reply = client_app(message, context)
             predictions(with_entry(np.nan))(reply)
-        return reply
+            return reply
 
-    configuration = read_config({**settings, "output-dir": str(tmp_path / "here")})
-    here = serve(InProcessGrid(as_it_was, 3, configuration.flat()), configuration)
-    losses = [
-        r.clients.dropna(subset="loss").set_index("partition_id")["loss"] for r in (run, here)
-    ]
-    assert {0, 2} <= set(losses[0].index)
-    np.testing.assert_allclose(losses[0], losses[1].loc[losses[0].index], rtol=1e-5)
+        configuration = read_config({**settings, "output-dir": str(tmp_path / name)})
+        return serve(InProcessGrid(app, 3, configuration.flat()), configuration)
+
+    # After a minute of sleep Flower may take the node's training for dead and end it.
+    assert equal_runs(run, in_this_process("late", True)) or equal_runs(
+        run, in_this_process("ended", False)
+    )
+
+
+OUTCOME = re.compile(r"Continuing after round (\d)|written by process (\d+) ")
+
+
+def resume_as_documented(network, config):
+    """Start a resumed run; where it is refused, end the process that it names and try again."""
+    for _ in range(2):
+        process = network.start_run(config)
+        said = fed.wait_until(
+            lambda process=process: OUTCOME.search(process.log_path.read_text()),
+            patience(180),
+            f"an outcome in {process.log_path}",
+        )
+        if said[1]:
+            return process, int(said[1])
+        process.wait(timeout=patience(60))
+        fed.signal_if_alive(int(said[2]), signal.SIGKILL)
+    raise AssertionError(process.log_path.read_text()[-3000:])
 
 
 @pytest.mark.slow
@@ -595,21 +623,23 @@ def test_server_app_and_superlink_are_killed_and_the_run_goes_on(network, tmp_pa
     resumed = {**settings, "output-dir": str(tmp_path / "run"), "resume": True}
 
     process = network.start_run({**resumed, "resume": False})
-    network.wait_for_text(network.nodes[0], "Receiving: train", patience(120), count=2)
-    os.kill(network.server_app_pid(), signal.SIGKILL)
+    network.wait_for_text(process, "Round 1/3", patience(240))
+    hung = network.server_app_pid()
+    os.kill(hung, signal.SIGSTOP)
     network.stop(process)
+    process, completed = resume_as_documented(network, resumed)
+    assert completed == 1
+    assert network.server_app_pid() not in (hung, None)
 
-    process = network.start_run(resumed)
-    network.wait_for_text(process, "Continuing after round 1", patience(120))
     network.wait_for_text(process, "Round 2/3", patience(240))
     os.killpg(network.superlink.pid, signal.SIGKILL)
     network.superlink.wait()
     network.stop(process)
-    fed.wait_until(lambda: network.server_app_pid() is None, patience(120), "the ServerApp to end")
     assert not fedkd_flwr.load_run(tmp_path / "run").finished
 
     network.start_superlink()
-    process = network.start_run(resumed)
+    process, completed = resume_as_documented(network, resumed)
+    assert completed == 2
     process.wait(timeout=patience(300))
     run = fedkd_flwr.load_run(tmp_path / "run")
     assert run.finished, process.log_path.read_text()[-3000:]
