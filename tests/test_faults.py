@@ -25,6 +25,7 @@ from fedkd_flwr.engines import flower_log_level
 from fedkd_flwr.grid import InProcessGrid
 from fedkd_flwr.runs import RunDirectory, RunDirectoryError
 from fedkd_flwr.server_app import serve
+from strategies.base import TooFewRepliesError
 
 HOSTILE = 1
 SAME = ["round", "accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"]
@@ -455,6 +456,48 @@ def test_a_nodes_memory_of_another_run_is_no_part_of_this_one(settings, tmp_path
             {**settings, **own, **state_dir, "seed": 2}, output_dir=tmp_path / f"b-{folder}"
         )
     assert list(runs["used"].clients["loss"]) == list(runs["fresh"].clients["loss"])
+
+
+def memories(folder):
+    return {path.parent.name for path in folder.glob("*/round-*.safetensors")}
+
+
+@pytest.mark.parametrize(("keep", "left"), [(3, "bdx"), (1, "x"), (0, "abcdx"), (9, "abcdx")])
+def test_a_node_keeps_the_memory_of_its_last_runs(keep, left, tmp_path):
+    # By name "x" is the last and by time the first: what is being served stays.
+    for age, name in enumerate("xcabd"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "round-000001.safetensors").write_bytes(b"")
+        os.utime(folder, (age, age))
+    (tmp_path / "not a run").mkdir()
+    store.forget_old_runs(tmp_path / "x", keep)
+    assert memories(tmp_path) == set(left)
+    assert (tmp_path / "not a run").is_dir()
+
+
+def test_a_run_that_was_forgotten_is_not_continued_in_silence(settings, tmp_path, monkeypatch):
+    own = {**settings, "strategy": "local", "models": "mlp", "state-dir": str(tmp_path / "state")}
+
+    def run(name, keep_runs, **changes):
+        configuration = read_config({**own, "output-dir": str(tmp_path / name), **changes})
+        nodes = {n: {"keep-runs": keep_runs} for n in range(4)}
+        return serve(InProcessGrid(client_app, 4, configuration.flat(), nodes), configuration)
+
+    full_in_line(monkeypatch, "rounds.jsonl")
+    with pytest.raises(RunDirectoryError):
+        run("cut", 2)
+    monkeypatch.undo()
+    run("b", 2)
+    assert len(memories(tmp_path / "state" / "0")) == 2
+    run("c", 2)
+    assert len(memories(tmp_path / "state" / "0")) == 2
+    with pytest.raises(TooFewRepliesError, match=r"this node has forgotten run .*\(keep-runs\)"):
+        run("cut", 2, resume=True)
+    # Whoever removes the mark wants the node to start over.
+    for mark in (tmp_path / "state").rglob("forgotten"):
+        mark.unlink()
+    assert run("cut", 2, resume=True).finished
 
 
 # ---- A long run ------------------------------------------------------------------------
