@@ -157,8 +157,8 @@ class Federation:
         return self
 
     def __exit__(self, *_):
-        for process in [*self.nodes.values(), self.superlink]:
-            self.stop(process)
+        self.stop(*self.nodes.values())
+        self.stop(self.superlink)
         # Flower's children watch their parents; this is for those that were frozen with them.
         for pid in processes_with(f"FLWR_HOME={self.env['FLWR_HOME']}"):
             signal_if_alive(pid, signal.SIGKILL)
@@ -182,17 +182,18 @@ class Federation:
         process.log_path = log_path
         return process
 
-    def stop(self, process):
-        """End a process the gentle way; the hard way where that does not help."""
-        if process is None or process.poll() is not None:
-            return
-        process.send_signal(signal.SIGCONT)
-        process.terminate()
-        try:
-            process.wait(timeout=15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    def stop(self, *processes):
+        """End processes the gentle way; the hard way where that does not help."""
+        running = [p for p in processes if p is not None and p.poll() is None]
+        for process in running:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        for process in running:
+            try:
+                process.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     def start_superlink(self):
         keys = self.keys
@@ -218,9 +219,8 @@ class Federation:
     def start_all(self):
         """Start the SuperLink, register every node's key, and start the nodes."""
         self.start_superlink()
-        for n in self.node_configs:
-            registered = self.flwr("supernode", "register", self.keys / f"node-{n}.pub", NAME)
-            assert registered.returncode == 0, registered.stdout
+        for process in [self.start_register(n) for n in self.node_configs]:
+            assert process.wait(timeout=300) == 0, process.log_path.read_text()
         for n in self.node_configs:
             self.start_node(n)
         for n in self.node_configs:
@@ -228,30 +228,15 @@ class Federation:
 
     # ---- Flower's command line ---------------------------------------------------------
 
-    def flwr(self, *arguments):
-        command = [str(part) for part in (PROGRAMS / "flwr", *arguments)]
-        return subprocess.run(
-            command,
-            env=self.env,
-            cwd=ROOT,
-            text=True,
-            check=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=300,
-        )
+    def start_register(self, n):
+        key = self.keys / f"node-{n}.pub"
+        return self.start(f"register-{n}", [PROGRAMS / "flwr", "supernode", "register", key, NAME])
 
     def start_run(self, config):
         """Start ``flwr run . NAME --stream`` with ``-c KEY=VALUE ...``."""
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         command = [PROGRAMS / "flwr", "run", ".", NAME, "--stream", "--run-config", text]
         return self.start("flwr-run", command)
-
-    def run(self, config, seconds=600):
-        """Run to the end and return the log."""
-        process = self.start_run(config)
-        process.wait(timeout=seconds)
-        return process.log_path.read_text()
 
     def server_app_pid(self):
         """Return the pid of the running ServerApp."""

@@ -616,6 +616,7 @@ def test_a_killed_node_and_a_frozen_node_do_not_stop_the_others(network, tmp_pat
     assert [took_part(run, 1, r) for r in (1, 2, 3)] == [True, True, False]
     assert [took_part(run, 2, r) for r in (1, 2)] == [True, False]
     assert took_part(run, 2, 4), process.log_path.read_text()[-3000:]
+    assert {0, 2} <= set(run.clients.dropna(subset="loss")["partition_id"])
 
     def in_this_process(name, late):
         """The same without a network; `late` is whether node 1 trained when it woke."""
