@@ -19,7 +19,15 @@ from fedkd_flwr.data import hash_of_public_pool, public_pool
 from fedkd_flwr.data.public import require_pool
 from fedkd_flwr.models.registry import num_parameters
 
-NODE_KEYS = ("partition-id", "num-partitions", "model", "data-path", "state-dir", "models-dir")
+NODE_KEYS = (
+    "partition-id",
+    "num-partitions",
+    "model",
+    "data-path",
+    "state-dir",
+    "keep-runs",
+    "models-dir",
+)
 """The keys of a node config."""
 
 
@@ -97,6 +105,9 @@ def _check_config(node_config: Mapping[str, Any], run_config: Mapping[str, Any])
     partition_id, clients = node_config.get("partition-id"), run_config["num-clients"]
     if not isinstance(partition_id, int) or not 0 <= partition_id < clients:
         raise ValueError(f"partition-id is {partition_id!r}; it must be one of 0..{clients - 1}")
+    keep_runs = node_config.get("keep-runs", 0)
+    if not isinstance(keep_runs, int) or keep_runs < 0:
+        raise ValueError(f"keep-runs is {keep_runs!r}; it must be 0 or a number of runs")
     return f"partition {partition_id} of {clients}"
 
 

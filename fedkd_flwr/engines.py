@@ -24,7 +24,7 @@ from fedkd_flwr.config import (
     read_toml,
 )
 from fedkd_flwr.grid import InProcessGrid
-from fedkd_flwr.runs import Run, RunDirectoryError, default_run_directory, load_run
+from fedkd_flwr.runs import Run, default_run_directory, load_run
 from fedkd_flwr.server_app import check_run, serve
 from strategies.base import kebab_case
 
@@ -145,8 +145,7 @@ def resumed(path: str | Path) -> Configuration:
         If there is no run, or it is finished.
     """
     stopped = load_run(path)
-    if stopped.finished:
-        raise RunDirectoryError(f"{stopped.path} holds a finished run; nothing to resume.")
+    stopped.require_unfinished()
     recorded = stopped.config
     own_state = str(Path(recorded["output-dir"]) / "checkpoint" / "clients")
     changes: dict[str, Any] = {"resume": True, "output-dir": str(stopped.path)}

@@ -7,7 +7,8 @@
 ``matrices.npz``    the method's matrices, one array each, rounds first
 ``models/``         global models of the methods that need them, ``global-ROUND``;
                     personalized models on request, by partition-id
-``checkpoint/``     what a stopped run continues from; gone when the run is finished
+``checkpoint/``     what a stopped run continues from, and the lock of the process that
+                    writes; gone when the run is finished
 ``summary.json``    written last: it marks a finished run
 ==================  =================================================================
 
@@ -15,10 +16,15 @@ Files are appended to, never rewritten, so a crash loses at most one round. Unti
 finished each round's matrices are files of their own in ``matrices/``.
 """
 
+import contextlib
+import errno
 import json
 import math
+import os
 import platform
 import shutil
+import socket
+import sys
 import tempfile
 import time
 import uuid
@@ -28,11 +34,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import version
+from logging import WARNING
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pandas as pd
+from flwr.supercore import log
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
@@ -40,8 +48,14 @@ from fedkd_flwr.config import Configuration
 from fedkd_flwr.store import write_atomically
 from strategies.base import PersonalizedStrategy, RoundRecord
 
+if sys.platform != "win32":
+    import fcntl
+
 PACKAGES = ("flwr", "torch", "torchvision", "numpy", "scikit-learn", "flwr-datasets")
 """Packages whose versions a run records."""
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+"""How a file system says that it knows no locks, as some network file systems do."""
 
 
 class RunDirectoryError(OSError):
@@ -77,6 +91,9 @@ class Checkpoint:
 class RunDirectory:
     """Writes one run; a `strategies.base.RunObserver`.
 
+    One process at a time: `create` and `reopen` lock the directory until `close`, or until
+    the process is gone, however it ends.
+
     Parameters
     ----------
     path : Path
@@ -87,6 +104,7 @@ class RunDirectory:
         self.path = path.expanduser().resolve()
         self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
         self._started_at = time.time()
+        self._lock_file: IO[str] | None = None
 
     @classmethod
     def create(cls, path: Path, configuration: Configuration) -> "RunDirectory":
@@ -99,7 +117,7 @@ class RunDirectory:
         """
         directory = cls(path)
         check_writable(directory.path)
-        directory.path.mkdir(parents=True, exist_ok=True)
+        directory._lock()
         directory._write_json("config.json", describe_run(configuration))
         return directory
 
@@ -117,11 +135,13 @@ class RunDirectory:
         Raises
         ------
         RunDirectoryError
-            If there is no run, or it is finished.
+            If there is no run, it is finished, or another process is writing it.
         """
         directory = cls(path)
-        if load_run(directory.path).finished:
-            raise RunDirectoryError(f"{directory.path} holds a finished run; nothing to resume.")
+        load_run(directory.path).require_unfinished()
+        directory._lock()
+        # It may have come to its end just before the lock was free.
+        load_run(directory.path).require_unfinished()
         checkpoint = read_checkpoint(directory.path)
         directory._forget_after(checkpoint.completed_rounds if checkpoint else 0)
         return directory, checkpoint
@@ -166,8 +186,49 @@ class RunDirectory:
             temporary.replace(self.path / "matrices.npz")
             shutil.rmtree(self.path / "matrices", ignore_errors=True)
         self._write_json("summary.json", summarize(run, time.time() - self._started_at))
+        # A network file system cannot remove what is open.
+        self.close()
         shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
         return Run(self.path)
+
+    def close(self) -> None:
+        """Let other processes continue the run."""
+        if self._lock_file:
+            self._lock_file.close()
+        self._lock_file = None
+
+    def _lock(self) -> None:
+        """Keep other processes from writing here.
+
+        The operating system frees the lock with the file, and so when the process is killed.
+
+        Raises
+        ------
+        RunDirectoryError
+            If another process holds the lock; with its name.
+        """
+        folder = self.path / "checkpoint"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = (folder / "lock").open("a+")
+        except OSError as error:
+            reason = error.strerror or error
+            raise RunDirectoryError(f"{folder} cannot be written: {reason}.") from None
+        file.seek(0)
+        if not _lock_exclusively(file):
+            holder = file.read().strip() or "another process"
+            file.close()
+            raise RunDirectoryError(
+                f"{self.path} is being written by {holder}; stop that run "
+                "(`flwr stop`, or end the process) before you continue it."
+            )
+        # On a full disk the lock holds without a name.
+        with contextlib.suppress(OSError):
+            file.truncate()
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            file.write(f"process {os.getpid()} on {socket.gethostname()} (since {now})")
+            file.flush()
+        self._lock_file = file
 
     def _forget_after(self, completed_rounds: int) -> None:
         """Drop lines and matrices of rounds that the checkpoint does not know of."""
@@ -202,6 +263,25 @@ class RunDirectory:
         temporary = self.path / f".{name}"
         temporary.write_text(text)
         temporary.replace(self.path / name)
+
+
+def _lock_exclusively(file: IO[str]) -> bool:
+    """Lock a file for this process; return whether that worked, at once."""
+    if sys.platform == "win32":
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise RunDirectoryError(f"{file.name} cannot be locked: {error.strerror}.") from error
+        log(
+            WARNING,
+            "%s is on a file system without locks: see that no second run writes there",
+            Path(file.name).parent.parent,
+        )
+    return True
 
 
 def write_checkpoint(run_directory: Path, strategy: PersonalizedStrategy) -> None:
@@ -362,6 +442,17 @@ class Run:
     def finished(self) -> bool:
         """Whether the run came to its end."""
         return (self.path / "summary.json").exists()
+
+    def require_unfinished(self) -> None:
+        """Refuse to continue a finished run.
+
+        Raises
+        ------
+        RunDirectoryError
+            If the run came to its end.
+        """
+        if self.finished:
+            raise RunDirectoryError(f"{self.path} holds a finished run; nothing to resume.")
 
     @cached_property
     def summary(self) -> dict[str, Any] | None:

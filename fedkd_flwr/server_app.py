@@ -1,6 +1,7 @@
 """The Flower ServerApp: config → strategy → start → run directory."""
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from logging import ERROR, INFO
 from pathlib import Path
@@ -94,24 +95,25 @@ def serve(
     if run.torch_threads:
         torch.set_num_threads(run.torch_threads)
     directory, checkpoint = open_run_directory(configuration)
-    if listener:
-        directory.listeners.append(listener)
-    log(INFO, "Run directory: %s", directory.path)
-    plan = replace(run.plan(), run_id=directory.run_id)
-    strategy = run.method.strategy(plan, configuration.settings, directory)
-    arrays = initial_arrays(configuration)
-    if checkpoint:
-        strategy.restore(checkpoint.completed_rounds, checkpoint.state)
-        arrays = ArrayRecord({name: Array(a) for name, a in checkpoint.global_arrays.items()})
-        log(INFO, "Continuing after round %d", checkpoint.completed_rounds)
-    strategy.start(
-        grid,
-        arrays,
-        num_rounds=run.num_server_rounds - strategy.completed_rounds,
-        timeout=run.round_timeout,
-    )
-    finished = directory.finish()
-    log(INFO, "Finished. Run directory: %s", directory.path)
+    with closing(directory):
+        if listener:
+            directory.listeners.append(listener)
+        log(INFO, "Run directory: %s", directory.path)
+        plan = replace(run.plan(), run_id=directory.run_id)
+        strategy = run.method.strategy(plan, configuration.settings, directory)
+        arrays = initial_arrays(configuration)
+        if checkpoint:
+            strategy.restore(checkpoint.completed_rounds, checkpoint.state)
+            arrays = ArrayRecord({name: Array(a) for name, a in checkpoint.global_arrays.items()})
+            log(INFO, "Continuing after round %d", checkpoint.completed_rounds)
+        strategy.start(
+            grid,
+            arrays,
+            num_rounds=run.num_server_rounds - strategy.completed_rounds,
+            timeout=run.round_timeout,
+        )
+        finished = directory.finish()
+        log(INFO, "Finished. Run directory: %s", directory.path)
     return finished
 
 

@@ -3,14 +3,19 @@
 A context lives as long as its SuperNode or simulation. With a ``state-dir`` a client also
 keeps its memory in files, one a round, so that a restarted node or a resumed run goes on
 where it stopped. The last two rounds are kept: the server may have to repeat the newest.
+
+Each run has a folder of its own, and the last few runs are kept. Of a run that had to go a
+mark stays, so that a node which is asked to continue it says so instead of starting over.
 """
 
 import json
 import os
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.supercore import log
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -19,6 +24,19 @@ PROGRESS = "progress"
 
 ROUNDS_KEPT = 2
 """Rounds whose memory stays on disk."""
+
+RUNS_KEPT = 5
+"""Runs whose memory stays on disk, where the node config has no ``keep-runs``."""
+
+FORGOTTEN = "forgotten"
+"""Name of the file that marks the folder of a run whose memory is gone."""
+
+MEMORIES = "round-*.safetensors"
+"""The files of a run's folder, one a round."""
+
+
+class ForgottenRunError(RuntimeError):
+    """A run that goes on after the node has removed its memory of it."""
 
 
 def remembered_round(context: Context) -> int:
@@ -55,8 +73,29 @@ def save_context(context: Context, folder: Path) -> None:
     metadata = {name: json.dumps(value) for name, value in others.items()}
     path = folder / f"round-{remembered_round(context):06d}.safetensors"
     write_atomically(path, arrays, metadata)
-    for old in sorted(folder.glob("round-*.safetensors"))[:-ROUNDS_KEPT]:
+    (folder / FORGOTTEN).unlink(missing_ok=True)
+    for old in sorted(folder.glob(MEMORIES))[:-ROUNDS_KEPT]:
         old.unlink()
+
+
+def forget_old_runs(current: Path, keep: int) -> None:
+    """Remove the memories of all but the last few runs that a client served.
+
+    Parameters
+    ----------
+    current : Path
+        The client's folder of the run that is being served, beside those of other runs; it
+        stays, and counts.
+    keep : int
+        Runs that are kept, the latest by modification time; 0 for all.
+    """
+    runs = [folder for folder in current.parent.iterdir() if next(folder.glob(MEMORIES), None)]
+    others = sorted(set(runs) - {current}, key=lambda folder: folder.stat().st_mtime)
+    for folder in others[: len(others) - keep + 1] if keep else []:
+        log(WARNING, "Forgetting run %s: this node keeps %d runs (keep-runs)", folder.name, keep)
+        (folder / FORGOTTEN).touch()
+        for memory in folder.glob(MEMORIES):
+            memory.unlink()
 
 
 def write_atomically(path: Path, arrays: dict[str, Any], metadata: dict[str, str]) -> None:
@@ -93,10 +132,20 @@ def load_context(context: Context, folder: Path, before_round: int) -> bool:
     -------
     bool
         Whether there was one.
+
+    Raises
+    ------
+    ForgottenRunError
+        If it was removed to make room for later runs.
     """
+    if (folder / FORGOTTEN).exists():
+        raise ForgottenRunError(
+            f"this node has forgotten run {folder.name} for later ones (keep-runs); "
+            f"without {folder} it starts over"
+        )
     older = [
         path
-        for path in sorted(folder.glob("round-*.safetensors"))
+        for path in sorted(folder.glob(MEMORIES))
         if int(path.stem.removeprefix("round-")) < before_round
     ]
     if not older:

@@ -41,6 +41,9 @@ Payload = Mapping[str, Array]
 LONGEST_REASON = 200
 """Characters of a failure's reason that are logged and recorded."""
 
+LONGEST_PAUSE = 8
+"""Rounds after which a node that could not say who it is is asked again, at the latest."""
+
 
 def kebab_case(name: str) -> str:
     """Return a field name as it is written in a run config, ``local_epochs`` → ``local-epochs``."""
@@ -159,6 +162,25 @@ class Reply:
 
 
 @dataclass
+class Stranger:
+    """A connected node that is no client yet, because it gave no valid answer.
+
+    Attributes
+    ----------
+    failures : int
+        How often it was asked in vain.
+    next_round : float
+        The round in which it is asked again; infinite if never.
+    reasons : set of str
+        What was wrong; each reason is logged once.
+    """
+
+    failures: int = 0
+    next_round: float = 0
+    reasons: set[str] = field(default_factory=set)
+
+
+@dataclass
 class RoundRecord:
     """Everything one round leaves behind.
 
@@ -189,6 +211,10 @@ class RunObserver(Protocol):
 
 class InvalidReplyError(ValueError):
     """A reply that must not enter the aggregation; the message says why."""
+
+
+class OtherPublicSetError(InvalidReplyError):
+    """A client that stays out of the run: it predicts on other samples than its peers."""
 
 
 class TooFewRepliesError(RuntimeError):
@@ -405,7 +431,7 @@ class PersonalizedStrategy(Strategy):
         self.observer = observer
         self.completed_rounds = 0
         self.clients: dict[int, ClientInfo] = {}
-        self._met_nodes: set[int] = set()
+        self._strangers: dict[int, Stranger] = {}
         self.global_arrays = ArrayRecord()
         self._rounds_before = 0
         self._public_hash = plan.public_hash
@@ -592,7 +618,7 @@ class PersonalizedStrategy(Strategy):
         return sorted(n for n, client in self.clients.items() if client.node_id in online)
 
     def _meet_clients(self, grid: Grid, server_round: int) -> None:
-        """Ask every node not met yet for its partition-id; wait for N nodes the first time."""
+        """Ask nodes for their partition-id until they tell; wait for N nodes the first time."""
         deadline = time.monotonic() + (0 if self.clients else self.plan.connect_timeout)
         while len(nodes := set(grid.get_node_ids())) < self.plan.num_clients:
             if time.monotonic() >= deadline:
@@ -603,36 +629,58 @@ class PersonalizedStrategy(Strategy):
                 f"The run needs {self.plan.num_clients} clients and {len(nodes)} are connected: "
                 "connect more (in a simulation: num-supernodes), or set num-clients."
             )
-        new_nodes = sorted(nodes - self._met_nodes)
-        if not new_nodes:
+        asked = self._nodes_to_ask(nodes, server_round)
+        if not asked:
             return
         content = RecordDict({"config": ConfigRecord({"phase": "properties"})})
-        questions = [Message(content, node_id, MessageType.QUERY) for node_id in new_nodes]
+        questions = [Message(content, node_id, MessageType.QUERY) for node_id in asked]
         answers = list(grid.send_and_receive(questions, timeout=self.plan.round_timeout))
         self._public_hash = self._public_hash or most_common_hash(answers)
         known = set(self.clients)
-        reasons = [self._meet(answer) for answer in answers]
+        for answer in answers:
+            self._meet(answer, server_round)
+        for node_id in sorted(set(asked) - {answer.metadata.src_node_id for answer in answers}):
+            self._leave_out(node_id, server_round, f"node {node_id} did not answer in time")
         for n in sorted(set(self.clients) - known) if known else []:
             log(INFO, "Client %d joined in round %d", n, server_round)
         if len(self.clients) < self.plan.min_replies:
-            first = next((reason for reason in reasons if reason), "no node answered in time")
+            reasons = [reason for s in self._strangers.values() for reason in sorted(s.reasons)]
+            first = next(iter(reasons), "too few have another partition-id")
             raise TooFewRepliesError(
                 f"{len(self.clients)} clients can take part and min-replies is "
                 f"{self.plan.min_replies}; the first that cannot: {first}."
             )
 
-    def _meet(self, answer: Message) -> str | None:
-        """Register one client; return the reason where it cannot take part."""
+    def _nodes_to_ask(self, nodes: set[int], server_round: int) -> list[int]:
+        """Return the nodes that are no clients, without those that failed a short time ago."""
+        unknown = nodes - {client.node_id for client in self.clients.values()}
+        strangers = self._strangers
+        return sorted(
+            n for n in unknown if n not in strangers or strangers[n].next_round <= server_round
+        )
+
+    def _meet(self, answer: Message, server_round: int) -> None:
+        """Register one client, or note why it cannot take part."""
         node_id = answer.metadata.src_node_id
-        self._met_nodes.add(node_id)
         try:
             client = read_client(answer)
             self._check_client(client)
+        except OtherPublicSetError as error:
+            self._leave_out(node_id, math.inf, str(error))
         except InvalidReplyError as error:
-            log(WARNING, "Left out: %s", error)
-            return str(error)
-        self.clients[client.partition_id] = client
-        return None
+            self._leave_out(node_id, server_round, str(error))
+        else:
+            self.clients[client.partition_id] = client
+            self._strangers.pop(node_id, None)
+
+    def _leave_out(self, node_id: int, server_round: float, reason: str) -> None:
+        """Note that a node was asked in vain; it is asked again after 1, 2, 4, 8, 8, … rounds."""
+        stranger = self._strangers.setdefault(node_id, Stranger())
+        stranger.next_round = server_round + min(2**stranger.failures, LONGEST_PAUSE)
+        stranger.failures += 1
+        if reason not in stranger.reasons:
+            log(WARNING, "Left out: %s", reason)
+        stranger.reasons.add(reason)
 
     def _check_client(self, client: ClientInfo) -> None:
         n = client.partition_id
@@ -644,7 +692,7 @@ class PersonalizedStrategy(Strategy):
         if known and known.node_id in self.grid.get_node_ids():
             raise InvalidReplyError(f"partition {n} is already held by another node")
         if self.needs_public_data and client.public_hash != self._public_hash:
-            raise InvalidReplyError(
+            raise OtherPublicSetError(
                 f"client {n} holds another public set (hash {client.public_hash[:12]}) than "
                 f"the run's ({self._public_hash[:12]})"
             )

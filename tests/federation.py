@@ -38,7 +38,7 @@ SMALL = {
     "learning-rate": 0.05,
     "device": "cpu",
     "torch-threads": 1,
-    "connect-timeout": 60.0,
+    "connect-timeout": 300.0,
     "round-timeout": 600.0,
 }
 
@@ -56,6 +56,11 @@ def wait_until(condition, seconds, what):
             return result
         time.sleep(0.1)
     raise AssertionError(f"waited {seconds} s in vain for {what}")
+
+
+def patience(seconds):
+    """Return seconds for a machine that is as busy as this one."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def make_keys(folder, nodes):
@@ -141,16 +146,19 @@ class Federation:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
             "OMP_NUM_THREADS": "1",
             "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
         }
+        # Every message starts a Python; compiling PyTorch each time would take most of a test.
+        self.env.pop("PYTHONDONTWRITEBYTECODE", None)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        for process in [*self.nodes.values(), self.superlink]:
-            self.stop(process)
+        self.stop(*self.nodes.values())
+        self.stop(self.superlink)
         # Flower's children watch their parents; this is for those that were frozen with them.
         for pid in processes_with(f"FLWR_HOME={self.env['FLWR_HOME']}"):
             signal_if_alive(pid, signal.SIGKILL)
@@ -174,17 +182,18 @@ class Federation:
         process.log_path = log_path
         return process
 
-    def stop(self, process):
-        """End a process the gentle way; the hard way where that does not help."""
-        if process is None or process.poll() is not None:
-            return
-        process.send_signal(signal.SIGCONT)
-        process.terminate()
-        try:
-            process.wait(timeout=15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    def stop(self, *processes):
+        """End processes the gentle way; the hard way where that does not help."""
+        running = [p for p in processes if p is not None and p.poll() is None]
+        for process in running:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        for process in running:
+            try:
+                process.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     def start_superlink(self):
         keys = self.keys
@@ -193,7 +202,7 @@ class Federation:
         command += ["--ssl-keyfile", keys / "server.key", "--enable-supernode-auth"]
         command += ["--database", self.folder / "superlink.db"]
         self.superlink = self.start("superlink", command)
-        self.wait_for_text(self.superlink, "Uvicorn running", 60)
+        self.wait_for_text(self.superlink, "Uvicorn running", patience(90))
 
     def node_command(self, node_config, key=None, root="ca.crt", insecure=False):
         command = [PROGRAMS / "flower-supernode", "--superlink", f"127.0.0.1:{self.port}"]
@@ -210,40 +219,24 @@ class Federation:
     def start_all(self):
         """Start the SuperLink, register every node's key, and start the nodes."""
         self.start_superlink()
-        for n in self.node_configs:
-            registered = self.flwr("supernode", "register", self.keys / f"node-{n}.pub", NAME)
-            assert registered.returncode == 0, registered.stdout
+        for process in [self.start_register(n) for n in self.node_configs]:
+            assert process.wait(timeout=300) == 0, process.log_path.read_text()
         for n in self.node_configs:
             self.start_node(n)
         for n in self.node_configs:
-            self.wait_for_text(self.nodes[n], "SuperNode ID", 90)
+            self.wait_for_text(self.nodes[n], "SuperNode ID", patience(90))
 
     # ---- Flower's command line ---------------------------------------------------------
 
-    def flwr(self, *arguments):
-        command = [str(part) for part in (PROGRAMS / "flwr", *arguments)]
-        return subprocess.run(
-            command,
-            env=self.env,
-            cwd=ROOT,
-            text=True,
-            check=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=300,
-        )
+    def start_register(self, n):
+        key = self.keys / f"node-{n}.pub"
+        return self.start(f"register-{n}", [PROGRAMS / "flwr", "supernode", "register", key, NAME])
 
     def start_run(self, config):
         """Start ``flwr run . NAME --stream`` with ``-c KEY=VALUE ...``."""
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         command = [PROGRAMS / "flwr", "run", ".", NAME, "--stream", "--run-config", text]
         return self.start("flwr-run", command)
-
-    def run(self, config, seconds=600):
-        """Run to the end and return the log."""
-        process = self.start_run(config)
-        process.wait(timeout=seconds)
-        return process.log_path.read_text()
 
     def server_app_pid(self):
         """Return the pid of the running ServerApp."""

@@ -47,33 +47,55 @@ def silos(tmp_path_factory):
                 "model": model,
                 "data-path": str(data),
                 "state-dir": str(folder / "state"),
-                "models-dir": str(folder / "models"),
             }
         federation.start_all()
         yield federation
 
 
+def models_folder(silos, strategy):
+    return silos.folder / f"models-{strategy}"
+
+
 @pytest.fixture(scope="module")
-def intruder_logs():
-    return {}
+def processes(silos):
+    """A run of each strategy, both at a time."""
+    return {
+        strategy: silos.start_run(
+            {
+                **config_for(strategy),
+                "output-dir": str(silos.folder / strategy),
+                # A node's own models-dir would hold the models of whichever run is the last.
+                "models-dir": str(models_folder(silos, strategy)),
+            }
+        )
+        for strategy in STRATEGIES
+    }
+
+
+@pytest.fixture(scope="module")
+def intruder_logs(silos, processes):
+    """What intruders said who knocked while the runs were going on."""
+    fed.make_keys(silos.keys / "other", [])
+    fed.make_keys(silos.keys, ["stranger"])
+    intruders = {
+        name: silos.start(
+            "intruder",
+            [*silos.node_command({"partition-id": 0}, **options), "--max-retries", "1"],
+        )
+        for name, options in INTRUDERS.items()
+    }
+    for intruder in intruders.values():
+        intruder.wait(timeout=fed.patience(300))
+    assert all(process.poll() is None for process in processes.values())
+    return {name: intruder.log_path.read_text() for name, intruder in intruders.items()}
 
 
 @pytest.fixture(scope="module", params=STRATEGIES)
-def finished(request, silos, intruder_logs):
-    """A run of one strategy over the network; during the first, intruders knock."""
-    strategy = request.param
-    path = silos.folder / strategy
-    process = silos.start_run({**config_for(strategy), "output-dir": str(path)})
-    if not intruder_logs:
-        fed.make_keys(silos.keys / "other", [])
-        fed.make_keys(silos.keys, ["stranger"])
-        for name, options in INTRUDERS.items():
-            command = [*silos.node_command({"partition-id": 0}, **options), "--max-retries", "1"]
-            intruder = silos.start("intruder", command)
-            intruder.wait(timeout=300)
-            intruder_logs[name] = intruder.log_path.read_text()
-    process.wait(timeout=900)
-    run = fedkd_flwr.load_run(path)
+def finished(request, silos, processes, intruder_logs):
+    """The run of one strategy over the network."""
+    process = processes[request.param]
+    process.wait(timeout=fed.patience(600))
+    run = fedkd_flwr.load_run(silos.folder / request.param)
     assert run.finished, process.log_path.read_text()[-3000:]
     return run
 
@@ -108,14 +130,15 @@ def test_the_network_changes_no_number(finished, silos, tmp_path):
 
 def test_each_node_holds_its_personalized_model(finished, silos):
     rows = finished.clients.dropna(subset="loss").set_index("partition_id")
+    folder = models_folder(silos, finished.config["strategy"])
+    files = {f"{n}.{ending}" for n in silos.node_configs for ending in ("json", "safetensors")}
+    assert {path.name for path in folder.iterdir()} == files
     for n, node in silos.node_configs.items():
-        folder = silos.folder / f"silo-{n}" / "models"
         card = json.loads((folder / f"{n}.json").read_text())
         assert card["strategy"] == finished.config["strategy"]
         assert card["metrics"]["correct"] == rows.loc[n, "correct"]
         model = fedkd_flwr.load_model(folder / f"{n}.safetensors")
         assert sum(p.numel() for p in model.parameters()) > 0
-        assert sorted(path.name for path in folder.iterdir()) == [f"{n}.json", f"{n}.safetensors"]
         assert list((silos.folder / f"silo-{n}" / "state").rglob("round-*.safetensors")), node
 
 

@@ -110,6 +110,13 @@ def test_a_misspelt_key_and_a_partition_out_of_range(small, node):
         assert "it must be one of 0..3" in failure.text
 
 
+def test_keep_runs_is_a_number(small, node):
+    assert all(f.ok for f in check_node(small, {**node, "keep-runs": 2}))
+    for value in (-1, "2"):
+        failure = only_failure(small, {**node, "keep-runs": value})
+        assert "it must be 0 or a number of runs" in failure.text
+
+
 def test_a_run_config_that_cannot_work(small, node):
     failure = only_failure(small, node, strategy="kt-fpl")
     assert failure.check == "run config"

@@ -77,10 +77,14 @@ def replace_predictions(array):
 
 @pytest.fixture
 def warnings_seen(caplog):
-    """Flower's logger does not propagate; listen to it directly."""
+    """Flower's logger may propagate or not; listen to it directly, and count nothing twice."""
     logger = logging.getLogger("flwr")
     logger.addHandler(caplog.handler)
-    yield lambda: [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    yield lambda: [
+        record.getMessage()
+        for record in dict.fromkeys(caplog.records)
+        if record.levelno >= logging.WARNING
+    ]
     logger.removeHandler(caplog.handler)
 
 
@@ -230,6 +234,84 @@ def test_a_client_with_another_public_set_is_left_out(small, tmp_path, warnings_
     finished, _ = run_with(app, small, tmp_path)
     assert set(finished.clients["partition_id"]) == {0, 1, 3}
     assert any("client 2 holds another public set" in line for line in warnings_seen())
+
+
+def with_queries(answer_query, small, tmp_path, rounds=20):
+    """Run with ``answer_query(times asked)`` before client 2 answers who it is."""
+    asked_in, current = [], [1]
+
+    def app(message, context):
+        kind = message.metadata.message_type
+        if kind == "train":
+            current[0] = message.content.config_records["config"]["server-round"]
+        if kind == "query" and context.node_config["partition-id"] == 2:
+            # Nodes are asked before the first train message of a round.
+            asked_in.append(current[0] + 1 if asked_in else 1)
+            answer_query(len(asked_in))
+        return client_app(message, context)
+
+    settings = {"strategy": "local", "models": "mlp", "num-server-rounds": rounds}
+    settings |= {"evaluate-every": rounds, "local-iterations": 1}
+    finished, _ = run_with(app, small, tmp_path, **settings)
+    return finished, asked_in
+
+
+def test_a_node_whose_data_could_not_be_read_yet_is_asked_again(small, tmp_path, warnings_seen):
+    def answer_query(times):
+        if times <= 2:
+            raise OSError("/srv/images is not mounted")
+
+    finished, asked_in = with_queries(answer_query, small, tmp_path, rounds=5)
+    assert asked_in == [1, 2, 4]
+    took_part = finished.clients[finished.clients["numbers_up"].notna()]
+    assert list(took_part.query("partition_id == 2")["round"]) == [4, 5]
+    assert sum("/srv/images is not mounted" in line for line in warnings_seen()) == 1
+
+
+def test_a_node_that_always_fails_is_asked_less_and_less(small, tmp_path, warnings_seen):
+    def answer_query(times):
+        raise OSError("no data" if times % 2 else "no disk")
+
+    finished, asked_in = with_queries(answer_query, small, tmp_path)
+    assert asked_in == [1, 2, 4, 8, 16]
+    assert set(finished.clients["partition_id"]) == {0, 1, 3}
+    left_out = [line for line in warnings_seen() if "Left out" in line]
+    assert len(left_out) == 2 and "no data" in left_out[0] and "no disk" in left_out[1]
+
+
+def test_a_node_that_did_not_answer_in_time_is_asked_again(small, tmp_path, warnings_seen):
+    class SlowGrid(InProcessGrid):
+        asked = 0
+
+        def send_and_receive(self, messages, *, timeout=None):
+            replies = super().send_and_receive(messages, timeout=timeout)
+            if messages[0].metadata.message_type != "query":
+                return replies
+            self.asked += 1
+            return [r for r in replies if self.asked > 1 or r.metadata.src_node_id != 1002]
+
+    flat = {**small, "strategy": "kt-pfl", "output-dir": str(tmp_path / "run")}
+    configuration = read_config(flat)
+    finished = serve(SlowGrid(client_app, 4, configuration.flat()), configuration)
+    assert list(finished.rounds["replies"]) == [3, 4]
+    assert [line for line in warnings_seen() if "Left out" in line] == [
+        "Left out: node 1002 did not answer in time"
+    ]
+
+
+def test_a_node_with_another_public_set_is_asked_once(small, tmp_path, warnings_seen):
+    asked = []
+
+    def app(message, context):
+        reply = client_app(message, context)
+        if context.node_config["partition-id"] == 2:
+            reply.content["info"]["public-hash"] = "f" * 64
+            asked.append(message.metadata.message_type)
+        return reply
+
+    run_with(app, small, tmp_path, **{"num-server-rounds": 4})
+    assert asked == ["query"]
+    assert len([line for line in warnings_seen() if "another public set" in line]) == 1
 
 
 def test_the_runs_own_public_hash_goes_before_the_majority(small, tmp_path):

@@ -247,9 +247,14 @@ class PersonalClient(NumPyClient):
         folder = self.context.node_config.get("models-dir", self.run.models_dir)
         return Path(str(folder)).expanduser() if folder else None
 
+    @property
+    def runs_kept(self) -> int:
+        """Of how many runs the client keeps its memory on disk, 0 for all."""
+        return int(str(self.context.node_config.get("keep-runs", store.RUNS_KEPT)))
+
     def memory_folder(self, run_id: str) -> Path | None:
         """Return where the client keeps its memory of one run, if anywhere."""
-        return self.state_folder / run_id if self.state_folder else None
+        return self.state_folder / run_id if self.state_folder and run_id else None
 
     def recall(self, memory: Path | None, server_round: int, phase: str) -> None:
         """Take up the memory from disk where the context has none that fits the round.
@@ -294,6 +299,7 @@ class PersonalClient(NumPyClient):
         store.note_round(self.context, server_round)
         if memory:
             store.save_context(self.context, memory)
+            store.forget_old_runs(memory, self.runs_kept)
         metrics = {**reply.metrics, "names": list(reply.arrays)}
         return list(reply.arrays.values()), self.num_examples, metrics
 
