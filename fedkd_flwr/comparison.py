@@ -81,7 +81,7 @@ def defining_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
     """Runs side by side.
 
@@ -134,9 +134,12 @@ class Comparison:
         remarks = "".join(f"- {remark}\n" for remark in [*self.verdicts, *self.notes])
         return f"{table}\n{remarks}" if remarks else table
 
-    def _repr_markdown_(self) -> str:
-        """Show the table and the notes where a notebook shows a comparison."""
+    def __repr__(self) -> str:
+        """Return the table and the notes, which say more than the parts."""
         return self.to_markdown()
+
+    # Notebooks render what this returns.
+    _repr_markdown_ = __repr__
 
     def to_latex(self) -> str:
         """Return the table in LaTeX for the package booktabs, the remarks as comments."""

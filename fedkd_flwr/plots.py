@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import leaves_list, linkage
@@ -32,6 +33,9 @@ from fedkd_flwr.comparison import (
 )
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data import DataError, client_indices, load_labels
+from fedkd_flwr.genotypes import client_genotypes
+from fedkd_flwr.models.darts import NONE, OPERATIONS, genotype_figure
+from fedkd_flwr.models.darts.skeleton import CELL_INPUTS
 from fedkd_flwr.runs import Run
 from strategies.randomness import random_generator
 
@@ -269,6 +273,89 @@ def plot_clusters(run: Run, order: Sequence[int] | None = None) -> Figure:
     bar.ax.minorticks_off()
     bar.ax.set_yticklabels(["absent", *map(str, range(count))])
     axes.set_title(_title(run), fontsize="medium")
+    return figure
+
+
+def plot_genotype(run: Run, partition_id: int) -> Figure:
+    """Draw the cells that a client's search has found.
+
+    Parameters
+    ----------
+    run : Run
+        A run of ``fedkma`` or ``fednas`` with ``models = darts``.
+    partition_id : int
+        The client.
+
+    Raises
+    ------
+    RunDirectoryError
+        If the run has no architecture weights.
+    """
+    return genotype_figure(client_genotypes(run)[partition_id])
+
+
+def plot_operations(run: Run, order: Sequence[int] | None = None) -> Figure:
+    """Draw which operation each client keeps on each edge of its two cells.
+
+    Parameters
+    ----------
+    run : Run
+        A run of ``fedkma`` or ``fednas`` with ``models = darts``.
+    order : sequence of int, optional
+        Partition-ids from top to bottom; neighbours have similar labels if left out.
+
+    Raises
+    ------
+    RunDirectoryError
+        If the run has no architecture weights.
+    """
+    genotypes = client_genotypes(run)
+    clients, ordered = _order(run, order)
+    operations = [name for name in OPERATIONS if name != NONE]
+    edges = [
+        (source, node) for node in range(genotypes[0].nodes) for source in range(node + CELL_INPUTS)
+    ]
+    kept = {
+        title: np.full((len(clients), len(edges)), -1)
+        for title in ("Normal cell", "Reduction cell")
+    }
+    for row, client in enumerate(clients):
+        cells = (genotypes[client].normal, genotypes[client].reduce)
+        for matrix, cell in zip(kept.values(), cells, strict=True):
+            for node, choices in enumerate(cell):
+                for operation, source in choices:
+                    column = edges.index((source, node))
+                    matrix[row, column] = operations.index(operation)
+    palette = ListedColormap([ABSENT, *COLOURS[: len(operations)]])
+    limits = BoundaryNorm(np.arange(-1.5, len(operations)), palette.N)
+    height = max(2.8, 1.9 + 0.22 * len(clients))
+    figure = Figure(figsize=(FIGURE_WIDTH, height), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    states = ["k-2", "k-1", *map(str, range(genotypes[0].nodes))]
+    for axes, (title, matrix) in zip(panels, kept.items(), strict=True):
+        axes.imshow(matrix, cmap=palette, norm=limits, aspect="auto", interpolation="nearest")
+        names = [f"{states[source]}→{node}" for source, node in edges]
+        turned = 90 if len(edges) > 6 else 0
+        axes.set_xticks(range(len(edges)), names, rotation=turned, fontsize="small")
+        axes.set_xticks(np.arange(len(edges) + 1) - 0.5, minor=True)
+        axes.set_yticks(np.arange(len(clients) + 1) - 0.5, minor=True)
+        axes.grid(which="minor", color="white", lw=2)
+        axes.tick_params(which="minor", length=0)
+        axes.set_xlabel("Edge")
+        axes.set_title(title, fontsize="medium")
+    panels[0].set_yticks(*_client_ticks(clients))
+    panels[0].set_ylabel(f"Client{ordered}")
+    shown = sorted({int(choice) for matrix in kept.values() for choice in matrix.flat})
+    patches = [
+        Patch(
+            color=palette(limits(choice)),
+            label=operations[choice].replace("_", " ") if choice >= 0 else "no edge",
+        )
+        for choice in shown
+    ]
+    figure.legend(
+        handles=patches, loc="outside lower center", ncols=min(4, len(patches)), frameon=False
+    )
     return figure
 
 

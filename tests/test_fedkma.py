@@ -9,6 +9,7 @@ from flwr.app import Array, ArrayRecord, Context, RecordDict
 from torch import nn
 
 import fedkd_flwr
+from fedkd_flwr import plots
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients import fedkma as client_module
 from fedkd_flwr.clients.fedkma import (
@@ -21,6 +22,7 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.genotypes import client_genotypes, draw_genotypes, local_inference_accuracy
 from fedkd_flwr.grid import InProcessGrid
 from fedkd_flwr.models import build_model
+from fedkd_flwr.models.darts import OPERATIONS as ALL_OPERATIONS
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import initial_arrays, serve
 from fedkd_flwr.state import exchanged_state, fill_model
@@ -571,6 +573,15 @@ def test_genotypes_are_the_strongest_operation_of_every_edge(tiny, tmp_path):
     pictures = draw_genotypes(finished, tmp_path / "pictures")
     assert [picture.name for picture in pictures] == [f"client-{n}.png" for n in range(3)]
     assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
+    assert len(plots.plot_genotype(finished, 1).axes) == 2  # a normal and a reduction cell
+    drawn = plots.plot_operations(finished, order=[2, 0, 1]).axes[0].images[0].get_array()
+    for row, client in enumerate([2, 0, 1]):
+        edges = iter(drawn[row])
+        for node, choices in enumerate(genotypes[client].normal):
+            kept = {source: ALL_OPERATIONS.index(operation) - 1 for operation, source in choices}
+            assert [next(edges) for _ in range(node + 2)] == [
+                kept.get(source, -1) for source in range(node + 2)
+            ]
 
 
 def test_the_papers_accuracies(tiny, tmp_path):

@@ -240,4 +240,4 @@ def test_every_family_has_a_colour_and_every_member_a_line():
 
 
 def test_a_comparison_shows_its_table_in_a_notebook(comparison):
-    assert comparison._repr_markdown_() == comparison.to_markdown()
+    assert repr(comparison) == comparison._repr_markdown_() == comparison.to_markdown()

@@ -21,8 +21,8 @@ _RIGHT_THEN_DOWN = "angle,angleA=0,angleB=90,rad=6"
 _STRAIGHT = "arc3"
 
 
-def draw_genotype(genotype: Genotype, path: Path | str) -> None:
-    """Draw the normal cell above the reduction cell and write the picture.
+def genotype_figure(genotype: Genotype) -> Figure:
+    """Draw the normal cell above the reduction cell.
 
     Filled boxes are states, white boxes are operations. Lines run to the right and downwards,
     in the color of the state that they leave.
@@ -31,13 +31,11 @@ def draw_genotype(genotype: Genotype, path: Path | str) -> None:
     ----------
     genotype : Genotype
         What to draw.
-    path : Path or str
-        The picture; its suffix decides the format, such as .png or .svg.
 
-    Raises
-    ------
-    ValueError
-        If matplotlib does not know the suffix.
+    Returns
+    -------
+    Figure
+        Belongs to no window.
     """
     cells = {"Normal cell": genotype.normal, "Reduction cell": genotype.reduce}
     # Every edge has a lane of its own; the others hold the inputs, the output and the title.
@@ -51,7 +49,25 @@ def draw_genotype(genotype: Genotype, path: Path | str) -> None:
         axes.set_title(title)
         axes.axis("off")
         _draw_cell(axes, cell)
-    figure.savefig(Path(path), dpi=120)
+    return figure
+
+
+def draw_genotype(genotype: Genotype, path: Path | str) -> None:
+    """Write the picture of `genotype_figure` to a file.
+
+    Parameters
+    ----------
+    genotype : Genotype
+        What to draw.
+    path : Path or str
+        The picture; its suffix decides the format, such as .png or .svg.
+
+    Raises
+    ------
+    ValueError
+        If matplotlib does not know the suffix.
+    """
+    genotype_figure(genotype).savefig(Path(path), dpi=120)
 
 
 def _draw_cell(axes: Axes, cell: tuple[Node, ...]) -> None:

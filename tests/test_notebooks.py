@@ -1,0 +1,128 @@
+"""The notebooks are executed, clean, and use the public API alone."""
+
+import ast
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import fedkd_flwr
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NAMES = [
+    "compare_strategies", "deploy", "fedkma", "kt_pfl", "perfed_ckt", "persfl", "quickstart",
+]  # fmt: skip
+
+LARGEST = 400_000
+"""Bytes of a notebook with its figures."""
+
+TIME_LIMIT = 300
+"""Seconds that a notebook may take."""
+
+MACHINE = re.compile(r"/(?:tmp|work|home|root|Users|var/folders)/\S*|\w+\.internal\b|https?://\S+")
+"""Paths of a machine, and addresses, which outputs have no need of."""
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+def path(request):
+    return request.param
+
+
+@pytest.fixture
+def notebook(path):
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def python_of(cell):
+    """Return a cell's Python without the lines that are for IPython."""
+    lines = cell.source.splitlines()
+    return "\n".join(line for line in lines if not line.startswith(("%", "!")))
+
+
+def texts_of(output):
+    """Return what an output shows as text."""
+    if output.output_type == "stream":
+        return [output.text]
+    return [str(data) for kind, data in output.get("data", {}).items() if "image" not in kind]
+
+
+def test_the_notebooks_are_those_that_are_promised():
+    assert [path.stem for path in NOTEBOOKS] == NAMES
+
+
+def test_notebooks_are_valid_and_small(path, notebook):
+    nbformat.validate(notebook)
+    assert path.stat().st_size < LARGEST
+    assert notebook.cells[0].source.startswith("# ")
+
+
+def test_every_cell_was_executed_in_order_and_none_failed(notebook):
+    cells = code_cells(notebook)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert all(output.output_type != "error" for output in outputs)
+    # Warnings and logs would be on standard error.
+    assert [output.text for output in outputs if output.get("name") == "stderr"] == []
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+
+
+def test_outputs_name_no_machine(notebook):
+    for cell in code_cells(notebook):
+        for output in cell.outputs:
+            for text in texts_of(output):
+                assert not MACHINE.search(text), text[:300]
+                assert len(text.splitlines()) < 200
+
+
+def test_cells_use_the_public_api_alone(notebook):
+    public = {*fedkd_flwr.__all__, "plots"}
+    for cell in code_cells(notebook):
+        for node in ast.walk(ast.parse(python_of(cell))):
+            if isinstance(node, ast.Import):
+                ours = [name.name for name in node.names if name.name.startswith("fedkd_flwr")]
+                assert ours in ([], ["fedkd_flwr"])
+                assert not any(name.name.startswith("strategies") for name in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                assert not str(node.module).startswith(("strategies", "fedkd_flwr."))
+                if node.module == "fedkd_flwr":
+                    assert {name.name for name in node.names} <= public
+            elif isinstance(node, ast.Attribute):
+                assert not node.attr.startswith("_")
+                if isinstance(node.value, ast.Name) and node.value.id == "fedkd_flwr":
+                    assert node.attr in public
+
+
+def test_links_to_files_lead_somewhere(path, notebook):
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            for target in re.findall(r"\]\(([^)#]+)\)", cell.source):
+                assert target.startswith("http") or (path.parent / target).exists(), target
+
+
+@pytest.mark.slow
+def test_notebooks_run_from_top_to_bottom(path, notebook, tmp_path, monkeypatch):
+    clone = tmp_path / "clone"
+    ignored = shutil.ignore_patterns(".*", "runs", "__pycache__")
+    shutil.copytree(ROOT, clone, ignore=ignored)
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
+    programs = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    NotebookClient(
+        notebook,
+        timeout=TIME_LIMIT,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(clone / "notebooks")}},
+    ).execute()
+    assert all(
+        output.output_type != "error" for cell in code_cells(notebook) for output in cell.outputs
+    )
