@@ -55,6 +55,7 @@ for ((n = 0; n < nodes; n++)); do
     started+=($!)
 done
 
+# One thread a node, since they share the cores; a node without any is taken for dead.
 echo "Ready. In another terminal, from $root:"
-echo "  FLWR_HOME=$FLWR_HOME $bin/flwr run . local --stream -c 'num-clients=$nodes output-dir=\"$folder/run\"'"
+echo "  FLWR_HOME=$FLWR_HOME $bin/flwr run . local --stream -c 'num-clients=$nodes torch-threads=1 output-dir=\"$folder/run\"'"
 wait
