@@ -223,6 +223,11 @@ def plot_help(
     # The palette's blue and orange part in the eyes of the colour-blind as well.
     colours = [COLOURS[0] if value > 0 else COLOURS[1] for value in gain]
     right.barh(range(len(clients)), gain, color=colours)
+    # As wide to the left as to the right, so that a loss is seen to be one.
+    widest = 1.1 * float(gain.abs().max())
+    if widest > 0:
+        right.set_xlim(-widest, widest)
+    right.xaxis.set_major_locator(MaxNLocator(4))
     right.axvline(0, color="black", lw=1)
     right.set_xlabel("Gain in accuracy over local")
     right.grid(axis="x", alpha=0.3)

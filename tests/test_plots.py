@@ -1,5 +1,7 @@
 """Figures hold the lines, labels and colours that they should."""
 
+from dataclasses import replace
+
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
@@ -205,7 +207,7 @@ def test_all_figures_are_written_and_none_is_left_open(comparison, tmp_path):
 def test_many_methods_keep_apart(runs):
     one = compare([runs["local", 0]])
     groups = {f"method {i}": [runs["local", 0]] for i in range(20)}
-    many = type(one)(groups, one.results, one.clients, one.table, [])
+    many = replace(one, groups=groups)
     axes = main_axes(plots.plot_accuracy_over_rounds(many))
     looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
     assert len(looks) == 20
@@ -213,7 +215,7 @@ def test_many_methods_keep_apart(runs):
 
 def looks_of(groups, comparison):
     """Return the colour and line of each label in a comparison of groups of runs."""
-    one = type(comparison)(groups, comparison.results, comparison.clients, comparison.table, [])
+    one = replace(comparison, groups=groups)
     axes = main_axes(plots.plot_accuracy_over_rounds(one))
     return {line.get_label(): (line.get_color(), line.get_linestyle()) for line in axes.lines}
 
