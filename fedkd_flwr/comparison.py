@@ -195,7 +195,7 @@ def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
         results=results,
         clients=clients,
         table=table,
-        verdicts=_verdicts(clients),
+        verdicts=_verdicts(clients, table.index),
         notes=[*notes, *_notes(groups, clients)],
     )
 
@@ -421,19 +421,25 @@ def _notes_on_reference(groups: Mapping[str, list[Run]], clients: pd.DataFrame) 
     return notes
 
 
-def _verdicts(clients: pd.DataFrame) -> list[str]:
+def _verdicts(clients: pd.DataFrame, labels: Iterable[Any]) -> list[str]:
     """Say of every method whether it beats `local`, by its clients' mean gain in each seed."""
     gains = clients[clients["method"] != REFERENCE].dropna(subset="gain")
-    by_seed = gains.groupby(["method", "seed"], sort=False)["gain"].mean() * 100
-    verdicts = []
-    for label, of_method in by_seed.groupby("method", sort=False):
-        above, seeds = int((of_method > 1e-9).sum()), len(of_method)
-        mean = round(of_method.mean(), 1) + 0.0  # no minus before a zero
-        in_seeds = f"above it in {above} of {seeds} seed{'s' if seeds > 1 else ''}"
-        unsure = "does not reliably beat" if mean > 0 else "does not beat"
-        beats = "beats" if above == seeds else unsure
-        verdicts.append(f"{label} {beats} {REFERENCE}: {mean:+.1f} points on average, {in_seeds}.")
-    return verdicts
+    by_seed = gains.groupby(["method", "seed"])["gain"].mean() * 100
+    known = set(by_seed.index.get_level_values("method"))
+    return [_verdict(str(label), by_seed[label]) for label in labels if label in known]
+
+
+def _verdict(label: str, gains: pd.Series) -> str:
+    """Return one sentence about the mean gains of a method, in points, one a seed."""
+    above, seeds = int((gains > 1e-9).sum()), len(gains)
+    mean = round(gains.mean(), 1) + 0.0  # no minus before a zero
+    if seeds == 1:
+        place = "above" if above else "not above"
+        return f"{label} is {place} {REFERENCE} on its one seed: {mean:+.1f} points."
+    unsure = "does not reliably beat" if mean > 0 else "does not beat"
+    beats = "beats" if above == seeds else unsure
+    counted = f"above it in {above} of {seeds} seeds"
+    return f"{label} {beats} {REFERENCE}: {mean:+.1f} points on average, {counted}."
 
 
 def _listed(values: Iterable[Any]) -> str:

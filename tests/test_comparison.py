@@ -111,6 +111,16 @@ def test_a_method_that_does_not_beat_local_is_said_not_to(tmp_path, accuracies, 
     assert f"- kt-pfl {verdict} of 2 seeds.\n" in comparison.to_markdown()
 
 
+def test_one_seed_is_no_verdict_and_verdicts_follow_the_table(tmp_path):
+    write_run(tmp_path, "fedmd", 0, [0.5, 0.4])
+    write_run(tmp_path, "kt-pfl", 0, [0.9, 0.7])
+    write_run(tmp_path, "local", 0, [0.5, 0.5])
+    assert compare(tmp_path).verdicts == [
+        "kt-pfl is above local on its one seed: +30.0 points.",
+        "fedmd is not above local on its one seed: -5.0 points.",
+    ]
+
+
 def test_gains_pair_each_client_with_itself(two_methods):
     clients = compare(two_methods).clients.set_index(["method", "seed", "partition_id"])
     np.testing.assert_allclose(clients.loc["kt-pfl", 0]["gain"], [0.0, 0.1, 0.3, 0.4])
