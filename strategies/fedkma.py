@@ -18,8 +18,9 @@ Differences from the paper
   away from a sure and right prediction: a client with other classes is still weighed about 1/K
   of one with the same.
 - Buffers, the running statistics of batch normalization, are mixed like weights, but the client
-  estimates them anew from its own training data before it reports mean logits and before it
-  evaluates a mixed model: mixed statistics do not fit a mixed supernet.
+  estimates them anew from its own training data before it reports mean logits and, as with
+  every method on a search network, before it is evaluated: mixed statistics fit no client.
+- Half of a client's training data is for alpha, as in DARTS; ``fedkma.alpha-share`` changes it.
 - A client that fails in training drops out of all rows; one that fails to send its row gets
   the uniform one.
 """
@@ -70,6 +71,9 @@ class FedKMASettings(Settings):
         Whether rows of M follow Eq. 11 to the letter.
     alpha_learning_rate, alpha_weight_decay : float
         Of Adam on the architecture weights, as in DARTS.
+    alpha_share : float
+        Share of the training samples that alpha steps see and omega steps do not, as in DARTS;
+        0 lets both see all, which clients with little data need.
     """
 
     table = "fedkma"
@@ -77,6 +81,7 @@ class FedKMASettings(Settings):
     as_printed: bool = False
     alpha_learning_rate: float = Field(default=3e-4, gt=0)
     alpha_weight_decay: float = Field(default=1e-3, ge=0)
+    alpha_share: float = Field(default=0.5, ge=0, lt=1)
 
 
 def irrelevancy(

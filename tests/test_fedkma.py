@@ -1,4 +1,4 @@
-"""FedKMA: mathematics against plain loops, the search's two halves, messages and failures."""
+"""FedKMA: mathematics against plain loops, the search's two parts, messages and failures."""
 
 import json
 
@@ -296,6 +296,20 @@ def test_received_statistics_do_not_decide_how_a_search_network_is_evaluated(tin
         client.evaluate([received[k] for k in names], {"names": names, "server-round": 1})
         logits.append(predict_logits(client.model, client.data.test_images))
     torch.testing.assert_close(*logits)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_the_share_for_alpha_is_what_omega_does_not_see(tiny, share):
+    client = client_of({**tiny, "fedkma.alpha-share": share})
+    for_omega, for_alpha = client.search_samples()
+    assert sorted([*for_omega.tolist(), *for_alpha.tolist()]) == list(range(client.num_examples))
+    assert len(for_alpha) == pytest.approx(share * client.num_examples, abs=1)
+
+
+def test_without_a_share_both_see_all_samples(tiny):
+    client = client_of({**tiny, "fedkma.alpha-share": 0.0})
+    everything = list(range(client.num_examples))
+    assert [part.tolist() for part in client.search_samples()] == [everything, everything]
 
 
 def test_a_search_needs_two_samples(tiny, monkeypatch):

@@ -1,4 +1,4 @@
-"""FedKMA's client: search on two halves of the data, report mean logits, weigh the others."""
+"""FedKMA's client: search on two parts of the data, report mean logits, weigh the others."""
 
 import numpy as np
 import torch
@@ -53,8 +53,8 @@ def class_mean_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 class FedKMAClient(FedAvgClient):
     """Trains a supernet's omega and alpha in turns (first-order DARTS).
 
-    Half of the training data is for omega, the other half for alpha: alpha is judged on
-    samples that omega has not seen.
+    A share of the training data is for alpha alone: alpha is judged on samples that omega has
+    not seen.
     """
 
     settings: FedKMASettings
@@ -80,28 +80,35 @@ class FedKMAClient(FedAvgClient):
         counts = self.data.class_counts.cpu().numpy().astype(np.float64)
         return counts / counts.sum()
 
-    def halves(self) -> tuple[Tensor, Tensor]:
+    def search_samples(self) -> tuple[Tensor, Tensor]:
         """Return the positions of the training samples for omega and for alpha.
 
-        They stay the same in all rounds.
+        They stay the same in all rounds. With an `alpha_share` of 0 both are all of them.
 
         Raises
         ------
         ValueError
-            If there is a single sample.
+            If there is a single sample to share.
         """
+        share = self.settings.alpha_share
+        if not share:
+            everything = torch.arange(self.num_examples, device=self.device)
+            return everything, everything
         if self.num_examples < 2:
-            raise ValueError("a search needs at least 2 training samples, one for each half")
+            raise ValueError(
+                "a search needs at least 2 training samples, one for each part, or "
+                "fedkma.alpha-share = 0"
+            )
         generator = random_generator(self.run.seed, "search-halves", self.partition_id)
         order = torch.from_numpy(generator.permutation(self.num_examples)).to(self.device)
-        middle = self.num_examples // 2
-        return order[:middle], order[middle:]
+        for_omega = max(1, int(self.num_examples * (1 - share)))
+        return order[:for_omega], order[for_omega:]
 
     def search(self, server_round: int) -> float:
-        """Alternate one alpha step and one omega step for E epochs over the omega half.
+        """Alternate one alpha step and one omega step for E epochs over omega's samples.
 
         A network without architecture weights, such as that of a fixed genotype, needs no
-        second half: all its weights are trained on all training samples.
+        samples for them: all its weights are trained on all training samples.
 
         Returns
         -------
@@ -111,8 +118,8 @@ class FedKMAClient(FedAvgClient):
         alphas, omegas = split_parameters(self.model)
         if not alphas:
             return self.train_locally(server_round)
-        omega_half, alpha_half = self.halves()
-        omega_loss, alpha_loss = self.loss_on(omega_half), self.loss_on(alpha_half)
+        for_omega, for_alpha = self.search_samples()
+        omega_loss, alpha_loss = self.loss_on(for_omega), self.loss_on(for_alpha)
         run, settings = self.run, self.settings
         omega_optimizer = torch.optim.SGD(
             omegas, run.learning_rate, run.momentum, weight_decay=run.weight_decay
@@ -124,11 +131,11 @@ class FedKMAClient(FedAvgClient):
             weight_decay=settings.alpha_weight_decay,
         )
         alpha_batches = random_batches(
-            len(alpha_half), run.batch_size, self.generator("alpha-batches", server_round)
+            len(for_alpha), run.batch_size, self.generator("alpha-batches", server_round)
         )
         self.model.train()
         total, seen = torch.zeros((), device=self.device), 0
-        for positions in self.private_batches(server_round, len(omega_half)):
+        for positions in self.private_batches(server_round, len(for_omega)):
             step(self.model, alpha_loss, next(alpha_batches), alpha_optimizer)
             total += step(self.model, omega_loss, positions, omega_optimizer) * len(positions)
             seen += len(positions)
@@ -137,7 +144,7 @@ class FedKMAClient(FedAvgClient):
         return mean_loss
 
     def loss_on(self, positions: Tensor) -> BatchLoss:
-        """Return the cross-entropy on one half of the training data."""
+        """Return the cross-entropy on one part of the training data."""
         return cross_entropy_on(
             self.data.train_images[positions], self.data.train_labels[positions]
         )
