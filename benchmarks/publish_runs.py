@@ -14,14 +14,7 @@ from typing import Any
 
 import fedkd_flwr
 from fedkd_flwr import Run
-
-NOT_PUBLISHED = {"output-dir", "state-dir", "models-dir", "data-root", "resume", "versions"}
-"""Settings that say something of a machine and nothing of a result."""
-
-
-def settings_of(run: Run) -> dict[str, Any]:
-    """Return the settings of a run that decide its numbers, by name."""
-    return {name: value for name, value in run.config.items() if name not in NOT_PUBLISHED}
+from fedkd_flwr.comparison import defining_settings
 
 
 def published(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
@@ -34,7 +27,8 @@ def published(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
     shared : dict
         Settings that all runs have, which are left out here.
     """
-    own = {name: value for name, value in settings_of(run).items() if name not in shared}
+    settings = defining_settings(run.config)
+    own = {name: value for name, value in settings.items() if name not in shared}
     rounds = run.rounds.dropna(subset="accuracy_mean")
     clients = run.clients.dropna(subset="accuracy")
     last = clients[clients["round"] == clients["round"].max()].sort_values("partition_id")
@@ -56,11 +50,11 @@ def publish(folder: Path, output: Path) -> None:
     """Write the table and the JSON file of a folder of runs."""
     comparison = fedkd_flwr.compare(folder)
     runs = [run for group in comparison.groups.values() for run in group]
-    first = settings_of(runs[0])
+    settings = [defining_settings(run.config) for run in runs]
     shared = {
         name: value
-        for name, value in first.items()
-        if all(settings_of(run).get(name) == value for run in runs)
+        for name, value in settings[0].items()
+        if all(other.get(name) == value for other in settings)
     }
     output.parent.mkdir(parents=True, exist_ok=True)
     rows = ",\n".join(json.dumps(published(run, shared)) for run in runs)
