@@ -37,7 +37,7 @@ from fedkd_flwr.genotypes import client_genotypes
 from fedkd_flwr.models.darts import NONE, OPERATIONS, genotype_figure
 from fedkd_flwr.models.darts.skeleton import CELL_INPUTS
 from fedkd_flwr.runs import Run
-from strategies.randomness import random_generator
+from strategies.core.randomness import random_generator
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """The palette of Okabe and Ito, without its yellow, which white paper swallows."""

@@ -25,27 +25,19 @@ Differences from the paper
   the uniform one.
 """
 
-from collections.abc import Mapping
 from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
 from flwr.supercore import log
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.special import log_softmax
 
-from strategies.base import (
-    InvalidReplyError,
-    Payload,
-    PersonalizedStrategy,
-    Reply,
-    RunObserver,
-    RunPlan,
-    Settings,
-    check_simplex,
-)
+from strategies.base import TRAIN_LOSS
+from strategies.core.plan import Settings
+from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
+from strategies.core.simplex import check_simplex
+from strategies.parameters import Model, ParameterStrategy, mix_models
 
 SHARE_KNOWLEDGE = "share-knowledge"
 """Phase of the message that asks a client for its row of M."""
@@ -108,7 +100,7 @@ def irrelevancy(
     """
     num_classes = class_logits.shape[-1]
     holds = np.asarray(class_flags, dtype=bool)[..., None]
-    log_q = np.where(holds, log_softmax(class_logits.astype(np.float64), -1), -np.log(num_classes))
+    log_q = np.where(holds, log_softmax(class_logits.astype(np.float64)), -np.log(num_classes))
     q = np.exp(log_q)
     self_information = (q * log_q).sum(axis=-1)
     # Per class, the products over logits of all pairs are one matrix product.
@@ -116,6 +108,12 @@ def irrelevancy(
     divergence = self_information[:, None, :] - cross
     difficulty = -np.diagonal(log_q, axis1=1, axis2=2)
     return similarity_weight * divergence + (1 - similarity_weight) * difficulty[None]
+
+
+def log_softmax(logits: NDArray[Any]) -> NDArray[Any]:
+    """Return the logarithms of the softmax over the last axis."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def sharing_row(
@@ -143,95 +141,61 @@ def sharing_row(
     return weights / weights.sum()
 
 
-def mix_arrays(
-    sharing: NDArray[Any], arrays: Mapping[int, Mapping[str, NDArray[Any]]]
-) -> list[dict[str, NDArray[Any]]]:
-    """Mix the clients' arrays by the rows of M, as one matrix product a name.
-
-    Parameters
-    ----------
-    sharing : ndarray
-        M, shape (R, R), rows sum to 1.
-    arrays : mapping of int to mapping
-        Arrays of the R clients by name, all alike in shape.
-
-    Returns
-    -------
-    list of dict
-        R sets of arrays, in the order of the clients.
-    """
-    givers = list(arrays.values())
-    mixed: list[dict[str, NDArray[Any]]] = [{} for _ in givers]
-    for name in givers[0]:
-        stacked = np.stack([giver[name].reshape(-1) for giver in givers])
-        product = sharing.astype(stacked.dtype) @ stacked
-        for target, row in zip(mixed, product, strict=True):
-            target[name] = row.reshape(givers[0][name].shape)
-    return mixed
-
-
-class FedKMA(PersonalizedStrategy):
+class FedKMA(ParameterStrategy):
     """FedKMA (Algorithm 1): models up, H down, rows of M up, mixed models down.
-
-    Parameters
-    ----------
-    plan : RunPlan
-        Clients, rounds, sampling and seed.
-    settings : FedKMASettings
-        The paper's hyperparameters.
-    observer : RunObserver, optional
-        Is told of every finished round.
 
     Attributes
     ----------
     sharing : ndarray
         M, shape (N, N), rows on the simplex; starts uniform. A client that fails in training
         keeps its row, and its column is zero in the others' rows.
+    mixed : dict of str to ndarray
+        The clients' mixed models by kind, shape (N, length); one row for all, the initial
+        model, before the first round.
     """
 
     settings_type = FedKMASettings
-    needs_one_model = True
+    train_metrics = (TRAIN_LOSS,)
+    kept = (*ParameterStrategy.kept, "sharing", "mixed")
     settings: FedKMASettings
+    sharing: NDArray[np.float64]
+    mixed: Model
 
-    def __init__(
-        self, plan: RunPlan, settings: Settings, observer: RunObserver | None = None
-    ) -> None:
-        super().__init__(plan, settings, observer)
-        self.sharing = np.full((plan.num_clients, plan.num_clients), 1 / plan.num_clients)
-        self._personalized: dict[int, dict[str, Array]] = {}
+    def begin(self, initial: Arrays) -> None:
+        """Start with one model for all, and everybody weighed alike."""
+        super().begin(initial)
+        num_clients = self.plan.num_clients
+        self.sharing = np.full((num_clients, num_clients), 1 / num_clients)
+        self.mixed = {}
 
-    def train_payload(self, server_round: int, partition_id: int) -> Payload:
-        """Send the client its mixed model; in the first round all start alike."""
-        return self._personalized.get(partition_id, self.global_arrays)
+    def model_for(self, partition_id: int) -> Model:
+        """Return the client's mixed model, the algorithm's output; at first all are alike."""
+        if not self.mixed:
+            return self.model
+        return {kind: rows[partition_id] for kind, rows in self.mixed.items()}
 
-    def evaluate_payload(self, server_round: int, partition_id: int) -> Payload:
-        """Send the client its mixed model, the algorithm's output, to evaluate."""
-        return self.train_payload(server_round, partition_id)
-
-    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, tuple[int, ...]]:
-        """Ask for omega, alpha and buffers, and for the mean logits of each class."""
+    def extra_due(self) -> dict[str, Due]:
+        """Ask for the mean logits of each class."""
         classes = self.plan.num_classes
-        model = {name: tuple(array.shape) for name, array in self.global_arrays.items()}
-        return {**model, CLASS_LOGITS: (classes, classes), CLASS_FLAGS: (classes,)}
+        return {CLASS_LOGITS: Due((classes, classes)), CLASS_FLAGS: Due((classes,))}
 
     def check_reply(self, reply: Reply) -> None:
-        """Refuse flags other than 0 and 1, and rows of M that are no distribution."""
-        if CLASS_FLAGS in reply.arrays and not np.isin(reply.arrays[CLASS_FLAGS], (0, 1)).all():
+        """Refuse flags other than 0 and 1."""
+        if not np.isin(reply.arrays[CLASS_FLAGS], (0, 1)).all():
             raise InvalidReplyError(f"{CLASS_FLAGS} holds something other than 0 and 1")
-        if "sharing" in reply.arrays:
-            check_simplex(reply.arrays["sharing"], "sharing")
 
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> ArrayRecord | None:
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
         """Ask for the rows of M, then mix every replier's model by its row."""
-        models = {
-            n: {name: reply.arrays[name] for name in self.global_arrays}
-            for n, reply in replies.items()
-        }
+        repliers = list(replies)
         block = self.sharing_block(server_round, replies)
-        self._keep_block(list(replies), block)
-        for n, mixed in zip(replies, mix_arrays(block, models), strict=True):
-            self._personalized[n] = {name: Array(values) for name, values in mixed.items()}
-        return None
+        self.sharing[repliers] = 0
+        self.sharing[np.ix_(repliers, repliers)] = block
+        models = [{kind: reply.arrays[kind] for kind in self.model} for reply in replies.values()]
+        if not self.mixed:
+            shape = self.plan.num_clients, 1
+            self.mixed = {kind: np.tile(vector, shape) for kind, vector in self.model.items()}
+        for kind, rows in mix_models(block, models).items():
+            self.mixed[kind][repliers] = rows
 
     def sharing_block(self, server_round: int, replies: dict[int, Reply]) -> NDArray[np.float64]:
         """Send each replier its row of H and gather the rows of M, shape (R, R).
@@ -242,14 +206,14 @@ class FedKMA(PersonalizedStrategy):
         flags = np.stack([reply.arrays[CLASS_FLAGS] for reply in replies.values()])
         distances = irrelevancy(logits, flags, self.settings.similarity_weight)
         rows = self.exchange(
-            server_round,
             SHARE_KNOWLEDGE,
             payloads={
                 # An infinity would turn into NaN where it meets a class of probability 0.
-                n: {"irrelevancy": Array(np.minimum(row, FARTHEST).astype(np.float32))}
+                n: {"irrelevancy": np.minimum(row, FARTHEST).astype(np.float32)}
                 for n, row in zip(replies, distances, strict=True)
             },
-            expected={n: {"sharing": (len(replies),)} for n in replies},
+            due=lambda n: {"sharing": Due((len(replies),))},
+            check=lambda reply: check_simplex(reply.arrays["sharing"], "sharing"),
         )
         block = np.full((len(replies), len(replies)), 1 / len(replies))
         for position, n in enumerate(replies):
@@ -261,39 +225,11 @@ class FedKMA(PersonalizedStrategy):
         return block
 
     def matrices(self) -> dict[str, NDArray[Any]]:
-        """Return M as ``sharing``, (N, N), and the mixed alphas, (N, edges, operations)."""
-        architectures = {
-            name: np.stack([self._array(n, name) for n in range(self.plan.num_clients)])
-            for name in self.global_arrays
-            if name.startswith("alpha")
+        """Return M as ``sharing``, (N, N), and the mixed ``alphas``, (N, a)."""
+        return {
+            "sharing": self.sharing.copy(),
+            **{kind: rows.copy() for kind, rows in self.mixed.items() if kind == "alphas"},
         }
-        return {"sharing": self.sharing.copy(), **architectures}
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Return M and the mixed models that are due next round."""
-        models = {
-            f"model-{n}-{name}": array.numpy()
-            for n, arrays in self._personalized.items()
-            for name, array in arrays.items()
-        }
-        return {"sharing": self.sharing, **models}
-
-    def restore(self, completed_rounds: int, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue with the matrix and the mixed models of a stopped run."""
-        super().restore(completed_rounds, state)
-        self.sharing = np.array(state["sharing"])
-        self._personalized = {}
-        for key, values in state.items():
-            if key.startswith("model-"):
-                _, n, name = key.split("-", 2)
-                self._personalized.setdefault(int(n), {})[name] = Array(np.asarray(values))
-
-    def _array(self, partition_id: int, name: str) -> NDArray[Any]:
-        return self._personalized.get(partition_id, self.global_arrays)[name].numpy()
-
-    def _keep_block(self, repliers: list[int], block: NDArray[Any]) -> None:
-        self.sharing[repliers] = 0
-        self.sharing[np.ix_(repliers, repliers)] = block
 
 
 class FedNAS(FedKMA):

@@ -19,22 +19,16 @@ Differences from the paper
 - The last teachers of a run would arrive after its last evaluation and are not sent.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.base import Payload, Reply, RunObserver, RunPlan, Settings
-from strategies.privacy import project_onto_simplex
-from strategies.soft_predictions import (
-    SoftPredictionSettings,
-    SoftPredictionStrategy,
-    normalized_rows,
-    weighted_mean,
-)
+from strategies.base import TRAIN_LOSS
+from strategies.core.replies import Arrays, Metric, Reply
+from strategies.core.simplex import normalized_rows, project_onto_simplex, weighted_mean
+from strategies.soft_predictions import SoftPredictionSettings, SoftPredictionStrategy
 
 SMALLEST_PROBABILITY = 1e-12
 """Probabilities are raised to this before their logarithm is taken."""
@@ -62,7 +56,7 @@ class KTpFLSettings(SoftPredictionSettings):
     t_squared : bool
         Whether the distillation loss is multiplied by T² (the paper has no such factor).
     top_k : int
-        Givers of each client in `TopKpFL`.
+        Givers of each client in `strategies.sim_pfl.TopKPFL`.
     """
 
     table = "kt-pfl"
@@ -127,99 +121,46 @@ def _log(probabilities: NDArray[Any]) -> NDArray[Any]:
     return np.log(np.maximum(probabilities, SMALLEST_PROBABILITY))
 
 
-def cosine_similarities(predictions: NDArray[Any]) -> NDArray[Any]:
-    """Return the cosine between every two clients' flattened soft predictions.
-
-    Parameters
-    ----------
-    predictions : ndarray
-        Shape (N, P, K).
-
-    Returns
-    -------
-    ndarray
-        Shape (N, N), symmetric, entries in [0, 1].
-    """
-    flat = predictions.reshape(len(predictions), -1).astype(np.float64)
-    flat /= np.linalg.norm(flat, axis=1, keepdims=True)
-    return flat @ flat.T
-
-
-def top_k_weights(similarities: NDArray[Any], k: int) -> NDArray[Any]:
-    """Give equal weights to each client's k most similar others.
-
-    Parameters
-    ----------
-    similarities : ndarray
-        Shape (N, N).
-    k : int
-        Givers of each client; all others where there are fewer.
-
-    Returns
-    -------
-    ndarray
-        Shape (N, N), rows on the simplex, the diagonal zero (one client alone learns
-        from itself).
-    """
-    num_clients = len(similarities)
-    if num_clients == 1:
-        return np.ones((1, 1))
-    k = min(k, num_clients - 1)
-    others = similarities.copy()
-    np.fill_diagonal(others, -np.inf)
-    # A stable sort leaves ties with the lower partition-id, on every machine.
-    chosen = np.argsort(-others, axis=1, kind="stable")[:, :k]
-    weights = np.zeros((num_clients, num_clients))
-    np.put_along_axis(weights, chosen, 1 / k, axis=1)
-    return weights
-
-
 class KTpFL(SoftPredictionStrategy):
     """KT-pFL on soft predictions, with a coefficient matrix that learns (Algorithm 1).
-
-    Parameters
-    ----------
-    plan : RunPlan
-        Clients, rounds, sampling and seed; P is its `public_size`.
-    settings : KTpFLSettings
-        The paper's hyperparameters.
-    observer : RunObserver, optional
-        Is told of every finished round.
 
     Attributes
     ----------
     coefficients : ndarray
         c, shape (N, N) float64, rows on the simplex; starts at 1/N.
+    teachers : ndarray
+        Shape (N, P, K), due in the next round; of no client before the first.
     """
 
     settings_type = KTpFLSettings
     settings: KTpFLSettings
+    train_metrics = (TRAIN_LOSS, Metric("distillation-loss"))
+    kept = (*SoftPredictionStrategy.kept, "coefficients", "teachers")
+    coefficients: NDArray[np.float64]
+    teachers: NDArray[Any]
 
-    def __init__(
-        self, plan: RunPlan, settings: Settings, observer: RunObserver | None = None
-    ) -> None:
-        super().__init__(plan, settings, observer)
+    def begin(self, initial: Arrays) -> None:
+        """Start with equal coefficients and no teachers."""
+        super().begin(initial)
+        plan = self.plan
         self.coefficients = np.full((plan.num_clients, plan.num_clients), 1 / plan.num_clients)
-        # (N, P, K), or of no client before the first round.
-        self._teachers: NDArray[Any] = np.empty((0, plan.public_size, plan.num_classes))
+        self.teachers = np.empty((0, plan.public_size, plan.num_classes))
 
-    def train_payload(self, server_round: int, partition_id: int) -> Payload:
+    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the client its teacher, from the second round on."""
-        if not len(self._teachers):
+        if not len(self.teachers):
             return {}
-        return self.payload("teacher", self._teachers[partition_id])
+        return self.settings.wire.encode("teacher", self.teachers[partition_id])
 
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> ArrayRecord | None:
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
         """Move the coefficients of the repliers, then mix everybody's teacher from them."""
-        repliers = np.array(list(replies))
+        repliers = list(replies)
         predictions = self.stack_predictions(replies)
         block = np.ix_(repliers, repliers)
-        self.coefficients[block] = self.updated_block(
-            self.coefficients[block], predictions, self._shares(repliers)
-        )
+        shares = self.sizes(repliers) / self.sizes(self.clients).sum()
+        self.coefficients[block] = self.updated_block(self.coefficients[block], predictions, shares)
         rows = normalized_rows(self.coefficients[:, repliers])
-        self._teachers = self.mix(rows, predictions)
-        return None
+        self.teachers = self.mix(rows, predictions)
 
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
@@ -251,57 +192,3 @@ class KTpFL(SoftPredictionStrategy):
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return c as ``coefficients``, (N, N)."""
         return {"coefficients": self.coefficients.copy()}
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Return c and the teachers that are due next round."""
-        return {
-            **super().state(),
-            "coefficients": self.coefficients,
-            "teachers": self._teachers,
-        }
-
-    def restore(self, completed_rounds: int, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue with the coefficients and teachers of a stopped run."""
-        super().restore(completed_rounds, state)
-        self.coefficients = np.array(state["coefficients"])
-        self._teachers = np.array(state["teachers"])
-
-    def _shares(self, repliers: NDArray[np.int_]) -> NDArray[np.float64]:
-        total = sum(client.num_examples for client in self.clients.values())
-        return np.array([self.clients[n].num_examples / total for n in repliers])
-
-
-class SimPFL(KTpFL):
-    """Sim-pFL: coefficients proportional to the cosine similarity of soft predictions (§5.1)."""
-
-    def updated_block(
-        self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
-    ) -> NDArray[Any]:
-        """Spread each row's mass in proportion to the similarities."""
-        return block.sum(axis=1)[:, None] * normalized_rows(cosine_similarities(predictions))
-
-
-class TopKPFL(KTpFL):
-    """TopK-pFL: equal coefficients for the K most similar other clients (§5.1, K = 5)."""
-
-    def updated_block(
-        self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
-    ) -> NDArray[Any]:
-        """Spread each row's mass evenly over its K most similar others."""
-        weights = top_k_weights(cosine_similarities(predictions), self.settings.top_k)
-        return block.sum(axis=1)[:, None] * weights
-
-
-class FedMD(KTpFL):
-    """FedMD's consensus: every client learns from the plain mean, c = 1/N.
-
-    D. Li, J. Wang, *FedMD: Heterogenous Federated Learning via Model Distillation*, NeurIPS
-    2019 workshop, arXiv:1910.03581. Differences: soft predictions and unlabeled public
-    samples as in KT-pFL, no training on a labeled public set.
-    """
-
-    def updated_block(
-        self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
-    ) -> NDArray[Any]:
-        """Leave the coefficients at 1/N."""
-        return block

@@ -17,33 +17,21 @@ Differences from the paper
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from logging import INFO
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord
 from flwr.supercore import log
 from numpy.typing import NDArray
 from pydantic import Field
-from sklearn.cluster import KMeans
 
-from strategies.base import (
-    ImpossiblePlanError,
-    Payload,
-    Reply,
-    RunObserver,
-    RunPlan,
-    Settings,
-    sample_clients,
-)
-from strategies.randomness import random_generator
-from strategies.soft_predictions import (
-    SoftPredictionSettings,
-    SoftPredictionStrategy,
-    normalized_rows,
-    weighted_mean,
-)
+from strategies.base import TRAIN_LOSS
+from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings, sample_clients
+from strategies.core.randomness import random_generator
+from strategies.core.replies import Arrays, Metric, Reply
+from strategies.core.simplex import normalized_rows, weighted_mean
+from strategies.soft_predictions import SoftPredictionSettings, SoftPredictionStrategy
 
 
 class PerFedCKTSettings(SoftPredictionSettings):
@@ -91,6 +79,8 @@ def cluster_predictions(
     labels : ndarray
         Shape (m,), the centroid of each client.
     """
+    from sklearn.cluster import KMeans  # deferred: clients import this module and never cluster
+
     flat = predictions.reshape(len(predictions), -1)
     distinct = len(np.unique(flat, axis=0))
     kmeans = KMeans(min(clusters, distinct), n_init=10, random_state=seed)
@@ -107,31 +97,20 @@ def cluster_predictions(
 class PerFedCKT(SoftPredictionStrategy):
     """PerFed-CKT (Algorithm 1): cluster last round's predictions, broadcast the centroids.
 
-    Parameters
-    ----------
-    plan : RunPlan
-        Clients, rounds, sampling and seed; P is its `public_size`.
-    settings : PerFedCKTSettings
-        The paper's hyperparameters.
-    observer : RunObserver, optional
-        Is told of every finished round.
-
     Attributes
     ----------
     labels : ndarray
         Shape (N,), the cluster of each client that replied in the last round, else -1.
+    centroids : dict of str to ndarray
+        The centroids (c, P, K) as they travel in the next round; empty before the first.
     """
 
     settings_type = PerFedCKTSettings
     settings: PerFedCKTSettings
-
-    def __init__(
-        self, plan: RunPlan, settings: Settings, observer: RunObserver | None = None
-    ) -> None:
-        super().__init__(plan, settings, observer)
-        self.labels = np.full(plan.num_clients, -1)
-        self._centroids: NDArray[Any] | None = None
-        self._payload: Payload = {}
+    train_metrics = (TRAIN_LOSS, Metric("cluster", averaged=False, low=0))
+    kept = (*SoftPredictionStrategy.kept, "labels", "centroids")
+    labels: NDArray[np.int64]
+    centroids: Arrays
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
@@ -143,18 +122,22 @@ class PerFedCKT(SoftPredictionStrategy):
                 f"perfed-ckt.clusters = {clusters} is more than the {plan.num_clients} clients."
             )
 
+    def begin(self, initial: Arrays) -> None:
+        """Start with nothing clustered."""
+        super().begin(initial)
+        self.labels = np.full(self.plan.num_clients, -1)
+        self.centroids = {}
+
     def sample(self, server_round: int, candidates: Sequence[int]) -> list[int]:
         """Sample without replacement, a client's probability being its share of the data."""
-        sizes = np.array([self.clients[n].num_examples for n in candidates], dtype=np.float64)
-        return sample_clients(
-            candidates, self.sample_size, self.plan.seed, server_round, probabilities=sizes
-        )
+        plan, sizes = self.plan, self.sizes(candidates)
+        return sample_clients(candidates, plan.sample_size, plan.seed, server_round, sizes)
 
-    def train_payload(self, server_round: int, partition_id: int) -> Payload:
+    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send all centroids, the same to every client, from the second round on."""
-        return self._payload
+        return self.centroids
 
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> ArrayRecord | None:
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
         """Cluster the predictions of this round for the clients of the next."""
         seed = int(random_generator(self.plan.seed, "k-means", server_round).integers(2**31))
         centroids, labels = cluster_predictions(
@@ -169,27 +152,10 @@ class PerFedCKT(SoftPredictionStrategy):
                 self.settings.clusters,
                 len(replies),
             )
-        self._keep(centroids)
+        self.centroids = self.settings.wire.encode("centroids", centroids)
         self.labels = np.full(self.plan.num_clients, -1)
         self.labels[list(replies)] = labels
-        return None
 
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return the clusters of the round as ``clusters``, (N,), -1 for absent clients."""
         return {"clusters": self.labels.copy()}
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Return the labels and the centroids that are due next round."""
-        centroids = {} if self._centroids is None else {"centroids": self._centroids}
-        return {**super().state(), "clusters": self.labels, **centroids}
-
-    def restore(self, completed_rounds: int, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue with the centroids of a stopped run."""
-        super().restore(completed_rounds, state)
-        self.labels = np.array(state["clusters"])
-        if "centroids" in state:
-            self._keep(np.array(state["centroids"]))
-
-    def _keep(self, centroids: NDArray[Any]) -> None:
-        self._centroids = centroids
-        self._payload = self.payload("centroids", centroids)

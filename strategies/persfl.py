@@ -23,12 +23,13 @@ import math
 from logging import INFO
 from typing import Any, Literal
 
-from flwr.app import ArrayRecord
 from flwr.supercore import log
 from pydantic import Field, field_validator
 
-from strategies.base import Payload, Reply, Settings
+from strategies.core.plan import Settings
+from strategies.core.replies import Arrays, Metric
 from strategies.fedavg import FedAvg
+from strategies.parameters import Model
 
 PERSONALIZE = "personalize"
 """Phase of the message that starts stage 2."""
@@ -97,28 +98,30 @@ class PersFL(FedAvg):
     settings_type = PersFLSettings
     needs_validation_data = True
     keeps_global_models = True
+    evaluation_metrics = (
+        Metric("lambda", low=0, high=1),
+        Metric("temperature", low=0),
+        Metric("teacher-round", low=0),
+        Metric("teacher-accuracy", low=0, high=1),
+        Metric("global-accuracy", low=0, high=1),
+    )
     settings: PersFLSettings
 
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> ArrayRecord | None:
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
         """Average; after the last round, start stage 2 with the final global model."""
-        averaged = super().aggregate(server_round, replies)
-        if server_round < self.plan.num_rounds:
-            return averaged
-        final = averaged or self.global_arrays
+        super().aggregate_models(server_round, models)
+        if server_round < self.plan.num_server_rounds:
+            return
         log(INFO, "Stage 2: %d pairs of lambda and T at each client", len(self.settings.grid()))
         clients = self.reachable()
         personalized = self.exchange(
-            server_round,
-            PERSONALIZE,
-            payloads=dict.fromkeys(clients, final),
-            expected={n: {} for n in clients},
+            PERSONALIZE, payloads=dict.fromkeys(clients, self.model), due=lambda n: {}
         )
         log(INFO, "Stage 2: %d of %d clients personalized", len(personalized), len(clients))
-        return averaged
 
-    def evaluate_payload(self, server_round: int, partition_id: int) -> Payload:
+    def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the global model in stage 1; in stage 2 the client has its own."""
-        if server_round == self.plan.num_rounds:
+        if server_round == self.plan.num_server_rounds:
             return {}
         return super().evaluate_payload(server_round, partition_id)
 

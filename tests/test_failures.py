@@ -10,7 +10,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
 from fedkd_flwr.grid import InProcessGrid
 from fedkd_flwr.server_app import serve
-from strategies.base import TooFewRepliesError
+from strategies.core.replies import TooFewRepliesError
 
 SHAPE = (40, 10)
 

@@ -25,7 +25,7 @@ from fedkd_flwr.engines import flower_log_level
 from fedkd_flwr.grid import InProcessGrid
 from fedkd_flwr.runs import RunDirectory, RunDirectoryError
 from fedkd_flwr.server_app import serve
-from strategies.base import TooFewRepliesError
+from strategies.core.replies import TooFewRepliesError
 
 HOSTILE = 1
 SAME = ["round", "accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"]

@@ -27,7 +27,8 @@ from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import initial_arrays, serve
 from fedkd_flwr.state import exchanged_state, fill_model
 from fedkd_flwr.training import cross_entropy_on, predict_logits, refresh_statistics
-from strategies.base import InvalidReplyError, Reply, RunPlan
+from strategies.core.plan import RunPlan
+from strategies.core.replies import InvalidReplyError, Reply
 from strategies.fedkma import (
     CLASS_FLAGS,
     CLASS_LOGITS,
@@ -517,9 +518,9 @@ def test_monstrous_logits_reach_nobody_as_nan(tiny, tmp_path):
 
 
 def test_flags_other_than_0_and_1_are_refused():
-    strategy = FedKMA(RunPlan(2, 1, 3), FedKMASettings())
+    strategy = FedKMA(RunPlan(num_clients=2, num_classes=3), FedKMASettings())
     with pytest.raises(InvalidReplyError, match="something other than 0 and 1"):
-        strategy.check_reply(Reply(0, {CLASS_FLAGS: np.array([0, 0.5, 1])}, {}, None))
+        strategy.check_reply(Reply(0, {CLASS_FLAGS: np.array([0, 0.5, 1])}, {}))
 
 
 # ---- State, settings, results --------------------------------------------------------------

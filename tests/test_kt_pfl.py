@@ -7,20 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from strategies.base import ClientInfo, RunPlan
-from strategies.kt_pfl import (
-    FedMD,
-    KTpFL,
-    KTpFLSettings,
-    SimPFL,
-    TopKPFL,
-    cosine_similarities,
-    knowledge_gradient,
-    knowledge_loss,
-    top_k_weights,
-)
-from strategies.privacy import project_onto_simplex
-from strategies.soft_predictions import normalized_rows, weighted_mean
+from strategies.core.membership import ClientInfo
+from strategies.core.plan import RunPlan
+from strategies.core.simplex import normalized_rows, project_onto_simplex, weighted_mean
+from strategies.fedmd import FedMD
+from strategies.kt_pfl import KTpFL, KTpFLSettings, knowledge_gradient, knowledge_loss
+from strategies.sim_pfl import SimPFL, TopKPFL, cosine_similarities, top_k_weights
 
 
 def random_simplex(rng, *shape):
@@ -28,9 +20,10 @@ def random_simplex(rng, *shape):
 
 
 def strategy_with_clients(kind=KTpFL, num_clients=4, samples=6, classes=3, **settings):
-    plan = RunPlan(num_clients, num_rounds=3, num_classes=classes, public_size=samples)
+    plan = RunPlan(num_clients=num_clients, num_classes=classes, public_size=samples)
     strategy = kind(plan, KTpFLSettings(**settings))
-    strategy.clients = {
+    strategy.begin({})
+    strategy.members.clients = {
         n: ClientInfo(n, 100 + n, "lenet", num_examples=10 * (n + 1)) for n in range(num_clients)
     }
     return strategy
@@ -180,7 +173,7 @@ def test_only_repliers_move_and_everybody_gets_a_teacher_from_them(kind):
     if kind is not FedMD:
         assert not np.allclose(after[moved], before[moved])
     # Client 1 did not reply; its teacher is its renormalized row over the repliers.
-    teacher = strategy.train_payload(2, 1)["teacher"].numpy()
+    teacher = strategy.train_payload(2, 1)["teacher"]
     weights = before[1, repliers] / before[1, repliers].sum()
     np.testing.assert_allclose(teacher, np.tensordot(weights, predictions, 1), rtol=1e-6)
 
@@ -218,7 +211,7 @@ def test_fedmd_keeps_the_plain_mean():
     strategy = strategy_with_clients(FedMD)
     strategy.aggregate(1, {n: PredictionReply(predictions[n]) for n in range(4)})
     np.testing.assert_array_equal(strategy.coefficients, np.full((4, 4), 0.25))
-    teacher = strategy.train_payload(2, 2)["teacher"].numpy()
+    teacher = strategy.train_payload(2, 2)["teacher"]
     np.testing.assert_allclose(teacher, predictions.mean(axis=0))
 
 

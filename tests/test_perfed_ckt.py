@@ -18,7 +18,9 @@ from fedkd_flwr.config import ConfigError, read_config, read_toml
 from fedkd_flwr.grid import InProcessGrid
 from fedkd_flwr.server_app import initial_arrays, serve
 from fedkd_flwr.training import predict
-from strategies.base import ClientInfo, RunPlan, Traffic
+from strategies.core.membership import ClientInfo
+from strategies.core.plan import RunPlan
+from strategies.core.traffic import Traffic
 from strategies.perfed_ckt import PerFedCKT, PerFedCKTSettings, cluster_predictions
 
 TABLE_1 = Path(__file__).parent.parent / "conf" / "perfed-ckt" / "cifar10-vgg11.toml"
@@ -178,9 +180,13 @@ def test_without_centroids_a_client_trains_on_its_own_data_alone(small):
 
 
 def strategy_with(sizes, sampled):
-    plan = RunPlan(len(sizes), 1, 10, public_size=4, fraction_train=sampled / len(sizes))
+    plan = RunPlan(
+        num_clients=len(sizes), num_classes=10, public_size=4, fraction_train=sampled / len(sizes)
+    )
     strategy = PerFedCKT(plan, PerFedCKTSettings(clusters=1))
-    strategy.clients = {n: ClientInfo(n, 1000 + n, "mlp", size) for n, size in enumerate(sizes)}
+    strategy.members.clients = {
+        n: ClientInfo(n, 1000 + n, "mlp", size) for n, size in enumerate(sizes)
+    }
     return strategy
 
 

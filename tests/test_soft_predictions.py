@@ -10,15 +10,17 @@ from hypothesis import strategies as draw
 import fedkd_flwr
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
 from fedkd_flwr.config import ConfigError, read_config
-from strategies.base import InvalidReplyError, Reply, RunPlan
-from strategies.kt_pfl import KTpFL, KTpFLSettings
-from strategies.privacy import clip_towards_uniform, noised_predictions, privacy_spent
-from strategies.soft_predictions import (
-    NUMBER_FORMATS,
+from strategies.core.plan import RunPlan
+from strategies.core.privacy import clip_towards_uniform, noised_predictions, privacy_spent
+from strategies.core.replies import InvalidReplyError, Reply
+from strategies.core.simplex import (
+    NotOnSimplexError,
     normalized_rows,
     weighted_mean,
     weighted_median,
 )
+from strategies.core.wire import NUMBER_FORMATS
+from strategies.kt_pfl import KTpFL, KTpFLSettings
 
 
 def simplex_rows(seed, *shape):
@@ -36,7 +38,10 @@ def test_a_number_format_loses_no_more_than_it_says(name, bytes_a_number, error)
     wire = NUMBER_FORMATS[name]
     sent = simplex_rows(0, 3, 20, 10).astype(np.float32)
     arrays = wire.encode("teacher", sent)
-    assert {k: v.shape for k, v in arrays.items()} == wire.shapes("teacher", sent.shape)
+    due = wire.due("teacher", sent.shape)
+    assert {k: (v.shape, v.dtype) for k, v in arrays.items()} == {
+        k: (v.shape, v.dtype) for k, v in due.items()
+    }
     assert arrays["teacher"].nbytes == bytes_a_number * sent.size
     received = wire.probabilities("teacher", arrays)
     assert received.dtype == np.float32
@@ -55,11 +60,13 @@ def test_equal_probabilities_survive_eight_bits(scale, classes):
 
 
 def reply_with(arrays):
-    return Reply(0, arrays, {}, None)
+    return Reply(0, arrays, {})
 
 
 def eight_bit_strategy():
-    return KTpFL(RunPlan(2, 2, 3, public_size=4), KTpFLSettings(number_format="int8"))
+    return KTpFL(
+        RunPlan(num_clients=2, num_classes=3, public_size=4), KTpFLSettings(number_format="int8")
+    )
 
 
 def test_a_hostile_range_is_refused():
@@ -68,7 +75,10 @@ def test_a_hostile_range_is_refused():
     strategy.check_reply(reply_with(honest))
     for hostile in ([0, 9], [-3e38, 3e38], [0.5, 0.1]):
         spoiled = {**honest, "predictions-range": np.array(hostile, dtype=np.float64)}
-        with pytest.raises(InvalidReplyError, match="predictions"), np.errstate(all="ignore"):
+        with (
+            pytest.raises((InvalidReplyError, NotOnSimplexError), match="predictions"),
+            np.errstate(all="ignore"),
+        ):
             strategy.check_reply(reply_with(spoiled))
 
 
@@ -155,7 +165,7 @@ def test_clipped_predictions_are_on_the_simplex_and_no_farther_than_the_bound(se
 
 
 def test_the_noise_has_the_size_that_the_accountant_is_told(monkeypatch):
-    monkeypatch.setattr("strategies.privacy.project_onto_simplex", lambda rows, mass: rows)
+    monkeypatch.setattr("strategies.core.privacy.project_onto_simplex", lambda rows, mass: rows)
     uniform = np.full((400, 10), 0.1)
     noise = noised_predictions(uniform, 0.7, 1.5, np.random.default_rng(0)) - uniform
     assert noise.std() == pytest.approx(1.5 * 2 * 0.7, rel=0.03)
@@ -216,8 +226,9 @@ def test_with_noise_no_number_but_the_predictions_goes_along(private, tmp_path, 
     train = KTpFLClient.train
 
     def spy(self, received, server_round, phase):
-        replies.append(train(self, received, server_round, phase))
-        return replies[-1]
+        reply = yield from train(self, received, server_round, phase)
+        replies.append(reply)
+        return reply
 
     monkeypatch.setattr(KTpFLClient, "train", spy)
     fedkd_flwr.run(private, output_dir=tmp_path / "noised")

@@ -5,45 +5,47 @@ is not simply the kept one.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from logging import WARNING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Context
 from flwr.client import NumPyClient
+from flwr.supercore import log
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedkd_flwr import state, store
-from fedkd_flwr.data import (
-    ClientData,
-    client_indices,
-    hash_of_public_pool,
-    load_client,
-    public_subset,
-)
-from fedkd_flwr.export import save_personalized_model
-from fedkd_flwr.models import DARTS_MODELS, assign_models, build_model
-from fedkd_flwr.training import (
-    BatchLoss,
+from fedkd_flwr.clients import disk, memory
+from fedkd_flwr.config import RunConfig
+from fedkd_flwr.data.clients import ClientData, client_indices, hash_of_public_pool, load_client
+from fedkd_flwr.data.public import public_subset
+from fedkd_flwr.export import model_card, save_personalized_model
+from fedkd_flwr.models.assignment import assign_models
+from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.registry import DARTS_MODELS
+from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob, complete
+from fedkd_flwr.training.loop import (
+    Batch,
     Evaluation,
-    cross_entropy_on,
+    Loss,
     epoch_batches,
     evaluate,
+    gathered,
     random_batches,
     refresh_statistics,
     seeded,
-    train_on,
 )
-from strategies.base import Settings
-from strategies.randomness import random_generator
-
-if TYPE_CHECKING:
-    from fedkd_flwr.config import RunConfig
+from fedkd_flwr.training.losses import cross_entropy
+from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
+from strategies.core.plan import Settings
+from strategies.core.randomness import random_generator
+from strategies.core.replies import LARGEST_LOSS
 
 Arrays = dict[str, NDArray[Any]]
 """Named arrays of a message."""
@@ -58,11 +60,15 @@ class TrainReply:
     arrays : dict of str to ndarray
         Named arrays for the server; nothing else of the client's leaves it.
     metrics : dict of str to float
-        Numbers for the server.
+        Numbers for the server, those that the strategy declares.
     """
 
     arrays: Arrays = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+
+
+Training = Steps[TrainReply]
+"""A client's training: a generator of jobs that returns the reply."""
 
 
 class PersonalClient(NumPyClient):
@@ -86,7 +92,7 @@ class PersonalClient(NumPyClient):
     keeps_optimizer = True
     """Whether momentum lives on from round to round, as the model does."""
 
-    def __init__(self, context: Context, run: "RunConfig", settings: Settings) -> None:
+    def __init__(self, context: Context, run: RunConfig, settings: Settings) -> None:
         self.context = context
         self.run = run
         self.settings: Any = settings
@@ -95,7 +101,7 @@ class PersonalClient(NumPyClient):
 
     # ---- Hooks: what a method may override -------------------------------------------
 
-    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Train on private data; a method adds what it exchanges.
 
         Parameters
@@ -106,8 +112,19 @@ class PersonalClient(NumPyClient):
             Round of the run, from 1.
         phase : str
             ``train``, or the name of a method's further exchange.
+
+        Yields
+        ------
+        Job
+            What is to be computed; its result is sent back.
+
+        Returns
+        -------
+        TrainReply
+            What the server gets.
         """
-        return TrainReply(metrics={"train-loss": self.train_locally(server_round)})
+        loss = yield from self.train_locally(server_round)
+        return TrainReply(metrics={"train-loss": loss})
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
         """Bring `model` into the state that is to be evaluated; return further metrics."""
@@ -119,7 +136,7 @@ class PersonalClient(NumPyClient):
     def data(self) -> ClientData:
         """The client's own data and the public pool, on the device."""
         data_path = str(self.context.node_config.get("data-path", ""))
-        return load_client(self.run.data_settings, self.partition_id, data_path)
+        return load_client(self.run.data_plan, self.partition_id, data_path)
 
     @cached_property
     def model_name(self) -> str:
@@ -127,24 +144,26 @@ class PersonalClient(NumPyClient):
         if "model" in self.context.node_config:
             return str(self.context.node_config["model"])
         sizes = None
-        if self.run.model_assignment == "by-size":
-            sizes = [len(indices) for indices in client_indices(self.run.data_settings)]
-        run = self.run
-        names = assign_models(run.models, run.model_assignment, run.num_clients, sizes, run.seed)
+        models, plan = self.run.models, self.run.plan
+        if models.model_assignment == "by-size":
+            sizes = [len(indices) for indices in client_indices(self.run.data_plan)]
+        names = assign_models(
+            models.models, models.model_assignment, plan.num_clients, sizes, plan.seed
+        )
         return names[self.partition_id]
 
     @cached_property
     def model(self) -> nn.Module:
         """The client's model as it was kept, or with the initial weights of its partition-id."""
         model = self.new_model()
-        state.load_model(self.context, "model", model)
+        memory.load_model(self.context, "model", model)
         return model
 
     def new_model(self) -> nn.Module:
         """Build the client's architecture with its initial weights."""
-        with seeded("cpu", self.run.seed, "initial-weights", self.partition_id):
+        with seeded("cpu", self.run.plan.seed, "initial-weights", self.partition_id):
             model = build_model(
-                self.model_name, self.data.shape, self.data.classes, self.run.search_space
+                self.model_name, self.data.shape, self.data.classes, self.run.models.search_space
             )
         return model.to(self.device)
 
@@ -155,7 +174,7 @@ class PersonalClient(NumPyClient):
 
     def generator(self, purpose: str, server_round: int) -> np.random.Generator:
         """Return the client's generator for one purpose in one round."""
-        return random_generator(self.run.seed, purpose, server_round, self.partition_id)
+        return random_generator(self.run.plan.seed, purpose, server_round, self.partition_id)
 
     def tensor(self, array: NDArray[Any]) -> Tensor:
         """Bring an array of a message to the device."""
@@ -163,66 +182,95 @@ class PersonalClient(NumPyClient):
 
     # ---- Steps that methods share ----------------------------------------------------
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Build stochastic gradient descent as the run config asks."""
-        run = self.run
-        return torch.optim.SGD(
-            model.parameters(), run.learning_rate, run.momentum, weight_decay=run.weight_decay
-        )
+    def optimizer(
+        self,
+        parameters: Iterable[nn.Parameter],
+        rate: float,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+    ) -> torch.optim.Optimizer:
+        """Build the optimizer that the run config names."""
+        name = self.run.training.optimizer
+        return build_optimizer(name, parameters, rate, momentum, weight_decay)
 
-    def train_locally(self, server_round: int, loss: BatchLoss | None = None) -> float:
+    def private_optimizer(
+        self, parameters: Iterable[nn.Parameter], server_round: int
+    ) -> torch.optim.Optimizer:
+        """Build the optimizer for private data, at the round's step size."""
+        training = self.run.training
+        rate = scheduled_rate(
+            training.learning_rate,
+            training.learning_rate_schedule,
+            server_round,
+            self.run.plan.num_server_rounds,
+        )
+        return self.optimizer(parameters, rate, training.momentum, training.weight_decay)
+
+    def train_locally(
+        self,
+        server_round: int,
+        loss: Loss = cross_entropy,
+        beside: Iterator[Batch] | None = None,
+    ) -> Steps[float]:
         """Train `model` on private data as the run config asks.
 
         Parameters
         ----------
         server_round : int
             Round of the run; batches depend on it.
-        loss : callable, optional
-            Loss on private samples; cross-entropy if left out.
+        loss : callable
+            Mean loss on a private batch, images and labels.
+        beside : iterator of tuple of Tensor, optional
+            Further batches that the loss takes after each private one, without end.
 
         Returns
         -------
         float
             Mean loss over all samples seen.
         """
-        optimizer = self.optimizer(self.model)
+        optimizer = self.private_optimizer(self.model.parameters(), server_round)
         if self.keeps_optimizer:
-            state.load_optimizer(self.context, "optimizer", optimizer)
-        mean_loss = train_on(
-            self.model, loss or self.private_loss, optimizer, self.private_batches(server_round)
-        )
+            memory.load_optimizer(self.context, "optimizer", optimizer)
+        batches = self.private_batches(server_round)
+        if beside is not None:
+            # The private batches come first: they end, the others do not.
+            batches = ((*own, *other) for own, other in zip(batches, beside, strict=False))
+        mean_loss: float = yield TrainJob(self.model, loss, optimizer, batches)
         if self.keeps_optimizer:
-            state.save_optimizer(self.context, "optimizer", optimizer)
+            memory.save_optimizer(self.context, "optimizer", optimizer)
         return mean_loss
 
-    @property
-    def private_loss(self) -> BatchLoss:
-        """Cross-entropy on the client's training data."""
-        return cross_entropy_on(self.data.train_images, self.data.train_labels)
+    def private_batches(self, server_round: int) -> Iterator[Batch]:
+        """Yield a round's private batches of images and labels."""
+        positions = self.private_positions(server_round, self.num_examples)
+        return gathered(positions, self.data.train_images, self.data.train_labels)
 
-    def private_batches(
-        self, server_round: int, num_samples: int | None = None
-    ) -> Iterator[Tensor]:
-        """Yield a round's private batches: tau random ones where set, else E epochs.
+    def private_positions(self, server_round: int, num_samples: int) -> Iterator[Tensor]:
+        """Yield where a round's batches lie: tau random ones where set, else E epochs.
 
         Parameters
         ----------
         server_round : int
             Round of the run; batches depend on it.
-        num_samples : int, optional
-            Samples to draw from, all training samples if left out.
+        num_samples : int
+            Samples to draw from.
         """
-        run, generator = self.run, self.generator("batches", server_round)
-        samples = num_samples or self.num_examples
-        if run.local_iterations:
-            endless = random_batches(samples, run.batch_size, generator)
-            return itertools.islice(endless, run.local_iterations)
-        return epoch_batches(samples, run.batch_size, run.local_epochs, generator)
+        training, generator = self.run.training, self.generator("batches", server_round)
+        if training.local_iterations:
+            endless = random_batches(num_samples, training.batch_size, generator)
+            return itertools.islice(endless, training.local_iterations)
+        return epoch_batches(num_samples, training.batch_size, training.local_epochs, generator)
+
+    def predict(self, images: Tensor, temperature: float) -> Steps[Tensor]:
+        """Return `model`'s soft predictions ``softmax(z / T)`` on images, shape (P, K)."""
+        logits: Tensor = yield PredictJob(self.model, images)
+        return torch.softmax(logits / temperature, dim=1)
 
     def public_images(self, server_round: int) -> Tensor:
         """Return the public subset of a round, shape (P, channels, height, width)."""
         pool = self.data.public_images
-        subset = public_subset(len(pool), self.run.public_size, self.run.seed, server_round)
+        plan = self.run.plan
+        subset = public_subset(len(pool), plan.public_size, plan.seed, server_round)
         return pool[torch.from_numpy(subset).to(pool.device)]
 
     def evaluation_metrics(self, model: nn.Module) -> dict[str, float]:
@@ -250,24 +298,24 @@ class PersonalClient(NumPyClient):
     @property
     def runs_kept(self) -> int:
         """Of how many runs the client keeps its memory on disk, 0 for all."""
-        return int(str(self.context.node_config.get("keep-runs", store.RUNS_KEPT)))
+        return int(str(self.context.node_config.get("keep-runs", disk.RUNS_KEPT)))
 
     def memory_folder(self, run_id: str) -> Path | None:
         """Return where the client keeps its memory of one run, if anywhere."""
         return self.state_folder / run_id if self.state_folder and run_id else None
 
-    def recall(self, memory: Path | None, server_round: int, phase: str) -> None:
+    def recall(self, folder: Path | None, server_round: int, phase: str) -> None:
         """Take up the memory from disk where the context has none that fits the round.
 
         A context that has trained in this round already belongs to a round that the server
         repeats after a crash; the memory of the round before is what it starts from.
         """
-        remembered = store.remembered_round(self.context)
+        remembered = disk.remembered_round(self.context)
         is_repeated = phase == "train" and remembered >= server_round
-        if memory is None or (remembered and not is_repeated):
+        if folder is None or (remembered and not is_repeated):
             return
         before = server_round if phase == "train" else server_round + 1
-        if not store.load_context(self.context, memory, before) and is_repeated:
+        if not disk.load_context(self.context, folder, before) and is_repeated:
             self.context.state.clear()
 
     def _own_folder(self, name: str, default: str) -> Path | None:
@@ -277,30 +325,35 @@ class PersonalClient(NumPyClient):
     # ---- NumPyClient -----------------------------------------------------------------
 
     def get_properties(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Say who the client is: partition-id, model, D_n, and the hash of its public set."""
+        """Say who the client is: partition-id, model, sizes, and the hash of its public set."""
+        data = self.data
         return {
             "partition-id": self.partition_id,
             "model": self.model_name,
             "num-examples": self.num_examples,
-            "public-hash": hash_of_public_pool(self.run.data_settings),
+            "test-size": len(data.test_labels),
+            "validation-size": len(data.validation_labels),
+            "public-hash": hash_of_public_pool(self.run.data_plan),
         }
 
     def fit(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        """Serve a train message and keep the model."""
+        """Serve a train message and keep the model; count its answers where asked to."""
         received = dict(zip(config["names"], parameters, strict=True))
         server_round, phase = int(config["server-round"]), str(config["phase"])
-        memory = self.memory_folder(str(config.get("run-id", "")))
-        self.recall(memory, server_round, phase)
-        with seeded(self.device, self.run.seed, phase, server_round, self.partition_id):
-            reply = self.train(received, server_round, phase)
-        state.save_model(self.context, "model", self.model)
-        store.note_round(self.context, server_round)
-        if memory:
-            store.save_context(self.context, memory)
-            store.forget_old_runs(memory, self.runs_kept)
-        metrics = {**reply.metrics, "names": list(reply.arrays)}
+        folder = self.memory_folder(str(config.get("run-id", "")))
+        self.recall(folder, server_round, phase)
+        with seeded(self.device, self.run.plan.seed, phase, server_round, self.partition_id):
+            reply = complete(self.train(received, server_round, phase))
+        memory.save_model(self.context, "model", self.model)
+        disk.note_round(self.context, server_round)
+        if folder:
+            disk.save_context(self.context, folder)
+            disk.forget_old_runs(folder, self.runs_kept)
+        metrics: dict[str, Any] = {**reply.metrics, "names": list(reply.arrays)}
+        if config.get("evaluate"):
+            metrics |= self.count_answers({}, server_round)
         return list(reply.arrays.values()), self.num_examples, metrics
 
     def evaluate(
@@ -309,22 +362,46 @@ class PersonalClient(NumPyClient):
         """Evaluate the client's model on its own test split; nothing is kept."""
         received = dict(zip(config["names"], parameters, strict=True))
         server_round = int(config["server-round"])
-        memory = self.memory_folder(str(config.get("run-id", "")))
-        self.recall(memory, server_round, "evaluate")
-        with seeded(self.device, self.run.seed, "evaluate", server_round, self.partition_id):
+        self.recall(self.memory_folder(str(config.get("run-id", ""))), server_round, "evaluate")
+        metrics = self.count_answers(received, server_round)
+        return metrics.get("loss", math.nan), int(metrics["total"]), metrics
+
+    def count_answers(self, received: Arrays, server_round: int) -> dict[str, float]:
+        """Evaluate the client's model, and export it after the last round.
+
+        Returns
+        -------
+        dict of str to float
+            Counts and losses, and the method's further metrics.
+        """
+        with seeded(self.device, self.run.plan.seed, "evaluate", server_round, self.partition_id):
             further = self.prepare_evaluation(received, server_round)
             if self.model_name in DARTS_MODELS:
                 # Whatever the method: else a comparison would measure running statistics.
                 refresh_statistics(self.model, self.data.train_images)
         metrics = {**self.evaluation_metrics(self.model), **further}
-        if self.models_folder and server_round == self.run.num_server_rounds:
-            save_personalized_model(self, self.models_folder, metrics)
-        return metrics["loss"], int(metrics["total"]), metrics
+        if self.models_folder and server_round == self.run.plan.num_server_rounds:
+            self.export(self.models_folder, metrics)
+        return metrics
+
+    def export(self, folder: Path, metrics: Mapping[str, float]) -> None:
+        """Write the personalized model; a disk that refuses does not cost the results."""
+        card = model_card(self.run, self.model_name, self.partition_id, metrics)
+        try:
+            save_personalized_model(self.model, card, folder)
+        except OSError as error:
+            log(
+                WARNING,
+                "Client %d: its model cannot be written to %s (%s)",
+                self.partition_id,
+                folder,
+                error.strerror or error,
+            )
 
 
 def _named(evaluation: Evaluation, prefix: str = "") -> dict[str, float]:
-    return {
-        f"{prefix}correct": evaluation.correct,
-        f"{prefix}total": evaluation.total,
-        f"{prefix}loss": evaluation.loss,
-    }
+    """Name the results; a loss that no mean could take stays out."""
+    counts = {f"{prefix}correct": evaluation.correct, f"{prefix}total": evaluation.total}
+    if not abs(evaluation.loss) <= LARGEST_LOSS:
+        return counts
+    return {**counts, f"{prefix}loss": evaluation.loss}

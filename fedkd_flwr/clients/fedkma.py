@@ -1,20 +1,24 @@
 """FedKMA's client: search on two parts of the data, report mean logits, weigh the others."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, TrainReply
-from fedkd_flwr.clients.fedavg import FedAvgClient
-from fedkd_flwr.training import (
-    BatchLoss,
-    cross_entropy_on,
-    predict_logits,
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.training.jobs import PredictJob, Steps
+from fedkd_flwr.training.loop import (
+    Batch,
+    gathered,
     random_batches,
     refresh_statistics,
     require_finite,
 )
+from fedkd_flwr.training.losses import cross_entropy
+from strategies.core.randomness import random_generator
 from strategies.fedkma import (
     CLASS_FLAGS,
     CLASS_LOGITS,
@@ -22,7 +26,6 @@ from strategies.fedkma import (
     FedKMASettings,
     sharing_row,
 )
-from strategies.randomness import random_generator
 
 
 def class_mean_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,7 +53,7 @@ def class_mean_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return means, (counts > 0).to(logits.dtype)
 
 
-class FedKMAClient(FedAvgClient):
+class FedKMAClient(ParameterClient):
     """Trains a supernet's omega and alpha in turns (first-order DARTS).
 
     A share of the training data is for alpha alone: alpha is judged on samples that omega has
@@ -59,7 +62,7 @@ class FedKMAClient(FedAvgClient):
 
     settings: FedKMASettings
 
-    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Train and reply with model and mean logits, or turn a row of H into a row of M."""
         if phase == SHARE_KNOWLEDGE:
             row = sharing_row(
@@ -67,9 +70,9 @@ class FedKMAClient(FedAvgClient):
             )
             return TrainReply({"sharing": row.astype(np.float32)})
         self.receive_model(received)
-        loss = self.search(server_round)
+        loss = yield from self.search(server_round)
         refresh_statistics(self.model, self.data.train_images)
-        logits = predict_logits(self.model, self.data.train_images)
+        logits = yield PredictJob(self.model, self.data.train_images)
         means, flags = class_mean_logits(logits, self.data.train_labels)
         arrays = self.model_arrays()
         arrays[CLASS_LOGITS], arrays[CLASS_FLAGS] = means.cpu().numpy(), flags.cpu().numpy()
@@ -99,12 +102,12 @@ class FedKMAClient(FedAvgClient):
                 "a search needs at least 2 training samples, one for each part, or "
                 "fedkma.alpha-share = 0"
             )
-        generator = random_generator(self.run.seed, "search-halves", self.partition_id)
+        generator = random_generator(self.run.plan.seed, "search-halves", self.partition_id)
         order = torch.from_numpy(generator.permutation(self.num_examples)).to(self.device)
         for_omega = max(1, int(self.num_examples * (1 - share)))
         return order[:for_omega], order[for_omega:]
 
-    def search(self, server_round: int) -> float:
+    def search(self, server_round: int) -> Steps[float]:
         """Alternate one alpha step and one omega step for E epochs over omega's samples.
 
         A network without architecture weights, such as that of a fixed genotype, needs no
@@ -117,37 +120,46 @@ class FedKMAClient(FedAvgClient):
         """
         alphas, omegas = split_parameters(self.model)
         if not alphas:
-            return self.train_locally(server_round)
+            return (yield from self.train_locally(server_round))
         for_omega, for_alpha = self.search_samples()
-        omega_loss, alpha_loss = self.loss_on(for_omega), self.loss_on(for_alpha)
-        run, settings = self.run, self.settings
-        omega_optimizer = torch.optim.SGD(
-            omegas, run.learning_rate, run.momentum, weight_decay=run.weight_decay
+        omega_optimizer = self.private_optimizer(omegas, server_round)
+        alpha_optimizer = self.alpha_optimizer(alphas)
+        alpha_batches = self.batches_of(
+            for_alpha,
+            random_batches(
+                len(for_alpha),
+                self.run.training.batch_size,
+                self.generator("alpha-batches", server_round),
+            ),
         )
-        alpha_optimizer = torch.optim.Adam(
+        omega_batches = self.batches_of(
+            for_omega, self.private_positions(server_round, len(for_omega))
+        )
+        self.model.train()
+        total, seen = torch.zeros((), device=self.device), 0
+        for omega_batch in omega_batches:
+            step(self.model, next(alpha_batches), alpha_optimizer)
+            loss = step(self.model, omega_batch, omega_optimizer)
+            total += loss * len(omega_batch[0])
+            seen += len(omega_batch[0])
+        mean_loss = float(total) / max(seen, 1)
+        require_finite(mean_loss)
+        return mean_loss
+
+    def alpha_optimizer(self, alphas: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Build the optimizer of the architecture weights, Adam as in DARTS."""
+        settings = self.settings
+        return torch.optim.Adam(
             alphas,
             settings.alpha_learning_rate,
             betas=(0.5, 0.999),
             weight_decay=settings.alpha_weight_decay,
         )
-        alpha_batches = random_batches(
-            len(for_alpha), run.batch_size, self.generator("alpha-batches", server_round)
-        )
-        self.model.train()
-        total, seen = torch.zeros((), device=self.device), 0
-        for positions in self.private_batches(server_round, len(for_omega)):
-            step(self.model, alpha_loss, next(alpha_batches), alpha_optimizer)
-            total += step(self.model, omega_loss, positions, omega_optimizer) * len(positions)
-            seen += len(positions)
-        mean_loss = float(total) / max(seen, 1)
-        require_finite(mean_loss)
-        return mean_loss
 
-    def loss_on(self, positions: Tensor) -> BatchLoss:
-        """Return the cross-entropy on one part of the training data."""
-        return cross_entropy_on(
-            self.data.train_images[positions], self.data.train_labels[positions]
-        )
+    def batches_of(self, samples: Tensor, positions: Iterator[Tensor]) -> Iterator[Batch]:
+        """Yield batches of one part of the training data, given by positions in that part."""
+        data = self.data
+        return gathered(positions, data.train_images[samples], data.train_labels[samples])
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -157,19 +169,15 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
     return alphas, omegas
 
 
-def step(
-    model: nn.Module, loss: BatchLoss, positions: Tensor, optimizer: torch.optim.Optimizer
-) -> Tensor:
+def step(model: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> Tensor:
     """Take one step on the parameters of an optimizer; the model's others get no gradient.
 
     Parameters
     ----------
     model : nn.Module
         Changed in those parameters alone, batch normalization's statistics aside.
-    loss : callable
-        Mean loss on the samples at given positions.
-    positions : Tensor
-        Shape (batch,), int64.
+    batch : tuple of Tensor
+        Images and labels, on the model's device.
     optimizer : torch.optim.Optimizer
         Over some parameters of the model, in one group.
 
@@ -179,7 +187,7 @@ def step(
         The loss before the step, detached, on the device.
     """
     parameters = optimizer.param_groups[0]["params"]
-    value = loss(model, positions.to(parameters[0].device))
+    value = cross_entropy(model, *batch)
     gradients = torch.autograd.grad(value, parameters, allow_unused=True)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient

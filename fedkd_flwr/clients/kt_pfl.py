@@ -1,12 +1,12 @@
 """KT-pFL's client (Zhang et al., NeurIPS 2021): distil, train, predict."""
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedkd_flwr.clients.base import Arrays, TrainReply
+from fedkd_flwr.clients.base import Arrays, Training
 from fedkd_flwr.clients.soft_predictions import SoftPredictionClient
-from fedkd_flwr.distillation import kl_to_teacher
-from fedkd_flwr.training import epoch_batches, predict, train_on
+from fedkd_flwr.training.jobs import Steps, TrainJob
+from fedkd_flwr.training.loop import epoch_batches, gathered
+from fedkd_flwr.training.losses import Distillation
 from strategies.kt_pfl import KTpFLSettings
 
 
@@ -15,18 +15,18 @@ class KTpFLClient(SoftPredictionClient):
 
     settings: KTpFLSettings
 
-    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Distil towards the teacher if one came, train locally, reply with soft predictions."""
         metrics = {}
         if "teacher" in received:
             teacher = self.received_predictions("teacher", received)
-            metrics["distillation-loss"] = self.distil(teacher, server_round)
-        metrics["train-loss"] = self.train_locally(server_round)
+            metrics["distillation-loss"] = yield from self.distil(teacher, server_round)
+        metrics["train-loss"] = yield from self.train_locally(server_round)
         images = self.public_images(server_round)
-        predictions = predict(self.model, images, self.settings.temperature)
+        predictions = yield from self.predict(images, self.settings.temperature)
         return self.release(predictions, metrics, server_round)
 
-    def distil(self, teacher: Tensor, server_round: int) -> float:
+    def distil(self, teacher: Tensor, server_round: int) -> Steps[float]:
         """Train R epochs towards the teacher on last round's public subset (Eq. 6).
 
         Parameters
@@ -43,21 +43,17 @@ class KTpFLClient(SoftPredictionClient):
         """
         settings = self.settings
         images = self.public_images(server_round - 1)
-
-        def loss(model: nn.Module, positions: Tensor) -> Tensor:
-            logits = model(images[positions])
-            return kl_to_teacher(
-                logits, teacher[positions], settings.temperature, settings.t_squared
-            )
-
-        return train_on(
-            self.model,
-            loss,
-            torch.optim.SGD(self.model.parameters(), settings.distillation_learning_rate),
-            epoch_batches(
-                len(images),
-                settings.public_batch_size,
-                settings.distillation_epochs,
-                self.generator("public-batches", server_round),
-            ),
+        positions = epoch_batches(
+            len(images),
+            settings.public_batch_size,
+            settings.distillation_epochs,
+            self.generator("public-batches", server_round),
         )
+        rate = settings.distillation_learning_rate
+        loss: float = yield TrainJob(
+            self.model,
+            Distillation(settings.temperature, settings.t_squared),
+            self.optimizer(self.model.parameters(), rate),
+            gathered(positions, images, teacher),
+        )
+        return loss

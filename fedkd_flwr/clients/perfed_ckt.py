@@ -1,12 +1,12 @@
 """PerFed-CKT's client (Cho et al. 2021): find the nearest centroid, train towards it."""
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedkd_flwr.clients.base import Arrays, TrainReply
+from fedkd_flwr.clients.base import Arrays, Training
 from fedkd_flwr.clients.soft_predictions import SoftPredictionClient
-from fedkd_flwr.distillation import squared_distance
-from fedkd_flwr.training import BatchLoss, predict, random_batches
+from fedkd_flwr.training.jobs import Steps
+from fedkd_flwr.training.loop import gathered, random_batches
+from fedkd_flwr.training.losses import CoDistillation
 from strategies.perfed_ckt import PerFedCKTSettings
 
 FIXED_SUBSET = 0
@@ -31,22 +31,23 @@ class PerFedCKTClient(SoftPredictionClient):
 
     settings: PerFedCKTSettings
 
-    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Train tau iterations of the two-term loss (Eq. 2), reply with soft predictions."""
         images = self.public_images(FIXED_SUBSET)
         metrics: dict[str, float] = {}
-        loss = self.private_loss
         if "centroids" in received:
             centroids = self.received_predictions("centroids", received)
-            nearest = nearest_centroid(centroids, predict(self.model, images, temperature=1.0))
-            metrics["cluster"] = nearest
-            loss = self.two_term_loss(images, centroids[nearest], server_round)
-        metrics["train-loss"] = self.train_locally(server_round, loss)
-        predictions = predict(self.model, images, temperature=1.0)
+            predictions = yield from self.predict(images, temperature=1.0)
+            metrics["cluster"] = nearest = nearest_centroid(centroids, predictions)
+            centroid = centroids[nearest]
+            metrics["train-loss"] = yield from self.co_distil(images, centroid, server_round)
+        else:
+            metrics["train-loss"] = yield from self.train_locally(server_round)
+        predictions = yield from self.predict(images, temperature=1.0)
         return self.release(predictions, metrics, server_round)
 
-    def two_term_loss(self, images: Tensor, centroid: Tensor, server_round: int) -> BatchLoss:
-        """Return Eq. 1 on batches: cross-entropy plus lambda times the distance to the centroid.
+    def co_distil(self, images: Tensor, centroid: Tensor, server_round: int) -> Steps[float]:
+        """Train on private data with a pull towards the centroid on public samples (Eq. 1).
 
         Parameters
         ----------
@@ -55,19 +56,15 @@ class PerFedCKTClient(SoftPredictionClient):
         centroid : Tensor
             Shape (P, K).
         server_round : int
-            Round of the run; public batches depend on it.
+            Round of the run; batches depend on it.
         """
-        private_loss, settings = self.private_loss, self.settings
-        public_batches = random_batches(
+        positions = random_batches(
             len(images),
-            settings.public_batch_size,
+            self.settings.public_batch_size,
             generator=self.generator("public-batches", server_round),
         )
-
-        def loss(model: nn.Module, positions: Tensor) -> Tensor:
-            public = next(public_batches).to(images.device)
-            predictions = torch.softmax(model(images[public]), dim=1)
-            pull = squared_distance(predictions, centroid[public])
-            return private_loss(model, positions) + settings.regularization_weight * pull
-
-        return loss
+        return self.train_locally(
+            server_round,
+            CoDistillation(self.settings.regularization_weight),
+            beside=gathered(positions, images, centroid),
+        )

@@ -3,25 +3,58 @@
 import math
 from dataclasses import dataclass
 from logging import INFO, WARNING
+from typing import Protocol
 
-import torch
 from flwr.supercore import log
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr import state
-from fedkd_flwr.clients.base import Arrays, TrainReply
-from fedkd_flwr.clients.fedavg import FedAvgClient
-from fedkd_flwr.distillation import cross_entropy_to_teacher, kl_to_teacher
-from fedkd_flwr.training import (
+from fedkd_flwr.clients import memory
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob
+from fedkd_flwr.training.loop import (
     DivergedError,
     epoch_batches,
     evaluate,
-    predict_logits,
+    gathered,
     require_finite,
-    train_on,
 )
+from fedkd_flwr.training.losses import cross_entropy_to_teacher, kl_to_teacher
 from strategies.persfl import PERSONALIZE, PersFLSettings
+
+
+class SoftLoss(Protocol):
+    """A loss towards a teacher's soft labels, from logits (batch, K), soft labels and T."""
+
+    def __call__(self, logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+        """Return the mean over samples."""
+
+
+@dataclass(frozen=True)
+class Imitation:
+    """``(1 - lambda) CE + lambda T² soft loss`` on labels and soft labels (Eqs. 3 and 7).
+
+    Attributes
+    ----------
+    share, temperature : float
+        lambda and T.
+    soft_loss : callable
+        KL divergence (Eq. 3) or cross-entropy (Eq. 7).
+    """
+
+    share: float
+    temperature: float
+    soft_loss: SoftLoss
+
+    def __call__(
+        self, model: nn.Module, images: Tensor, labels: Tensor, soft_labels: Tensor
+    ) -> Tensor:
+        """Return the loss; `soft_labels` is (batch, K), the teacher's at temperature T."""
+        logits = model(images)
+        hard = functional.cross_entropy(logits, labels)
+        soft = self.soft_loss(logits, soft_labels, self.temperature)
+        return (1 - self.share) * hard + self.share * self.temperature**2 * soft
 
 
 @dataclass(frozen=True)
@@ -45,30 +78,32 @@ class Candidate:
     weights: dict[str, Tensor]
 
 
-class PersFLClient(FedAvgClient):
+class PersFLClient(ParameterClient):
     """FedAvg's client that watches the global models, and distils from the best at the end."""
 
     settings: PersFLSettings
+    soft_loss: SoftLoss = staticmethod(kl_to_teacher)
 
-    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Stage 1: look at the global model, then train it. Stage 2: personalize."""
         self.receive_model(received)
         if phase == PERSONALIZE:
             # The final model has gone through every round's average.
             self.consider_teacher(server_round)
-            return TrainReply(metrics=self.personalize(server_round))
+            yield from self.personalize(server_round)
+            return TrainReply()
         self.consider_teacher(server_round - 1)
-        return super().train(received, server_round, phase)
+        return (yield from super().train(received, server_round, phase))
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
         """Evaluate the global model in stage 1, the personalized one in stage 2."""
         if received:
             return super().prepare_evaluation(received, server_round)
-        if state.load_model(self.context, "personalized", self.model):
-            return state.load_numbers(self.context, "choice")
+        if memory.load_model(self.context, "personalized", self.model):
+            return memory.load_numbers(self.context, "choice")
         # Stage 2 failed here: the teacher is the best model that the client has.
-        if state.load_model(self.context, "teacher", self.model):
-            return {"teacher-round": state.load_numbers(self.context, "teacher-choice")["round"]}
+        if memory.load_model(self.context, "teacher", self.model):
+            return {"teacher-round": memory.load_numbers(self.context, "teacher-choice")["round"]}
         return {}
 
     def consider_teacher(self, aggregations: int) -> None:
@@ -82,23 +117,20 @@ class PersFLClient(FedAvgClient):
         loss = evaluate(self.model, self.data.validation_images, self.data.validation_labels).loss
         # NaN compares with nothing, and would stay the best for ever.
         loss = loss if math.isfinite(loss) else math.inf
-        best = state.load_numbers(self.context, "teacher-choice")
+        best = memory.load_numbers(self.context, "teacher-choice")
         if best and self.settings.teacher == "optimal" and loss >= best["loss"]:
             return
-        state.save_model(self.context, "teacher", self.model)
-        state.save_numbers(
+        memory.save_model(self.context, "teacher", self.model)
+        memory.save_numbers(
             self.context, "teacher-choice", {"round": float(aggregations), "loss": loss}
         )
 
-    def personalize(self, server_round: int) -> dict[str, float]:
+    def personalize(self, server_round: int) -> Steps[None]:
         """Distil from the teacher for every pair of the grid, keep the best on validation data.
 
-        Returns
-        -------
-        dict of str to float
-            ``lambda``, ``temperature`` and ``teacher-round`` of the kept model; for comparison
-            the test accuracies ``global-accuracy`` of the final global model, which `model`
-            is at the start, and ``teacher-accuracy``.
+        Of the kept model remain ``lambda``, ``temperature`` and ``teacher-round``; for comparison
+        the test accuracies ``global-accuracy`` of the final global model, which `model` is at
+        the start, and ``teacher-accuracy``. All are reported with the evaluation.
 
         Raises
         ------
@@ -106,17 +138,19 @@ class PersFLClient(FedAvgClient):
             If the distillation diverged for every pair; pairs for which it did are left out.
         """
         global_accuracy = self.test_accuracy()
-        state.load_model(self.context, "teacher", self.model)
+        memory.load_model(self.context, "teacher", self.model)
         teacher_accuracy = self.test_accuracy()
         teacher_weights = {name: value.clone() for name, value in self.model.state_dict().items()}
-        teacher_logits = predict_logits(self.model, self.data.train_images)
+        teacher_logits = yield PredictJob(self.model, self.data.train_images)
         best: Candidate | None = None
         grid = self.settings.grid()
         for number, (imitation, temperature) in enumerate(grid, start=1):
             self.model.load_state_dict(teacher_weights)
             log(INFO, "Client %d, stage 2: pair %d of %d", self.partition_id, number, len(grid))
             try:
-                candidate = self.distilled(teacher_logits, imitation, temperature, server_round)
+                candidate = yield from self.distilled(
+                    teacher_logits, imitation, temperature, server_round
+                )
             except DivergedError as error:
                 pair = f"lambda {imitation:g} and T {temperature:g}"
                 log(WARNING, "Client %d: %s left out, %s", self.partition_id, pair, error)
@@ -126,8 +160,8 @@ class PersFLClient(FedAvgClient):
         if best is None:
             raise DivergedError("no pair converged; lower persfl.distillation-learning-rate")
         self.model.load_state_dict(best.weights)
-        state.save_model(self.context, "personalized", self.model)
-        teacher = state.load_numbers(self.context, "teacher-choice")
+        memory.save_model(self.context, "personalized", self.model)
+        teacher = memory.load_numbers(self.context, "teacher-choice")
         choice = {
             "lambda": best.imitation,
             "temperature": best.temperature,
@@ -135,8 +169,7 @@ class PersFLClient(FedAvgClient):
             "teacher-accuracy": teacher_accuracy,
             "global-accuracy": global_accuracy,
         }
-        state.save_numbers(self.context, "choice", choice)
-        return choice
+        memory.save_numbers(self.context, "choice", choice)
 
     def test_accuracy(self) -> float:
         """Return the accuracy of `model` on the client's test split."""
@@ -145,7 +178,7 @@ class PersFLClient(FedAvgClient):
 
     def distilled(
         self, teacher_logits: Tensor, imitation: float, temperature: float, server_round: int
-    ) -> Candidate:
+    ) -> Steps[Candidate]:
         """Train `model`, which starts as the teacher, for one pair of the grid (Eq. 3).
 
         Parameters
@@ -164,21 +197,18 @@ class PersFLClient(FedAvgClient):
         """
         settings, data = self.settings, self.data
         soft_labels = functional.softmax(teacher_logits / temperature, dim=1)
-
-        def loss(model: nn.Module, positions: Tensor) -> Tensor:
-            logits = model(data.train_images[positions])
-            hard = functional.cross_entropy(logits, data.train_labels[positions])
-            soft = self.soft_loss(logits, soft_labels[positions], temperature)
-            return (1 - imitation) * hard + imitation * temperature**2 * soft
-
-        batches = epoch_batches(
+        positions = epoch_batches(
             self.num_examples,
-            self.run.batch_size,
+            self.run.training.batch_size,
             settings.distillation_epochs,
             self.generator("distillation-batches", server_round),
         )
-        rate = settings.distillation_learning_rate
-        train_on(self.model, loss, torch.optim.SGD(self.model.parameters(), rate), batches)
+        yield TrainJob(
+            self.model,
+            Imitation(imitation, temperature, self.soft_loss),
+            self.optimizer(self.model.parameters(), settings.distillation_learning_rate),
+            gathered(positions, data.train_images, data.train_labels, soft_labels),
+        )
         result = evaluate(self.model, data.validation_images, data.validation_labels)
         require_finite(result.loss)
         weights = {name: value.clone() for name, value in self.model.state_dict().items()}
@@ -186,17 +216,11 @@ class PersFLClient(FedAvgClient):
             imitation, temperature, result.correct / result.total, result.loss, weights
         )
 
-    def soft_loss(self, logits: Tensor, soft_labels: Tensor, temperature: float) -> Tensor:
-        """Return the KL divergence from the teacher's soft labels (Eq. 3)."""
-        return kl_to_teacher(logits, soft_labels, temperature)
-
 
 class PersFLGDClient(PersFLClient):
     """PersFL's client with cross-entropy as the soft loss (Eq. 7)."""
 
-    def soft_loss(self, logits: Tensor, soft_labels: Tensor, temperature: float) -> Tensor:
-        """Return the cross-entropy under the teacher's soft labels."""
-        return cross_entropy_to_teacher(logits, soft_labels, temperature)
+    soft_loss: SoftLoss = staticmethod(cross_entropy_to_teacher)
 
 
 def _is_better(candidate: Candidate, best: Candidate) -> bool:

@@ -4,8 +4,8 @@ import numpy as np
 from torch import Tensor
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient, TrainReply
-from strategies.privacy import clip_towards_uniform, noised_predictions
-from strategies.randomness import random_generator
+from strategies.core.privacy import clip_towards_uniform, noised_predictions
+from strategies.core.randomness import random_generator
 from strategies.soft_predictions import PREDICTIONS, SoftPredictionSettings
 
 

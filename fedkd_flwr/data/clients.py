@@ -32,7 +32,7 @@ from fedkd_flwr.data.sources import (
     load_own_data,
     to_float,
 )
-from strategies.randomness import random_generator
+from strategies.core.randomness import random_generator
 
 SETTINGS_KEPT = 2
 """Data settings whose tensors a process keeps; more would fill the device in a sweep."""

@@ -15,7 +15,7 @@ from flwr_datasets.partitioner import Partitioner
 from numpy.typing import NDArray
 
 from fedkd_flwr.data.sources import DataError
-from strategies.randomness import random_generator
+from strategies.core.randomness import random_generator
 
 Indices = NDArray[np.int64]
 """Positions of samples in a data set, or numbers of samples."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.data.sources import DataError, Shape, convert_images, load_images
-from strategies.randomness import random_generator
+from strategies.core.randomness import random_generator
 
 HELD_OUT = "held-out"
 """Name of the public set that is a part of the private data set."""

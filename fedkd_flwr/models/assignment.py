@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from strategies.randomness import random_generator
+from strategies.core.randomness import random_generator
 
 ASSIGNMENTS = ("cyclic", "blocks", "by-size")
 """Names of the rules that `assign_models` knows."""

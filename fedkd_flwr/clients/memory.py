@@ -65,29 +65,27 @@ def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def save_optimizer(context: Context, name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Keep the momentum of an SGD optimizer, by the position of the parameter."""
-    buffers = {
-        str(position): state["momentum_buffer"]
+    """Keep an optimizer's whole state, such as momenta and counts of steps.
+
+    Each entry is named by the position of its parameter and its own name, ``3/exp_avg``.
+    """
+    entries = {
+        f"{position}/{key}": torch.as_tensor(value)
         for position, state in optimizer.state_dict()["state"].items()
-        if state.get("momentum_buffer") is not None
+        for key, value in state.items()
+        if value is not None
     }
-    if buffers:
-        save_tensors(context, name, buffers)
+    if entries:
+        save_tensors(context, name, entries)
 
 
 def load_optimizer(context: Context, name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Give an SGD optimizer the momentum that was kept, if any."""
-    buffers = load_tensors(context, name)
-    if buffers is None:
+    """Give an optimizer the state that was kept, if any; its step size stays its own."""
+    entries = load_tensors(context, name)
+    if entries is None:
         return
-    state_dict = optimizer.state_dict()
-    state_dict["state"] = {int(key): {"momentum_buffer": value} for key, value in buffers.items()}
-    optimizer.load_state_dict(state_dict)
-
-
-def exchanged_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return what parameter methods send of a model: parameters and floating-point buffers.
-
-    Batch normalization's counter of batches stays at home: it is no quantity to average.
-    """
-    return {name: value for name, value in model.state_dict().items() if value.is_floating_point()}
+    state: dict[int, dict[str, Tensor]] = {}
+    for entry, value in entries.items():
+        position, _, key = entry.partition("/")
+        state.setdefault(int(position), {})[key] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

@@ -23,6 +23,8 @@ from flwr.serverapp import (
 )
 from numpy.typing import NDArray
 
+from strategies.core.simplex import project_onto_simplex
+
 
 def clip_towards_uniform(predictions: NDArray[Any], clip_norm: float) -> NDArray[Any]:
     """Shrink predictions towards uniform ones until they are no farther than `clip_norm`.
@@ -76,33 +78,6 @@ def noised_predictions(
     scale = noise_multiplier * 2 * clip_norm
     noised = clipped + generator.normal(0.0, scale, predictions.shape)
     return project_onto_simplex(noised, np.ones(len(noised))).astype(np.float32)
-
-
-def project_onto_simplex(rows: NDArray[Any], mass: NDArray[Any]) -> NDArray[Any]:
-    """Project every row onto the vectors that are non-negative and sum to its mass.
-
-    The Euclidean projection subtracts one threshold from a row and clips at zero; the
-    threshold follows from the sorted row.
-
-    Parameters
-    ----------
-    rows : ndarray
-        Shape (R, M).
-    mass : ndarray
-        Shape (R,), non-negative: what each projected row sums to.
-
-    Returns
-    -------
-    ndarray
-        Shape (R, M).
-    """
-    descending = -np.sort(-rows, axis=1)
-    excess = np.cumsum(descending, axis=1) - mass[:, None]
-    thresholds = excess / np.arange(1, rows.shape[1] + 1)
-    # The row's first entry is always above its threshold (mass > 0), so this is >= 1.
-    support = np.maximum((descending > thresholds).sum(axis=1), 1)
-    threshold = np.take_along_axis(thresholds, support[:, None] - 1, axis=1)
-    return np.maximum(rows - threshold, 0.0)
 
 
 @lru_cache(maxsize=1)

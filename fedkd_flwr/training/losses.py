@@ -1,7 +1,58 @@
-"""Distillation losses, as pure functions of logits and soft predictions."""
+"""Losses: pure functions of logits, and of a model and a batch.
 
-from torch import Tensor
+Those of a model and a batch are values: two clients with equal settings have equal losses, which
+is how an engine knows that it may train them side by side.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
 from torch.nn import functional
+
+
+def cross_entropy(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross-entropy of a model on labeled images."""
+    return functional.cross_entropy(model(images), labels)
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """``KL(teacher || student at T)`` on a batch of images and their teacher's predictions.
+
+    Attributes
+    ----------
+    temperature : float
+        T > 0 of the student.
+    t_squared : bool
+        Whether to multiply by T².
+    """
+
+    temperature: float
+    t_squared: bool
+
+    def __call__(self, model: nn.Module, images: Tensor, teacher: Tensor) -> Tensor:
+        """Return the loss; `teacher` is (batch, K), rows on the simplex."""
+        return kl_to_teacher(model(images), teacher, self.temperature, self.t_squared)
+
+
+@dataclass(frozen=True)
+class CoDistillation:
+    """Cross-entropy plus a weight times the squared distance to a centroid (PerFed-CKT, Eq. 1).
+
+    Attributes
+    ----------
+    weight : float
+        lambda of Eq. 1.
+    """
+
+    weight: float
+
+    def __call__(
+        self, model: nn.Module, images: Tensor, labels: Tensor, public: Tensor, centroid: Tensor
+    ) -> Tensor:
+        """Return the loss on private images and, towards the centroid, on public ones."""
+        pull = squared_distance(functional.softmax(model(public), dim=1), centroid)
+        return cross_entropy(model, images, labels) + self.weight * pull
 
 
 def kl_to_teacher(

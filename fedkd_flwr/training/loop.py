@@ -14,13 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strategies.randomness import random_generator
+from strategies.core.randomness import random_generator
 
 INFERENCE_BATCH = 1024
 """Samples in a batch without gradients."""
 
-BatchLoss = Callable[[nn.Module, Tensor], Tensor]
-"""A loss of the model on the samples at some positions, (batch,) int64."""
+Batch = tuple[Tensor, ...]
+"""Tensors on the device that a loss takes; the first has one row a sample."""
+
+Loss = Callable[..., Tensor]
+"""``loss(model, *batch)``, the mean loss of a model on a batch; a pure function of both."""
 
 
 class DivergedError(RuntimeError):
@@ -97,11 +100,26 @@ def random_batches(
         yield torch.from_numpy(generator.choice(num_samples, size, replace=False))
 
 
+def gathered(positions: Iterable[Tensor], *columns: Tensor) -> Iterator[Batch]:
+    """Turn positions into batches: the rows of some columns at those positions.
+
+    Parameters
+    ----------
+    positions : iterable of Tensor
+        Positions of each batch, (batch,) int64.
+    *columns : Tensor
+        Images, labels, teachers, …; one row a sample.
+    """
+    for chosen in positions:
+        chosen = chosen.to(columns[0].device)
+        yield tuple(column[chosen] for column in columns)
+
+
 def train_on(
     model: nn.Module,
-    loss: BatchLoss,
+    loss: Loss,
     optimizer: torch.optim.Optimizer,
-    batches: Iterable[Tensor],
+    batches: Iterable[Batch],
 ) -> float:
     """Take one optimizer step a batch.
 
@@ -110,11 +128,11 @@ def train_on(
     model : nn.Module
         Trained in place.
     loss : callable
-        Mean loss of the model on the samples at given positions.
+        Mean loss of the model on a batch.
     optimizer : torch.optim.Optimizer
         Steps once a batch.
-    batches : iterable of Tensor
-        Positions of each batch, (batch,) int64.
+    batches : iterable of tuple of Tensor
+        On the model's device.
 
     Returns
     -------
@@ -129,14 +147,14 @@ def train_on(
     model.train()
     device = next(model.parameters()).device
     total, seen = torch.zeros((), device=device), 0
-    for positions in batches:
+    for batch in batches:
         optimizer.zero_grad(set_to_none=True)
-        batch_loss = loss(model, positions.to(device))
+        batch_loss = loss(model, *batch)
         batch_loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         # Summed on the device: reading it here would wait for every batch.
-        total += batch_loss.detach() * len(positions)
-        seen += len(positions)
+        total += batch_loss.detach() * len(batch[0])
+        seen += len(batch[0])
     mean_loss = float(total) / max(seen, 1)
     require_finite(mean_loss)
     return mean_loss
@@ -152,15 +170,6 @@ def require_finite(loss: float) -> None:
     """
     if not math.isfinite(loss):
         raise DivergedError(f"training diverged (loss {loss}); lower the learning-rate")
-
-
-def cross_entropy_on(images: Tensor, labels: Tensor) -> BatchLoss:
-    """Return the mean cross-entropy on the samples of a labeled data set."""
-
-    def loss(model: nn.Module, positions: Tensor) -> Tensor:
-        return functional.cross_entropy(model(images[positions]), labels[positions])
-
-    return loss
 
 
 @torch.no_grad()
@@ -209,11 +218,6 @@ def predict_logits(model: nn.Module, images: Tensor) -> Tensor:
     """
     model.eval()
     return torch.cat([model(chunk) for chunk in torch.split(images, INFERENCE_BATCH)]).float()
-
-
-def predict(model: nn.Module, images: Tensor, temperature: float) -> Tensor:
-    """Return soft predictions ``softmax(z / T)``, shape (P, K)."""
-    return functional.softmax(predict_logits(model, images) / temperature, dim=1)
 
 
 def evaluate(model: nn.Module, images: Tensor, labels: Tensor) -> Evaluation:

@@ -1,0 +1,57 @@
+"""Terms that methods add to a client's loss."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedkd_flwr.training.loop import Loss
+
+
+def proximal(loss: Loss, center: Sequence[Tensor], weight: float) -> Loss:
+    """Add ``weight / 2 * ||w - center||²`` to a loss.
+
+    Parameters
+    ----------
+    loss : callable
+        Mean loss of a model on a batch.
+    center : sequence of Tensor
+        One tensor for each of the model's parameters, in their order.
+    weight : float
+        mu of FedProx, lambda of Ditto and pFedMe.
+    """
+
+    def regularized(model: nn.Module, *batch: Tensor) -> Tensor:
+        distances = [
+            (parameter - target).square().sum()
+            for parameter, target in zip(model.parameters(), center, strict=True)
+        ]
+        return loss(model, *batch) + weight / 2 * torch.stack(distances).sum()
+
+    return regularized
+
+
+def linear(loss: Loss, direction: Sequence[Tensor]) -> Loss:
+    """Add ``<direction, w>`` to a loss, and so `direction` to its gradient.
+
+    Parameters
+    ----------
+    loss : callable
+        Mean loss of a model on a batch.
+    direction : sequence of Tensor
+        One tensor for each of the model's parameters, in their order; SCAFFOLD's ``c - c_i``.
+    """
+
+    def regularized(model: nn.Module, *batch: Tensor) -> Tensor:
+        products = [
+            (parameter * part).sum()
+            for parameter, part in zip(model.parameters(), direction, strict=True)
+        ]
+        return loss(model, *batch) + torch.stack(products).sum()
+
+    return regularized
+
+
+def parameters_of(model: nn.Module) -> list[Tensor]:
+    """Return copies of a model's parameters, in their order, cut off from its gradients."""
+    return [parameter.detach().clone() for parameter in model.parameters()]

@@ -1,0 +1,1 @@
+"""What server and clients agree on, one idea a file; nothing here knows of a method."""

@@ -1,0 +1,149 @@
+"""The messages of one round: what is sent, what comes back, and who failed."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from logging import WARNING
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.supercore import log
+from numpy.typing import NDArray
+
+from strategies.core.membership import ClientInfo
+from strategies.core.replies import (
+    Arrays,
+    Due,
+    InvalidReplyError,
+    Metric,
+    Payload,
+    Reply,
+    arrays_of,
+    read_reply,
+)
+from strategies.core.simplex import NotOnSimplexError
+from strategies.core.traffic import Traffic
+
+
+class Exchange:
+    """Addresses messages to clients, and reads the valid ones among their replies.
+
+    Parameters
+    ----------
+    clients : mapping of int to ClientInfo
+        Everybody that was met, by partition-id.
+    server_round : int
+        The round of the run.
+    run_id : str
+        Names the run to the clients.
+
+    Attributes
+    ----------
+    traffic : Traffic
+        What crossed the network to train.
+    failures : dict of int to str
+        Who was dropped, and why.
+    """
+
+    def __init__(self, clients: Mapping[int, ClientInfo], server_round: int, run_id: str) -> None:
+        self.traffic = Traffic()
+        self.failures: dict[int, str] = {}
+        self._clients = clients
+        self._round = server_round
+        self._run_id = run_id
+        self._sent: dict[int, int] = {}
+        # By the identity of what was encoded, which is held so that no other array gets its id.
+        self._encodings: dict[int, tuple[NDArray[Any], Array]] = {}
+
+    def messages(
+        self,
+        message_type: str,
+        phase: str,
+        payloads: Mapping[int, Arrays],
+        evaluate: bool = False,
+    ) -> list[Message]:
+        """Address one message to each client.
+
+        Parameters
+        ----------
+        message_type : str
+            Flower's, train or evaluate.
+        phase : str
+            What the client is to do; reaches it as ``config["phase"]``.
+        payloads : mapping of int to mapping
+            Arrays for each client, by partition-id.
+        evaluate : bool
+            Whether a train reply is to carry the counts of the trained model.
+        """
+        self._sent = {self._clients[n].node_id: n for n in payloads}
+        config = ConfigRecord(
+            {
+                "server-round": self._round,
+                "phase": phase,
+                "run-id": self._run_id,
+                "evaluate": evaluate,
+            }
+        )
+        messages = []
+        for partition_id, arrays in payloads.items():
+            payload = self.encoded(arrays)
+            if message_type == MessageType.TRAIN:
+                self.traffic.count_down(partition_id, payload)
+            content = RecordDict({"arrays": ArrayRecord(dict(payload)), "config": config})
+            node_id = self._clients[partition_id].node_id
+            messages.append(Message(content, node_id, message_type, group_id=str(self._round)))
+        return messages
+
+    def encoded(self, arrays: Arrays) -> Payload:
+        """Encode arrays for the wire, one that several clients are sent only once."""
+        payload = {}
+        for name, array in arrays.items():
+            if id(array) not in self._encodings:
+                self._encodings[id(array)] = array, Array(array)
+            payload[name] = self._encodings[id(array)][1]
+        return payload
+
+    def valid_replies(
+        self,
+        replies: Iterable[Message],
+        due: Callable[[int], Mapping[str, Due]],
+        metrics: Sequence[Metric],
+        check: Callable[[Reply], None],
+    ) -> dict[int, Reply]:
+        """Decode and check the replies to the last messages; who gave no valid one is dropped.
+
+        Parameters
+        ----------
+        replies : iterable of Message
+            As they came, in any order.
+        due : callable
+            Gives what every array of one client's reply has to be.
+        metrics : sequence of Metric
+            Every number that a reply may hold.
+        check : callable
+            Raises `InvalidReplyError` or `NotOnSimplexError` where a reply makes no sense.
+
+        Returns
+        -------
+        dict of int to Reply
+            By ascending partition-id: sums over them must not depend on the order.
+        """
+        valid: dict[int, Reply] = {}
+        silent = dict(self._sent)
+        for message in replies:
+            partition_id = silent.pop(message.metadata.src_node_id, None)
+            if partition_id is None:
+                continue
+            self.traffic.count_up(partition_id, arrays_of(message))
+            try:
+                reply = read_reply(message, partition_id, due(partition_id), metrics)
+                check(reply)
+                valid[partition_id] = reply
+            except (InvalidReplyError, NotOnSimplexError) as error:
+                self._drop(partition_id, str(error))
+        for partition_id in silent.values():
+            self._drop(partition_id, "no reply in time")
+        self._sent = {}
+        return dict(sorted(valid.items()))
+
+    def _drop(self, partition_id: int, reason: str) -> None:
+        self.failures[partition_id] = reason
+        log(WARNING, "Dropped from this round: client %d, %s", partition_id, reason)

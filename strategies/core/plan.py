@@ -1,0 +1,141 @@
+"""What is settled before a run starts: a method's settings, and the plan of the rounds."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from strategies.core.randomness import random_generator
+
+
+class ImpossiblePlanError(ValueError):
+    """A combination of settings that cannot work; the message says what is allowed."""
+
+
+def kebab_case(name: str) -> str:
+    """Return a field name as it is written in a run config, ``local_epochs`` → ``local-epochs``."""
+    return name.replace("_", "-")
+
+
+class Slice(BaseModel):
+    """Settings that are declared together, each once, with its default and its range.
+
+    A field ``public_batch_size`` is written ``public-batch-size`` in a run config.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=kebab_case,
+        populate_by_name=True,
+        allow_inf_nan=False,
+    )
+
+
+class Settings(Slice):
+    """A method's own settings, read from its table of the run config.
+
+    Subclasses name the table and declare one field a setting.
+    """
+
+    table: ClassVar[str] = ""
+
+
+class PlanSettings(Slice):
+    """How many clients do how many rounds, and how long each is waited for.
+
+    Attributes
+    ----------
+    num_clients : int
+        N, the number of clients; partition-ids are 0..N-1.
+    num_server_rounds : int
+        Communication rounds.
+    public_size : int
+        P, public samples used in a round.
+    public_hash : str
+        Hash of the public set; a client that holds another is left out. Empty for the hash
+        that most clients hold.
+    fraction_train : float
+        Share of the clients sampled in a round, in (0, 1].
+    min_replies : int
+        A round with fewer valid replies stops the run.
+    evaluate_every : int
+        Clients are evaluated every that many rounds, and after the last.
+    seed : int
+        Seed of every draw.
+    connect_timeout : float
+        Seconds to wait for N clients before the first round.
+    round_timeout : float
+        Seconds to wait for the replies to one exchange.
+    """
+
+    num_clients: int = Field(default=8, ge=1)
+    num_server_rounds: int = Field(default=6, ge=1)
+    public_size: int = Field(default=200, ge=0)
+    public_hash: str = ""
+    fraction_train: float = Field(default=1.0, gt=0, le=1)
+    min_replies: int = Field(default=1, ge=1)
+    evaluate_every: int = Field(default=1, ge=1)
+    seed: int = Field(default=0, ge=0)
+    connect_timeout: float = Field(default=60.0, gt=0)
+    round_timeout: float = Field(default=3600.0, gt=0)
+
+    @property
+    def sample_size(self) -> int:
+        """How many clients are sampled in a round, at least one."""
+        return max(1, round(self.fraction_train * self.num_clients))
+
+
+class RunPlan(PlanSettings):
+    """What the server knows of a run before it starts.
+
+    Attributes
+    ----------
+    num_classes : int
+        K, the number of classes.
+    run_id : str
+        Names the run, also when it is resumed: what clients remember on disk belongs to it.
+    """
+
+    num_classes: int = Field(ge=1)
+    run_id: str = ""
+
+    def is_evaluated(self, server_round: int) -> bool:
+        """Return whether clients are evaluated in a round."""
+        return server_round == self.num_server_rounds or server_round % self.evaluate_every == 0
+
+
+def sample_clients(
+    candidates: Sequence[int],
+    size: int,
+    seed: int,
+    server_round: int,
+    probabilities: NDArray[np.float64] | None = None,
+) -> list[int]:
+    """Sample clients without replacement, as a function of seed and round.
+
+    Parameters
+    ----------
+    candidates : sequence of int
+        Partition-ids that can be reached, in ascending order.
+    size : int
+        How many to sample; all candidates where there are no more than that.
+    seed, server_round : int
+        What the draw depends on.
+    probabilities : ndarray, optional
+        Shape (len(candidates),), positive weights of the candidates; uniform if left out.
+
+    Returns
+    -------
+    list of int
+        Sampled partition-ids in ascending order.
+    """
+    if size >= len(candidates):
+        return sorted(candidates)
+    if probabilities is not None:
+        probabilities = probabilities / probabilities.sum()
+    generator = random_generator(seed, "sampling", server_round)
+    chosen = generator.choice(candidates, size, replace=False, p=probabilities)
+    return sorted(int(partition_id) for partition_id in chosen)

@@ -1,0 +1,189 @@
+"""What a round leaves behind: its row, its clients' rows, its matrices."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from logging import INFO
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from flwr.supercore import log
+from numpy.typing import NDArray
+
+from strategies.core.membership import ClientInfo
+from strategies.core.replies import InvalidReplyError, Metric
+
+if TYPE_CHECKING:
+    from strategies.base import PersonalizedStrategy
+
+LARGEST_COUNT = 1e9
+"""More samples than a client can have."""
+
+COUNTS = (
+    Metric("correct", averaged=False, low=0, high=LARGEST_COUNT),
+    Metric("total", averaged=False, low=1, high=LARGEST_COUNT),
+    Metric("loss", averaged=False),
+    Metric("validation-correct", averaged=False, low=0, high=LARGEST_COUNT),
+    Metric("validation-total", averaged=False, low=0, high=LARGEST_COUNT),
+    Metric("validation-loss", averaged=False),
+)
+"""What an evaluation reports; a loss that is no finite number is left out."""
+
+
+@dataclass
+class RoundRecord:
+    """Everything one round leaves behind.
+
+    Attributes
+    ----------
+    server_round : int
+        The round, counted from 1 over the whole run.
+    row : dict
+        One row of the run's table of rounds.
+    clients : list of dict
+        One row for each client that was evaluated, sampled or failed in this round.
+    matrices : dict of str to ndarray
+        The method's matrices after the round, such as ``coefficients`` (N, N).
+    """
+
+    server_round: int
+    row: dict[str, Any]
+    clients: list[dict[str, Any]]
+    matrices: dict[str, NDArray[Any]]
+
+
+class RunObserver(Protocol):
+    """Whoever wants to hear of a run as it goes, such as a run directory."""
+
+    def about_to_ask(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Take note, durably, of a part of the state that a round cut off must not undo."""
+
+    def round_finished(self, record: RoundRecord, strategy: "PersonalizedStrategy") -> None:
+        """Take note of a finished round; `strategy` gives the state to continue from."""
+
+
+def check_counts(metrics: Mapping[str, float], client: ClientInfo) -> None:
+    """Refuse counts of correct answers that cannot be.
+
+    Parameters
+    ----------
+    metrics : mapping of str to float
+        ``correct`` and ``total``, and with a validation split ``validation-correct`` and
+        ``validation-total``.
+    client : ClientInfo
+        Sizes of its test and validation split, as it told them when it was met.
+
+    Raises
+    ------
+    InvalidReplyError
+        If a count is missing, or does not fit the others or the sizes.
+    """
+    for prefix, size in (("", client.test_size), ("validation-", client.validation_size)):
+        total = metrics.get(f"{prefix}total", 0)
+        correct = metrics.get(f"{prefix}correct", -1 if total else 0)
+        if total != size or not correct <= total or correct < 0 or correct != int(correct):
+            raise InvalidReplyError(
+                f"counts {correct:g} {prefix}correct answers out of {total:g}, "
+                f"and has {size} samples to be asked"
+            )
+
+
+def read_evaluation(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Turn a client's counts into a row: accuracy is correct / total, never a mean of batches.
+
+    Parameters
+    ----------
+    metrics : mapping of str to float
+        ``correct``, ``total``, ``loss``, and with a validation split the same with the
+        prefix ``validation-``; whatever else a method reports is kept as it is.
+
+    Returns
+    -------
+    dict of str to float
+        ``accuracy``, ``correct``, ``total``, ``loss``, ``validation_accuracy``, ….
+    """
+    row = {name.replace("-", "_"): value for name, value in metrics.items()}
+    row["accuracy"] = row["correct"] / row["total"]
+    if row.get("validation_total"):
+        row["validation_accuracy"] = row["validation_correct"] / row["validation_total"]
+    return row
+
+
+def accuracy_statistics(evaluations: Iterable[Mapping[str, float]]) -> dict[str, float | None]:
+    """Summarize the clients' accuracies.
+
+    Parameters
+    ----------
+    evaluations : iterable of mapping
+        One row of `read_evaluation` for each client.
+
+    Returns
+    -------
+    dict of str to float or None
+        Unweighted mean, standard deviation over clients (their spread, so with N in the
+        denominator), worst, best, the mean weighted by test samples, mean loss and mean
+        validation accuracy; None where there is nothing to summarize.
+    """
+    rows = list(evaluations)
+    names = ("mean", "std", "min", "max", "weighted")
+    if not rows:
+        nothing = {f"accuracy_{name}": None for name in names}
+        return {**nothing, "loss_mean": None, "validation_accuracy_mean": None}
+    accuracies = np.array([row["accuracy"] for row in rows])
+    totals = np.array([row["total"] for row in rows])
+    losses = np.array([row.get("loss", np.nan) for row in rows])
+    validation = [row["validation_accuracy"] for row in rows if "validation_accuracy" in row]
+    return {
+        "accuracy_mean": float(accuracies.mean()),
+        "accuracy_std": float(accuracies.std()),
+        "accuracy_min": float(accuracies.min()),
+        "accuracy_max": float(accuracies.max()),
+        "accuracy_weighted": float((accuracies * totals).sum() / totals.sum()),
+        "loss_mean": float(losses.mean()) if np.isfinite(losses).all() else None,
+        "validation_accuracy_mean": float(np.mean(validation)) if validation else None,
+    }
+
+
+def mean_metrics(
+    replies: Iterable[Mapping[str, float]], metrics: Iterable[Metric]
+) -> dict[str, float]:
+    """Return the mean over clients of what they reported, as columns ``NAME_mean``.
+
+    Parameters
+    ----------
+    replies : iterable of mapping
+        The metrics of each reply.
+    metrics : iterable of Metric
+        Those that the method declares.
+
+    Returns
+    -------
+    dict of str to float
+        Of the metrics that are averaged and that somebody reported.
+    """
+    rows = list(replies)
+    means = {}
+    for metric in metrics:
+        values = [row[metric.name] for row in rows if metric.name in row]
+        if metric.averaged and values:
+            means[f"{metric.column}_mean"] = float(np.mean(values))
+    return means
+
+
+def log_round(row: Mapping[str, Any], num_rounds: int) -> None:
+    """Log a round's accuracy in one line."""
+    if row["accuracy_mean"] is None:
+        log(INFO, "Round %d/%d: not evaluated", row["round"], num_rounds)
+        return
+    log(
+        INFO,
+        "Round %d/%d: accuracy mean %.4f, std %.4f, worst %.4f, best %.4f "
+        "(%d replies, %d failures)",
+        row["round"],
+        num_rounds,
+        row["accuracy_mean"],
+        row["accuracy_std"],
+        row["accuracy_min"],
+        row["accuracy_max"],
+        row["replies"],
+        row["failures"],
+    )

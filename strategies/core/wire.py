@@ -1,0 +1,93 @@
+"""How probabilities travel: four, two or one byte a number."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.core.replies import Due
+from strategies.core.simplex import normalized_rows
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """Probabilities on the wire as floating-point numbers.
+
+    Attributes
+    ----------
+    dtype : str
+        NumPy's name of the type.
+    """
+
+    dtype: str
+
+    def due(self, name: str, shape: tuple[int, ...]) -> dict[str, Due]:
+        """Return every array in which probabilities of a shape travel."""
+        return {name: Due(shape, self.dtype)}
+
+    def encode(self, name: str, probabilities: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """Turn probabilities into the arrays that travel."""
+        return {name: probabilities.astype(self.dtype)}
+
+    def decode(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """Turn arrays that travelled into float32 numbers, exactly as they came."""
+        return arrays[name].astype(np.float32)
+
+    def probabilities(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """Turn arrays that travelled into probabilities, rows on the simplex as they were."""
+        return self.decode(name, arrays)
+
+    def tolerance(self, classes: int) -> float:
+        """Return how far rounding may take a row's sum from 1, or an entry below 0."""
+        return 1e-3
+
+
+class RoundedFormat(NumberFormat):
+    """Probabilities that rounding takes off the simplex, and that are put back on it."""
+
+    def probabilities(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """Scale the rows to sum 1 again."""
+        return normalized_rows(np.maximum(self.decode(name, arrays), 0))
+
+
+class EightBitFormat(RoundedFormat):
+    """Square roots of probabilities, each one of 256 levels between the smallest and the largest.
+
+    Small probabilities matter, since methods take their logarithms: levels of the roots lie
+    close together near zero, and the smallest entry comes out as it went in.
+    """
+
+    LEVELS = 255
+
+    def due(self, name: str, shape: tuple[int, ...]) -> dict[str, Due]:
+        """Return the levels and the two ends of their range."""
+        return {**super().due(name, shape), f"{name}-range": Due((2,))}
+
+    def encode(self, name: str, probabilities: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """Round the roots to the nearest level."""
+        roots = np.sqrt(probabilities)
+        low, high = np.float32(roots.min()), np.float32(roots.max())
+        step = (high - low) / self.LEVELS or np.float32(1)
+        levels = np.rint((roots - low) / step).astype(self.dtype)
+        return {name: levels, f"{name}-range": np.array([low, high], dtype=np.float32)}
+
+    def decode(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """Return the squares of the levels' values."""
+        low, high = arrays[f"{name}-range"].astype(np.float32)
+        step = (high - low) / self.LEVELS
+        return np.square(low + step * arrays[name]).astype(np.float32)
+
+    def tolerance(self, classes: int) -> float:
+        """Return half a level of the widest range for every root, at most sqrt(K) in sum."""
+        step = 1 / self.LEVELS
+        return float(1e-3 + step * np.sqrt(classes) + classes * step**2 / 4)
+
+
+NUMBER_FORMATS: dict[str, NumberFormat] = {
+    "float32": NumberFormat("float32"),
+    "float16": RoundedFormat("float16"),
+    "int8": EightBitFormat("uint8"),
+}
+"""How probabilities can travel: 4, 2 or 1 byte a number."""

@@ -1,0 +1,24 @@
+"""FedMD: every client learns from the plain mean of all soft predictions.
+
+D. Li, J. Wang, *FedMD: Heterogenous Federated Learning via Model Distillation*, NeurIPS 2019
+workshop, arXiv:1910.03581.
+
+Differences from the paper: soft predictions and unlabeled public samples as in KT-pFL, whose
+protocol and settings are used; no training on a labeled public set.
+"""
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from strategies.kt_pfl import KTpFL
+
+
+class FedMD(KTpFL):
+    """FedMD's consensus, c = 1/N throughout."""
+
+    def updated_block(
+        self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
+    ) -> NDArray[Any]:
+        """Leave the coefficients at 1/N."""
+        return block

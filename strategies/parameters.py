@@ -1,0 +1,133 @@
+"""What methods share whose clients exchange model parameters: send, check, average, mix.
+
+A model travels as flat vectors, one a kind: ``weights`` (d,), with batch normalization
+``buffers`` (b,), and in an architecture search ``alphas`` (a,). Clients know which stretch of a
+vector belongs to which layer; nothing here has to.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.base import PersonalizedStrategy
+from strategies.core.replies import Arrays, Due, Reply
+
+Model = dict[str, NDArray[Any]]
+"""A model as it travels: its vectors by kind, float32."""
+
+
+def mean_model(models: Sequence[Model], weights: NDArray[np.float64]) -> Model:
+    """Average models, one after the other, so that no second copy of all of them is needed.
+
+    Parameters
+    ----------
+    models : sequence of dict
+        R models of one architecture.
+    weights : ndarray
+        Shape (R,), non-negative; scaled to sum 1.
+
+    Returns
+    -------
+    dict of str to ndarray
+        The mean, of the models' type.
+    """
+    shares = weights / weights.sum()
+    mean: Model = {}
+    for model, share in zip(models, shares, strict=True):
+        for kind, vector in model.items():
+            weighted = vector * vector.dtype.type(share)
+            mean[kind] = np.add(mean[kind], weighted, out=weighted) if kind in mean else weighted
+    return mean
+
+
+def mix_models(weights: NDArray[Any], models: Sequence[Model]) -> Model:
+    """Mix S models into R, as one matrix product a kind.
+
+    Parameters
+    ----------
+    weights : ndarray
+        Shape (R, S), row = receiver, column = giver.
+    models : sequence of dict
+        S models of one architecture.
+
+    Returns
+    -------
+    dict of str to ndarray
+        The mixed vectors of each kind, shape (R, length).
+    """
+    stacked = {kind: np.stack([model[kind] for model in models]) for kind in models[0]}
+    return {kind: weights.astype(rows.dtype) @ rows for kind, rows in stacked.items()}
+
+
+class ParameterStrategy(PersonalizedStrategy):
+    """A strategy whose clients reply with the parameters of one architecture.
+
+    On its own it is FedAvg: one global model, the mean of the clients' models weighted by their
+    training samples, as many as they said when they were met. A method overrides `model_for`
+    (whose model a client is sent), `extra_parts` and `extra_due` (what travels beside it), and
+    `aggregate_models`.
+
+    Attributes
+    ----------
+    model : dict of str to ndarray
+        The global model.
+    """
+
+    needs_one_model = True
+    evaluates_trained_model = False
+    kept = ("model",)
+    model: Model
+
+    def begin(self, initial: Arrays) -> None:
+        """Start from the initial global model."""
+        self.model = dict(initial)
+
+    # ---- Hooks of parameter methods --------------------------------------------------
+
+    def model_for(self, partition_id: int) -> Model:
+        """Return the model that one client is sent, to train and to be evaluated."""
+        return self.model
+
+    def extra_parts(self, partition_id: int) -> Arrays:
+        """Return what one client is sent beside its model before it trains."""
+        return {}
+
+    def extra_due(self) -> dict[str, Due]:
+        """Return what every array beside the model in a train reply has to be."""
+        return {}
+
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
+        """Learn from the models of the repliers, given by ascending partition-id."""
+        self.model = mean_model(list(models.values()), self.sizes(models))
+
+    # ---- Hooks of every strategy -----------------------------------------------------
+
+    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
+        """Send the client its model and what belongs beside it."""
+        return {**self.model_for(partition_id), **self.extra_parts(partition_id)}
+
+    def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
+        """Send the client its model."""
+        return self.model_for(partition_id)
+
+    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
+        """Ask for a model like the global one, and for what belongs beside it."""
+        return {**model_due(self.model), **self.extra_due()}
+
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
+        """Take the models out of the replies."""
+        models = {
+            n: {kind: reply.arrays[kind] for kind in self.model} for n, reply in replies.items()
+        }
+        self.aggregate_models(server_round, models)
+
+    def global_model(self) -> Arrays:
+        """Return the global model."""
+        return self.model
+
+
+def model_due(model: Mapping[str, NDArray[Any]]) -> dict[str, Due]:
+    """Return what every vector of a model like this one has to be."""
+    return {kind: Due(vector.shape, str(vector.dtype)) for kind, vector in model.items()}

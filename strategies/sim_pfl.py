@@ -1,0 +1,83 @@
+"""Sim-pFL and TopK-pFL: coefficients from how similar soft predictions are, not learned.
+
+J. Zhang, S. Guo, X. Ma, H. Wang, W. Xu, F. Wu, *Parameterized Knowledge Transfer for
+Personalized Federated Learning*, NeurIPS 2021, arXiv:2111.02862, section 5.1.
+
+Differences from the paper: those of `strategies.kt_pfl`, whose protocol and settings both share.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.core.simplex import normalized_rows
+from strategies.kt_pfl import KTpFL
+
+
+def cosine_similarities(predictions: NDArray[Any]) -> NDArray[Any]:
+    """Return the cosine between every two clients' flattened soft predictions.
+
+    Parameters
+    ----------
+    predictions : ndarray
+        Shape (N, P, K).
+
+    Returns
+    -------
+    ndarray
+        Shape (N, N), symmetric, entries in [0, 1].
+    """
+    flat = predictions.reshape(len(predictions), -1).astype(np.float64)
+    flat /= np.linalg.norm(flat, axis=1, keepdims=True)
+    return flat @ flat.T
+
+
+def top_k_weights(similarities: NDArray[Any], k: int) -> NDArray[Any]:
+    """Give equal weights to each client's k most similar others.
+
+    Parameters
+    ----------
+    similarities : ndarray
+        Shape (N, N).
+    k : int
+        Givers of each client; all others where there are fewer.
+
+    Returns
+    -------
+    ndarray
+        Shape (N, N), rows on the simplex, the diagonal zero (one client alone learns
+        from itself).
+    """
+    num_clients = len(similarities)
+    if num_clients == 1:
+        return np.ones((1, 1))
+    k = min(k, num_clients - 1)
+    others = similarities.copy()
+    np.fill_diagonal(others, -np.inf)
+    # A stable sort leaves ties with the lower partition-id, on every machine.
+    chosen = np.argsort(-others, axis=1, kind="stable")[:, :k]
+    weights = np.zeros((num_clients, num_clients))
+    np.put_along_axis(weights, chosen, 1 / k, axis=1)
+    return weights
+
+
+class SimPFL(KTpFL):
+    """Sim-pFL: coefficients proportional to the cosine similarity of soft predictions (§5.1)."""
+
+    def updated_block(
+        self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
+    ) -> NDArray[Any]:
+        """Spread each row's mass in proportion to the similarities."""
+        return block.sum(axis=1)[:, None] * normalized_rows(cosine_similarities(predictions))
+
+
+class TopKPFL(KTpFL):
+    """TopK-pFL: equal coefficients for the K most similar other clients (§5.1, K = 5)."""
+
+    def updated_block(
+        self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
+    ) -> NDArray[Any]:
+        """Spread each row's mass evenly over its K most similar others."""
+        weights = top_k_weights(cosine_similarities(predictions), self.settings.top_k)
+        return block.sum(axis=1)[:, None] * weights

@@ -1,0 +1,71 @@
+"""Two rounds of every method on digits, written down: what a change of structure must not move.
+
+``python -m tests.stored_runs`` writes `STORED` anew; do so only where numbers change on purpose,
+and say in the commit which and why.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+
+import fedkd_flwr
+from fedkd_flwr.methods import METHODS
+from tests.conftest import SMALL
+
+STORED = Path(__file__).parent / "stored_runs.json"
+CLIENT_COLUMNS = ("accuracy", "loss", "validation_loss", "numbers_up", "numbers_down")
+ROUND_COLUMNS = ("accuracy_mean", "accuracy_weighted", "loss_mean", "validation_accuracy_mean")
+SUPERNET = {
+    "models": "darts",
+    "supernet-channels": 4,
+    "supernet-cells": 3,
+    "supernet-nodes": 2,
+    "supernet-stem-stride": 2,
+    "max-samples": 300,
+    "supernet-operations": "none,max_pool_3x3,skip_connect,sep_conv_3x3",
+}
+
+
+def settings_of(strategy):
+    """Return a small run that uses all that the method has: mixed models where it can."""
+    if strategy in ("fedkma", "fednas"):
+        return {**SMALL, **SUPERNET, "strategy": strategy}
+    one_model = METHODS[strategy].strategy.needs_one_model
+    models = "lenet" if one_model else "mlp,lenet,shufflenetv2,lenet"
+    return {**SMALL, "strategy": strategy, "models": models, "fraction-train": 0.75}
+
+
+def numbers_of(strategy, folder):
+    """Run a method and return its numbers, exactly as Python prints them."""
+    run = fedkd_flwr.run(settings_of(strategy), output_dir=Path(folder) / strategy)
+    clients = run.clients.sort_values(["round", "partition_id"])
+    kept = [name for name in CLIENT_COLUMNS if name in clients]
+    return {
+        "rounds": {name: run.rounds[name].tolist() for name in ROUND_COLUMNS},
+        "clients": {
+            name: [None if value != value else float(value) for value in clients[name]]
+            for name in kept
+        },
+        "matrices": {
+            name: [float(value) for value in matrix[-1].ravel()]
+            for name, matrix in sorted(run.matrices.items())
+        },
+    }
+
+
+def main():
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        runs = {name: numbers_of(name, folder) for name in METHODS}
+    stored = {
+        "torch": torch.__version__,
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        "runs": runs,
+    }
+    STORED.write_text(json.dumps(stored, indent=0) + "\n")
+
+
+if __name__ == "__main__":
+    main()

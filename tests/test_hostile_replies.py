@@ -1,0 +1,190 @@
+"""One client lies in every way it can, to every method: nothing stops, nothing is averaged in.
+
+Each round client 1 spoils all its replies, to train and to be evaluated, in another way. The run
+has to end with the numbers of one in which that client raises an error instead.
+"""
+
+import numpy as np
+import pytest
+from fedkd_flwr.engines.in_process import InProcessGrid
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.config import read_config
+from fedkd_flwr.methods import METHODS
+from fedkd_flwr.server_app import serve
+
+LIAR = 1
+
+
+def spoil_first_array(change):
+    """Return a lie about the reply's first array, or about one that nobody asked for."""
+
+    def lie(content):
+        arrays = {name: array.numpy() for name, array in content["arrays"].items()}
+        name = next(iter(arrays), "surplus")
+        arrays[name] = change(np.array(arrays.get(name, np.zeros(3, dtype=np.float32))))
+        content["arrays"] = ArrayRecord({key: Array(value) for key, value in arrays.items()})
+
+    return lie
+
+
+def filled_with(number):
+    def change(array):
+        array = array.astype(np.float32)
+        array.reshape(-1)[0] = number
+        return array
+
+    return spoil_first_array(change)
+
+
+def with_metrics(**numbers):
+    """Return a lie that adds or replaces metrics, with underscores for dashes."""
+
+    def lie(content):
+        spoiled = {name.replace("_", "-"): value for name, value in numbers.items()}
+        content["metrics"] = MetricRecord({**dict(content["metrics"]), **spoiled})
+
+    return lie
+
+
+def drop_arrays(content):
+    """Send no array, or one where none is due."""
+    surplus = {} if len(content["arrays"]) else {"surplus": Array(np.zeros(2))}
+    content["arrays"] = ArrayRecord(surplus)
+
+
+def add_array(content):
+    content["arrays"]["surplus"] = Array(np.zeros(2, dtype=np.float32))
+
+
+def claim_another_partition(content):
+    content["info"] = ConfigRecord({"partition-id": 0, "model": "mlp"})
+
+
+def claim_a_list_of_partitions(content):
+    content["info"] = ConfigRecord({"partition-id": [LIAR]})
+
+
+def half_a_validation(content):
+    numbers = dict(content["metrics"])
+    numbers.pop("validation-correct", None)
+    content["metrics"] = MetricRecord({**numbers, "correct": 0, "total": 1, "validation-total": 7})
+
+
+def without_info(content):
+    del content["info"]
+
+
+LIES = {
+    "NaN": filled_with(np.nan),
+    "infinity": filled_with(np.inf),
+    "1e38": filled_with(1e38),
+    "another shape": spoil_first_array(lambda array: np.zeros(7, dtype=np.float32)),
+    "another type": spoil_first_array(lambda array: array.astype(np.float64)),
+    "text": spoil_first_array(lambda array: np.full(array.shape, "a")),
+    "no arrays": drop_arrays,
+    "one array more": add_array,
+    "another partition": claim_another_partition,
+    "a list for a partition": claim_a_list_of_partitions,
+    "nobody": without_info,
+    "too many correct": with_metrics(correct=10**6, total=1),
+    "too many of everything": with_metrics(correct=10**6, total=10**6),
+    "a fraction of an answer": with_metrics(correct=0.5, total=1),
+    "validation counts beyond all bounds": with_metrics(
+        correct=1, total=1, validation_correct=10**6, validation_total=1
+    ),
+    "half a validation": half_a_validation,
+    "a loss of NaN": with_metrics(loss=float("nan"), train_loss=float("nan")),
+    "a loss of 1e38": with_metrics(loss=1e38, train_loss=1e38),
+    "lists for numbers": with_metrics(correct=[1, 2], loss=[0.0]),
+    "a column of the table": with_metrics(round=3),
+    "the name of a client": with_metrics(partition_id=0),
+}
+
+
+def liar(lies):
+    """Serve as the real app does, but spoil every reply of one client; a lie a round."""
+
+    def serve_message(message, context):
+        reply = client_app(message, context)
+        if message.metadata.message_type == "query" or context.node_config["partition-id"] != LIAR:
+            return reply
+        server_round = message.content.config_records["config"]["server-round"]
+        lies[server_round - 1](reply.content)
+        return reply
+
+    return serve_message
+
+
+def refuse(content):
+    raise RuntimeError("this client has given up")
+
+
+def run_among(app, strategy, small, path, rounds):
+    one_model = METHODS[strategy].strategy.needs_one_model
+    flat = {
+        **small,
+        "strategy": strategy,
+        "models": "mlp" if one_model else "mlp,lenet",
+        "max-samples": 240,
+        "num-clients": 3,
+        "num-server-rounds": rounds,
+        "output-dir": str(path),
+    }
+    configuration = read_config(flat)
+    return serve(InProcessGrid(app, 3, configuration.flat()), configuration)
+
+
+@pytest.mark.parametrize("strategy", METHODS)
+def test_no_lie_changes_what_the_others_get(strategy, small, tmp_path):
+    lies = list(LIES.values())
+    lied_to = run_among(liar(lies), strategy, small, tmp_path / "lies", len(lies))
+    silent = run_among(liar([refuse] * len(lies)), strategy, small, tmp_path / "silent", len(lies))
+    mine = lied_to.clients[lied_to.clients["partition_id"] == LIAR]
+    assert dict(zip(LIES, mine["failure"].notna(), strict=True)) == dict.fromkeys(LIES, True)
+    columns = ["round", "partition_id", "accuracy", "loss", "train_loss"]
+    others = [
+        run.clients[run.clients["partition_id"] != LIAR][columns] for run in (lied_to, silent)
+    ]
+    np.testing.assert_array_equal(others[0].to_numpy(), others[1].to_numpy())
+    for name, matrix in lied_to.matrices.items():
+        np.testing.assert_array_equal(matrix, silent.matrices[name])
+    for column in ("accuracy_mean", "accuracy_weighted", "loss_mean", "validation_accuracy_mean"):
+        assert list(lied_to.rounds[column]) == list(silent.rounds[column])
+
+
+@pytest.mark.parametrize("strategy", ["fedkma", "persfl"])
+def test_a_lie_in_a_second_exchange_costs_only_the_liar(strategy, small, tmp_path):
+    def app(message, context):
+        reply = client_app(message, context)
+        config = message.content.config_records.get("config", {})
+        if config.get("phase") in ("share-knowledge", "personalize"):
+            if context.node_config["partition-id"] == LIAR:
+                filled_with(np.nan)(reply.content)
+        return reply
+
+    finished = run_among(app, strategy, small, tmp_path / "run", 2)
+    last = finished.clients[finished.clients["round"] == 2].set_index("partition_id")
+    assert "surplus" in last["failure"][LIAR] or "NaN" in last["failure"][LIAR]
+    assert last["failure"].drop(LIAR).isna().all()
+    assert last["accuracy"].notna().all()
+    for matrix in finished.matrices.values():
+        assert np.isfinite(matrix).all()
+
+
+def test_what_a_client_says_when_it_is_met_is_checked_too(small, tmp_path):
+    """Sizes weigh in averages, so a node that tells impossible ones stays out."""
+    sizes = {0: float("inf"), 1: 1e38, 2: [3, 4], 3: 30}
+
+    def app(message, context):
+        reply = client_app(message, context)
+        if message.metadata.message_type == "query":
+            reply.content["metrics"]["num-examples"] = sizes[context.node_config["partition-id"]]
+        return reply
+
+    configuration = read_config(
+        {**small, "strategy": "fedavg", "models": "mlp", "output-dir": str(tmp_path / "run")}
+    )
+    finished = serve(InProcessGrid(app, 4, configuration.flat()), configuration)
+    assert set(finished.clients["partition_id"]) == {3}

@@ -1,0 +1,97 @@
+"""Imports run core ← base ← families ← methods ← app, without a circle."""
+
+import ast
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FAMILIES = {"strategies.parameters", "strategies.soft_predictions", "strategies.prototypes"}
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {
+    module_name(path): path
+    for package in ("strategies", "fedkd_flwr")
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+
+def is_for_types_alone(node):
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+
+
+def loaded_nodes(body):
+    """Yield the statements that run when a module is loaded; functions wait until they are called."""
+    for node in body:
+        if is_for_types_alone(node) or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        yield node
+        for field in ("body", "orelse", "finalbody", "handlers"):
+            yield from loaded_nodes(getattr(node, field, []))
+
+
+def imports_of(name):
+    """Return the modules of this project that a module loads, by their full names."""
+    found = set()
+    for node in loaded_nodes(ast.parse(MODULES[name].read_text()).body):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found & MODULES.keys()
+
+
+def layer(name):
+    """Return how high up a module of `strategies` stands."""
+    if name.startswith("strategies.core"):
+        return 0
+    if name == "strategies.base":
+        return 1
+    return 2 if name in FAMILIES else 3
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("strategies")])
+def test_strategies_import_downwards_and_never_the_app(name):
+    for imported in imports_of(name):
+        assert not imported.startswith("fedkd_flwr")
+        assert layer(imported) <= layer(name), f"{name} imports {imported}"
+
+
+def test_core_imports_nothing_of_the_rest():
+    core = [name for name in MODULES if name.startswith("strategies.core")]
+    assert len(core) > 8
+    for name in core:
+        assert all(imported.startswith("strategies.core") for imported in imports_of(name))
+
+
+def test_strategies_load_neither_torch_nor_the_app():
+    heavy = {"torch", "torchvision", "sklearn", "pandas", "fedkd_flwr", "matplotlib", "datasets"}
+    for name in (name for name in MODULES if name.startswith("strategies")):
+        for node in loaded_nodes(ast.parse(MODULES[name].read_text()).body):
+            if isinstance(node, ast.Import):
+                loaded = {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                loaded = {node.module.partition(".")[0]}
+            else:
+                continue
+            assert not loaded & heavy, f"{name} loads {loaded & heavy}"
+            assert loaded <= sys.stdlib_module_names | {"numpy", "flwr", "pydantic", "strategies"}
+
+
+def test_no_module_imports_itself_in_a_circle():
+    # A package's __init__ is loaded by each of its modules; what it imports is its own affair.
+    graph = {name: imports_of(name) - {name} for name in MODULES}
+    order = list(TopologicalSorter(graph).static_order())
+    assert set(order) == set(MODULES)
+
+
+def test_no_file_is_too_long_to_be_about_one_idea():
+    lengths = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    assert {name: length for name, length in lengths.items() if length > 430} == {}
