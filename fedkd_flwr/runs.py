@@ -66,7 +66,10 @@ def default_run_directory(configuration: Configuration, parent: Path) -> Path:
     """Return a new directory's path, named after method, data, seed and time."""
     run = configuration.run
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
-    return parent / f"{run.strategy}-{run.dataset}-{run.partition}-seed{run.seed}-{stamp}"
+    return (
+        parent
+        / f"{run.strategy}-{run.data.dataset}-{run.data.partition}-seed{run.plan.seed}-{stamp}"
+    )
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from flwr.supercore import log
 from flwr.superlink.grid import InMemoryGrid
 
 from fedkd_flwr.config import ConfigError, Configuration, read_config
-from fedkd_flwr.data import DataError, check_data
+from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.data.clients import check_data
 from fedkd_flwr.grid import InProcessGrid
-from fedkd_flwr.models import build_model
+from fedkd_flwr.models.build import build_model
 from fedkd_flwr.runs import (
     Checkpoint,
     Run,
@@ -26,7 +27,7 @@ from fedkd_flwr.runs import (
     default_run_directory,
 )
 from fedkd_flwr.state import exchanged_state
-from fedkd_flwr.training import seeded
+from fedkd_flwr.training.loop import seeded
 from strategies.base import TooFewRepliesError
 
 app = ServerApp()
@@ -66,8 +67,8 @@ def check_run(configuration: Configuration) -> None:
     run = configuration.run
     if run.output_dir and not run.resume:
         check_writable(Path(run.output_dir).expanduser().resolve())
-    public_size = run.public_size if run.method.strategy.needs_public_data else 0
-    check_data(run.data_settings, public_size)
+    public_size = run.plan.public_size if run.method.strategy.needs_public_data else 0
+    check_data(run.data_plan, public_size)
 
 
 def serve(
@@ -99,7 +100,7 @@ def serve(
         if listener:
             directory.listeners.append(listener)
         log(INFO, "Run directory: %s", directory.path)
-        plan = replace(run.plan(), run_id=directory.run_id)
+        plan = replace(run.server_plan(), run_id=directory.run_id)
         strategy = run.method.strategy(plan, configuration.settings, directory)
         arrays = initial_arrays(configuration)
         if checkpoint:
@@ -109,8 +110,8 @@ def serve(
         strategy.start(
             grid,
             arrays,
-            num_rounds=run.num_server_rounds - strategy.completed_rounds,
-            timeout=run.round_timeout,
+            num_rounds=run.plan.num_server_rounds - strategy.completed_rounds,
+            timeout=run.plan.round_timeout,
         )
         finished = directory.finish()
         log(INFO, "Finished. Run directory: %s", directory.path)
@@ -131,7 +132,12 @@ def initial_arrays(configuration: Configuration) -> ArrayRecord:
     run = configuration.run
     if not run.method.strategy.needs_one_model:
         return ArrayRecord()
-    with seeded("cpu", run.seed, "initial-weights"):
-        model = build_model(run.models[0], run.image_shape, run.num_classes, run.search_space)
+    with seeded("cpu", run.plan.seed, "initial-weights"):
+        model = build_model(
+            run.models.models[0],
+            run.data.image_shape,
+            run.data.num_classes,
+            run.models.search_space,
+        )
     tensors = exchanged_state(model)
     return ArrayRecord({name: Array(tensor.numpy()) for name, tensor in tensors.items()})

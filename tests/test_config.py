@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 
 from fedkd_flwr.cli import app
 from fedkd_flwr.config import (
+    DATA_KEYS,
+    PLACE_KEYS,
     ConfigError,
     flatten,
     known_names,
@@ -36,7 +38,24 @@ def test_a_flat_config_reads_back_alike():
     configuration = read_config({"strategy": "sim-pfl", "kt-pfl.rho": 0.7, "seed": 3})
     assert read_config(configuration.flat()) == configuration
     assert configuration.settings.rho == 0.7
-    assert configuration.run.seed == 3
+    assert configuration.run.plan.seed == 3
+
+
+def test_what_defines_a_comparison_follows_from_the_slices():
+    assert {"dataset", "alpha", "classes-per-client", "num-clients"} <= set(DATA_KEYS)
+    assert {"data-root", "device", "round-timeout", "resume"} <= set(PLACE_KEYS)
+    assert not set(DATA_KEYS) & set(PLACE_KEYS)
+    assert not {"strategy", "seed", "learning-rate", "models", "public-size"} & {
+        *DATA_KEYS,
+        *PLACE_KEYS,
+    }
+    assert {*DATA_KEYS, *PLACE_KEYS} < set(known_names())
+
+
+def test_the_names_of_slices_are_no_keys():
+    for name in ("data", "plan", "training"):
+        with pytest.raises(ConfigError, match=f"no key {name}"):
+            read_config({name: 1})
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -88,6 +107,8 @@ def test_every_method_has_its_settings_among_the_names():
         ({"persfl.temperatures": "0"}, "persfl.temperatures = .*above 0"),
         ({"persfl.teacher": "best"}, "persfl.teacher = 'best'.*'optimal' or 'last'"),
         ({"device": "tpu"}, "device = 'tpu'"),
+        ({"optimizer": "lion"}, "optimizer = 'lion': it should be 'sgd', 'adam' or 'adamw'"),
+        ({"learning-rate-schedule": "up"}, "schedule = 'up'.*'constant', 'cosine' or 'step'"),
     ],
 )
 def test_refusals_are_one_clear_sentence(values, sentence):

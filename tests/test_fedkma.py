@@ -21,12 +21,12 @@ from fedkd_flwr.clients.fedkma import (
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.genotypes import client_genotypes, draw_genotypes, local_inference_accuracy
 from fedkd_flwr.grid import InProcessGrid
-from fedkd_flwr.models import build_model
-from fedkd_flwr.models.darts import OPERATIONS as ALL_OPERATIONS
+from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.darts.settings import OPERATIONS as ALL_OPERATIONS
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import initial_arrays, serve
 from fedkd_flwr.state import exchanged_state, fill_model
-from fedkd_flwr.training import cross_entropy_on, predict_logits, refresh_statistics
+from fedkd_flwr.training.loop import cross_entropy_on, predict_logits, refresh_statistics
 from strategies.base import InvalidReplyError, Reply, RunPlan
 from strategies.fedkma import (
     CLASS_FLAGS,
@@ -101,7 +101,7 @@ class Witness:
 
 def run_with(app, flat, folder):
     configuration = read_config({**flat, "output-dir": str(folder)})
-    grid = InProcessGrid(app, configuration.run.num_clients, configuration.flat())
+    grid = InProcessGrid(app, configuration.run.plan.num_clients, configuration.flat())
     return serve(grid, configuration), configuration
 
 
@@ -360,7 +360,7 @@ def test_only_models_mean_logits_flags_and_rows_cross_the_network(tiny, tmp_path
     """Neither counts nor shares of the classes are among them, by name, shape or value."""
     witness = Witness()
     run_with(witness, tiny, tmp_path / "run")
-    model = build_model("darts", (1, 28, 28), 10, read_config(tiny).run.search_space)
+    model = build_model("darts", (1, 28, 28), 10, read_config(tiny).run.models.search_space)
     shapes = {name: tuple(value.shape) for name, value in exchanged_state(model).items()}
     trained = {**shapes, CLASS_LOGITS: (10, 10), CLASS_FLAGS: (10,)}
     allowed_up = {"train": trained, SHARE_KNOWLEDGE: {"sharing": (3,)}}

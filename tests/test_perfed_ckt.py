@@ -17,7 +17,7 @@ from fedkd_flwr.clients.perfed_ckt import PerFedCKTClient, nearest_centroid
 from fedkd_flwr.config import ConfigError, read_config, read_toml
 from fedkd_flwr.grid import InProcessGrid
 from fedkd_flwr.server_app import initial_arrays, serve
-from fedkd_flwr.training import predict
+from fedkd_flwr.training.loop import predict
 from strategies.base import ClientInfo, RunPlan, Traffic
 from strategies.perfed_ckt import PerFedCKT, PerFedCKTSettings, cluster_predictions
 
@@ -405,8 +405,8 @@ def test_fedavg_on_the_same_preset_costs_five_hundred_times_as_much():
 def test_the_mixed_preset_lets_clients_differ_and_sends_as_little():
     mixed = read_config(read_toml(TABLE_1.with_name("cifar10-mixed.toml")))
     same = read_config(read_toml(TABLE_1))
-    assert mixed.run.models == ("vgg13", "vgg11", "cnn-ckt")
-    assert mixed.run.model_assignment == "by-size"
+    assert mixed.run.models.models == ("vgg13", "vgg11", "cnn-ckt")
+    assert mixed.run.models.model_assignment == "by-size"
     unlike = {name for name, value in mixed.flat().items() if value != same.flat()[name]}
     assert unlike == {"models", "model-assignment"}
 

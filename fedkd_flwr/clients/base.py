@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,16 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedkd_flwr import state, store
-from fedkd_flwr.data import (
-    ClientData,
-    client_indices,
-    hash_of_public_pool,
-    load_client,
-    public_subset,
-)
-from fedkd_flwr.export import save_personalized_model
-from fedkd_flwr.models import DARTS_MODELS, assign_models, build_model
-from fedkd_flwr.training import (
+from fedkd_flwr.config import RunConfig
+from fedkd_flwr.data.clients import ClientData, client_indices, hash_of_public_pool, load_client
+from fedkd_flwr.data.public import public_subset
+from fedkd_flwr.export import model_card, save_personalized_model
+from fedkd_flwr.models.assignment import assign_models
+from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.registry import DARTS_MODELS
+from fedkd_flwr.training.loop import (
     BatchLoss,
     Evaluation,
     cross_entropy_on,
@@ -41,9 +39,6 @@ from fedkd_flwr.training import (
 )
 from strategies.base import Settings
 from strategies.randomness import random_generator
-
-if TYPE_CHECKING:
-    from fedkd_flwr.config import RunConfig
 
 Arrays = dict[str, NDArray[Any]]
 """Named arrays of a message."""
@@ -86,7 +81,7 @@ class PersonalClient(NumPyClient):
     keeps_optimizer = True
     """Whether momentum lives on from round to round, as the model does."""
 
-    def __init__(self, context: Context, run: "RunConfig", settings: Settings) -> None:
+    def __init__(self, context: Context, run: RunConfig, settings: Settings) -> None:
         self.context = context
         self.run = run
         self.settings: Any = settings
@@ -119,7 +114,7 @@ class PersonalClient(NumPyClient):
     def data(self) -> ClientData:
         """The client's own data and the public pool, on the device."""
         data_path = str(self.context.node_config.get("data-path", ""))
-        return load_client(self.run.data_settings, self.partition_id, data_path)
+        return load_client(self.run.data_plan, self.partition_id, data_path)
 
     @cached_property
     def model_name(self) -> str:
@@ -127,10 +122,12 @@ class PersonalClient(NumPyClient):
         if "model" in self.context.node_config:
             return str(self.context.node_config["model"])
         sizes = None
-        if self.run.model_assignment == "by-size":
-            sizes = [len(indices) for indices in client_indices(self.run.data_settings)]
-        run = self.run
-        names = assign_models(run.models, run.model_assignment, run.num_clients, sizes, run.seed)
+        models, plan = self.run.models, self.run.plan
+        if models.model_assignment == "by-size":
+            sizes = [len(indices) for indices in client_indices(self.run.data_plan)]
+        names = assign_models(
+            models.models, models.model_assignment, plan.num_clients, sizes, plan.seed
+        )
         return names[self.partition_id]
 
     @cached_property
@@ -142,9 +139,9 @@ class PersonalClient(NumPyClient):
 
     def new_model(self) -> nn.Module:
         """Build the client's architecture with its initial weights."""
-        with seeded("cpu", self.run.seed, "initial-weights", self.partition_id):
+        with seeded("cpu", self.run.plan.seed, "initial-weights", self.partition_id):
             model = build_model(
-                self.model_name, self.data.shape, self.data.classes, self.run.search_space
+                self.model_name, self.data.shape, self.data.classes, self.run.models.search_space
             )
         return model.to(self.device)
 
@@ -155,7 +152,7 @@ class PersonalClient(NumPyClient):
 
     def generator(self, purpose: str, server_round: int) -> np.random.Generator:
         """Return the client's generator for one purpose in one round."""
-        return random_generator(self.run.seed, purpose, server_round, self.partition_id)
+        return random_generator(self.run.plan.seed, purpose, server_round, self.partition_id)
 
     def tensor(self, array: NDArray[Any]) -> Tensor:
         """Bring an array of a message to the device."""
@@ -165,9 +162,12 @@ class PersonalClient(NumPyClient):
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Build stochastic gradient descent as the run config asks."""
-        run = self.run
+        training = self.run.training
         return torch.optim.SGD(
-            model.parameters(), run.learning_rate, run.momentum, weight_decay=run.weight_decay
+            model.parameters(),
+            training.learning_rate,
+            training.momentum,
+            weight_decay=training.weight_decay,
         )
 
     def train_locally(self, server_round: int, loss: BatchLoss | None = None) -> float:
@@ -212,17 +212,17 @@ class PersonalClient(NumPyClient):
         num_samples : int, optional
             Samples to draw from, all training samples if left out.
         """
-        run, generator = self.run, self.generator("batches", server_round)
+        training, generator = self.run.training, self.generator("batches", server_round)
         samples = num_samples or self.num_examples
-        if run.local_iterations:
-            endless = random_batches(samples, run.batch_size, generator)
-            return itertools.islice(endless, run.local_iterations)
-        return epoch_batches(samples, run.batch_size, run.local_epochs, generator)
+        if training.local_iterations:
+            endless = random_batches(samples, training.batch_size, generator)
+            return itertools.islice(endless, training.local_iterations)
+        return epoch_batches(samples, training.batch_size, training.local_epochs, generator)
 
     def public_images(self, server_round: int) -> Tensor:
         """Return the public subset of a round, shape (P, channels, height, width)."""
-        pool = self.data.public_images
-        subset = public_subset(len(pool), self.run.public_size, self.run.seed, server_round)
+        pool, plan = self.data.public_images, self.run.plan
+        subset = public_subset(len(pool), plan.public_size, plan.seed, server_round)
         return pool[torch.from_numpy(subset).to(pool.device)]
 
     def evaluation_metrics(self, model: nn.Module) -> dict[str, float]:
@@ -233,6 +233,19 @@ class PersonalClient(NumPyClient):
             validation = evaluate(model, data.validation_images, data.validation_labels)
             metrics |= _named(validation, "validation-")
         return metrics
+
+    def export_model(self, folder: Path, metrics: Mapping[str, float]) -> Path:
+        """Write the personalized model and its card; return the safetensors file.
+
+        Parameters
+        ----------
+        folder : Path
+            Gets ``<partition-id>.safetensors`` and ``<partition-id>.json``; made if missing.
+        metrics : mapping of str to float
+            Results of the model, for the card.
+        """
+        card = model_card(self.run, self.model_name, self.partition_id, metrics)
+        return save_personalized_model(self.model, card, folder)
 
     # ---- Memory on disk --------------------------------------------------------------
 
@@ -282,7 +295,7 @@ class PersonalClient(NumPyClient):
             "partition-id": self.partition_id,
             "model": self.model_name,
             "num-examples": self.num_examples,
-            "public-hash": hash_of_public_pool(self.run.data_settings),
+            "public-hash": hash_of_public_pool(self.run.data_plan),
         }
 
     def fit(
@@ -293,7 +306,7 @@ class PersonalClient(NumPyClient):
         server_round, phase = int(config["server-round"]), str(config["phase"])
         memory = self.memory_folder(str(config.get("run-id", "")))
         self.recall(memory, server_round, phase)
-        with seeded(self.device, self.run.seed, phase, server_round, self.partition_id):
+        with seeded(self.device, self.run.plan.seed, phase, server_round, self.partition_id):
             reply = self.train(received, server_round, phase)
         state.save_model(self.context, "model", self.model)
         store.note_round(self.context, server_round)
@@ -311,14 +324,14 @@ class PersonalClient(NumPyClient):
         server_round = int(config["server-round"])
         memory = self.memory_folder(str(config.get("run-id", "")))
         self.recall(memory, server_round, "evaluate")
-        with seeded(self.device, self.run.seed, "evaluate", server_round, self.partition_id):
+        with seeded(self.device, self.run.plan.seed, "evaluate", server_round, self.partition_id):
             further = self.prepare_evaluation(received, server_round)
             if self.model_name in DARTS_MODELS:
                 # Whatever the method: else a comparison would measure running statistics.
                 refresh_statistics(self.model, self.data.train_images)
         metrics = {**self.evaluation_metrics(self.model), **further}
-        if self.models_folder and server_round == self.run.num_server_rounds:
-            save_personalized_model(self, self.models_folder, metrics)
+        if self.models_folder and server_round == self.run.plan.num_server_rounds:
+            self.export_model(self.models_folder, metrics)
         return metrics["loss"], int(metrics["total"]), metrics
 
 

@@ -2,7 +2,7 @@
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient, TrainReply
 from fedkd_flwr.state import exchanged_state, fill_model
-from fedkd_flwr.training import epoch_batches, train_on
+from fedkd_flwr.training.loop import epoch_batches, train_on
 from strategies.fedavg import FineTuningSettings
 
 
@@ -42,7 +42,7 @@ class FineTuningClient(FedAvgClient):
         self.receive_model(received)
         batches = epoch_batches(
             self.num_examples,
-            self.run.batch_size,
+            self.run.training.batch_size,
             self.settings.epochs,
             self.generator("fine-tuning-batches", server_round),
         )

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.fedavg import FedAvgClient
-from fedkd_flwr.training import (
+from fedkd_flwr.training.loop import (
     BatchLoss,
     cross_entropy_on,
     predict_logits,
@@ -99,7 +99,7 @@ class FedKMAClient(FedAvgClient):
                 "a search needs at least 2 training samples, one for each part, or "
                 "fedkma.alpha-share = 0"
             )
-        generator = random_generator(self.run.seed, "search-halves", self.partition_id)
+        generator = random_generator(self.run.plan.seed, "search-halves", self.partition_id)
         order = torch.from_numpy(generator.permutation(self.num_examples)).to(self.device)
         for_omega = max(1, int(self.num_examples * (1 - share)))
         return order[:for_omega], order[for_omega:]
@@ -120,9 +120,12 @@ class FedKMAClient(FedAvgClient):
             return self.train_locally(server_round)
         for_omega, for_alpha = self.search_samples()
         omega_loss, alpha_loss = self.loss_on(for_omega), self.loss_on(for_alpha)
-        run, settings = self.run, self.settings
+        training, settings = self.run.training, self.settings
         omega_optimizer = torch.optim.SGD(
-            omegas, run.learning_rate, run.momentum, weight_decay=run.weight_decay
+            omegas,
+            training.learning_rate,
+            training.momentum,
+            weight_decay=training.weight_decay,
         )
         alpha_optimizer = torch.optim.Adam(
             alphas,
@@ -131,7 +134,7 @@ class FedKMAClient(FedAvgClient):
             weight_decay=settings.alpha_weight_decay,
         )
         alpha_batches = random_batches(
-            len(for_alpha), run.batch_size, self.generator("alpha-batches", server_round)
+            len(for_alpha), training.batch_size, self.generator("alpha-batches", server_round)
         )
         self.model.train()
         total, seen = torch.zeros((), device=self.device), 0

@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.soft_predictions import SoftPredictionClient
-from fedkd_flwr.distillation import kl_to_teacher
-from fedkd_flwr.training import epoch_batches, predict, train_on
+from fedkd_flwr.training.loop import epoch_batches, predict, train_on
+from fedkd_flwr.training.losses import kl_to_teacher
 from strategies.kt_pfl import KTpFLSettings
 
 

@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.soft_predictions import SoftPredictionClient
-from fedkd_flwr.distillation import squared_distance
-from fedkd_flwr.training import BatchLoss, predict, random_batches
+from fedkd_flwr.training.loop import BatchLoss, predict, random_batches
+from fedkd_flwr.training.losses import squared_distance
 from strategies.perfed_ckt import PerFedCKTSettings
 
 FIXED_SUBSET = 0

@@ -12,8 +12,7 @@ from torch.nn import functional
 from fedkd_flwr import state
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.fedavg import FedAvgClient
-from fedkd_flwr.distillation import cross_entropy_to_teacher, kl_to_teacher
-from fedkd_flwr.training import (
+from fedkd_flwr.training.loop import (
     DivergedError,
     epoch_batches,
     evaluate,
@@ -21,6 +20,7 @@ from fedkd_flwr.training import (
     require_finite,
     train_on,
 )
+from fedkd_flwr.training.losses import cross_entropy_to_teacher, kl_to_teacher
 from strategies.persfl import PERSONALIZE, PersFLSettings
 
 
@@ -173,7 +173,7 @@ class PersFLClient(FedAvgClient):
 
         batches = epoch_batches(
             self.num_examples,
-            self.run.batch_size,
+            self.run.training.batch_size,
             settings.distillation_epochs,
             self.generator("distillation-batches", server_round),
         )

@@ -1,0 +1,1 @@
+"""Training on private data: its settings, the local loop, and losses."""
