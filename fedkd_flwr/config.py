@@ -152,6 +152,20 @@ class Configuration(BaseModel):
         settings: Settings = self.tables.get(settings_type.table, settings_type())
         return settings
 
+    @property
+    def warnings(self) -> list[str]:
+        """What the user has set in vain: other methods' settings, one sentence or none."""
+        own = self.settings.table
+        unread = [
+            f"{table}.{key}"
+            for table, settings in self.tables.items()
+            if table != own
+            for key, value in settings.model_dump(by_alias=True).items()
+            if value != type(settings)().model_dump(by_alias=True)[key]
+        ]
+        sentence = f"{self.run.strategy} does not read {', '.join(unread)}: set in vain."
+        return [sentence] if unread else []
+
     def flat(self) -> dict[str, Scalar]:
         """Return the config as Flower's flat run config, complete and sorted by name."""
         values = self.run.flat()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
-from logging import ERROR, INFO
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,8 @@ def serve(
         if listener:
             directory.listeners.append(listener)
         log(INFO, "Run directory: %s", directory.path)
+        for warning in configuration.warnings:
+            log(WARNING, "%s", warning)
         plan = replace(run.server_plan(), run_id=directory.run_id)
         strategy = run.method.strategy(plan, configuration.settings, directory)
         arrays = initial_arrays(configuration)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import fedkd_flwr
 from fedkd_flwr.cli import app
 from fedkd_flwr.config import (
     DATA_KEYS,
@@ -115,6 +116,25 @@ def test_refusals_are_one_clear_sentence(values, sentence):
     with pytest.raises(ConfigError, match=sentence) as caught:
         read_config(values)
     assert "\n" not in str(caught.value)
+
+
+def test_settings_that_the_method_never_reads_are_named_in_one_line():
+    fedavg = {"strategy": "fedavg", "models": "mlp"}
+    set_in_vain = read_config({**fedavg, "kt-pfl.clip-norm": 2.0, "persfl.teacher": "last"})
+    (warning,) = set_in_vain.warnings
+    assert warning == "fedavg does not read kt-pfl.clip-norm, persfl.teacher: set in vain."
+    # Clients read the flat config, in which every key is named.
+    assert read_config(set_in_vain.flat()).warnings == [warning]
+    assert read_config({**fedavg, "kt-pfl.clip-norm": 0.0}).warnings == []
+    assert read_config({"strategy": "fedmd", "kt-pfl.clip-norm": 2.0}).warnings == []
+
+
+def test_a_run_begins_with_the_warning(small, tmp_path, caplog):
+    small |= {"strategy": "local", "num-server-rounds": 1, "kt-pfl.clip-norm": 2.0}
+    fedkd_flwr.run(small, output_dir=tmp_path / "run")
+    warnings = [text for text in caplog.messages if "does not read" in text]
+    assert len(warnings) == 1
+    assert "kt-pfl.clip-norm" in warnings[0]
 
 
 def test_assignments_are_toml_values_or_words():
