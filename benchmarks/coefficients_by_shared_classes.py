@@ -12,7 +12,8 @@ import numpy as np
 
 from fedkd_flwr import load_run
 from fedkd_flwr.config import read_config
-from fedkd_flwr.data import client_indices, load_labels
+from fedkd_flwr.data.clients import client_indices
+from fedkd_flwr.data.sources import load_labels
 
 
 def coefficients_by_shared_classes(path: str) -> dict[str, dict[str, float]]:
@@ -29,9 +30,9 @@ def coefficients_by_shared_classes(path: str) -> dict[str, dict[str, float]]:
         For ``"0"``, ``"1"``, … shared classes: ``pairs``, ``mean_coefficient``.
     """
     run = load_run(path)
-    settings = read_config(run.config).run.data_settings
-    labels = load_labels(settings.dataset, settings.data_root)
-    classes = [set(labels[indices].tolist()) for indices in client_indices(settings)]
+    plan = read_config(run.config).run.data_plan
+    labels = load_labels(plan.settings.dataset, plan.settings.data_root)
+    classes = [set(labels[indices].tolist()) for indices in client_indices(plan)]
     shared = np.array([[len(mine & theirs) for theirs in classes] for mine in classes])
     coefficients = run.matrices["coefficients"][-1]
     others = ~np.eye(len(classes), dtype=bool)

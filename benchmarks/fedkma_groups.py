@@ -14,7 +14,8 @@ import numpy as np
 
 from fedkd_flwr import load_run
 from fedkd_flwr.config import read_config
-from fedkd_flwr.data import client_indices, load_labels
+from fedkd_flwr.data.clients import client_indices
+from fedkd_flwr.data.sources import load_labels
 from fedkd_flwr.plots import plot_sharing
 
 
@@ -32,9 +33,9 @@ def weights_by_group(path: str) -> dict[str, Any]:
         ``within``, ``across`` and ``ratio``, one number a round, and the mean accuracies.
     """
     run = load_run(path)
-    settings = read_config(run.config).run.data_settings
-    labels = load_labels(settings.dataset, settings.data_root)
-    classes = [frozenset(labels[indices].tolist()) for indices in client_indices(settings)]
+    plan = read_config(run.config).run.data_plan
+    labels = load_labels(plan.settings.dataset, plan.settings.data_root)
+    classes = [frozenset(labels[indices].tolist()) for indices in client_indices(plan)]
     same = np.array([[mine == theirs for theirs in classes] for mine in classes])
     others = ~np.eye(len(classes), dtype=bool)
     within, across = (

@@ -21,7 +21,7 @@ from rich.table import Table
 from torch.nn import functional
 
 from fedkd_flwr.clients.fedkma import split_parameters, step
-from fedkd_flwr.models import build_model
+from fedkd_flwr.models.build import build_model
 from fedkd_flwr.state import exchanged_state
 from strategies.base import Reply, RunPlan, checked_arrays
 from strategies.fedkma import (

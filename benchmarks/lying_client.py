@@ -79,7 +79,9 @@ def accuracy_of_others(settings: dict, behave: Callable[[Message], None]) -> flo
 
     with tempfile.TemporaryDirectory() as folder, flower_log_level(logging.ERROR):
         configuration = read_config({**settings, "output-dir": f"{folder}/run"})
-        grid = InProcessGrid(serve_message, configuration.run.num_clients, configuration.flat())
+        grid = InProcessGrid(
+            serve_message, configuration.run.plan.num_clients, configuration.flat()
+        )
         clients = serve(grid, configuration).clients
     last = clients[clients["round"] == clients["round"].max()].dropna(subset="accuracy")
     return round(float(last[last["partition_id"] != LIAR]["accuracy"].mean()), 4)

@@ -15,7 +15,7 @@ _EXPORTS = {
     "Comparison": "fedkd_flwr.comparison",
     "run_sweep": "fedkd_flwr.sweeps",
     "Run": "fedkd_flwr.runs",
-    "build_model": "fedkd_flwr.models",
+    "build_model": "fedkd_flwr.models.build",
     "ConfigError": "fedkd_flwr.config",
     "METHODS": "fedkd_flwr.methods",
 }

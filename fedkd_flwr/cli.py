@@ -21,7 +21,7 @@ from fedkd_flwr.config import (
     read_config,
     read_toml,
 )
-from fedkd_flwr.data import DATASETS, PARTITIONS, DataError
+from fedkd_flwr.data.catalogue import DATASETS, PARTITIONS, DataError
 from fedkd_flwr.doctor import check_node
 from fedkd_flwr.engines import (
     flower_log_level,
@@ -32,12 +32,12 @@ from fedkd_flwr.engines import (
 )
 from fedkd_flwr.genotypes import client_genotypes, draw_genotypes
 from fedkd_flwr.methods import METHODS
-from fedkd_flwr.models import MODELS
+from fedkd_flwr.models.registry import MODELS
 from fedkd_flwr.newcomer import personalize
 from fedkd_flwr.runs import Run, RunDirectoryError, load_run
 from fedkd_flwr.server_app import check_run
 from fedkd_flwr.sweeps import SweepProgress, run_sweep
-from strategies.base import TooFewRepliesError
+from strategies.core.replies import TooFewRepliesError
 
 app = typer.Typer(
     help="Personalized federated learning by knowledge transfer.",
@@ -123,7 +123,7 @@ def check_clients(configuration: Configuration, clients: int | None) -> None:
     ConfigError
         With the number that is needed.
     """
-    needed = configuration.run.num_clients
+    needed = configuration.run.plan.num_clients
     if clients is not None and clients < needed:
         raise ConfigError(
             f"The run needs {needed} clients and --clients starts {clients}; to change the "
@@ -148,7 +148,7 @@ def run_with_progress(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        total = configuration.run.num_server_rounds
+        total = configuration.run.plan.num_server_rounds
         task = progress.add_task(configuration.run.strategy, total=total, accuracy="")
 
         def on_round(row: Mapping[str, Any]) -> None:

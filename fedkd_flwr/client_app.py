@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.config import read_config
 
+INFO = ("partition-id", "model", "public-hash")
+"""What a client says of itself in words."""
+
 app = ClientApp()
 
 
@@ -26,26 +29,24 @@ def build_client(context: Context) -> PersonalClient:
 def properties(message: Message, context: Context) -> Message:
     """Answer who the client is."""
     known = build_client(context).get_properties({})
-    return _reply(message, known, [], [], {"num-examples": known["num-examples"]})
+    sizes = {name: known[name] for name in ("num-examples", "test-size", "validation-size")}
+    return _reply(message, known, [], [], sizes)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Serve a train message of any phase."""
     client = build_client(context)
-    arrays, num_examples, metrics = client.fit(*_call(message))
-    names = metrics.pop("names")
-    metrics["num-examples"] = num_examples
-    return _reply(message, client.get_properties({}), names, arrays, metrics)
+    arrays, _, metrics = client.fit(*_call(message))
+    return _reply(message, client.identity, metrics.pop("names"), arrays, metrics)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Serve an evaluation message."""
     client = build_client(context)
-    _, num_examples, metrics = client.evaluate(*_call(message))
-    metrics["num-examples"] = num_examples
-    return _reply(message, client.get_properties({}), [], [], metrics)
+    _, _, metrics = client.evaluate(*_call(message))
+    return _reply(message, client.identity, [], [], metrics)
 
 
 def _call(message: Message) -> tuple[list[NDArray[Any]], dict[str, Any]]:
@@ -63,7 +64,7 @@ def _reply(
     metrics: dict[str, Any],
 ) -> Message:
     """Pack a NumPyClient's result into a reply."""
-    info = {name: known[name] for name in ("partition-id", "model", "public-hash")}
+    info = {name: known[name] for name in INFO if name in known}
     content = RecordDict(
         {
             "arrays": ArrayRecord(

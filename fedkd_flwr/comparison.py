@@ -14,21 +14,9 @@ from typing import Any
 
 import pandas as pd
 
-from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.config import DATA_KEYS, PLACE_KEYS, ConfigError, read_config
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.runs import Run, RunDirectoryError, load_run
-
-DATA_KEYS = (
-    "dataset", "max-samples", "num-clients", "partition", "alpha", "classes-per-client", "groups",
-    "samples-per-class", "minimum-size", "client-split", "public-dataset", "held-out-size",
-)  # fmt: skip
-"""Keys that, with the seed, say who holds which samples and what is public."""
-
-PLACE_KEYS = (
-    "data-root", "output-dir", "models-dir", "state-dir", "device", "torch-threads", "resume",
-    "connect-timeout", "round-timeout",
-)  # fmt: skip
-"""Keys that say where and how a run takes place, not what it computes."""
 
 REFERENCE = "local"
 """The method that the clients of every other have to beat."""

@@ -15,9 +15,9 @@ from flwr.app import Context, RecordDict
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.data import hash_of_public_pool, public_pool
+from fedkd_flwr.data.clients import hash_of_public_pool, public_pool
 from fedkd_flwr.data.public import require_pool
-from fedkd_flwr.models.registry import num_parameters
+from fedkd_flwr.models.build import num_parameters
 
 NODE_KEYS = (
     "partition-id",
@@ -124,7 +124,7 @@ def _check_data(client: PersonalClient) -> str:
     data = client.data
     sizes = (len(data.train_labels), len(data.validation_labels), len(data.test_labels))
     counts = ", ".join(f"{k}: {count}" for k, count in enumerate(data.class_counts.tolist()))
-    source = client.context.node_config.get("data-path") or f"a share of {client.run.dataset}"
+    source = client.context.node_config.get("data-path") or f"a share of {client.run.data.dataset}"
     train, validation, test = sizes
     return (
         f"{source}: {train} samples to train, {validation} to validate, {test} to test; "
@@ -134,25 +134,26 @@ def _check_data(client: PersonalClient) -> str:
 
 def _check_public_set(client: PersonalClient) -> str:
     run = client.run
-    size = len(public_pool(run.data_settings))
-    require_pool(size, run.public_size)
-    found = hash_of_public_pool(run.data_settings)
-    if run.public_hash and found != run.public_hash:
-        raise ValueError(f"public-hash is {found}, and the run's is {run.public_hash}")
+    size = len(public_pool(run.data_plan))
+    require_pool(size, run.plan.public_size)
+    found = hash_of_public_pool(run.data_plan)
+    if run.plan.public_hash and found != run.plan.public_hash:
+        raise ValueError(f"public-hash is {found}, and the run's is {run.plan.public_hash}")
     return f"{size} samples, public-hash {found}"
 
 
 def _check_model(client: PersonalClient) -> str:
     """Take one training step, as a round would, on a model that is then dropped."""
     name, run = client.model_name, client.run
-    if run.method.strategy.needs_one_model and name != run.models[0]:
+    shared = run.models.models[0]
+    if run.method.strategy.needs_one_model and name != shared:
         raise ValueError(
-            f"the node's model is {name}, and {run.strategy} needs the run's, {run.models[0]}"
+            f"the node's model is {name}, and {run.strategy} needs the run's, {shared}"
         )
     model = client.new_model().train()
-    loss = client.private_loss(model, next(iter(client.private_batches(1))))
+    loss = cross_entropy(model, *next(client.private_batches(1)))
     loss.backward()  # type: ignore[no-untyped-call]
-    client.optimizer(model).step()
+    client.private_optimizer(model.parameters(), server_round=1).step()
     if not loss.isfinite():
         raise ValueError(f"{name}: the loss of the first batch is {loss.item()}")
     return f"{name}, {num_parameters(model):,} numbers; the first batch has loss {loss.item():.3f}"

@@ -26,7 +26,7 @@ from fedkd_flwr.config import (
 from fedkd_flwr.grid import InProcessGrid
 from fedkd_flwr.runs import Run, default_run_directory, load_run
 from fedkd_flwr.server_app import check_run, serve
-from strategies.base import kebab_case
+from strategies.core.slices import kebab_case
 
 RoundListener = Callable[[Mapping[str, Any]], None]
 """Is called with each finished round's row."""
@@ -118,9 +118,10 @@ def resolve_output(configuration: Configuration, parent: Path) -> Configuration:
     named = run.output_dir
     path = Path(named).expanduser() if named else default_run_directory(configuration, parent)
     path = path.resolve()
+    data_root = _absolute(run.data.data_root)
     update = {
+        "data": run.data.model_copy(update={"data_root": data_root}),
         "output_dir": str(path),
-        "data_root": _absolute(run.data_root),
         "models_dir": _absolute(run.models_dir),
         "state_dir": _absolute(run.state_dir) or str(path / "checkpoint" / "clients"),
     }
@@ -174,7 +175,7 @@ def run_in_process(
         Lowest level of Flower's log that is shown.
     """
     flat = configuration.flat()
-    grid = InProcessGrid(client_app, clients or configuration.run.num_clients, flat)
+    grid = InProcessGrid(client_app, clients or configuration.run.plan.num_clients, flat)
     with flower_log_level(log_level):
         return serve(grid, configuration, on_round)
 
@@ -212,7 +213,7 @@ def run_simulation(
         )
     directory = Path(configuration.run.output_dir)
     federation = {
-        "num-supernodes": clients or configuration.run.num_clients,
+        "num-supernodes": clients or configuration.run.plan.num_clients,
         "client-resources-num-cpus": 1,
         **(resources or {}),
     }

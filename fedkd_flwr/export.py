@@ -4,57 +4,74 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from fedkd_flwr.models import build_model
-from fedkd_flwr.models.darts import Genotype, SearchSpace, SupernetSettings
+from fedkd_flwr.config import RunConfig
+from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.darts.genotype import Genotype
+from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.settings import SupernetSettings
+from fedkd_flwr.models.registry import DARTS_MODELS
 
-if TYPE_CHECKING:
-    from fedkd_flwr.clients.base import PersonalClient
 
-
-def save_personalized_model(
-    client: "PersonalClient", folder: Path, metrics: Mapping[str, float]
-) -> Path:
-    """Write a client's model and its card.
+def model_card(
+    run: RunConfig, model_name: str, partition_id: int, metrics: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return what a reader of a model's weights has to know.
 
     Parameters
     ----------
-    client : PersonalClient
-        Whose `model` is to be written.
+    run : RunConfig
+        The run that trained the model.
+    model_name : str
+        Its architecture, a key of `fedkd_flwr.models.registry.MODELS`.
+    partition_id : int
+        Whose model it is.
+    metrics : mapping of str to float
+        Results of the model.
+    """
+    card: dict[str, Any] = {
+        "model": model_name,
+        "shape": list(run.data.image_shape),
+        "classes": run.data.num_classes,
+        "partition-id": partition_id,
+        "strategy": run.strategy,
+        "dataset": run.data.dataset,
+        "partition": run.data.partition,
+        "rounds": run.plan.num_server_rounds,
+        "seed": run.plan.seed,
+        "input": "float32 images scaled from 0..255 to -1..1",
+        "metrics": dict(metrics),
+    }
+    if model_name in DARTS_MODELS:
+        space = run.models.search_space
+        card["supernet"], card["genotype"] = asdict(space.settings), space.genotype.to_text()
+    return card
+
+
+def save_personalized_model(model: nn.Module, card: Mapping[str, Any], folder: Path) -> Path:
+    """Write a model and its card.
+
+    Parameters
+    ----------
+    model : nn.Module
+        What is to be written.
+    card : mapping
+        As `model_card` returns it.
     folder : Path
         Gets ``<partition-id>.safetensors`` and ``<partition-id>.json``; made if missing.
-    metrics : mapping of str to float
-        Results of the model, for the card.
 
     Returns
     -------
     Path
         The safetensors file.
     """
-    run = client.run
-    card = {
-        "model": client.model_name,
-        "shape": list(client.data.shape),
-        "classes": client.data.classes,
-        "partition-id": client.partition_id,
-        "strategy": run.strategy,
-        "dataset": run.dataset,
-        "partition": run.partition,
-        "rounds": run.num_server_rounds,
-        "seed": run.seed,
-        "input": "float32 images scaled from 0..255 to -1..1",
-        "metrics": dict(metrics),
-    }
-    if client.model_name.startswith("darts"):
-        card["supernet"] = asdict(run.search_space.settings)
-        card["genotype"] = run.search_space.genotype.to_text()
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{client.partition_id}.safetensors"
-    tensors = {name: value.contiguous().cpu() for name, value in client.model.state_dict().items()}
+    path = folder / f"{card['partition-id']}.safetensors"
+    tensors = {name: value.contiguous().cpu() for name, value in model.state_dict().items()}
     save_file(tensors, path)
     path.with_suffix(".json").write_text(json.dumps(card, indent=2) + "\n")
     return path

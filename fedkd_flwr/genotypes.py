@@ -7,7 +7,10 @@ import torch
 from torch import nn
 
 from fedkd_flwr.config import read_config
-from fedkd_flwr.models.darts import Genotype, Rule, Supernet, derive_genotype, draw_genotype
+from fedkd_flwr.models.darts.derivation import Rule, derive_genotype
+from fedkd_flwr.models.darts.drawing import draw_genotype
+from fedkd_flwr.models.darts.genotype import Genotype
+from fedkd_flwr.models.darts.supernet import Supernet
 from fedkd_flwr.runs import Run, RunDirectoryError
 
 
@@ -38,7 +41,7 @@ def client_genotypes(run: Run, rule: Rule = "every-edge") -> list[Genotype]:
             f"{run.path} holds no architecture weights; runs of fedkma and fednas with "
             "models = darts do."
         )
-    settings = read_config(run.config).run.search_space.settings
+    settings = read_config(run.config).run.models.search_space.settings
     # The rules read alpha alone, so the smallest network around it will do.
     supernet = Supernet(replace(settings, channels=1, cells=3), (1, 8, 8), 2)
     genotypes = []

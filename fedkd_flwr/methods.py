@@ -1,24 +1,18 @@
 """The methods by name: the only place where a name becomes a strategy and a client.
 
 A new method is one file in `strategies`, one in `fedkd_flwr/clients` where the client does
-something new, and one line here.
+something new, and one line here. Strategy and client are named by module and class, and
+imported when they are first asked for: knowing the methods loads none of them.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
-from fedkd_flwr.clients.base import PersonalClient
-from fedkd_flwr.clients.fedavg import FedAvgClient, FineTuningClient
-from fedkd_flwr.clients.fedkma import FedKMAClient
-from fedkd_flwr.clients.kt_pfl import KTpFLClient
-from fedkd_flwr.clients.perfed_ckt import PerFedCKTClient
-from fedkd_flwr.clients.persfl import PersFLClient, PersFLGDClient
-from strategies.base import PersonalizedStrategy
-from strategies.fedavg import FedAvg, FedAvgFineTuned
-from strategies.fedkma import FedKMA, FedNAS
-from strategies.kt_pfl import FedMD, KTpFL, SimPFL, TopKPFL
-from strategies.local import Local
-from strategies.perfed_ckt import PerFedCKT
-from strategies.persfl import PersFL, PersFLGD
+if TYPE_CHECKING:
+    from fedkd_flwr.clients.base import PersonalClient
+    from strategies.base import PersonalizedStrategy
 
 
 @dataclass(frozen=True)
@@ -27,33 +21,103 @@ class Method:
 
     Attributes
     ----------
-    strategy : type
-        The Flower strategy.
-    client : type
-        The NumPyClient.
+    strategy_name, client_name : str
+        Where the two are, as ``module:class``.
     exchanged : str
         What crosses the network, in a few words.
     paper : str
         Where the method comes from.
     """
 
-    strategy: type[PersonalizedStrategy]
-    client: type[PersonalClient]
+    strategy_name: str
+    client_name: str
     exchanged: str
     paper: str
 
+    @cached_property
+    def strategy(self) -> "type[PersonalizedStrategy]":
+        """The Flower strategy."""
+        strategy: type[PersonalizedStrategy] = resolve_name(self.strategy_name)
+        return strategy
+
+    @cached_property
+    def client(self) -> "type[PersonalClient]":
+        """The NumPyClient."""
+        client: type[PersonalClient] = resolve_name(self.client_name)
+        return client
+
 
 METHODS: dict[str, Method] = {
-    "kt-pfl": Method(KTpFL, KTpFLClient, "soft predictions", "Zhang et al. 2021"),
-    "sim-pfl": Method(SimPFL, KTpFLClient, "soft predictions", "Zhang et al. 2021, §5.1"),
-    "topk-pfl": Method(TopKPFL, KTpFLClient, "soft predictions", "Zhang et al. 2021, §5.1"),
-    "fedmd": Method(FedMD, KTpFLClient, "soft predictions", "Li and Wang 2019"),
-    "perfed-ckt": Method(PerFedCKT, PerFedCKTClient, "soft predictions", "Cho et al. 2021"),
-    "persfl": Method(PersFL, PersFLClient, "parameters", "Divi et al. 2021"),
-    "persfl-gd": Method(PersFLGD, PersFLGDClient, "parameters", "Divi et al. 2021, §5.5"),
-    "fedkma": Method(FedKMA, FedKMAClient, "parameters and mean logits", "FedKMA"),
-    "fednas": Method(FedNAS, FedKMAClient, "parameters and mean logits", "FedKMA, manner 3"),
-    "local": Method(Local, PersonalClient, "nothing", "baseline"),
-    "fedavg": Method(FedAvg, FedAvgClient, "parameters", "McMahan et al. 2017"),
-    "fedavg-ft": Method(FedAvgFineTuned, FineTuningClient, "parameters", "baseline"),
+    "kt-pfl": Method(
+        "strategies.kt_pfl:KTpFL",
+        "fedkd_flwr.clients.kt_pfl:KTpFLClient",
+        "soft predictions",
+        "Zhang et al. 2021",
+    ),
+    "sim-pfl": Method(
+        "strategies.sim_pfl:SimPFL",
+        "fedkd_flwr.clients.kt_pfl:KTpFLClient",
+        "soft predictions",
+        "Zhang et al. 2021, §5.1",
+    ),
+    "topk-pfl": Method(
+        "strategies.sim_pfl:TopKPFL",
+        "fedkd_flwr.clients.kt_pfl:KTpFLClient",
+        "soft predictions",
+        "Zhang et al. 2021, §5.1",
+    ),
+    "fedmd": Method(
+        "strategies.fedmd:FedMD",
+        "fedkd_flwr.clients.kt_pfl:KTpFLClient",
+        "soft predictions",
+        "Li and Wang 2019",
+    ),
+    "perfed-ckt": Method(
+        "strategies.perfed_ckt:PerFedCKT",
+        "fedkd_flwr.clients.perfed_ckt:PerFedCKTClient",
+        "soft predictions",
+        "Cho et al. 2021",
+    ),
+    "persfl": Method(
+        "strategies.persfl:PersFL",
+        "fedkd_flwr.clients.persfl:PersFLClient",
+        "parameters",
+        "Divi et al. 2021",
+    ),
+    "persfl-gd": Method(
+        "strategies.persfl:PersFLGD",
+        "fedkd_flwr.clients.persfl:PersFLGDClient",
+        "parameters",
+        "Divi et al. 2021, §5.5",
+    ),
+    "fedkma": Method(
+        "strategies.fedkma:FedKMA",
+        "fedkd_flwr.clients.fedkma:FedKMAClient",
+        "parameters and mean logits",
+        "FedKMA",
+    ),
+    "fednas": Method(
+        "strategies.fedkma:FedNAS",
+        "fedkd_flwr.clients.fedkma:FedKMAClient",
+        "parameters and mean logits",
+        "FedKMA, manner 3",
+    ),
+    "local": Method(
+        "strategies.local:Local",
+        "fedkd_flwr.clients.base:PersonalClient",
+        "nothing",
+        "baseline",
+    ),
+    "fedavg": Method(
+        "strategies.fedavg:FedAvg",
+        "fedkd_flwr.clients.parameters:ParameterClient",
+        "parameters",
+        "McMahan et al. 2017",
+    ),
+    "fedavg-ft": Method(
+        "strategies.fedavg:FedAvgFineTuned",
+        "fedkd_flwr.clients.fedavg:FineTuningClient",
+        "parameters",
+        "baseline",
+    ),
 }

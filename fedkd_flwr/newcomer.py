@@ -18,9 +18,8 @@ from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import Arrays
 from fedkd_flwr.clients.persfl import PersFLClient
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.export import save_personalized_model
 from fedkd_flwr.runs import Run, RunDirectoryError, load_run
-from strategies.base import kebab_case
+from strategies.core.slices import kebab_case
 from strategies.persfl import PERSONALIZE
 
 
@@ -75,7 +74,7 @@ class Newcomer:
         """
         results = {name: value for name, value in vars(self).items() if name != "client"}
         try:
-            return save_personalized_model(self.client, Path(folder).expanduser(), results)
+            return self.client.export_model(Path(folder).expanduser(), results)
         except (OSError, SafetensorError) as error:
             raise RunDirectoryError(f"The model cannot be written to {folder}: {error}") from None
 
@@ -147,7 +146,7 @@ def _new_client(
         node_config={
             "partition-id": partition_id or 0,
             "data-path": str(data_path),
-            "model": configuration.run.models[0],
+            "model": configuration.run.models.models[0],
         },
         state=RecordDict(),
         run_config=configuration.flat(),

@@ -32,10 +32,12 @@ from fedkd_flwr.comparison import (
     in_bytes,
 )
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.data import DataError, client_indices, load_labels
+from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.data.clients import client_indices
+from fedkd_flwr.data.sources import load_labels
 from fedkd_flwr.genotypes import client_genotypes
-from fedkd_flwr.models.darts import NONE, OPERATIONS, genotype_figure
-from fedkd_flwr.models.darts.skeleton import CELL_INPUTS
+from fedkd_flwr.models.darts.drawing import genotype_figure
+from fedkd_flwr.models.darts.settings import CELL_INPUTS, NONE, OPERATIONS
 from fedkd_flwr.runs import Run
 from strategies.core.randomness import random_generator
 
@@ -380,12 +382,11 @@ def label_counts(run: Run) -> pd.DataFrame:
     ConfigError, DataError
         If this version of the project cannot rebuild the run's data on this machine.
     """
-    configuration = read_config(run.config).run
-    settings = configuration.data_settings
-    labels = load_labels(settings.dataset, settings.data_root)
+    plan = read_config(run.config).run.data_plan
+    labels = load_labels(plan.settings.dataset, plan.settings.data_root)
     counts = [
-        np.bincount(labels[indices], minlength=configuration.num_classes)
-        for indices in client_indices(settings)
+        np.bincount(labels[indices], minlength=plan.settings.num_classes)
+        for indices in client_indices(plan)
     ]
     return pd.DataFrame(counts).rename_axis(index="partition_id", columns="label")
 
@@ -421,12 +422,12 @@ def plot_partition(run: Run, **options: Any) -> Figure:
     ConfigError, DataError
         If this version of the project cannot rebuild the run's data on this machine.
     """
-    configuration = read_config(run.config).run
-    settings = configuration.data_settings
-    partitioner = _Shares(client_indices(settings))
+    plan = read_config(run.config).run.data_plan
+    settings = plan.settings
+    partitioner = _Shares(client_indices(plan))
     partitioner.dataset = Dataset.from_dict(
         {"label": load_labels(settings.dataset, settings.data_root)},
-        features=Features({"label": ClassLabel(num_classes=configuration.num_classes)}),
+        features=Features({"label": ClassLabel(num_classes=settings.num_classes)}),
     )
     figure = Figure(figsize=(1.1 * FIGURE_WIDTH, 0.7 * FIGURE_WIDTH), layout="constrained")
     config = run.config

@@ -46,7 +46,8 @@ from safetensors.numpy import load_file, save_file
 
 from fedkd_flwr.config import Configuration
 from fedkd_flwr.store import write_atomically
-from strategies.base import PersonalizedStrategy, RoundRecord
+from strategies.base import PersonalizedStrategy
+from strategies.core.rounds import RoundRecord
 
 if sys.platform != "win32":
     import fcntl
@@ -66,7 +67,10 @@ def default_run_directory(configuration: Configuration, parent: Path) -> Path:
     """Return a new directory's path, named after method, data, seed and time."""
     run = configuration.run
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
-    return parent / f"{run.strategy}-{run.dataset}-{run.partition}-seed{run.seed}-{stamp}"
+    return (
+        parent
+        / f"{run.strategy}-{run.data.dataset}-{run.data.partition}-seed{run.plan.seed}-{stamp}"
+    )
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,23 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import replace
-from logging import ERROR, INFO
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 from flwr.superlink.grid import InMemoryGrid
+from numpy.typing import NDArray
 
 from fedkd_flwr.config import ConfigError, Configuration, read_config
-from fedkd_flwr.data import DataError, check_data
+from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.data.clients import check_data
 from fedkd_flwr.grid import InProcessGrid
-from fedkd_flwr.models import build_model
+from fedkd_flwr.models.build import build_model
 from fedkd_flwr.runs import (
     Checkpoint,
     Run,
@@ -25,9 +27,9 @@ from fedkd_flwr.runs import (
     check_writable,
     default_run_directory,
 )
-from fedkd_flwr.state import exchanged_state
-from fedkd_flwr.training import seeded
-from strategies.base import TooFewRepliesError
+from fedkd_flwr.models.vectors import model_vectors
+from fedkd_flwr.training.loop import seeded
+from strategies.core.replies import TooFewRepliesError
 
 app = ServerApp()
 
@@ -66,8 +68,8 @@ def check_run(configuration: Configuration) -> None:
     run = configuration.run
     if run.output_dir and not run.resume:
         check_writable(Path(run.output_dir).expanduser().resolve())
-    public_size = run.public_size if run.method.strategy.needs_public_data else 0
-    check_data(run.data_settings, public_size)
+    public_size = run.plan.public_size if run.method.strategy.needs_public_data else 0
+    check_data(run.data_plan, public_size)
 
 
 def serve(
@@ -99,18 +101,20 @@ def serve(
         if listener:
             directory.listeners.append(listener)
         log(INFO, "Run directory: %s", directory.path)
-        plan = replace(run.plan(), run_id=directory.run_id)
+        for warning in configuration.warnings:
+            log(WARNING, "%s", warning)
+        plan = run.server_plan().model_copy(update={"run_id": directory.run_id})
         strategy = run.method.strategy(plan, configuration.settings, directory)
-        arrays = initial_arrays(configuration)
+        initial = initial_model(configuration)
+        strategy.begin(initial)
         if checkpoint:
             strategy.restore(checkpoint.completed_rounds, checkpoint.state)
-            arrays = ArrayRecord({name: Array(a) for name, a in checkpoint.global_arrays.items()})
             log(INFO, "Continuing after round %d", checkpoint.completed_rounds)
         strategy.start(
             grid,
-            arrays,
-            num_rounds=run.num_server_rounds - strategy.completed_rounds,
-            timeout=run.round_timeout,
+            ArrayRecord({kind: Array(vector) for kind, vector in initial.items()}),
+            num_rounds=run.plan.num_server_rounds - strategy.completed_rounds,
+            timeout=run.plan.round_timeout,
         )
         finished = directory.finish()
         log(INFO, "Finished. Run directory: %s", directory.path)
@@ -126,12 +130,16 @@ def open_run_directory(configuration: Configuration) -> tuple[RunDirectory, Chec
     return RunDirectory.create(path, configuration), None
 
 
-def initial_arrays(configuration: Configuration) -> ArrayRecord:
+def initial_model(configuration: Configuration) -> dict[str, NDArray[np.float32]]:
     """Return the initial global model of a method that shares one; empty for the others."""
     run = configuration.run
     if not run.method.strategy.needs_one_model:
-        return ArrayRecord()
-    with seeded("cpu", run.seed, "initial-weights"):
-        model = build_model(run.models[0], run.image_shape, run.num_classes, run.search_space)
-    tensors = exchanged_state(model)
-    return ArrayRecord({name: Array(tensor.numpy()) for name, tensor in tensors.items()})
+        return {}
+    with seeded("cpu", run.plan.seed, "initial-weights"):
+        model = build_model(
+            run.models.models[0],
+            run.data.image_shape,
+            run.data.num_classes,
+            run.models.search_space,
+        )
+    return model_vectors(model)

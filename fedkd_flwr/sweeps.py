@@ -121,7 +121,7 @@ def run_name(configuration: Configuration) -> str:
     settings = defining_settings(configuration.flat())
     changed = {name: value for name, value in settings.items() if value != defaults[name]}
     digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()
-    return f"{configuration.run.strategy}-seed{configuration.run.seed}-{digest[:8]}"
+    return f"{configuration.run.strategy}-seed{configuration.run.plan.seed}-{digest[:8]}"
 
 
 def run_sweep(

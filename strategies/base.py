@@ -95,6 +95,7 @@ class PersonalizedStrategy(Strategy):
         self.completed_rounds = 0
         self._rounds_before = 0
         self._evaluations: dict[int, dict[str, float]] = {}
+        self._seconds: dict[str, float] = {}
         self._begin_round(0)
 
     # ---- Hooks: what a method may override -------------------------------------------

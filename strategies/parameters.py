@@ -6,7 +6,7 @@ vector belongs to which layer; nothing here has to.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +77,7 @@ class ParameterStrategy(PersonalizedStrategy):
 
     needs_one_model = True
     evaluates_trained_model = False
-    kept = ("model",)
+    kept: ClassVar[tuple[str, ...]] = ("model",)
     model: Model
 
     def begin(self, initial: Arrays) -> None:

@@ -7,7 +7,7 @@ clients that lie, by a median (`strategies.core.simplex`). The defaults do none 
 
 from collections.abc import Mapping, Sequence
 from logging import INFO
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.supercore import log
@@ -74,7 +74,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
     settings_type = SoftPredictionSettings
     settings: SoftPredictionSettings
     needs_public_data = True
-    kept = ("releases",)
+    kept: ClassVar[tuple[str, ...]] = ("releases",)
     releases: NDArray[np.int64]
 
     @classmethod

@@ -15,7 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet
 from PIL import Image
 
-from fedkd_flwr.data import DataSettings, client_indices, load_images
+from fedkd_flwr.config import read_config
+from fedkd_flwr.data.clients import client_indices
+from fedkd_flwr.data.sources import load_images
 
 ROOT = Path(__file__).parent.parent
 PROGRAMS = Path(sys.executable).parent
@@ -72,15 +74,8 @@ def make_keys(folder, nodes):
 
 def images_of(config, partition_id):
     """Return the digits (uint8, 28x28) and classes that a partition would hold."""
-    settings = DataSettings(
-        partition=config["partition"],
-        client_split=config["client-split"],
-        held_out_size=config["held-out-size"],
-        num_clients=config["num-clients"],
-        max_samples=config["max-samples"],
-    )
     everything = load_images("digits")
-    indices = client_indices(settings)[partition_id]
+    indices = client_indices(read_config(config).run.data_plan)[partition_id]
     return everything.images[indices, 0].numpy(), everything.labels[indices].numpy()
 
 

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import fedkd_flwr
 from fedkd_flwr.cli import app
 from fedkd_flwr.config import (
+    DATA_KEYS,
+    PLACE_KEYS,
     ConfigError,
     flatten,
     known_names,
@@ -36,15 +39,32 @@ def test_a_flat_config_reads_back_alike():
     configuration = read_config({"strategy": "sim-pfl", "kt-pfl.rho": 0.7, "seed": 3})
     assert read_config(configuration.flat()) == configuration
     assert configuration.settings.rho == 0.7
-    assert configuration.run.seed == 3
+    assert configuration.run.plan.seed == 3
+
+
+def test_what_defines_a_comparison_follows_from_the_slices():
+    assert {"dataset", "alpha", "classes-per-client", "num-clients"} <= set(DATA_KEYS)
+    assert {"data-root", "device", "round-timeout", "resume"} <= set(PLACE_KEYS)
+    assert not set(DATA_KEYS) & set(PLACE_KEYS)
+    assert not {"strategy", "seed", "learning-rate", "models", "public-size"} & {
+        *DATA_KEYS,
+        *PLACE_KEYS,
+    }
+    assert {*DATA_KEYS, *PLACE_KEYS} < set(known_names())
+
+
+def test_the_names_of_slices_are_no_keys():
+    for name in ("data", "plan", "training"):
+        with pytest.raises(ConfigError, match=f"no key {name}"):
+            read_config({name: 1})
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_preset_is_valid_and_holds_only_differences(preset):
     values = read_toml(preset)
     read_config(values)
-    defaults = pyproject_config()
-    assert set(values) <= set(defaults)
+    defaults = read_config({}).flat()
+    assert [name for name, value in values.items() if value == defaults[name]] == []
 
 
 def test_every_method_has_its_settings_among_the_names():
@@ -88,12 +108,33 @@ def test_every_method_has_its_settings_among_the_names():
         ({"persfl.temperatures": "0"}, "persfl.temperatures = .*above 0"),
         ({"persfl.teacher": "best"}, "persfl.teacher = 'best'.*'optimal' or 'last'"),
         ({"device": "tpu"}, "device = 'tpu'"),
+        ({"optimizer": "lion"}, "optimizer = 'lion': it should be 'sgd', 'adam' or 'adamw'"),
+        ({"learning-rate-schedule": "up"}, "schedule = 'up'.*'constant', 'cosine' or 'step'"),
     ],
 )
 def test_refusals_are_one_clear_sentence(values, sentence):
     with pytest.raises(ConfigError, match=sentence) as caught:
         read_config(values)
     assert "\n" not in str(caught.value)
+
+
+def test_settings_that_the_method_never_reads_are_named_in_one_line():
+    fedavg = {"strategy": "fedavg", "models": "mlp"}
+    set_in_vain = read_config({**fedavg, "kt-pfl.clip-norm": 2.0, "persfl.teacher": "last"})
+    (warning,) = set_in_vain.warnings
+    assert warning == "fedavg does not read kt-pfl.clip-norm, persfl.teacher: set in vain."
+    # Clients read the flat config, in which every key is named.
+    assert read_config(set_in_vain.flat()).warnings == [warning]
+    assert read_config({**fedavg, "kt-pfl.clip-norm": 0.0}).warnings == []
+    assert read_config({"strategy": "fedmd", "kt-pfl.clip-norm": 2.0}).warnings == []
+
+
+def test_a_run_begins_with_the_warning(small, tmp_path, caplog):
+    small |= {"strategy": "local", "num-server-rounds": 1, "kt-pfl.clip-norm": 2.0}
+    fedkd_flwr.run(small, output_dir=tmp_path / "run")
+    warnings = [text for text in caplog.messages if "does not read" in text]
+    assert len(warnings) == 1
+    assert "kt-pfl.clip-norm" in warnings[0]
 
 
 def test_assignments_are_toml_values_or_words():

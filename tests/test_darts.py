@@ -8,19 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedkd_flwr.models.darts import (
-    OPERATIONS,
-    Choice,
-    FixedNetwork,
-    Genotype,
-    Supernet,
-    SupernetSettings,
-    build_supernet,
-    derive_genotype,
-    draw_genotype,
-)
+from fedkd_flwr.models.darts.derivation import derive_genotype
+from fedkd_flwr.models.darts.drawing import draw_genotype
+from fedkd_flwr.models.darts.fixed import FixedNetwork
+from fedkd_flwr.models.darts.genotype import Choice, Genotype
 from fedkd_flwr.models.darts.operations import HalvedResolution, build_operation
-from fedkd_flwr.models.darts.supernet import MixedOperation
+from fedkd_flwr.models.darts.settings import OPERATIONS, SupernetSettings
+from fedkd_flwr.models.darts.supernet import MixedOperation, Supernet, build_supernet
 
 DIGITS = (1, 28, 28)
 COLORS = (3, 32, 32)

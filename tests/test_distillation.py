@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedkd_flwr.clients.perfed_ckt import nearest_centroid
-from fedkd_flwr.distillation import cross_entropy_to_teacher, kl_to_teacher, squared_distance
+from fedkd_flwr.training.losses import cross_entropy_to_teacher, kl_to_teacher, squared_distance
 
 
 def test_kl_by_hand():

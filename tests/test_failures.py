@@ -62,7 +62,7 @@ def broken_client(break_reply, partition_id=1, only_round=None):
 def run_with(app, small, tmp_path, **changes):
     flat = {**small, "strategy": "kt-pfl", "output-dir": str(tmp_path / "run"), **changes}
     configuration = read_config(flat)
-    grid = InProcessGrid(app, configuration.run.num_clients, configuration.flat())
+    grid = InProcessGrid(app, configuration.run.plan.num_clients, configuration.flat())
     return serve(grid, configuration), grid
 
 

@@ -102,7 +102,7 @@ def run_with(fault_of_round, settings, path):
         return reply
 
     configuration = read_config({**settings, "output-dir": str(path)})
-    grid = InProcessGrid(serve_message, configuration.run.num_clients, configuration.flat())
+    grid = InProcessGrid(serve_message, configuration.run.plan.num_clients, configuration.flat())
     with flower_log_level(logging.ERROR):
         return serve(grid, configuration)
 

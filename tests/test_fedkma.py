@@ -21,8 +21,8 @@ from fedkd_flwr.clients.fedkma import (
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.genotypes import client_genotypes, draw_genotypes, local_inference_accuracy
 from fedkd_flwr.grid import InProcessGrid
-from fedkd_flwr.models import build_model
-from fedkd_flwr.models.darts import OPERATIONS as ALL_OPERATIONS
+from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.darts.settings import OPERATIONS as ALL_OPERATIONS
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import initial_arrays, serve
 from fedkd_flwr.state import exchanged_state, fill_model
@@ -102,7 +102,7 @@ class Witness:
 
 def run_with(app, flat, folder):
     configuration = read_config({**flat, "output-dir": str(folder)})
-    grid = InProcessGrid(app, configuration.run.num_clients, configuration.flat())
+    grid = InProcessGrid(app, configuration.run.plan.num_clients, configuration.flat())
     return serve(grid, configuration), configuration
 
 
@@ -361,7 +361,7 @@ def test_only_models_mean_logits_flags_and_rows_cross_the_network(tiny, tmp_path
     """Neither counts nor shares of the classes are among them, by name, shape or value."""
     witness = Witness()
     run_with(witness, tiny, tmp_path / "run")
-    model = build_model("darts", (1, 28, 28), 10, read_config(tiny).run.search_space)
+    model = build_model("darts", (1, 28, 28), 10, read_config(tiny).run.models.search_space)
     shapes = {name: tuple(value.shape) for name, value in exchanged_state(model).items()}
     trained = {**shapes, CLASS_LOGITS: (10, 10), CLASS_FLAGS: (10,)}
     allowed_up = {"train": trained, SHARE_KNOWLEDGE: {"sharing": (3,)}}

@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedkd_flwr.models import ASSIGNMENTS, MODELS, assign_models, build_model, num_parameters
+from fedkd_flwr.models.assignment import ASSIGNMENTS, assign_models
+from fedkd_flwr.models.build import build_model, num_parameters
+from fedkd_flwr.models.registry import MODELS
 
 GRAY = (1, 28, 28)
 COLOUR = (3, 32, 32)

@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.data import DataError
+from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.export import load_model
 from fedkd_flwr.newcomer import personalize
 from fedkd_flwr.runs import RunDirectoryError

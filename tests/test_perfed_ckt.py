@@ -411,8 +411,8 @@ def test_fedavg_on_the_same_preset_costs_five_hundred_times_as_much():
 def test_the_mixed_preset_lets_clients_differ_and_sends_as_little():
     mixed = read_config(read_toml(TABLE_1.with_name("cifar10-mixed.toml")))
     same = read_config(read_toml(TABLE_1))
-    assert mixed.run.models == ("vgg13", "vgg11", "cnn-ckt")
-    assert mixed.run.model_assignment == "by-size"
+    assert mixed.run.models.models == ("vgg13", "vgg11", "cnn-ckt")
+    assert mixed.run.models.model_assignment == "by-size"
     unlike = {name for name, value in mixed.flat().items() if value != same.flat()[name]}
     assert unlike == {"models", "model-assignment"}
 

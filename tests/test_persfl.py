@@ -17,7 +17,7 @@ from fedkd_flwr.clients.persfl import Candidate, PersFLClient, PersFLGDClient
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.grid import InProcessGrid
 from fedkd_flwr.server_app import serve
-from fedkd_flwr.training import DivergedError, Evaluation, evaluate
+from fedkd_flwr.training.loop import DivergedError, Evaluation, evaluate
 from strategies.persfl import PERSONALIZE, PersFLSettings
 
 TABLE = ["lambda", "temperature", "teacher_round", "teacher_accuracy", "global_accuracy"]

@@ -10,7 +10,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
 from fedkd_flwr.grid import InProcessGrid
 from fedkd_flwr.methods import METHODS
-from fedkd_flwr.models import build_model, num_parameters
+from fedkd_flwr.models.build import build_model, num_parameters
 from fedkd_flwr.server_app import serve
 from fedkd_flwr.state import exchanged_state
 

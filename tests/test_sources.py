@@ -8,18 +8,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import sklearn.datasets
 import torch
 from PIL import Image
 
-from fedkd_flwr.data import (
-    DATASETS,
-    DataError,
+from fedkd_flwr.data import sources
+from fedkd_flwr.data.catalogue import DATASETS, DataError
+from fedkd_flwr.data.sources import (
+    convert_images,
     load_images,
     load_labels,
     load_own_data,
     to_float,
 )
-from fedkd_flwr.data.sources import convert_images
 
 TINY = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
 TINY_LABELS = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8])
@@ -67,6 +68,14 @@ def test_digits_are_complete_offline_and_fill_the_range():
     np.testing.assert_array_equal(digits.labels.numpy(), load_labels("digits"))
 
 
+def test_digits_are_those_of_scikit_learn():
+    digits = sklearn.datasets.load_digits()
+    images, labels = sources._bundled_digits()
+    brightness = np.round(digits.images * (255 / 16)).astype(np.uint8)
+    np.testing.assert_array_equal(images[:, 0].numpy(), brightness)
+    np.testing.assert_array_equal(labels, digits.target)
+
+
 def test_digits_are_recognisable():
     # The mean ink of the classes differs: the nearest class mean is right far above chance.
     digits = load_images("digits")
@@ -104,6 +113,16 @@ def test_grey_sets_decode_colour_files_to_one_channel(tmp_path):
     write_parquet(path, slice(0, 4), image="image")
     images = load_images("mnist", str(tmp_path)).images
     assert images.shape == (4, 1, 28, 28)  # resized as well: the files have 32x32 pixels
+
+
+def test_files_of_any_mode_are_decoded(tmp_path):
+    """Palettes, transparency and one-bit images, as people have them in folders."""
+    (tmp_path / "0").mkdir()
+    for mode in ("1", "L", "LA", "P", "RGB", "RGBA"):
+        Image.new(mode, (28, 28), 1).save(tmp_path / "0" / f"{mode}.png")
+    (tmp_path / "0" / "notes.txt").write_text("no image")
+    for shape in ((1, 28, 28), (3, 28, 28)):
+        assert load_own_data(tmp_path, shape, 1).images.shape == (6, *shape)
 
 
 def test_sets_are_decoded_once(tmp_path):

@@ -53,9 +53,9 @@ def write(tmp_path, text):
 
 def test_a_grid_is_every_combination_with_the_last_setting_fastest(sweep):
     configurations = list(read_sweep(sweep).values())
-    found = [(c.run.strategy, c.run.seed) for c in configurations]
+    found = [(c.run.strategy, c.run.plan.seed) for c in configurations]
     assert found == [("local", 0), ("local", 1), ("kt-pfl", 0), ("kt-pfl", 1)]
-    assert all(c.run.num_clients == 3 for c in configurations)
+    assert all(c.run.plan.num_clients == 3 for c in configurations)
 
 
 def test_combinations_go_together(tmp_path):
@@ -64,7 +64,9 @@ def test_combinations_go_together(tmp_path):
         "[grid]\nseed = [0, 1]\n[[grid.combinations]]\nstrategy = 'kt-pfl'\nkt-pfl.rho = 0.9\n"
         "models = 'lenet,mlp'\n[[grid.combinations]]\nstrategy = 'fedavg'\nmodels = 'lenet'\n",
     )
-    found = [(c.run.seed, c.run.strategy, c.run.models) for c in read_sweep(path).values()]
+    found = [
+        (c.run.plan.seed, c.run.strategy, c.run.models.models) for c in read_sweep(path).values()
+    ]
     assert found == [
         (0, "kt-pfl", ("lenet", "mlp")), (0, "fedavg", ("lenet",)),
         (1, "kt-pfl", ("lenet", "mlp")), (1, "fedavg", ("lenet",)),
@@ -79,7 +81,7 @@ def test_a_preset_is_found_beside_the_sweep_and_overridden(tmp_path):
     path = write(tmp_path, "[base]\npreset = 'preset.toml'\nalpha = 0.4\n[grid]\nseed = [8]\n")
     (configuration,) = read_sweep(path).values()
     run = configuration.run
-    assert (run.seed, run.alpha, configuration.settings.rho) == (8, 0.4, 0.7)
+    assert (run.plan.seed, run.data.alpha, configuration.settings.rho) == (8, 0.4, 0.7)
 
 
 def test_settings_of_other_methods_do_not_repeat_a_run(tmp_path):
@@ -90,7 +92,7 @@ def test_settings_of_other_methods_do_not_repeat_a_run(tmp_path):
 
 def test_settings_from_outside_hold_for_every_run(sweep):
     configurations = read_sweep(sweep, {"seed": 7, "num-clients": 4}).values()
-    assert [(c.run.strategy, c.run.seed, c.run.num_clients) for c in configurations] == [
+    assert [(c.run.strategy, c.run.plan.seed, c.run.plan.num_clients) for c in configurations] == [
         ("local", 7, 4), ("kt-pfl", 7, 4),
     ]  # fmt: skip
 
@@ -197,7 +199,7 @@ def test_every_sweep_of_the_project_is_valid_and_has_a_reference(path):
     configurations = read_sweep(path).values()
     seeds_of = defaultdict(set)
     for configuration in configurations:
-        seeds_of[configuration.run.strategy].add(configuration.run.seed)
+        seeds_of[configuration.run.strategy].add(configuration.run.plan.seed)
     assert "local" in seeds_of
     assert len(seeds_of) >= 3
     assert len(seeds_of["local"]) >= 2

@@ -324,12 +324,16 @@ class PersonalClient(NumPyClient):
 
     # ---- NumPyClient -----------------------------------------------------------------
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a client says with every reply."""
+        return {"partition-id": self.partition_id, "model": self.model_name}
+
     def get_properties(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Say who the client is: partition-id, model, sizes, and the hash of its public set."""
         data = self.data
         return {
-            "partition-id": self.partition_id,
-            "model": self.model_name,
+            **self.identity,
             "num-examples": self.num_examples,
             "test-size": len(data.test_labels),
             "validation-size": len(data.validation_labels),
@@ -401,7 +405,10 @@ class PersonalClient(NumPyClient):
 
 def _named(evaluation: Evaluation, prefix: str = "") -> dict[str, float]:
     """Name the results; a loss that no mean could take stays out."""
-    counts = {f"{prefix}correct": evaluation.correct, f"{prefix}total": evaluation.total}
+    counts: dict[str, float] = {
+        f"{prefix}correct": evaluation.correct,
+        f"{prefix}total": evaluation.total,
+    }
     if not abs(evaluation.loss) <= LARGEST_LOSS:
         return counts
     return {**counts, f"{prefix}loss": evaluation.loss}

@@ -10,14 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkd_flwr.data.sources import DataError, Shape, convert_images, load_images
+from fedkd_flwr.data.catalogue import DataError, Shape
+from fedkd_flwr.data.sources import convert_images, load_images
 from strategies.core.randomness import random_generator
-
-HELD_OUT = "held-out"
-"""Name of the public set that is a part of the private data set."""
-
-NO_PUBLIC_SET = "none"
-"""Name of the public set of a method that needs none."""
 
 
 def split_public(

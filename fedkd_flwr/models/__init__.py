@@ -1,13 +1,4 @@
-"""Models by name, and the rules that give each client its model."""
+"""Models by name, and the rules that give each client its model.
 
-from fedkd_flwr.models.assignment import ASSIGNMENTS, assign_models
-from fedkd_flwr.models.registry import DARTS_MODELS, MODELS, build_model, num_parameters
-
-__all__ = [
-    "ASSIGNMENTS",
-    "DARTS_MODELS",
-    "MODELS",
-    "assign_models",
-    "build_model",
-    "num_parameters",
-]
+Everything is imported from its own module, so that a run config is read without PyTorch.
+"""

@@ -12,65 +12,6 @@ from torchvision.models import vgg
 from fedkd_flwr.models.common import Shape, require_side, with_he_weights
 
 
-def alexnet(shape: Shape, classes: int) -> nn.Module:
-    """Build an AlexNet [1]_ for small images, about 2.6 million parameters.
-
-    Channels, kernels past the first and overlapping pooling are those of torchvision's
-    AlexNet. The stem is 3x3 with stride 2 in place of 11x11 with stride 4, pooling is padded,
-    and the head is a global mean and 256 units a layer: torchvision's, of 4096, holds 58 of
-    its 61 million parameters, and here every model state travels. It is not built from
-    torchvision's class, which would fill that head with random numbers just to drop it.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        Channels, height and width, at least 8x8.
-    classes : int
-        Number of logits.
-
-    Returns
-    -------
-    nn.Module
-        Maps (N, channels, height, width) to (N, classes).
-
-    Raises
-    ------
-    ValueError
-        If the images are too small.
-
-    References
-    ----------
-    .. [1] Krizhevsky, One weird trick for parallelizing convolutional neural networks, 2014.
-    """
-    require_side("alexnet", shape, 8)
-    return with_he_weights(
-        nn.Sequential(
-            nn.Conv2d(shape[0], 64, 3, stride=2, padding=1),
-            nn.ReLU(inplace=True),
-            nn.MaxPool2d(3, stride=2, padding=1),
-            nn.Conv2d(64, 192, 5, padding=2),
-            nn.ReLU(inplace=True),
-            nn.MaxPool2d(3, stride=2, padding=1),
-            nn.Conv2d(192, 384, 3, padding=1),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(384, 256, 3, padding=1),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(256, 256, 3, padding=1),
-            nn.ReLU(inplace=True),
-            nn.MaxPool2d(3, stride=2, padding=1),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Dropout(),
-            nn.Linear(256, 256),
-            nn.ReLU(inplace=True),
-            nn.Dropout(),
-            nn.Linear(256, 256),
-            nn.ReLU(inplace=True),
-            nn.Linear(256, classes),
-        )
-    )
-
-
 def resnet18(shape: Shape, classes: int) -> nn.Module:
     """Build torchvision's ResNet-18 [1]_ with a 3x3 stem of stride 1.
 

@@ -74,5 +74,5 @@ def fill_from_vectors(model: nn.Module, vectors: Mapping[str, NDArray[Any]]) -> 
                 f"the model has {sum(sizes)} {kind}, and {len(vector)} were sent: another "
                 "architecture or another size"
             )
-        for tensor, values in zip(tensors, vector.split(sizes), strict=True):
+        for tensor, values in zip(tensors, torch.split(vector, sizes), strict=True):
             tensor.copy_(values.view_as(tensor))

@@ -1,1 +1,1 @@
-"""Training on one client: jobs, the loop that does them, losses, regularizers, optimizers."""
+"""Training on private data: its settings, the local loop, and losses."""

@@ -1,37 +1,18 @@
 """What is settled before a run starts: a method's settings, and the plan of the rounds."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from strategies.core.randomness import random_generator
+from strategies.core.slices import PLACE, Slice
 
 
 class ImpossiblePlanError(ValueError):
     """A combination of settings that cannot work; the message says what is allowed."""
-
-
-def kebab_case(name: str) -> str:
-    """Return a field name as it is written in a run config, ``local_epochs`` → ``local-epochs``."""
-    return name.replace("_", "-")
-
-
-class Slice(BaseModel):
-    """Settings that are declared together, each once, with its default and its range.
-
-    A field ``public_batch_size`` is written ``public-batch-size`` in a run config.
-    """
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        alias_generator=kebab_case,
-        populate_by_name=True,
-        allow_inf_nan=False,
-    )
 
 
 class Settings(Slice):
@@ -79,8 +60,8 @@ class PlanSettings(Slice):
     min_replies: int = Field(default=1, ge=1)
     evaluate_every: int = Field(default=1, ge=1)
     seed: int = Field(default=0, ge=0)
-    connect_timeout: float = Field(default=60.0, gt=0)
-    round_timeout: float = Field(default=3600.0, gt=0)
+    connect_timeout: Annotated[float, PLACE] = Field(default=60.0, gt=0)
+    round_timeout: Annotated[float, PLACE] = Field(default=3600.0, gt=0)
 
     @property
     def sample_size(self) -> int:

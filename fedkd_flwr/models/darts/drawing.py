@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedkd_flwr.models.darts.genotype import Genotype, Node
-from fedkd_flwr.models.darts.skeleton import CELL_INPUTS
+from fedkd_flwr.models.darts.settings import CELL_INPUTS
 
 _INPUTS = ("cell before last", "last cell")
 _OUTPUT = "output"

@@ -6,14 +6,9 @@ from torch import Tensor, nn
 from fedkd_flwr.models.common import Shape
 from fedkd_flwr.models.darts.genotype import Genotype, Node
 from fedkd_flwr.models.darts.operations import build_operation
-from fedkd_flwr.models.darts.skeleton import (
-    CELL_INPUTS,
-    SMALLEST_CELLS,
-    CellInputs,
-    CellPlan,
-    Stem,
-    plan_cells,
-)
+from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.settings import CELL_INPUTS, SMALLEST_CELLS
+from fedkd_flwr.models.darts.skeleton import CellInputs, CellPlan, Stem, plan_cells
 
 
 class FixedNode(nn.Module):
@@ -136,3 +131,27 @@ class FixedNetwork(nn.Module):
             before_last, last = last, cell(before_last, last)
         logits: Tensor = self.classifier(last.mean(dim=(2, 3)))
         return logits
+
+
+def darts_fixed(shape: Shape, classes: int, search_space: SearchSpace) -> FixedNetwork:
+    """Build the network of a search space's genotype with its supernet's channels and cells.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Channels, height and width of an image, of any size.
+    classes : int
+        Number of logits.
+    search_space : SearchSpace
+        Genotype and size.
+    """
+    settings = search_space.settings
+    return FixedNetwork(
+        search_space.genotype,
+        shape,
+        classes,
+        settings.channels,
+        settings.cells,
+        settings.stem_multiplier,
+        settings.stem_stride,
+    )

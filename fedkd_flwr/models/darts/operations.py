@@ -6,9 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-NONE = "none"
-"""The operation whose output is zero: a missing edge."""
-
 
 class HalvedResolution(nn.Module):
     """Map (N, inputs, h, w) to (N, outputs, ceil(h/2), ceil(w/2)), using every pixel.
@@ -104,20 +101,14 @@ _BUILDERS: dict[str, Callable[[int, int, bool], nn.Module]] = {
     "dil_conv_5x5": lambda channels, stride, affine: _depthwise(channels, 5, stride, affine, 2),
 }
 
-OPERATIONS = (NONE, *_BUILDERS)
-"""Names of the eight operations, in the paper's order of columns of alpha."""
-
-POOLING = ("max_pool_3x3", "avg_pool_3x3")
-"""The operations that have no batch normalization of their own."""
-
 
 def build_operation(name: str, channels: int, stride: int, affine: bool) -> nn.Module:
-    """Build one operation other than `NONE`.
+    """Build one operation other than ``none``.
 
     Parameters
     ----------
     name : str
-        One of `OPERATIONS`, not `NONE`.
+        One of `fedkd_flwr.models.darts.settings.OPERATIONS`, not ``none``.
     channels : int
         Number of channels, in and out; even where `stride` is 2.
     stride : int
@@ -133,7 +124,7 @@ def build_operation(name: str, channels: int, stride: int, affine: bool) -> nn.M
     Raises
     ------
     ValueError
-        If the operation is unknown or `NONE`, which has nothing to build.
+        If the operation is unknown or ``none``, which has nothing to build.
     """
     if name not in _BUILDERS:
         raise ValueError(f"cannot build operation {name!r}; choose one of {', '.join(_BUILDERS)}")

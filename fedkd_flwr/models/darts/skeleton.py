@@ -8,12 +8,6 @@ from torch import Tensor, nn
 
 from fedkd_flwr.models.darts.operations import HalvedResolution, pointwise
 
-CELL_INPUTS = 2
-"""A cell reads the outputs of the two cells before it; its own nodes are numbered from here."""
-
-SMALLEST_CELLS = 3
-"""Fewest cells of a network; with fewer there would be no normal cell."""
-
 
 class CellPlan(NamedTuple):
     """Place of one cell in the network.
@@ -47,7 +41,7 @@ def plan_cells(channels: int, cells: int, nodes: int, stem_multiplier: int) -> I
     channels : int
         Channels of a node in the first cell.
     cells : int
-        Number of cells, at least `SMALLEST_CELLS`.
+        Number of cells, at least 3.
     nodes : int
         Inner nodes of a cell; its output has `nodes` times as many channels as a node.
     stem_multiplier : int

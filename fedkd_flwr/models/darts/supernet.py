@@ -1,85 +1,21 @@
 """The search network: every edge mixes all candidate operations (DARTS, section 2.2)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fedkd_flwr.models.common import Shape
-from fedkd_flwr.models.darts.operations import NONE, OPERATIONS, POOLING, build_operation
-from fedkd_flwr.models.darts.skeleton import (
-    CELL_INPUTS,
-    SMALLEST_CELLS,
-    CellInputs,
-    CellPlan,
-    Stem,
-    plan_cells,
-)
+from fedkd_flwr.models.darts.operations import build_operation
+from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.settings import CELL_INPUTS, NONE, POOLING, SupernetSettings
+from fedkd_flwr.models.darts.skeleton import CellInputs, CellPlan, Stem, plan_cells
 
 INITIAL_ALPHA_SCALE = 1e-3
 """Standard deviation of fresh architecture weights: nearly equal mixing at the start."""
 
 MixingWeights = Sequence[Sequence[Tensor]]
 """Softmax of alpha as scalars: one sequence an edge, one scalar an operation."""
-
-
-@dataclass(frozen=True)
-class SupernetSettings:
-    """Size and search space of a supernet; the defaults are the paper's for CIFAR-10.
-
-    Attributes
-    ----------
-    channels : int
-        Channels of a node in the first cell.
-    cells : int
-        Number of cells, at least 3; those at 1/3 and 2/3 of the depth are reduction cells.
-    nodes : int
-        Inner nodes of a cell. Node i reads the two inputs and all nodes before it, so a cell
-        has ``2 + 3 + ... + (nodes + 1)`` edges: 14 with 4 nodes.
-    operations : tuple of str
-        Candidates on each edge, distinct names of `OPERATIONS`, at least one besides "none".
-    stem_multiplier : int
-        The stem has this many times `channels` channels.
-    stem_stride : int
-        2 halves the resolution before the first cell, which makes training two to four
-        times as fast; the paper's is 1 for CIFAR-10, and its ImageNet stem reduces too.
-
-    Raises
-    ------
-    ValueError
-        If a number is too small, or operations are unknown, repeated, or nothing but "none".
-    """
-
-    channels: int = 16
-    cells: int = 8
-    nodes: int = 4
-    operations: tuple[str, ...] = OPERATIONS
-    stem_multiplier: int = 3
-    stem_stride: int = 1
-
-    def __post_init__(self) -> None:
-        for name, smallest in (
-            ("channels", 1),
-            ("cells", SMALLEST_CELLS),
-            ("nodes", 1),
-            ("stem_multiplier", 1),
-            ("stem_stride", 1),
-        ):
-            if (value := getattr(self, name)) < smallest:
-                raise ValueError(f"a supernet's {name} must be at least {smallest}, got {value}")
-        for name in self.operations:
-            if name not in OPERATIONS:
-                raise ValueError(f"unknown operation {name!r}; choose from {', '.join(OPERATIONS)}")
-        if len(set(self.operations)) < len(self.operations):
-            raise ValueError(f"operations must be distinct, got {', '.join(self.operations)}")
-        if not set(self.operations) - {NONE}:
-            raise ValueError(f"a supernet needs at least one operation besides {NONE!r}")
-
-    @property
-    def edges(self) -> int:
-        """Number of edges of a cell."""
-        return sum(CELL_INPUTS + node for node in range(self.nodes))
 
 
 class MixedOperation(nn.Module):
@@ -260,6 +196,11 @@ def build_supernet(settings: SupernetSettings, shape: Shape, classes: int) -> Su
         Maps (N, channels, height, width) to (N, classes).
     """
     return Supernet(settings, shape, classes)
+
+
+def darts(shape: Shape, classes: int, search_space: SearchSpace) -> Supernet:
+    """Build the supernet of a search space; see `build_supernet`."""
+    return build_supernet(search_space.settings, shape, classes)
 
 
 def _mixing_weights(alpha: Tensor) -> MixingWeights:

@@ -1,0 +1,75 @@
+"""The data sets and the splits by name, known without loading what reads or deals them."""
+
+from dataclasses import dataclass
+
+Shape = tuple[int, int, int]
+"""Channels, height and width of an image."""
+
+HELD_OUT = "held-out"
+"""Name of the public set that is a part of the private data set."""
+
+NO_PUBLIC_SET = "none"
+"""Name of the public set of a method that needs none."""
+
+
+class DataError(ValueError):
+    """Data that cannot be had or cannot be split as asked; one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a data set comes from and what it holds.
+
+    Attributes
+    ----------
+    hub_id : str
+        Name on the Hugging Face hub, and folder in a data root; empty for the bundled digits.
+    image_column, label_column : str
+        Columns of the images and of their classes.
+    shape : tuple of int
+        Channels, height and width.
+    classes : int
+        K, the number of classes.
+    """
+
+    hub_id: str
+    image_column: str
+    label_column: str
+    shape: Shape
+    classes: int
+
+
+DATASETS: dict[str, Source] = {
+    "digits": Source("", "", "", (1, 28, 28), 10),
+    "mnist": Source("ylecun/mnist", "image", "label", (1, 28, 28), 10),
+    "fashion-mnist": Source("zalando-datasets/fashion_mnist", "image", "label", (1, 28, 28), 10),
+    # The letters, as in the experiments that the authors of KT-pFL released.
+    "emnist": Source("tanganke/emnist_letters", "image", "label", (1, 28, 28), 26),
+    "cifar10": Source("uoft-cs/cifar10", "img", "label", (3, 32, 32), 10),
+    "cifar100": Source("uoft-cs/cifar100", "img", "fine_label", (3, 32, 32), 100),
+}
+"""The data sets, by the name that a run config gives them."""
+
+PARTITIONS: dict[str, str] = {
+    "iid": "fedkd_flwr.data.partitioners:equal_shares",
+    "dirichlet": "fedkd_flwr.data.partitioners:dirichlet",
+    "two-groups": "fedkd_flwr.data.partitioners:two_groups",
+    "two-classes": "fedkd_flwr.data.partitioners:two_classes",
+    "k-classes": "fedkd_flwr.data.partitioners:k_classes",
+    "k-classes-grouped": "fedkd_flwr.data.partitioners:k_classes_grouped",
+    "lognormal-two-classes": "fedkd_flwr.data.partitioners:lognormal_two_classes",
+}
+"""The splits over clients, by the name that a run config gives them; see `partition_indices`."""
+
+
+def find_source(name: str) -> Source:
+    """Return the data set of a name.
+
+    Raises
+    ------
+    DataError
+        If no data set has that name.
+    """
+    if name not in DATASETS:
+        raise DataError(f"unknown data set {name!r}; allowed are {', '.join(DATASETS)}")
+    return DATASETS[name]

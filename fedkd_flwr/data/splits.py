@@ -1,0 +1,112 @@
+"""The split inside a client: its samples into train, validation and test."""
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkd_flwr.data.catalogue import DataError
+from strategies.core.randomness import random_generator
+
+
+def stratified_order(
+    labels: NDArray[np.int64], generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """Order samples at random so that every stretch has about the classes of the whole.
+
+    Each sample stands at the share of its class that lies before it: of four samples at
+    1/8, 3/8, 5/8 and 7/8. So a cut anywhere divides every class in the same proportion.
+
+    Parameters
+    ----------
+    labels : ndarray
+        Shape (n,), the classes.
+    generator : numpy.random.Generator
+        Draws the order inside a class, and between classes where they stand level.
+
+    Returns
+    -------
+    ndarray
+        Shape (n,), the positions 0..n-1 in their new order.
+    """
+    shuffled = generator.permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    _, sizes = np.unique(labels, return_counts=True)
+    rank = np.arange(len(labels)) - np.repeat(sizes.cumsum() - sizes, sizes)
+    place = (rank + 0.5) / np.repeat(sizes, sizes)
+    return by_class[np.lexsort((generator.random(len(labels)), place))]
+
+
+def read_split(fractions: str) -> list[list[float]]:
+    """Read the percentages of a client's split.
+
+    Parameters
+    ----------
+    fractions : str
+        Train, validation and test, as in ``75/0/25``; alternatives as in ``10|30|40/10/50``.
+
+    Returns
+    -------
+    list of list of float
+        The alternatives for each of the three.
+
+    Raises
+    ------
+    DataError
+        If it is written otherwise, exceeds 100 in all, or leaves train or test empty.
+    """
+    number = r"\d+(\.\d+)?"
+    part = rf"{number}(\|{number})*"
+    if re.fullmatch(f"{part}/{part}/{part}", fractions):
+        parts = [[float(value) for value in text.split("|")] for text in fractions.split("/")]
+        if sum(map(max, parts)) <= 100 and min(parts[0]) > 0 and min(parts[2]) > 0:
+            return parts
+    raise DataError(
+        f"client-split {fractions!r} is not of the form train/validation/test in percent, at "
+        f"most 100 in all and train and test above 0, such as 75/0/25 or 10|30|40/10/50"
+    )
+
+
+def split_client(
+    labels: NDArray[np.int64], fractions: str, seed: int, partition_id: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Split a client's samples into train, validation and test, each with the same classes.
+
+    KT-pFL §5 75/0/25; PersFL §5 60/20/20; PerFed-CKT appendix E 10|30|40/10/50, where a client
+    has one of the alternatives at random and leaves the rest unused.
+
+    Parameters
+    ----------
+    labels : ndarray
+        Shape (n,), the classes of the client's samples.
+    fractions : str
+        Percentages, as `read_split` takes them.
+    seed, partition_id : int
+        Seed of the run, and the client.
+
+    Returns
+    -------
+    train, validation, test : ndarray
+        Sorted positions in `labels`, with no position in two. A part with a percentage above
+        0 has at least one sample.
+
+    Raises
+    ------
+    DataError
+        If the percentages are no such split, or the client has too few samples for it.
+    """
+    parts = read_split(fractions)
+    generator = random_generator(seed, "client-split", partition_id)
+    percentages = np.array([generator.choice(alternatives) for alternatives in parts])
+    wanted = percentages > 0
+    if len(labels) < wanted.sum():
+        raise DataError(
+            f"client {partition_id} has {len(labels)} samples, too few for the client-split "
+            f"{fractions}"
+        )
+    ends = np.round(percentages.cumsum() / 100 * len(labels)).astype(np.int64)
+    sizes = np.maximum(np.diff(ends, prepend=0), wanted)
+    while sizes.sum() > len(labels):
+        sizes[sizes.argmax()] -= 1
+    train, validation, test, _ = np.split(stratified_order(labels, generator), sizes.cumsum())
+    return np.sort(train), np.sort(validation), np.sort(test)

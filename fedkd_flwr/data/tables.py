@@ -1,0 +1,117 @@
+"""Columns of data sets in Parquet files or on the Hugging Face hub, as Arrow arrays."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet
+
+from fedkd_flwr.data.catalogue import DataError
+
+Column: TypeAlias = "pa.ChunkedArray[Any]"
+"""A column of an Arrow table."""
+
+PARTS = ("train", "test")
+"""The parts of a data set that are pooled, in this order."""
+
+
+def read_column(hub_id: str, column: str, data_root: str = "") -> Column:
+    """Return one column of a data set, train part first.
+
+    Parameters
+    ----------
+    hub_id : str
+        Name on the Hugging Face hub, and folder in a data root.
+    column : str
+        Name of the column.
+    data_root : str
+        Folder that holds Parquet data sets by hub id; empty for the hub.
+
+    Raises
+    ------
+    DataError
+        If the data set or the column is missing, or a file is damaged.
+    """
+    if not data_root:
+        return _read_hub(hub_id, column)
+    folder = Path(data_root).expanduser() / hub_id
+    files = [path for part in PARTS for path in _parquet_files(folder, part)]
+    if not files:
+        raise DataError(
+            f"data root {data_root!r} holds no Parquet file of {hub_id}: "
+            f"looked for train*.parquet and test*.parquet in and below {str(folder)!r}"
+        )
+    return _concatenate([read_parquet(path, [column]) for path in files])
+
+
+def _parquet_files(folder: Path, part: str) -> list[Path]:
+    """Return the Parquet files of one part, in order.
+
+    They are named as ``train.parquet``, ``train-00000-of-00002.parquet`` or
+    ``train/0000.parquet``, at any depth: the hub has written all of these.
+    """
+    return sorted(
+        path
+        for path in folder.rglob("*.parquet")
+        if path.name.startswith(part) or path.parent.name == part
+    )
+
+
+def read_parquet(path: Path, columns: Sequence[str]) -> Column:
+    """Return the first of the named columns that a Parquet file has.
+
+    Raises
+    ------
+    DataError
+        If it has none of them, or cannot be read.
+    """
+    try:
+        file = pa.parquet.ParquetFile(path)
+        present = [name for name in columns if name in file.schema_arrow.names]
+        if present:
+            return file.read(columns=present[:1]).column(0)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{str(path)!r} cannot be read as a Parquet file: {error}") from error
+    raise DataError(f"{str(path)!r} has no column {' or '.join(map(repr, columns))}")
+
+
+def _read_hub(hub_id: str, column: str) -> Column:
+    import datasets  # deferred: takes a second, and runs with a data root do without
+
+    try:
+        parts = datasets.load_dataset(hub_id)
+    # The hub's client raises many unrelated kinds of error for "no network" and "no such set".
+    except Exception as error:
+        raise DataError(
+            f"data set {hub_id} cannot be had from the Hugging Face hub "
+            f"({type(error).__name__}); set data-root to a folder that holds it"
+        ) from error
+    columns = []
+    for part in (part for part in PARTS if part in parts):
+        table = parts[part].select_columns([column])
+        if isinstance(table.features[column], datasets.Image):
+            table = table.cast_column(column, datasets.Image(decode=False))
+        columns.append(table.with_format("arrow")[:].column(0))
+    return _concatenate(columns)
+
+
+def _concatenate(columns: Sequence[Column]) -> Column:
+    return pa.chunked_array([chunk for column in columns for chunk in column.chunks])
+
+
+def encoded_images(column: Column) -> list[bytes]:
+    """Return the files in an image column: structs with a field ``bytes``, or bytes.
+
+    Raises
+    ------
+    DataError
+        If the column holds names of files and not the files.
+    """
+    if pa.types.is_struct(column.type):
+        column = pa.compute.struct_field(column, "bytes")
+    if column.null_count:
+        raise DataError("the image column names files and does not hold them")
+    files: list[Any] = column.to_pylist()
+    return files

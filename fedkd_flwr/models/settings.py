@@ -1,0 +1,75 @@
+"""What a run config says of its models."""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, field_validator
+
+from fedkd_flwr.models.assignment import ASSIGNMENTS
+from fedkd_flwr.models.darts.genotype import PUBLISHED_GENOTYPE, Genotype
+from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.settings import OPERATIONS, SupernetSettings
+from fedkd_flwr.models.registry import MODELS
+from strategies.core.slices import Slice, one_of, words
+
+
+class ModelSettings(Slice):
+    """Which architectures there are, and who gets which.
+
+    Attributes
+    ----------
+    models : tuple of str
+        Architectures, keys of `fedkd_flwr.models.registry.MODELS`, separated by commas.
+    model_assignment : str
+        How clients get one of them; see `fedkd_flwr.models.assignment.assign_models`.
+    supernet_channels, supernet_cells, supernet_nodes, supernet_stem_stride : int
+        Size of ``darts`` and ``darts-fixed``.
+    supernet_operations : tuple of str
+        Candidate operations of ``darts``, separated by commas; empty for all eight.
+    genotype : str
+        JSON of the cells of ``darts-fixed``; empty for those that DARTS published.
+    """
+
+    models: Annotated[tuple[str, ...], BeforeValidator(words)] = (
+        "lenet",
+        "alexnet",
+        "resnet18",
+        "shufflenetv2",
+    )
+    model_assignment: str = "cyclic"
+    supernet_channels: int = SupernetSettings.channels
+    supernet_cells: int = SupernetSettings.cells
+    supernet_nodes: int = SupernetSettings.nodes
+    supernet_stem_stride: int = SupernetSettings.stem_stride
+    supernet_operations: Annotated[tuple[str, ...], BeforeValidator(words)] = ()
+    genotype: str = ""
+
+    @field_validator("models")
+    @classmethod
+    def _known_models(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError(f"names no model; allowed are {', '.join(MODELS)}")
+        return tuple(one_of(name, MODELS) for name in value)
+
+    @field_validator("model_assignment")
+    @classmethod
+    def _known_assignment(cls, value: str) -> str:
+        return one_of(value, ASSIGNMENTS)
+
+    @property
+    def search_space(self) -> SearchSpace:
+        """Size of the models ``darts`` and ``darts-fixed``.
+
+        Raises
+        ------
+        ValueError
+            If there is no such supernet or genotype.
+        """
+        settings = SupernetSettings(
+            channels=self.supernet_channels,
+            cells=self.supernet_cells,
+            nodes=self.supernet_nodes,
+            operations=self.supernet_operations or OPERATIONS,
+            stem_stride=self.supernet_stem_stride,
+        )
+        genotype = Genotype.from_text(self.genotype) if self.genotype else PUBLISHED_GENOTYPE
+        return SearchSpace(settings, genotype)

@@ -1,0 +1,40 @@
+"""What a run config says of training on private data."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from strategies.core.slices import Slice
+
+
+class TrainingSettings(Slice):
+    """How a client trains on its private data in a round.
+
+    Attributes
+    ----------
+    local_epochs : int
+        E, epochs on private data in a round.
+    local_iterations : int
+        tau, random private batches in a round in place of epochs; 0 for epochs.
+    batch_size : int
+        Batch size on private data.
+    optimizer : str
+        ``sgd``, ``adam`` or ``adamw``.
+    learning_rate : float
+        Step size on private data, at the start of the run.
+    learning_rate_schedule : str
+        How the step size goes on from round to round: ``constant``, ``cosine`` or ``step``.
+    momentum : float
+        Of stochastic gradient descent.
+    weight_decay : float
+        Of any optimizer.
+    """
+
+    local_epochs: int = Field(default=2, ge=1)
+    local_iterations: int = Field(default=0, ge=0)
+    batch_size: int = Field(default=32, ge=1)
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    learning_rate: float = Field(default=0.02, gt=0)
+    learning_rate_schedule: Literal["constant", "cosine", "step"] = "constant"
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)

@@ -1,0 +1,89 @@
+"""Slices of the run config: settings that belong together and are handed on whole."""
+
+from collections.abc import Collection
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+PLACE = "place"
+"""Marks, in a field's annotation, a setting that says where a run takes place or how long it
+may wait, not what it computes: ``Annotated[str, PLACE]``."""
+
+
+def kebab_case(name: str) -> str:
+    """Return a field name as it is written in a run config, ``local_epochs`` → ``local-epochs``."""
+    return name.replace("_", "-")
+
+
+class Slice(BaseModel):
+    """Some settings of a run config, frozen and checked; each is declared here alone.
+
+    A field ``local_epochs`` is the flat key ``local-epochs``. A field that is itself a slice
+    has no key: its own fields have.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=kebab_case,
+        populate_by_name=True,
+        allow_inf_nan=False,
+    )
+
+    @classmethod
+    def slices(cls) -> dict[str, type["Slice"]]:
+        """Return the fields that are slices themselves."""
+        kinds = {name: field.annotation for name, field in cls.model_fields.items()}
+        return {
+            name: kind
+            for name, kind in kinds.items()
+            if isinstance(kind, type) and issubclass(kind, Slice)
+        }
+
+    @classmethod
+    def flat_keys(cls) -> list[str]:
+        """Return the flat keys, in the order of their declaration."""
+        return list(cls._fields())
+
+    @classmethod
+    def place_keys(cls) -> list[str]:
+        """Return the flat keys of the settings that are marked as `PLACE`."""
+        return [key for key, metadata in cls._fields().items() if PLACE in metadata]
+
+    def flat(self) -> dict[str, Any]:
+        """Return the values by their flat keys."""
+        values: dict[str, Any] = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            values |= value.flat() if isinstance(value, Slice) else {kebab_case(name): value}
+        return values
+
+    @classmethod
+    def _fields(cls) -> dict[str, list[Any]]:
+        """Return what the annotation of each flat key says besides its type."""
+        fields: dict[str, list[Any]] = {}
+        slices = cls.slices()
+        for name, field in cls.model_fields.items():
+            own = {kebab_case(name): field.metadata}
+            fields |= slices[name]._fields() if name in slices else own
+        return fields
+
+
+def one_of(value: str, allowed: Collection[str]) -> str:
+    """Return a word that is one of the allowed.
+
+    Raises
+    ------
+    ValueError
+        If it is not; with the allowed words.
+    """
+    if value in allowed:
+        return value
+    raise ValueError(f"is none of the allowed {', '.join(allowed)}")
+
+
+def words(value: Any) -> Any:
+    """Read a list as a run config holds it, separated by commas."""
+    if isinstance(value, str):
+        return tuple(word.strip() for word in value.split(",") if word.strip())
+    return value
