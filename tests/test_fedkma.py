@@ -10,6 +10,7 @@ from torch import nn
 
 import fedkd_flwr
 from fedkd_flwr import plots
+from fedkd_flwr.analysis.genotypes import client_genotypes, local_inference_accuracy
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients import fedkma as client_module
 from fedkd_flwr.clients.fedkma import (
@@ -19,7 +20,6 @@ from fedkd_flwr.clients.fedkma import (
     step,
 )
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.genotypes import client_genotypes, draw_genotypes, local_inference_accuracy
 from fedkd_flwr.grid import InProcessGrid
 from fedkd_flwr.models import build_model
 from fedkd_flwr.models.darts import OPERATIONS as ALL_OPERATIONS
@@ -584,7 +584,7 @@ def test_genotypes_are_the_strongest_operation_of_every_edge(tiny, tmp_path):
                     assert len(node) == 1
     two_edges = client_genotypes(finished, "two-edges")
     assert [len(node) for node in two_edges[0].normal] == [2, 2]
-    pictures = draw_genotypes(finished, tmp_path / "pictures")
+    pictures = plots.draw_genotypes(finished, tmp_path / "pictures")
     assert [picture.name for picture in pictures] == [f"client-{n}.png" for n in range(3)]
     assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
     assert len(plots.plot_genotype(finished, 1).axes) == 2  # a normal and a reduction cell

@@ -35,7 +35,6 @@ Differences from the paper
 - Fixed networks have no auxiliary head and no drop-path.
 """
 
-from fedkd_flwr.models.darts.drawing import draw_genotype, genotype_figure
 from fedkd_flwr.models.darts.fixed import FixedNetwork
 from fedkd_flwr.models.darts.genotype import Choice, Genotype, Rule, derive_genotype
 from fedkd_flwr.models.darts.operations import NONE, OPERATIONS
@@ -55,6 +54,4 @@ __all__ = [
     "SupernetSettings",
     "build_supernet",
     "derive_genotype",
-    "draw_genotype",
-    "genotype_figure",
 ]

@@ -1,13 +1,12 @@
 """What a search has found: each client's genotype, and the accuracies that FedKMA reports."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from fedkd_flwr.config import read_config
-from fedkd_flwr.models.darts import Genotype, Rule, Supernet, derive_genotype, draw_genotype
+from fedkd_flwr.models.darts import Genotype, Rule, Supernet, derive_genotype
 from fedkd_flwr.runs import Run, RunDirectoryError
 
 
@@ -47,32 +46,6 @@ def client_genotypes(run: Run, rule: Rule = "every-edge") -> list[Genotype]:
         supernet.alpha_reduce = nn.Parameter(torch.from_numpy(reduce))
         genotypes.append(derive_genotype(supernet, rule))
     return genotypes
-
-
-def draw_genotypes(run: Run, folder: Path | str, rule: Rule = "every-edge") -> list[Path]:
-    """Draw every client's genotype.
-
-    Parameters
-    ----------
-    run : Run
-        A run of ``fedkma`` or ``fednas`` with ``models = darts``.
-    folder : Path or str
-        Gets one picture a client, ``client-N.png``; made if missing.
-    rule : {"every-edge", "two-edges"}
-        Which edges are kept.
-
-    Returns
-    -------
-    list of Path
-        The pictures, by partition-id.
-    """
-    genotypes = client_genotypes(run, rule)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"client-{n}.png" for n in range(len(genotypes))]
-    for genotype, path in zip(genotypes, paths, strict=True):
-        draw_genotype(genotype, path)
-    return paths
 
 
 @dataclass(frozen=True)
