@@ -14,7 +14,7 @@ from typing import Any
 
 import fedkd_flwr
 from fedkd_flwr import Run
-from fedkd_flwr.comparison import defining_settings
+from fedkd_flwr.analysis.settings import defining_settings
 
 
 def published(run: Run, shared: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedkd_flwr.comparison import compare
+from fedkd_flwr.analysis.comparison import compare
+from fedkd_flwr.analysis.genotypes import client_genotypes
+from fedkd_flwr.analysis.newcomers import personalize
 from fedkd_flwr.config import (
     ConfigError,
     Configuration,
@@ -30,10 +32,8 @@ from fedkd_flwr.engines import (
     run_in_process,
     run_simulation,
 )
-from fedkd_flwr.genotypes import client_genotypes, draw_genotypes
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models.registry import MODELS
-from fedkd_flwr.newcomer import personalize
 from fedkd_flwr.runs import Run, RunDirectoryError, load_run
 from fedkd_flwr.server_app import check_run
 from fedkd_flwr.sweeps import SweepProgress, run_sweep
@@ -321,6 +321,8 @@ def show_genotypes(
             line = f"client {partition_id}: {genotype.to_text()}"
             console.print(line, soft_wrap=True, highlight=False, markup=False)
         if figures is not None:
+            from fedkd_flwr.plots import draw_genotypes  # deferred: matplotlib is slow to load
+
             print_lines(f"Figure: {path}" for path in draw_genotypes(stored, figures))
 
 

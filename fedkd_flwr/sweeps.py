@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedkd_flwr import engines
-from fedkd_flwr.comparison import defining_settings
+from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import (
     ConfigError,
     Configuration,

@@ -7,7 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedkd_flwr.comparison import IncomparableRunsError, compare, defining_settings, in_bytes
+from fedkd_flwr.analysis.comparison import compare
+from fedkd_flwr.analysis.rendering import in_bytes
+from fedkd_flwr.analysis.settings import IncomparableRunsError, defining_settings
 from fedkd_flwr.config import read_config
 from fedkd_flwr.runs import RunDirectoryError, load_run
 
@@ -17,10 +19,16 @@ COUNTS = {
 }  # fmt: skip
 
 
-def write_run(folder, strategy, seed, accuracies, finished=True, chosen=None, **config):
-    """Write a run of two rounds whose clients have these accuracies after the second."""
+def write_run(
+    folder, strategy, seed, accuracies, finished=True, chosen=None, foreign=None, **config
+):
+    """Write a run of two rounds whose clients have these accuracies after the second.
+
+    `foreign` are entries of its config that this version does not know.
+    """
     config = {"num-clients": len(accuracies), "num-server-rounds": 2, "models": "mlp", **config}
     flat = read_config({"strategy": strategy, "seed": seed, **config}).flat()
+    flat |= foreign or {}
     path = folder / f"{strategy}-{seed}-{len(list(folder.glob('*')))}"
     path.mkdir(parents=True)
     started = f"2026-01-01T00:00:0{len(list(folder.glob('*')))}+00:00"
@@ -254,10 +262,91 @@ def test_clients_without_an_evaluation_are_not_compared(tmp_path):
 
 
 def test_settings_of_older_runs_have_their_defaults():
-    settings = defining_settings({"strategy": "fedmd", "seed": 3, "gone-by-now": 1})
+    settings = defining_settings({"strategy": "fedmd", "seed": 3})
     assert settings["seed"] == 3
     assert settings["kt-pfl.rho"] == 0.6
-    assert not {"gone-by-now", "output-dir", "persfl.teacher"} & settings.keys()
+    assert not {"output-dir", "persfl.teacher"} & settings.keys()
+
+
+def test_settings_that_this_version_does_not_know_tell_runs_apart(tmp_path):
+    for mu, accuracy in ((0.01, 0.9), (0.1, 0.8)):
+        foreign = {"strategy": "a-later-method", "later.mu": mu}
+        write_run(tmp_path, "fedavg", 0, [accuracy] * 2, models="mlp", foreign=foreign)
+    for schedule, accuracy in (("cosine", 0.7), ("step", 0.6)):
+        write_run(tmp_path, "kt-pfl", 0, [accuracy] * 2, foreign={"schedule": schedule})
+    write_run(tmp_path, "local", 0, [0.5] * 2)
+    comparison = compare(tmp_path)
+    assert list(comparison.table.index) == [
+        "a-later-method (mu=0.01)",
+        "a-later-method (mu=0.1)",
+        "kt-pfl (schedule=cosine)",
+        "kt-pfl (schedule=step)",
+        "local",
+    ]
+    assert not any("repeats" in note for note in comparison.notes)
+
+
+def test_a_later_method_may_read_the_table_of_another(tmp_path):
+    for rho in (0.6, 0.9):
+        foreign = {"strategy": "a-later-method", "kt-pfl.rho": rho}
+        write_run(tmp_path, "local", 0, [0.5] * 2, foreign=foreign)
+    assert list(compare(tmp_path).table.index) == [
+        "a-later-method (rho=0.6)",
+        "a-later-method (rho=0.9)",
+    ]
+
+
+def test_a_table_that_only_a_later_version_writes_divides_nothing(tmp_path):
+    write_run(tmp_path, "kt-pfl", 0, [0.5] * 2)
+    write_run(tmp_path, "kt-pfl", 1, [0.7] * 2, foreign={"later.mu": 0.1})
+    assert compare(tmp_path).table["seeds"].to_dict() == {"kt-pfl": 2}
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def without_accuracy(path):
+    summary = json.loads(path.read_text())
+    del summary["last_round"]
+    path.write_text(json.dumps(summary))
+
+
+DAMAGE = {
+    "config cut": ("config.json", cut),
+    "config of another program": ("config.json", lambda path: path.write_text('["kt-pfl"]')),
+    "config without entries": ("config.json", lambda path: path.write_text('{"config": {}}')),
+    "config of bytes": ("config.json", lambda path: path.write_bytes(b"\xff\xfe\x00")),
+    "summary cut": ("summary.json", cut),
+    "summary empty": ("summary.json", lambda path: path.write_text("")),
+    "summary without results": ("summary.json", without_accuracy),
+    "clients in a folder's place": ("clients.jsonl", lambda p: (p.unlink(), p.mkdir())),
+    "no rounds": ("rounds.jsonl", lambda path: path.write_text("")),
+    "matrices cut": ("matrices.npz", lambda path: path.write_bytes(b"PK")),
+}
+
+
+@pytest.mark.parametrize(("file", "damage"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_run_does_not_keep_others_from_being_compared(two_methods, file, damage):
+    before = compare(two_methods).table
+    path = write_run(two_methods, "fedmd", 0, [0.5] * 4)
+    damage(path / file)
+    comparison = compare(two_methods)
+    pd.testing.assert_frame_equal(comparison.table, before)
+    (note,) = comparison.notes
+    assert note.startswith(f"{path.name} is left out: ") and str(path) in note
+    assert "\n" not in note
+    # Whoever names it wants it, and is told in one sentence.
+    with pytest.raises(RunDirectoryError, match=path.name) as refusal:
+        compare([two_methods, path])
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_folder_of_damaged_runs_alone_is_refused_by_their_names(tmp_path):
+    path = write_run(tmp_path, "local", 0, [0.5, 0.5])
+    cut(path / "config.json")
+    with pytest.raises(RunDirectoryError, match=f"no runs to compare.*{path.name}"):
+        compare(tmp_path)
 
 
 def test_markdown_parses_back(two_methods):

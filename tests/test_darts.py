@@ -1,7 +1,6 @@
 """The DARTS supernet, its genotypes and its fixed networks."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedkd_flwr.models.darts.derivation import derive_genotype
-from fedkd_flwr.models.darts.drawing import draw_genotype
 from fedkd_flwr.models.darts.fixed import FixedNetwork
 from fedkd_flwr.models.darts.genotype import Choice, Genotype
 from fedkd_flwr.models.darts.operations import HalvedResolution, build_operation
@@ -328,15 +326,6 @@ def test_text_round_trip() -> None:
 def test_bad_text_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Genotype.from_text(text)
-
-
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_a_drawing_is_written(suffix: str, tmp_path: Path) -> None:
-    path = tmp_path / f"genotype.{suffix}"
-    draw_genotype(GENOTYPE, path)
-    start = {"png": b"\x89PNG", "svg": b"<?xml"}[suffix]
-    assert path.read_bytes().startswith(start)
-    assert path.stat().st_size > 5_000
 
 
 # Fixed networks

@@ -7,10 +7,10 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import fedkd_flwr
+from fedkd_flwr.analysis.newcomers import personalize
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.export import load_model
-from fedkd_flwr.newcomer import personalize
 from fedkd_flwr.runs import RunDirectoryError
 
 SETTINGS = {"strategy": "persfl", "models": "mlp", "momentum": 0.0, "num-server-rounds": 3}

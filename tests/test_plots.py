@@ -10,7 +10,10 @@ from matplotlib.colors import to_rgba
 
 import fedkd_flwr
 from fedkd_flwr import plots
-from fedkd_flwr.comparison import compare
+from fedkd_flwr.analysis.comparison import compare
+from fedkd_flwr.data import DataError
+from fedkd_flwr.models.darts import Choice, Genotype
+from fedkd_flwr.runs import RunDirectoryError
 
 CONFIG = {
     "dataset": "digits", "partition": "k-classes-grouped", "groups": 2, "classes-per-client": 3,
@@ -58,7 +61,7 @@ def test_accuracy_over_rounds_has_a_line_a_method_and_a_band_where_seeds_differ(
     assert len(axes.collections) == 2  # perfed-ckt has one seed and no band
     assert axes.get_xlabel() == "Round"
     assert len({line.get_color() for line in axes.lines}) == 3
-    assert {line.get_color() for line in axes.lines} <= set(plots.COLOURS)
+    assert {line.get_color() for line in axes.lines} <= set(plots.looks.COLOURS)
 
 
 def test_accuracy_against_bytes_adds_up_and_leaves_local_a_level(comparison, runs):
@@ -118,9 +121,9 @@ def test_a_given_order_is_kept(runs):
 
 def test_the_order_falls_back_to_partition_ids_without_the_data(runs, monkeypatch):
     def missing(run):
-        raise plots.DataError("not here")
+        raise DataError("not here")
 
-    monkeypatch.setattr(plots, "label_counts", missing)
+    monkeypatch.setattr(plots.clients, "label_counts", missing)
     axes = main_axes(plots.plot_sharing(runs["kt-pfl", 0]))
     assert [text.get_text() for text in axes.get_yticklabels()] == ["0", "1", "2", "3"]
 
@@ -141,7 +144,7 @@ def test_rounds_and_matrices_that_are_not_there_are_refused(runs):
 def test_help_puts_each_gain_beside_its_receiver(runs, monkeypatch):
     run, local = runs["kt-pfl", 0], runs["local", 0]
     accuracies = {run: pd.Series([0.9, 0.8, 0.5, 0.6]), local: pd.Series([0.5, 0.5, 0.6, 0.6])}
-    monkeypatch.setattr(plots, "client_accuracies", accuracies.get)
+    monkeypatch.setattr(plots.knowledge, "client_accuracies", accuracies.get)
     figure = plots.plot_help(run, local, order=[2, 0, 3, 1])
     heat_map, bars = figure.axes[:2]
     drawn = np.ma.filled(heat_map.images[0].get_array(), np.nan)
@@ -159,8 +162,8 @@ def test_clusters_are_drawn_by_client_and_round_in_colours_of_the_palette(runs):
     followed = plots.follow_clusters(run.matrices["clusters"])
     np.testing.assert_array_equal(image.get_array(), followed[:, ::-1].T)
     absent, first = image.cmap(image.norm([-1, 0]))
-    assert tuple(absent) == to_rgba(plots.ABSENT)
-    assert tuple(first) == to_rgba(plots.COLOURS[0])
+    assert tuple(absent) == to_rgba(plots.looks.ABSENT)
+    assert tuple(first) == to_rgba(plots.looks.COLOURS[0])
 
 
 def test_clusters_keep_their_numbers_when_k_means_swaps_them():
@@ -204,6 +207,28 @@ def test_all_figures_are_written_and_none_is_left_open(comparison, tmp_path):
     assert pyplot.get_fignums() == []
 
 
+def test_a_folder_that_cannot_be_written_is_one_sentence(comparison, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match=r"figures cannot be written to .*file") as error:
+        plots.save_figures(comparison, tmp_path / "file" / "figures")
+    assert "\n" not in str(error.value)
+
+
+def test_a_genotype_is_drawn_with_its_operations_and_nodes(tmp_path):
+    genotype = Genotype(
+        normal=((Choice("sep_conv_3x3", 0), Choice("skip_connect", 1)),),
+        reduce=((Choice("max_pool_3x3", 0), Choice("dil_conv_5x5", 1)),),
+    )
+    operations = [{"sep conv 3x3", "skip connect"}, {"max pool 3x3", "dil conv 5x5"}]
+    states = {"cell before last", "last cell", "node 0", "output"}
+    figure = plots.genotype_figure(genotype)
+    drawn = [{text.get_text() for text in axes.texts} for axes in figure.axes]
+    assert drawn == [states | found for found in operations]
+    for suffix, start in {"png": b"\x89PNG", "svg": b"<?xml"}.items():
+        plots.draw_genotype(genotype, tmp_path / f"genotype.{suffix}")
+        assert (tmp_path / f"genotype.{suffix}").read_bytes().startswith(start)
+
+
 def test_many_methods_keep_apart(runs):
     one = compare([runs["local", 0]])
     groups = {f"method {i}": [runs["local", 0]] for i in range(20)}
@@ -236,9 +261,9 @@ def test_settings_of_one_method_have_colours_of_their_own(comparison, runs):
 
 
 def test_every_family_has_a_colour_and_every_member_a_line():
-    assert len(plots.FAMILIES) == len(plots.COLOURS)
-    assert max(map(len, plots.FAMILIES)) <= len(plots.LINES)
-    assert {name for family in plots.FAMILIES for name in family} <= set(fedkd_flwr.METHODS)
+    assert len(plots.looks.FAMILIES) == len(plots.looks.COLOURS)
+    assert max(map(len, plots.looks.FAMILIES)) <= len(plots.looks.LINES)
+    assert {name for family in plots.looks.FAMILIES for name in family} <= set(fedkd_flwr.METHODS)
 
 
 def test_a_comparison_shows_its_table_in_a_notebook(comparison):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedkd_flwr import engines
-from fedkd_flwr.comparison import compare
+from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.sweeps import read_sweep, run_name, run_sweep
 

@@ -19,6 +19,7 @@ from flwr.app import Context
 from flwr.client import NumPyClient
 from flwr.supercore import log
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedkd_flwr.clients import disk, memory
@@ -385,22 +386,25 @@ class PersonalClient(NumPyClient):
                 refresh_statistics(self.model, self.data.train_images)
         metrics = {**self.evaluation_metrics(self.model), **further}
         if self.models_folder and server_round == self.run.plan.num_server_rounds:
-            self.export(self.models_folder, metrics)
+            try:
+                self.export_model(self.models_folder, metrics)
+            except (OSError, SafetensorError) as error:
+                # A disk that refuses must not cost the results.
+                log(WARNING, "Client %d: its model is not exported, %s", self.partition_id, error)
         return metrics
 
-    def export(self, folder: Path, metrics: Mapping[str, float]) -> None:
-        """Write the personalized model; a disk that refuses does not cost the results."""
+    def export_model(self, folder: Path, metrics: Mapping[str, float]) -> Path:
+        """Write the personalized model and its card; return the safetensors file.
+
+        Parameters
+        ----------
+        folder : Path
+            Gets ``<partition-id>.safetensors`` and ``<partition-id>.json``; made if missing.
+        metrics : mapping of str to float
+            Results of the model, for the card.
+        """
         card = model_card(self.run, self.model_name, self.partition_id, metrics)
-        try:
-            save_personalized_model(self.model, card, folder)
-        except OSError as error:
-            log(
-                WARNING,
-                "Client %d: its model cannot be written to %s (%s)",
-                self.partition_id,
-                folder,
-                error.strerror or error,
-            )
+        return save_personalized_model(self.model, card, folder)
 
 
 def _named(evaluation: Evaluation, prefix: str = "") -> dict[str, float]:

@@ -100,7 +100,7 @@ class PersFLClient(ParameterClient):
         if received:
             return super().prepare_evaluation(received, server_round)
         if memory.load_model(self.context, "personalized", self.model):
-            return memory.load_numbers(self.context, "choice")
+            return self.choice()
         # Stage 2 failed here: the teacher is the best model that the client has.
         if memory.load_model(self.context, "teacher", self.model):
             return {"teacher-round": memory.load_numbers(self.context, "teacher-choice")["round"]}
@@ -170,6 +170,10 @@ class PersFLClient(ParameterClient):
             "global-accuracy": global_accuracy,
         }
         memory.save_numbers(self.context, "choice", choice)
+
+    def choice(self) -> dict[str, float]:
+        """Return what remains of the kept pair; empty before stage 2."""
+        return memory.load_numbers(self.context, "choice")
 
     def test_accuracy(self) -> float:
         """Return the accuracy of `model` on the client's test split."""

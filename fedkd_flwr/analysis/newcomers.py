@@ -121,7 +121,8 @@ def personalize(
     # From here on all is as for a client that took part: stage 2 is one message.
     arrays = _read(last, client)
     message = {"names": list(arrays), "server-round": _round_of(last), "phase": PERSONALIZE}
-    _, _, choice = client.fit(list(arrays.values()), message)
+    client.fit(list(arrays.values()), message)
+    choice = client.choice()
     return Newcomer(
         accuracy=client.test_accuracy(),
         imitation=choice["lambda"],

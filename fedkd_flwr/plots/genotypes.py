@@ -1,4 +1,4 @@
-"""Pictures of genotypes: the two cells as graphs, read from left to right."""
+"""What a search has found: the two cells of a genotype as graphs, read from left to right."""
 
 from pathlib import Path
 
@@ -6,8 +6,12 @@ import networkx
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedkd_flwr.analysis.genotypes import client_genotypes
+from fedkd_flwr.models.darts.derivation import Rule
 from fedkd_flwr.models.darts.genotype import Genotype, Node
 from fedkd_flwr.models.darts.settings import CELL_INPUTS
+from fedkd_flwr.plots.files import write_figures
+from fedkd_flwr.runs import Run
 
 _INPUTS = ("cell before last", "last cell")
 _OUTPUT = "output"
@@ -68,6 +72,53 @@ def draw_genotype(genotype: Genotype, path: Path | str) -> None:
         If matplotlib does not know the suffix.
     """
     genotype_figure(genotype).savefig(Path(path), dpi=120)
+
+
+def plot_genotype(run: Run, partition_id: int) -> Figure:
+    """Draw the cells that a client's search has found.
+
+    Parameters
+    ----------
+    run : Run
+        A run of ``fedkma`` or ``fednas`` with ``models = darts``.
+    partition_id : int
+        The client.
+
+    Raises
+    ------
+    RunDirectoryError
+        If the run has no architecture weights.
+    """
+    return genotype_figure(client_genotypes(run)[partition_id])
+
+
+def draw_genotypes(run: Run, folder: Path | str, rule: Rule = "every-edge") -> list[Path]:
+    """Draw every client's genotype.
+
+    Parameters
+    ----------
+    run : Run
+        A run of ``fedkma`` or ``fednas`` with ``models = darts``.
+    folder : Path or str
+        Gets one picture a client, ``client-N.png``; made if missing.
+    rule : {"every-edge", "two-edges"}
+        Which edges are kept.
+
+    Returns
+    -------
+    list of Path
+        The pictures, by partition-id.
+
+    Raises
+    ------
+    RunDirectoryError
+        If the run has no architecture weights, or the folder cannot be written.
+    """
+    genotypes = client_genotypes(run, rule)
+    return write_figures(
+        ((f"client-{n}", genotype_figure(genotype)) for n, genotype in enumerate(genotypes)),
+        folder,
+    )
 
 
 def _draw_cell(axes: Axes, cell: tuple[Node, ...]) -> None:

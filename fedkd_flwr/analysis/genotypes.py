@@ -1,16 +1,12 @@
 """What a search has found: each client's genotype, and the accuracies that FedKMA reports."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-import torch
-from torch import nn
 
 from fedkd_flwr.config import read_config
 from fedkd_flwr.models.darts.derivation import Rule, derive_genotype
-from fedkd_flwr.models.darts.drawing import draw_genotype
 from fedkd_flwr.models.darts.genotype import Genotype
 from fedkd_flwr.models.darts.supernet import Supernet
+from fedkd_flwr.models.vectors import ALPHAS, fill_from_vectors
 from fedkd_flwr.runs import Run, RunDirectoryError
 
 
@@ -35,8 +31,7 @@ def client_genotypes(run: Run, rule: Rule = "every-edge") -> list[Genotype]:
     RunDirectoryError
         If the run has no architecture weights.
     """
-    names = ("alpha_normal", "alpha_reduce")
-    if not set(names) <= run.matrices.keys():
+    if ALPHAS not in run.matrices:
         raise RunDirectoryError(
             f"{run.path} holds no architecture weights; runs of fedkma and fednas with "
             "models = darts do."
@@ -45,37 +40,10 @@ def client_genotypes(run: Run, rule: Rule = "every-edge") -> list[Genotype]:
     # The rules read alpha alone, so the smallest network around it will do.
     supernet = Supernet(replace(settings, channels=1, cells=3), (1, 8, 8), 2)
     genotypes = []
-    for normal, reduce in zip(*(run.matrices[name][-1] for name in names), strict=True):
-        supernet.alpha_normal = nn.Parameter(torch.from_numpy(normal))
-        supernet.alpha_reduce = nn.Parameter(torch.from_numpy(reduce))
+    for alphas in run.matrices[ALPHAS][-1]:
+        fill_from_vectors(supernet, {ALPHAS: alphas})
         genotypes.append(derive_genotype(supernet, rule))
     return genotypes
-
-
-def draw_genotypes(run: Run, folder: Path | str, rule: Rule = "every-edge") -> list[Path]:
-    """Draw every client's genotype.
-
-    Parameters
-    ----------
-    run : Run
-        A run of ``fedkma`` or ``fednas`` with ``models = darts``.
-    folder : Path or str
-        Gets one picture a client, ``client-N.png``; made if missing.
-    rule : {"every-edge", "two-edges"}
-        Which edges are kept.
-
-    Returns
-    -------
-    list of Path
-        The pictures, by partition-id.
-    """
-    genotypes = client_genotypes(run, rule)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"client-{n}.png" for n in range(len(genotypes))]
-    for genotype, path in zip(genotypes, paths, strict=True):
-        draw_genotype(genotype, path)
-    return paths
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What finished runs say: comparisons, verdicts, genotypes, and clients that come later."""

@@ -1,0 +1,153 @@
+"""Runs on the same splits side by side: mean ± std over seeds, and who beats `local`.
+
+Runs of one method with the same settings form a group, whose members differ in seed. A run is
+held against the run of `local` with the same seed, client by client: equal seeds have equal
+splits. What cannot be compared is refused, and what is missing is said in the notes.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from fedkd_flwr.analysis.opening import open_runs
+from fedkd_flwr.analysis.rendering import MISSING, in_latex, in_markdown, rendered
+from fedkd_flwr.analysis.results import (
+    client_results,
+    means_over_seeds,
+    reference_run,
+    run_results,
+)
+from fedkd_flwr.analysis.settings import (
+    IncomparableRunsError,
+    check_same_data,
+    defining_settings,
+    varied_settings,
+)
+from fedkd_flwr.analysis.verdicts import notes_on_groups, verdicts
+from fedkd_flwr.runs import Run
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """Runs side by side.
+
+    Attributes
+    ----------
+    groups : dict of str to list of Run
+        Finished runs by label, best first; the runs of a label differ in seed alone.
+    results : DataFrame
+        One row a run, as `fedkd_flwr.analysis.results.run_results` returns it.
+    clients : DataFrame
+        One row a run and client at the last evaluated round, as
+        `fedkd_flwr.analysis.results.client_results` returns it.
+    table : DataFrame
+        One row a label, as `fedkd_flwr.analysis.results.means_over_seeds` returns it.
+    verdicts : list of str
+        Of each method, whether it beats `local`.
+    notes : list of str
+        What a reader of the table has to know: runs left out, seeds without `local`, ….
+    """
+
+    groups: dict[str, list[Run]]
+    results: pd.DataFrame
+    clients: pd.DataFrame
+    table: pd.DataFrame
+    verdicts: list[str]
+    notes: list[str]
+
+    def reference(self, run: Run) -> Run | None:
+        """Return the run of `local` that a run is held against; see `reference_run`."""
+        return reference_run(run, self.groups)
+
+    def rendered(self) -> pd.DataFrame:
+        """Return the table as text, under the headings that a reader sees."""
+        return rendered(self.table)
+
+    def to_markdown(self) -> str:
+        """Return the table, the verdicts and the notes in Markdown."""
+        return in_markdown(self.table, [*self.verdicts, *self.notes])
+
+    def __repr__(self) -> str:
+        """Return the table and the notes, which say more than the parts."""
+        return self.to_markdown()
+
+    # Notebooks render what this returns.
+    _repr_markdown_ = __repr__
+
+    def to_latex(self) -> str:
+        """Return the table in LaTeX for the package booktabs, the remarks as comments."""
+        return in_latex(self.table, [*self.verdicts, *self.notes])
+
+    def to_csv(self) -> str:
+        """Return the table as CSV with all digits; the notes are not part of it."""
+        return self.table.to_csv()
+
+
+def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
+    """Put runs on the same splits side by side.
+
+    Parameters
+    ----------
+    runs : path, Run, or an iterable of these
+        Run directories, folders that hold some, or opened runs.
+
+    Returns
+    -------
+    Comparison
+        With the table, the notes, and what figures are drawn from.
+
+    Raises
+    ------
+    IncomparableRunsError
+        If the runs have different splits or public sets, or none is finished.
+    RunDirectoryError
+        If a path holds no run, or a run that was named itself is damaged.
+    """
+    opened, damaged = open_runs([runs] if isinstance(runs, str | Path | Run) else runs)
+    unfinished = [
+        f"{run.path.name} is unfinished ({len(run.rounds)} of "
+        f"{run.config['num-server-rounds']} rounds) and left out."
+        for run in opened
+        if not run.finished
+    ]
+    finished = [run for run in opened if run.finished]
+    if not finished:
+        reason = f"None of the {len(opened)} runs is finished, so there is nothing to compare."
+        raise IncomparableRunsError(" ".join([reason, *damaged]))
+    check_same_data(finished)
+    groups, repeated = _grouped(finished)
+    clients = client_results(groups)
+    results = run_results(groups, clients)
+    table = means_over_seeds(results)
+    return Comparison(
+        groups={label: groups[label] for label in table.index},
+        results=results,
+        clients=clients,
+        table=table,
+        verdicts=verdicts(clients, table.index),
+        notes=[*damaged, *unfinished, *repeated, *notes_on_groups(groups, clients)],
+    )
+
+
+def _grouped(runs: list[Run]) -> tuple[dict[str, list[Run]], list[str]]:
+    """Return the runs by label, one a seed, the seeds ascending; and a note on each left out."""
+    by_strategy: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        by_strategy[run.config["strategy"]].append(run)
+    groups: dict[str, dict[int, Run]] = defaultdict(dict)
+    notes = []
+    for strategy, members in by_strategy.items():
+        varied = varied_settings(members)
+        # Of runs that are alike, the last one stands.
+        for run in sorted(members, key=lambda run: str(run.description.get("started"))):
+            settings = defining_settings(run.config)
+            named = [f"{name.rpartition('.')[2]}={settings.get(name, MISSING)}" for name in varied]
+            label = f"{strategy} ({', '.join(named)})" if named else strategy
+            before = groups[label].get(run.config["seed"])
+            if before:
+                notes.append(f"{before.path.name} is left out: {run.path.name} repeats it, later.")
+            groups[label][run.config["seed"]] = run
+    return {label: [runs[seed] for seed in sorted(runs)] for label, runs in groups.items()}, notes

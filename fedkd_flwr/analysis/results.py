@@ -1,0 +1,146 @@
+"""The numbers of a comparison: of each client, of each run, and means over seeds."""
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from fedkd_flwr.analysis.settings import varied_settings
+from fedkd_flwr.runs import Run
+
+REFERENCE = "local"
+"""The method that the clients of every other have to beat."""
+
+
+def reference_run(run: Run, groups: Mapping[str, list[Run]]) -> Run | None:
+    """Return the run of `local` that a run is held against.
+
+    Parameters
+    ----------
+    run : Run
+        A run of another method.
+    groups : mapping of str to list of Run
+        Of a `Comparison`.
+
+    Returns
+    -------
+    Run or None
+        Of those with the same seed, the one with the most settings in common.
+    """
+    candidates = [
+        other
+        for runs in groups.values()
+        for other in runs
+        if other.config["strategy"] == REFERENCE and other.config["seed"] == run.config["seed"]
+    ]
+    return min(candidates, key=lambda other: len(varied_settings([run, other])), default=None)
+
+
+def client_accuracies(run: Run) -> pd.Series:
+    """Return the clients' accuracies at the last evaluated round, by partition-id."""
+    clients = run.clients
+    if "accuracy" not in clients or not (run.summary or {}).get("last_round"):
+        return pd.Series(dtype=float, name="accuracy")
+    last_round = (run.summary or {})["last_round"]["round"]
+    last = clients[(clients["round"] == last_round) & clients["accuracy"].notna()]
+    accuracies: pd.Series = last.set_index("partition_id")["accuracy"].sort_index()
+    return accuracies
+
+
+def client_results(groups: Mapping[str, list[Run]]) -> pd.DataFrame:
+    """Return one row a run and client at the last evaluated round.
+
+    Parameters
+    ----------
+    groups : mapping of str to list of Run
+        Finished runs by label.
+
+    Returns
+    -------
+    DataFrame
+        Columns ``method``, ``seed``, ``partition_id``, ``accuracy``, ``local_accuracy`` and
+        ``gain``, their difference; NaN where there is nothing to hold a client against.
+    """
+    frames = []
+    for label, runs in groups.items():
+        for run in runs:
+            accuracies = client_accuracies(run)
+            frame = pd.DataFrame({"accuracy": accuracies})
+            frame.insert(0, "method", label)
+            frame.insert(1, "seed", run.config["seed"])
+            is_reference = run.config["strategy"] == REFERENCE
+            reference = None if is_reference else reference_run(run, groups)
+            local = client_accuracies(reference) if reference else pd.Series(dtype=float)
+            frame["local_accuracy"] = local.reindex(accuracies.index)
+            frame["gain"] = frame["accuracy"] - frame["local_accuracy"]
+            frames.append(frame.rename_axis("partition_id").reset_index())
+    together = pd.concat(frames, ignore_index=True)
+    return together[["method", "seed", "partition_id", "accuracy", "local_accuracy", "gain"]]
+
+
+def run_results(groups: Mapping[str, list[Run]], clients: pd.DataFrame) -> pd.DataFrame:
+    """Return one row a run.
+
+    Parameters
+    ----------
+    groups : mapping of str to list of Run
+        Finished runs by label.
+    clients : DataFrame
+        Their `client_results`.
+
+    Returns
+    -------
+    DataFrame
+        Columns ``method``, ``seed``, ``accuracy``, ``accuracy_chosen``, ``clients_std``,
+        ``clients_worst``, ``beats_local``, ``numbers``, ``bytes``, ``seconds``, ``path``; NaN
+        for what a run does not have.
+    """
+    compared = clients[clients["gain"].notna()]
+    shares = (compared["gain"] > 0).groupby([compared["method"], compared["seed"]]).mean()
+    rows = []
+    for label, runs in groups.items():
+        for run in runs:
+            summary = run.summary or {}
+            last, chosen = summary["last_round"] or {}, summary["validation_round"] or {}
+            rows.append(
+                {
+                    "method": label,
+                    "seed": run.config["seed"],
+                    "accuracy": last.get("accuracy_mean"),
+                    "accuracy_chosen": chosen.get("accuracy_mean"),
+                    "clients_std": last.get("accuracy_std"),
+                    "clients_worst": last.get("accuracy_min"),
+                    "beats_local": shares.get((label, run.config["seed"])),
+                    "numbers": summary["numbers_up"] + summary["numbers_down"],
+                    "bytes": summary["bytes_up"] + summary["bytes_down"],
+                    "seconds": summary["seconds"],
+                    "path": str(run.path),
+                }
+            )
+    results = pd.DataFrame(rows)
+    numeric = [name for name in results.columns if name not in ("method", "seed", "path")]
+    return results.astype(dict.fromkeys(numeric, float))
+
+
+def means_over_seeds(results: pd.DataFrame) -> pd.DataFrame:
+    """Return one row a label, best first.
+
+    Parameters
+    ----------
+    results : DataFrame
+        Of `run_results`.
+
+    Returns
+    -------
+    DataFrame
+        Number of ``seeds``, means over them, and the standard deviations ``accuracy_std`` and
+        ``accuracy_chosen_std`` (n-1 in the denominator, NaN for one seed).
+    """
+    by_method = results.groupby("method", sort=False)
+    means = by_method.mean(numeric_only=True).drop(columns="seed")
+    means.insert(0, "seeds", by_method.size())
+    spreads = by_method[["accuracy", "accuracy_chosen"]].std().add_suffix("_std")
+    for name in spreads:
+        before = means.columns.get_loc(str(name).removesuffix("_std"))
+        assert isinstance(before, int)
+        means.insert(before + 1, str(name), spreads[name])
+    return means.sort_values("accuracy", ascending=False, kind="stable")

@@ -1,0 +1,91 @@
+"""What the numbers of a run depend on, and whether runs are on the same data."""
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedkd_flwr.config import DATA_KEYS, PLACE_KEYS, ConfigError, read_config
+from fedkd_flwr.methods import METHODS
+from fedkd_flwr.runs import Run
+
+
+class IncomparableRunsError(ConfigError):
+    """Runs that cannot stand side by side; the message is one sentence for the user."""
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    return dict(read_config({}).flat())
+
+
+def defining_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a run's numbers depend on.
+
+    Parameters
+    ----------
+    config : mapping
+        A flat run config; what it lacks has its default.
+
+    Returns
+    -------
+    dict
+        The common keys without `PLACE_KEYS`, the method's own table, and every key that this
+        version does not know: nobody can tell that it does not matter.
+    """
+    names = [*_defaults(), *(name for name in config if name not in _defaults())]
+    return {
+        name: config.get(name, _defaults().get(name))
+        for name in names
+        if name not in PLACE_KEYS and _may_matter(name, config["strategy"])
+    }
+
+
+def _may_matter(name: str, strategy: str) -> bool:
+    """Return whether a method may read a key: not if it is of the table of another method."""
+    method = METHODS.get(strategy)
+    table, dot, _ = name.partition(".")
+    if not dot or name not in _defaults() or method is None:
+        return True
+    return table == method.strategy.settings_type.table
+
+
+def varied_settings(runs: Iterable[Run]) -> list[str]:
+    """Return the settings, other than data and seed, that not all runs share.
+
+    Keys of a table count where a run has them: else the table is that of another method.
+    """
+    settings = [defining_settings(run.config) for run in runs]
+    names = dict.fromkeys(name for own in settings for name in own)
+    known = {*DATA_KEYS, "seed", "strategy"}
+    return [
+        name
+        for name in names
+        if name not in known
+        and len({own.get(name) for own in settings if name in own or "." not in name}) > 1
+    ]
+
+
+def check_same_data(runs: Iterable[Run]) -> None:
+    """Refuse runs on different splits or public sets.
+
+    Raises
+    ------
+    IncomparableRunsError
+        With the keys that differ and their values.
+    """
+    values: dict[str, set[str]] = {key: set() for key in DATA_KEYS}
+    for run in runs:
+        settings = defining_settings(run.config)
+        if settings["public-dataset"] != "held-out":
+            settings["held-out-size"] = 0
+        for key in DATA_KEYS:
+            values[key].add(str(settings[key]))
+    # A run without a public set has the same splits as one whose public set is another data
+    # set; a held-out set is taken from the clients' data.
+    if "held-out" not in values["public-dataset"]:
+        values["public-dataset"].discard("none")
+    differing = [f"{key} ({', '.join(sorted(v))})" for key, v in values.items() if len(v) > 1]
+    if differing:
+        raise IncomparableRunsError(
+            f"The runs are on different data and cannot be compared: {', '.join(differing)}."
+        )

@@ -1,0 +1,125 @@
+"""What a reader of a comparison has to know beside its numbers.
+
+Verdicts say of each method whether it beats `local`; notes say what is uneven among the runs.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from fedkd_flwr.analysis.results import REFERENCE, reference_run
+from fedkd_flwr.analysis.settings import defining_settings, varied_settings
+from fedkd_flwr.runs import Run
+
+
+def verdicts(clients: pd.DataFrame, labels: Iterable[Any]) -> list[str]:
+    """Say of every method whether it beats `local`, by its clients' mean gain in each seed.
+
+    Parameters
+    ----------
+    clients : DataFrame
+        Of `fedkd_flwr.analysis.results.client_results`.
+    labels : iterable of str
+        The methods, in the order to speak of them.
+
+    Returns
+    -------
+    list of str
+        One sentence a method that has a run of `local` to be held against.
+    """
+    gains = clients[clients["method"] != REFERENCE].dropna(subset="gain")
+    by_seed = gains.groupby(["method", "seed"])["gain"].mean() * 100
+    known = set(by_seed.index.get_level_values("method"))
+    return [_verdict(str(label), by_seed[label]) for label in labels if label in known]
+
+
+def _verdict(label: str, gains: pd.Series) -> str:
+    """Return one sentence about the mean gains of a method, in points, one a seed."""
+    above, seeds = int((gains > 1e-9).sum()), len(gains)
+    mean = round(gains.mean(), 1) + 0.0  # no minus before a zero
+    if seeds == 1:
+        place = "above" if above else "not above"
+        return f"{label} is {place} {REFERENCE} on its one seed: {mean:+.1f} points."
+    unsure = "does not reliably beat" if mean > 0 else "does not beat"
+    beats = "beats" if above == seeds else unsure
+    counted = f"above it in {above} of {seeds} seeds"
+    return f"{label} {beats} {REFERENCE}: {mean:+.1f} points on average, {counted}."
+
+
+def notes_on_groups(groups: Mapping[str, list[Run]], clients: pd.DataFrame) -> list[str]:
+    """Say what is uneven among the runs that are compared.
+
+    Parameters
+    ----------
+    groups : mapping of str to list of Run
+        Finished runs by label.
+    clients : DataFrame
+        Their `fedkd_flwr.analysis.results.client_results`.
+
+    Returns
+    -------
+    list of str
+        One sentence each on seeds, on runs and clients without `local`, and on settings.
+    """
+    return [
+        *_notes_on_seeds(groups),
+        *_notes_on_reference(groups, clients),
+        *_notes_on_settings(groups),
+    ]
+
+
+def _notes_on_seeds(groups: Mapping[str, list[Run]]) -> list[str]:
+    seeds = {label: [run.config["seed"] for run in runs] for label, runs in groups.items()}
+    if len({tuple(found) for found in seeds.values()}) <= 1:
+        return []
+    listed = "; ".join(f"{label} {_listed(found)}" for label, found in seeds.items())
+    return [f"The methods have different seeds, and means are over each one's: {listed}."]
+
+
+def _notes_on_reference(groups: Mapping[str, list[Run]], clients: pd.DataFrame) -> list[str]:
+    others = [
+        (label, run)
+        for label, runs in groups.items()
+        for run in runs
+        if run.config["strategy"] != REFERENCE
+    ]
+    lacking = [(label, run) for label, run in others if reference_run(run, groups) is None]
+    if lacking and len(lacking) == len(others):
+        return [f"There is no run of {REFERENCE} with these seeds to hold the clients against."]
+    notes = []
+    if lacking:
+        listed = _listed(f"{label} seed {run.config['seed']}" for label, run in lacking)
+        notes.append(f"Without a run of {REFERENCE} of the same seed: {listed}.")
+    for label, run in others:
+        own = clients[(clients["method"] == label) & (clients["seed"] == run.config["seed"])]
+        matched = int(own["gain"].notna().sum())
+        if (label, run) not in lacking and matched < run.config["num-clients"]:
+            notes.append(
+                f"{label} seed {run.config['seed']} is held against {REFERENCE} on {matched} of "
+                f"{run.config['num-clients']} clients: the others lack an evaluation."
+            )
+    return notes
+
+
+def _notes_on_settings(groups: Mapping[str, list[Run]]) -> list[str]:
+    """Name the common settings that differ between methods but not within one."""
+    by_strategy: dict[str, list[Run]] = defaultdict(list)
+    for runs in groups.values():
+        by_strategy[runs[0].config["strategy"]] += runs
+    within = {name for runs in by_strategy.values() for name in varied_settings(runs)}
+    notes = []
+    for name in varied_settings(run for runs in groups.values() for run in runs):
+        if "." in name or name in within:
+            continue
+        methods: dict[Any, list[str]] = defaultdict(list)
+        for strategy, runs in by_strategy.items():
+            methods[defining_settings(runs[0].config).get(name)].append(strategy)
+        listed = "; ".join(f"{value} ({_listed(found)})" for value, found in methods.items())
+        notes.append(f"The methods do not share {name}: {listed}.")
+    return notes
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, values))

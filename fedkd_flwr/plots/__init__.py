@@ -1,0 +1,41 @@
+"""Figures of runs and comparisons, in colours that the colour-blind can tell apart.
+
+Every function returns a matplotlib Figure that belongs to no window, so that it works without a
+display; ``figure.savefig(path)`` writes it.
+"""
+
+from fedkd_flwr.plots.accuracy import (
+    plot_accuracy_against_bytes,
+    plot_accuracy_over_rounds,
+    plot_gain_over_local,
+)
+from fedkd_flwr.plots.clusters import follow_clusters, plot_clusters
+from fedkd_flwr.plots.comparison import save_figures
+from fedkd_flwr.plots.genotypes import (
+    draw_genotype,
+    draw_genotypes,
+    genotype_figure,
+    plot_genotype,
+)
+from fedkd_flwr.plots.knowledge import plot_help, plot_sharing, sharing_matrices
+from fedkd_flwr.plots.operations import plot_operations
+from fedkd_flwr.plots.partition import label_counts, plot_partition
+
+__all__ = [
+    "draw_genotype",
+    "draw_genotypes",
+    "follow_clusters",
+    "genotype_figure",
+    "label_counts",
+    "plot_accuracy_against_bytes",
+    "plot_accuracy_over_rounds",
+    "plot_clusters",
+    "plot_gain_over_local",
+    "plot_genotype",
+    "plot_help",
+    "plot_operations",
+    "plot_partition",
+    "plot_sharing",
+    "save_figures",
+    "sharing_matrices",
+]

@@ -1,0 +1,92 @@
+"""How accurate clients become: over rounds, against what it costs, and beside `local`."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.rendering import in_bytes
+from fedkd_flwr.analysis.results import REFERENCE
+from fedkd_flwr.plots.looks import FIGURE_WIDTH, legend_below, new_figure, styled
+from fedkd_flwr.runs import Run
+from strategies.randomness import random_generator
+
+
+def plot_accuracy_over_rounds(comparison: Comparison) -> Figure:
+    """Plot mean accuracy over rounds, a band of one standard deviation over seeds."""
+    figure, axes = new_figure("Round", "Mean accuracy over clients")
+    for label, runs, style in styled(comparison):
+        course = _course(runs, ["round", "accuracy_mean"], "round")
+        mean, spread = course["accuracy_mean"]["mean"], course["accuracy_mean"]["std"].fillna(0)
+        axes.plot(course.index, mean, label=label, **style)
+        if spread.any():
+            axes.fill_between(
+                course.index, mean - spread, mean + spread, color=style["color"], alpha=0.14, lw=0
+            )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    legend_below(figure, axes)
+    return figure
+
+
+def plot_accuracy_against_bytes(comparison: Comparison) -> Figure:
+    """Plot mean accuracy against the bytes exchanged so far, means over seeds.
+
+    A method that exchanges nothing is a dashed line at its last accuracy.
+    """
+    figure, axes = new_figure("Bytes exchanged so far, both ways", "Mean accuracy over clients")
+    for label, runs, style in styled(comparison):
+        course = _course(runs, ["round", "bytes", "accuracy_mean"], "round")
+        sizes, mean = course["bytes"]["mean"], course["accuracy_mean"]["mean"]
+        if sizes.iloc[-1] > 0:
+            axes.plot(sizes, mean, label=label, **style)
+        else:
+            name = f"{label} (exchanges nothing)"
+            axes.axhline(mean.iloc[-1], color=style["color"], ls="--", lw=1.5, label=name)
+    if (comparison.results["bytes"] > 0).any():
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(numticks=8))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda size, position: in_bytes(size)))
+    legend_below(figure, axes)
+    return figure
+
+
+def plot_gain_over_local(comparison: Comparison) -> Figure:
+    """Plot each client's gain in accuracy over `local`, one point a client and seed.
+
+    Raises
+    ------
+    ValueError
+        If no run has a run of `local` with its seed.
+    """
+    gains = comparison.clients.dropna(subset="gain")
+    if gains.empty:
+        raise ValueError(f"No run has a run of {REFERENCE} with its seed to gain over.")
+    figure, axes = new_figure("Gain of a client in accuracy over local", "")
+    shown = [item for item in styled(comparison) if item[0] in set(gains["method"])]
+    figure.set_size_inches(FIGURE_WIDTH, 1.4 + 0.7 * len(shown))
+    for row, (label, _, style) in enumerate(shown):
+        gain = gains[gains["method"] == label]["gain"].to_numpy()
+        shift = random_generator(0, "figure", row).uniform(-0.22, 0.22, len(gain))
+        axes.scatter(gain, row + shift, s=22, color=style["color"], alpha=0.6, lw=0)
+        axes.plot([gain.mean()] * 2, [row - 0.34, row + 0.34], color="black", lw=2)
+    shares = comparison.table["beats_local"]
+    names = [f"{label}\n{shares[label]:.0%} of clients gain" for label, _, _ in shown]
+    axes.set_yticks(range(len(shown)), names)
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.axvline(0, color="black", lw=1, ls=":")
+    axes.set_title("One point a client and seed; a bar at the mean", fontsize="medium")
+    return figure
+
+
+def _course(runs: Sequence[Run], columns: list[str], index: str) -> pd.DataFrame:
+    """Return mean and standard deviation over seeds of columns of the evaluated rounds."""
+    frames = []
+    for run in runs:
+        rounds = run.rounds
+        rounds = rounds.assign(bytes=(rounds["bytes_up"] + rounds["bytes_down"]).cumsum())
+        frames.append(rounds.loc[rounds["accuracy_mean"].notna(), columns].astype(float))
+    return pd.concat(frames).groupby(index).agg(["mean", "std"])

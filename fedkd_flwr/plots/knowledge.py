@@ -1,0 +1,144 @@
+"""Who learns from whom: coefficient and sharing matrices as heat maps."""
+
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from fedkd_flwr.analysis.results import client_accuracies
+from fedkd_flwr.plots.clients import client_order, client_ticks
+from fedkd_flwr.plots.looks import COLOURS, FIGURE_WIDTH, new_figure, run_title
+from fedkd_flwr.runs import Run
+
+
+def sharing_matrices(run: Run) -> list[str]:
+    """Return the names of a run's matrices of shape (rounds, N, N): receiver, giver."""
+    clients = run.config["num-clients"]
+    square = [name for name, m in run.matrices.items() if m.shape[1:] == (clients, clients)]
+    return square if clients > 1 else []
+
+
+def plot_sharing(
+    run: Run,
+    server_round: int | None = None,
+    name: str | None = None,
+    order: Sequence[int] | None = None,
+) -> Figure:
+    """Draw who learns from whom: a coefficient or sharing matrix as a heat map.
+
+    Parameters
+    ----------
+    run : Run
+        Of a method with such a matrix.
+    server_round : int, optional
+        The round, the last if left out.
+    name : str, optional
+        Which matrix, the first if left out.
+    order : sequence of int, optional
+        Partition-ids from top to bottom; neighbours have similar labels if left out.
+
+    Raises
+    ------
+    ValueError
+        If there is no such matrix or round.
+    """
+    matrix, title = _sharing(run, server_round, name)
+    clients, ordered = client_order(run, order)
+    figure, axes = new_figure("", "", grid=False)
+    figure.set_size_inches(FIGURE_WIDTH, 0.9 * FIGURE_WIDTH)
+    image = _heat_map(axes, matrix[np.ix_(clients, clients)], clients)
+    figure.colorbar(image, ax=axes, label="Weight of the giver")
+    axes.set_xlabel(f"Giver{ordered}")
+    axes.set_ylabel(f"Receiver{ordered}")
+    axes.set_title(title, fontsize="medium")
+    return figure
+
+
+def plot_help(
+    run: Run,
+    local: Run,
+    server_round: int | None = None,
+    name: str | None = None,
+    order: Sequence[int] | None = None,
+) -> Figure:
+    """Draw who helps whom beside what each client gains over `local`.
+
+    Parameters
+    ----------
+    run : Run
+        Of a method with a coefficient or sharing matrix.
+    local : Run
+        The run of `local` on the same split.
+    server_round, name, order
+        As in `plot_sharing`.
+
+    Raises
+    ------
+    ValueError
+        If there is no such matrix or round.
+    """
+    matrix, title = _sharing(run, server_round, name)
+    clients, ordered = client_order(run, order)
+    figure = Figure(figsize=(1.35 * FIGURE_WIDTH, 0.85 * FIGURE_WIDTH), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(2.2, 1), sharey=True)
+    shown = matrix[np.ix_(clients, clients)].astype(float)
+    # What a client keeps to itself would drown what others give it.
+    np.fill_diagonal(shown, np.nan)
+    image = _heat_map(left, shown, clients)
+    # Below both parts: a bar beside one of them would push their rows out of line.
+    figure.colorbar(
+        image, ax=[left, right], location="bottom", shrink=0.6, label="Weight of the giver"
+    )
+    left.set_xlabel(f"Giver{ordered}")
+    left.set_ylabel(f"Receiver{ordered}")
+    gain = (client_accuracies(run) - client_accuracies(local)).reindex(clients)
+    # The palette's blue and orange part in the eyes of the colour-blind as well.
+    colours = [COLOURS[0] if value > 0 else COLOURS[1] for value in gain]
+    right.barh(range(len(clients)), gain, color=colours)
+    # As wide to the left as to the right, so that a loss is seen to be one.
+    widest = 1.1 * float(gain.abs().max())
+    if widest > 0:
+        right.set_xlim(-widest, widest)
+    right.xaxis.set_major_locator(MaxNLocator(4))
+    right.axvline(0, color="black", lw=1)
+    right.set_xlabel("Gain in accuracy over local")
+    right.grid(axis="x", alpha=0.3)
+    right.spines[["top", "right"]].set_visible(False)
+    right.tick_params(labelleft=False)
+    figure.suptitle(f"{title}, without own shares", fontsize="medium")
+    return figure
+
+
+def _sharing(
+    run: Run, server_round: int | None, name: str | None
+) -> tuple[NDArray[np.float64], str]:
+    """Return one round's matrix and a title for it."""
+    names = sharing_matrices(run)
+    if not names or (name and name not in names):
+        what = f"matrix {name}" if name else "matrix of receivers and givers"
+        raise ValueError(f"{run.path.name} has no {what}.")
+    matrices = run.matrices[name or names[0]]
+    server_round = len(matrices) if server_round is None else server_round
+    if not 1 <= server_round <= len(matrices):
+        raise ValueError(f"Round {server_round} is outside 1..{len(matrices)}.")
+    title = f"{run_title(run)}: {name or names[0]} after round {server_round}"
+    return matrices[server_round - 1].astype(np.float64), title
+
+
+def _heat_map(axes: Axes, matrix: NDArray[np.float64], clients: NDArray[np.int64]) -> AxesImage:
+    colours = mpl.colormaps["cividis"].with_extremes(bad="white")
+    lowest, highest = float(np.nanmin(matrix)), float(np.nanmax(matrix))
+    # Weights that are all equal, as in FedMD, still need a scale with two ends.
+    if highest - lowest < 1e-9:
+        lowest, highest = 0.0, 2 * highest
+    image = axes.imshow(
+        matrix, cmap=colours, vmin=lowest, vmax=highest, interpolation="nearest", aspect="auto"
+    )
+    axes.set_xticks(*client_ticks(clients))
+    axes.set_yticks(*client_ticks(clients))
+    return image

@@ -1,0 +1,108 @@
+"""Which operations the clients' searches keep, on every edge of the two cells."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from numpy.typing import NDArray
+
+from fedkd_flwr.analysis.genotypes import client_genotypes
+from fedkd_flwr.models.darts.genotype import Node
+from fedkd_flwr.models.darts.settings import CELL_INPUTS, NONE, OPERATIONS
+from fedkd_flwr.plots.clients import client_order, client_ticks
+from fedkd_flwr.plots.looks import ABSENT, COLOURS, FIGURE_WIDTH
+from fedkd_flwr.runs import Run
+
+CANDIDATES = [name for name in OPERATIONS if name != NONE]
+"""Operations that an edge can keep, each with a colour of its own."""
+
+PALETTE = ListedColormap([ABSENT, *COLOURS[: len(CANDIDATES)]])
+LIMITS = BoundaryNorm(np.arange(-1.5, len(CANDIDATES)), PALETTE.N)
+
+
+def plot_operations(run: Run, order: Sequence[int] | None = None) -> Figure:
+    """Draw which operation each client keeps on each edge of its two cells.
+
+    Parameters
+    ----------
+    run : Run
+        A run of ``fedkma`` or ``fednas`` with ``models = darts``.
+    order : sequence of int, optional
+        Partition-ids from top to bottom; neighbours have similar labels if left out.
+
+    Raises
+    ------
+    RunDirectoryError
+        If the run has no architecture weights.
+    """
+    genotypes = client_genotypes(run)
+    clients, ordered = client_order(run, order)
+    edges = [
+        (source, node) for node in range(genotypes[0].nodes) for source in range(node + CELL_INPUTS)
+    ]
+    cells = {
+        "Normal cell": [genotypes[client].normal for client in clients],
+        "Reduction cell": [genotypes[client].reduce for client in clients],
+    }
+    kept = {title: _kept_operations(by_client, edges) for title, by_client in cells.items()}
+    height = max(2.8, 1.9 + 0.22 * len(clients))
+    figure = Figure(figsize=(FIGURE_WIDTH, height), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    states = ["k-2", "k-1", *map(str, range(genotypes[0].nodes))]
+    names = [f"{states[source]}→{node}" for source, node in edges]
+    for axes, (title, matrix) in zip(panels, kept.items(), strict=True):
+        _draw_choices(axes, matrix, names)
+        axes.set_title(title, fontsize="medium")
+    panels[0].set_yticks(*client_ticks(clients))
+    panels[0].set_ylabel(f"Client{ordered}")
+    patches = [
+        Patch(
+            color=PALETTE(LIMITS(choice)),
+            label=CANDIDATES[choice].replace("_", " ") if choice >= 0 else "no edge",
+        )
+        for choice in np.unique([*kept.values()]).tolist()
+    ]
+    figure.legend(
+        handles=patches, loc="outside lower center", ncols=min(4, len(patches)), frameon=False
+    )
+    return figure
+
+
+def _kept_operations(
+    cells: Sequence[tuple[Node, ...]], edges: Sequence[tuple[int, int]]
+) -> NDArray[np.int64]:
+    """Return the position of the kept operation in `CANDIDATES`, -1 where an edge is dropped.
+
+    Parameters
+    ----------
+    cells : sequence
+        One cell a client.
+    edges : sequence of (int, int)
+        Source state and node of each edge.
+
+    Returns
+    -------
+    ndarray
+        Shape (clients, edges).
+    """
+    kept = np.full((len(cells), len(edges)), -1)
+    for row, cell in zip(kept, cells, strict=True):
+        for node, choices in enumerate(cell):
+            for operation, source in choices:
+                row[edges.index((source, node))] = CANDIDATES.index(operation)
+    return kept
+
+
+def _draw_choices(axes: Axes, kept: NDArray[np.int64], names: Sequence[str]) -> None:
+    """Draw one cell: a row a client, a column an edge."""
+    axes.imshow(kept, cmap=PALETTE, norm=LIMITS, aspect="auto", interpolation="nearest")
+    turned = 90 if len(names) > 6 else 0
+    axes.set_xticks(range(len(names)), names, rotation=turned, fontsize="small")
+    axes.set_xticks(np.arange(len(names) + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(len(kept) + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color="white", lw=2)
+    axes.tick_params(which="minor", length=0)
+    axes.set_xlabel("Edge")

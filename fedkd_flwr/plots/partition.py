@@ -1,0 +1,76 @@
+"""Who holds which classes."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fedkd_flwr.config import read_config
+from fedkd_flwr.data.clients import client_indices
+from fedkd_flwr.data.sources import load_labels
+from fedkd_flwr.plots.looks import FIGURE_WIDTH
+from fedkd_flwr.runs import Run
+
+
+def label_counts(run: Run) -> pd.DataFrame:
+    """Count each client's samples by class, all parts of its split together.
+
+    Returns
+    -------
+    DataFrame
+        One row a client, one column a class of the data set.
+
+    Raises
+    ------
+    ConfigError, DataError
+        If this version of the project cannot rebuild the run's data on this machine.
+    """
+    plan = read_config(run.config).run.data_plan
+    labels = load_labels(plan.settings.dataset, plan.settings.data_root)
+    counts = [
+        np.bincount(labels[indices], minlength=plan.settings.num_classes)
+        for indices in client_indices(plan)
+    ]
+    return pd.DataFrame(counts).rename_axis(index="partition_id", columns="label")
+
+
+def plot_partition(run: Run, **options: Any) -> Figure:
+    """Plot who holds how many samples of which class, by flwr-datasets' own plotting.
+
+    Parameters
+    ----------
+    run : Run
+        Whose data is plotted, finished or not.
+    **options
+        Of `flwr_datasets.visualization.plot_label_distributions`, such as
+        ``plot_type="bar"``.
+
+    Raises
+    ------
+    ConfigError, DataError
+        If this version of the project cannot rebuild the run's data on this machine.
+    """
+    # Deferred: they load seaborn and pyarrow, which the other figures do without.
+    from flwr_datasets.visualization import plot_label_distributions
+
+    from fedkd_flwr.plots.shares import KnownShares
+
+    plan = read_config(run.config).run.data_plan
+    labels = load_labels(plan.settings.dataset, plan.settings.data_root)
+    partitioner = KnownShares(labels, client_indices(plan), plan.settings.num_classes)
+    figure = Figure(figsize=(1.1 * FIGURE_WIDTH, 0.7 * FIGURE_WIDTH), layout="constrained")
+    config = run.config
+    defaults = {
+        "title": f"{config['dataset']}, {config['partition']}, seed {config['seed']}",
+        # Ten and more colours of bars are not told apart by everybody.
+        "plot_type": "heatmap",
+        "cmap": "cividis",
+        "legend": True,
+    }
+    axes = figure.subplots()
+    plot_label_distributions(partitioner, "label", axis=axes, **{**defaults, **options})
+    if not axes.get_ylabel():
+        axes.set_ylabel("Class")
+    axes.tick_params(axis="y", rotation=0)
+    return figure
