@@ -15,15 +15,19 @@ from flwr.superlink.grid import InMemoryGrid
 
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.data import DataError, check_data
-from fedkd_flwr.grid import InProcessGrid
 from fedkd_flwr.models import build_model
 from fedkd_flwr.runs import (
     Checkpoint,
     Run,
     RunDirectory,
     RunDirectoryError,
-    check_writable,
+    absolute,
+    changed_settings,
     default_run_directory,
+    load_run,
+    require_memories,
+    require_new,
+    require_writable,
 )
 from fedkd_flwr.state import exchanged_state
 from fedkd_flwr.training import seeded
@@ -44,7 +48,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the method that the run config asks for."""
     try:
         configuration = read_config(context.run_config)
-        if isinstance(grid, InProcessGrid | InMemoryGrid):
+        if isinstance(grid, InMemoryGrid):
             check_run(configuration)
         serve(grid, configuration)
     except (ConfigError, DataError, RunDirectoryError, TooFewRepliesError) as error:
@@ -54,18 +58,27 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def check_run(configuration: Configuration) -> None:
-    """Refuse a run that cannot work, before any client does.
+    """Refuse a run on this machine that cannot work, before any client does.
 
     Raises
     ------
     DataError
         If the data set is missing or the partition cannot be met.
     RunDirectoryError
-        If the output directory cannot be written.
+        If a folder cannot be written, or the run cannot be continued.
+    ConfigError
+        If a continued run would have other settings.
     """
     run = configuration.run
-    if run.output_dir and not run.resume:
-        check_writable(Path(run.output_dir).expanduser().resolve())
+    if run.resume:
+        stopped = load_run(run.output_dir)
+        changed_settings(stopped, configuration)
+        require_memories(stopped, run.state_dir)
+    elif run.output_dir:
+        require_new(absolute(run.output_dir))
+    for name, folder in (("state-dir", run.state_dir), ("models-dir", run.models_dir)):
+        if folder:
+            require_writable(absolute(folder), name)
     public_size = run.public_size if run.method.strategy.needs_public_data else 0
     check_data(run.data_settings, public_size)
 
@@ -99,29 +112,44 @@ def serve(
         if listener:
             directory.listeners.append(listener)
         log(INFO, "Run directory: %s", directory.path)
-        plan = replace(run.plan(), run_id=directory.run_id)
-        strategy = run.method.strategy(plan, configuration.settings, directory)
-        arrays = initial_arrays(configuration)
-        if checkpoint:
-            strategy.restore(checkpoint.completed_rounds, checkpoint.state)
-            arrays = ArrayRecord({name: Array(a) for name, a in checkpoint.global_arrays.items()})
-            log(INFO, "Continuing after round %d", checkpoint.completed_rounds)
-        strategy.start(
-            grid,
-            arrays,
-            num_rounds=run.num_server_rounds - strategy.completed_rounds,
-            timeout=run.round_timeout,
-        )
+        try:
+            run_rounds(grid, configuration, directory, checkpoint)
+        except Exception:
+            directory.give_up()
+            raise
         finished = directory.finish()
         log(INFO, "Finished. Run directory: %s", directory.path)
     return finished
+
+
+def run_rounds(
+    grid: Grid,
+    configuration: Configuration,
+    directory: RunDirectory,
+    checkpoint: Checkpoint | None,
+) -> None:
+    """Run the rounds that are missing, from the first or from where a run stopped."""
+    run = configuration.run
+    plan = replace(run.plan(), run_id=directory.run_id)
+    strategy = run.method.strategy(plan, configuration.settings, directory)
+    arrays = initial_arrays(configuration)
+    if checkpoint:
+        strategy.restore(checkpoint.completed_rounds, checkpoint.state)
+        arrays = ArrayRecord({name: Array(a) for name, a in checkpoint.global_arrays.items()})
+        log(INFO, "Continuing after round %d", checkpoint.completed_rounds)
+    strategy.start(
+        grid,
+        arrays,
+        num_rounds=run.num_server_rounds - strategy.completed_rounds,
+        timeout=run.round_timeout,
+    )
 
 
 def open_run_directory(configuration: Configuration) -> tuple[RunDirectory, Checkpoint | None]:
     """Make a new run directory, or open the one that is to be continued."""
     run = configuration.run
     if run.resume:
-        return RunDirectory.reopen(Path(run.output_dir))
+        return RunDirectory.reopen(Path(run.output_dir), configuration)
     path = Path(run.output_dir or default_run_directory(configuration, RUNS_FOLDER))
     return RunDirectory.create(path, configuration), None
 

@@ -19,8 +19,8 @@ from fedkd_flwr.clients.fedkma import (
     step,
 )
 from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.engines.grid import InProcessGrid
 from fedkd_flwr.genotypes import client_genotypes, draw_genotypes, local_inference_accuracy
-from fedkd_flwr.grid import InProcessGrid
 from fedkd_flwr.models import build_model
 from fedkd_flwr.models.darts import OPERATIONS as ALL_OPERATIONS
 from fedkd_flwr.runs import RunDirectoryError

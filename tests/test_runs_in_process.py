@@ -8,7 +8,7 @@ import pytest
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
-from fedkd_flwr.grid import InProcessGrid
+from fedkd_flwr.engines.grid import InProcessGrid
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models import build_model, num_parameters
 from fedkd_flwr.server_app import serve

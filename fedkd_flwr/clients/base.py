@@ -18,7 +18,8 @@ from flwr.client import NumPyClient
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedkd_flwr import state, store
+from fedkd_flwr import state
+from fedkd_flwr.clients import disk
 from fedkd_flwr.data import (
     ClientData,
     client_indices,
@@ -90,7 +91,7 @@ class PersonalClient(NumPyClient):
         self.context = context
         self.run = run
         self.settings: Any = settings
-        self.partition_id = int(context.node_config["partition-id"])
+        self.partition_id = own_partition(context, run.num_clients)
         self.device = run.torch_device
 
     # ---- Hooks: what a method may override -------------------------------------------
@@ -250,7 +251,7 @@ class PersonalClient(NumPyClient):
     @property
     def runs_kept(self) -> int:
         """Of how many runs the client keeps its memory on disk, 0 for all."""
-        return int(str(self.context.node_config.get("keep-runs", store.RUNS_KEPT)))
+        return int(str(self.context.node_config.get("keep-runs", disk.RUNS_KEPT)))
 
     def memory_folder(self, run_id: str) -> Path | None:
         """Return where the client keeps its memory of one run, if anywhere."""
@@ -262,12 +263,12 @@ class PersonalClient(NumPyClient):
         A context that has trained in this round already belongs to a round that the server
         repeats after a crash; the memory of the round before is what it starts from.
         """
-        remembered = store.remembered_round(self.context)
+        remembered = disk.remembered_round(self.context)
         is_repeated = phase == "train" and remembered >= server_round
         if memory is None or (remembered and not is_repeated):
             return
         before = server_round if phase == "train" else server_round + 1
-        if not store.load_context(self.context, memory, before) and is_repeated:
+        if not disk.load_context(self.context, memory, before) and is_repeated:
             self.context.state.clear()
 
     def _own_folder(self, name: str, default: str) -> Path | None:
@@ -296,10 +297,10 @@ class PersonalClient(NumPyClient):
         with seeded(self.device, self.run.seed, phase, server_round, self.partition_id):
             reply = self.train(received, server_round, phase)
         state.save_model(self.context, "model", self.model)
-        store.note_round(self.context, server_round)
+        disk.note_round(self.context, server_round)
         if memory:
-            store.save_context(self.context, memory)
-            store.forget_old_runs(memory, self.runs_kept)
+            disk.save_context(self.context, memory)
+            disk.forget_old_runs(memory, self.runs_kept)
         metrics = {**reply.metrics, "names": list(reply.arrays)}
         return list(reply.arrays.values()), self.num_examples, metrics
 
@@ -320,6 +321,23 @@ class PersonalClient(NumPyClient):
         if self.models_folder and server_round == self.run.num_server_rounds:
             save_personalized_model(self, self.models_folder, metrics)
         return metrics["loss"], int(metrics["total"]), metrics
+
+
+def own_partition(context: Context, num_clients: int) -> int:
+    """Return a node's partition-id.
+
+    Raises
+    ------
+    ValueError
+        If the run has no such partition; the server then leaves the node out.
+    """
+    partition_id = int(context.node_config["partition-id"])
+    if not 0 <= partition_id < num_clients:
+        raise ValueError(
+            f"this node is surplus: its partition-id {partition_id} is none of the run's "
+            f"0..{num_clients - 1}"
+        )
+    return partition_id
 
 
 def _named(evaluation: Evaluation, prefix: str = "") -> dict[str, float]:
