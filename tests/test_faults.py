@@ -336,7 +336,7 @@ def test_a_run_that_ends_while_its_lock_is_waited_for_is_not_continued(
     settings, tmp_path, monkeypatch
 ):
     """The other process finishes between the look at the run and the lock."""
-    fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
     summary = tmp_path / "run" / "summary.json"
     summary.rename(tmp_path / "summary.json")
 
@@ -346,7 +346,7 @@ def test_a_run_that_ends_while_its_lock_is_waited_for_is_not_continued(
 
     monkeypatch.setattr(directory_module, "lock_directory", locked_late)
     with pytest.raises(RunDirectoryError, match="finished run; nothing to resume"):
-        RunDirectory.reopen(tmp_path / "run", read_config(settings))
+        RunDirectory.reopen(run.path, read_config(run.config))
 
 
 @pytest.mark.parametrize(
