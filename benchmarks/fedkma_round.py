@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from fedkd_flwr.state import exchanged_state
 from flwr.app import Array, ArrayRecord
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +23,6 @@ from torch.nn import functional
 
 from fedkd_flwr.clients.fedkma import split_parameters, step
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.state import exchanged_state
 from strategies.base import Reply, RunPlan, checked_arrays
 from strategies.fedkma import (
     CLASS_FLAGS,

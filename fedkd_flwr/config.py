@@ -18,10 +18,9 @@ from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.methods import METHODS, Method
 from fedkd_flwr.models.settings import ModelSettings
-from strategies.core.slices import PLACE, Slice, one_of
 from fedkd_flwr.training.settings import TrainingSettings
 from strategies.core.plan import PlanSettings, RunPlan, Settings
-from strategies.core.slices import kebab_case
+from strategies.core.slices import PLACE, Slice, kebab_case, one_of
 
 Model = TypeVar("Model", bound=BaseModel)
 

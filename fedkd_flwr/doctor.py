@@ -3,10 +3,8 @@
 Everything is built by the client that would serve the run, so that what holds here holds there.
 """
 
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +16,8 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.clients import hash_of_public_pool, public_pool
 from fedkd_flwr.data.public import require_pool
 from fedkd_flwr.models.build import num_parameters
+from fedkd_flwr.runs import require_writable
+from fedkd_flwr.training.losses import cross_entropy
 
 NODE_KEYS = (
     "partition-id",
@@ -83,9 +83,9 @@ def check_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) ->
     if all(finding.ok for finding in findings):
         findings.append(_found("model", lambda: _check_model(client)))
     forgets = "none: the node forgets its model when it restarts"
-    findings.append(_found("state-dir", lambda: _check_folder(client.state_folder, forgets)))
+    findings.append(_found("state-dir", lambda: _folder("state-dir", client, forgets)))
     stays = "none: the personalized model is not exported"
-    findings.append(_found("models-dir", lambda: _check_folder(client.models_folder, stays)))
+    findings.append(_found("models-dir", lambda: _folder("models-dir", client, stays)))
     return findings
 
 
@@ -159,9 +159,9 @@ def _check_model(client: PersonalClient) -> str:
     return f"{name}, {num_parameters(model):,} numbers; the first batch has loss {loss.item():.3f}"
 
 
-def _check_folder(folder: Path | None, nowhere: str) -> str:
+def _folder(name: str, client: PersonalClient, nowhere: str) -> str:
+    folder = client.state_folder if name == "state-dir" else client.models_folder
     if folder is None:
         return nowhere
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):
-        return f"{folder} can be written"
+    require_writable(folder, name)
+    return f"{folder} can be written"

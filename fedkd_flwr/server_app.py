@@ -17,17 +17,21 @@ from numpy.typing import NDArray
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.clients import check_data
-from fedkd_flwr.grid import InProcessGrid
 from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.vectors import model_vectors
 from fedkd_flwr.runs import (
     Checkpoint,
     Run,
     RunDirectory,
     RunDirectoryError,
-    check_writable,
+    absolute,
+    changed_settings,
     default_run_directory,
+    load_run,
+    require_memories,
+    require_new,
+    require_writable,
 )
-from fedkd_flwr.models.vectors import model_vectors
 from fedkd_flwr.training.loop import seeded
 from strategies.core.replies import TooFewRepliesError
 
@@ -46,7 +50,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the method that the run config asks for."""
     try:
         configuration = read_config(context.run_config)
-        if isinstance(grid, InProcessGrid | InMemoryGrid):
+        if isinstance(grid, InMemoryGrid):
             check_run(configuration)
         serve(grid, configuration)
     except (ConfigError, DataError, RunDirectoryError, TooFewRepliesError) as error:
@@ -56,18 +60,27 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def check_run(configuration: Configuration) -> None:
-    """Refuse a run that cannot work, before any client does.
+    """Refuse a run on this machine that cannot work, before any client does.
 
     Raises
     ------
     DataError
         If the data set is missing or the partition cannot be met.
     RunDirectoryError
-        If the output directory cannot be written.
+        If a folder cannot be written, or the run cannot be continued.
+    ConfigError
+        If a continued run would have other settings.
     """
     run = configuration.run
-    if run.output_dir and not run.resume:
-        check_writable(Path(run.output_dir).expanduser().resolve())
+    if run.resume:
+        stopped = load_run(run.output_dir)
+        changed_settings(stopped, configuration)
+        require_memories(stopped, run.state_dir)
+    elif run.output_dir:
+        require_new(absolute(run.output_dir))
+    for name, folder in (("state-dir", run.state_dir), ("models-dir", run.models_dir)):
+        if folder:
+            require_writable(absolute(folder), name)
     public_size = run.plan.public_size if run.method.strategy.needs_public_data else 0
     check_data(run.data_plan, public_size)
 
@@ -101,33 +114,48 @@ def serve(
         if listener:
             directory.listeners.append(listener)
         log(INFO, "Run directory: %s", directory.path)
-        for warning in configuration.warnings:
-            log(WARNING, "%s", warning)
-        plan = run.server_plan().model_copy(update={"run_id": directory.run_id})
-        strategy = run.method.strategy(plan, configuration.settings, directory)
-        initial = initial_model(configuration)
-        strategy.begin(initial)
-        if checkpoint:
-            strategy.restore(checkpoint.completed_rounds, checkpoint.state)
-            log(INFO, "Continuing after round %d", checkpoint.completed_rounds)
-        strategy.start(
-            grid,
-            ArrayRecord({kind: Array(vector) for kind, vector in initial.items()}),
-            num_rounds=run.plan.num_server_rounds - strategy.completed_rounds,
-            timeout=run.plan.round_timeout,
-        )
+        try:
+            run_rounds(grid, configuration, directory, checkpoint)
+        except Exception:
+            directory.give_up()
+            raise
         finished = directory.finish()
         log(INFO, "Finished. Run directory: %s", directory.path)
     return finished
 
 
-def open_run_directory(configuration: Configuration) -> tuple[RunDirectory, Checkpoint | None]:
+def run_rounds(
+    grid: Grid,
+    configuration: Configuration,
+    directory: RunDirectory,
+    checkpoint: Checkpoint,
+) -> None:
+    """Run the rounds that are missing, from the first or from where a run stopped."""
+    run = configuration.run
+    for warning in configuration.warnings:
+        log(WARNING, "%s", warning)
+    plan = run.server_plan().model_copy(update={"run_id": directory.run_id})
+    strategy = run.method.strategy(plan, configuration.settings, directory)
+    initial = initial_model(configuration)
+    strategy.begin(initial)
+    strategy.restore(checkpoint.completed_rounds, checkpoint.state)
+    if checkpoint.completed_rounds:
+        log(INFO, "Continuing after round %d", checkpoint.completed_rounds)
+    strategy.start(
+        grid,
+        ArrayRecord({kind: Array(vector) for kind, vector in initial.items()}),
+        num_rounds=run.plan.num_server_rounds - strategy.completed_rounds,
+        timeout=run.plan.round_timeout,
+    )
+
+
+def open_run_directory(configuration: Configuration) -> tuple[RunDirectory, Checkpoint]:
     """Make a new run directory, or open the one that is to be continued."""
     run = configuration.run
     if run.resume:
-        return RunDirectory.reopen(Path(run.output_dir))
+        return RunDirectory.reopen(Path(run.output_dir), configuration)
     path = Path(run.output_dir or default_run_directory(configuration, RUNS_FOLDER))
-    return RunDirectory.create(path, configuration), None
+    return RunDirectory.create(path, configuration), Checkpoint()
 
 
 def initial_model(configuration: Configuration) -> dict[str, NDArray[np.float32]]:

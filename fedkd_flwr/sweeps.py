@@ -25,8 +25,11 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from logging import WARNING
 from pathlib import Path
 from typing import Any, Literal
+
+from flwr.supercore import log
 
 from fedkd_flwr import engines
 from fedkd_flwr.analysis.settings import defining_settings
@@ -38,10 +41,14 @@ from fedkd_flwr.config import (
     read_config,
     read_toml,
 )
-from fedkd_flwr.runs import Run, load_run
-
-ENGINES = ("in-process", "simulation")
-"""Where the runs of a sweep can take place."""
+from fedkd_flwr.runs import (
+    Run,
+    RunDirectoryError,
+    absolute,
+    load_run,
+    remove_checkpoint,
+    require_writable,
+)
 
 COMBINATIONS = "combinations"
 """Name of the list of tables in the grid."""
@@ -97,18 +104,21 @@ def read_sweep(
         If the file is no sweep, or one of its runs is impossible.
     """
     path = Path(path)
+    settings = dict(settings or {})
     base, axes = _read_tables(path)
+    _tell_of_overrides(path, axes, settings)
     configurations: dict[str, Configuration] = {}
     for choices in itertools.product(*axes):
         varied: dict[str, Any] = {}
         for choice in choices:
             varied |= choice
         try:
-            configuration = read_config({**base, **varied, **(settings or {})})
+            configuration = read_config({**base, **varied, **settings})
         except ConfigError as error:
             chosen = ", ".join(f"{name} = {value}" for name, value in varied.items())
             raise ConfigError(f"{path}, the run with {chosen}: {error}") from None
-        configurations.setdefault(run_name(configuration), configuration)
+        twin = configurations.setdefault(run_name(configuration), configuration)
+        _require_same_place(path, twin, configuration)
     return configurations
 
 
@@ -130,12 +140,14 @@ def run_sweep(
     engine: str = "in-process",
     on_run: Callable[[SweepProgress], None] | None = None,
     settings: Mapping[str, Scalar] | None = None,
+    save_models: bool = False,
 ) -> list[Run]:
     """Do the runs of a sweep that are not done yet.
 
     A finished run is not repeated. An unfinished one is moved to the folder ``aside`` and
     done anew, so two processes must not work on one folder. A run that fails is recorded in
-    ``failures.jsonl`` and does not stop the others.
+    ``failures.jsonl`` and does not stop the others. Finished runs keep no checkpoint: they
+    are there to be compared, and the checkpoints of many would fill a disk.
 
     Parameters
     ----------
@@ -148,7 +160,10 @@ def run_sweep(
     on_run : callable, optional
         Is told when a run starts and how it ends.
     settings : mapping, optional
-        Settings that hold for every run, whatever the file says.
+        Settings that hold for every run, whatever the file says. With a ``models-dir`` each
+        run has a folder of its own in it.
+    save_models : bool
+        Whether each run exports its personalized models into its own directory.
 
     Returns
     -------
@@ -157,13 +172,13 @@ def run_sweep(
 
     Raises
     ------
-    ConfigError
+    ConfigError, RunDirectoryError
         Before any run starts.
     """
-    if engine not in ENGINES:
-        raise ConfigError(f"engine = {engine!r} is none of the allowed {', '.join(ENGINES)}.")
+    engines.find_engine(engine)
     configurations = read_sweep(path, settings)
-    folder = Path(output_dir or Path("runs") / Path(path).stem).expanduser().resolve()
+    folder = absolute(output_dir or Path("runs") / Path(path).stem)
+    require_writable(folder, "folder of the runs")
     tell = on_run or (lambda progress: None)
     finished = []
     for number, (name, configuration) in enumerate(configurations.items(), start=1):
@@ -176,7 +191,13 @@ def run_sweep(
         _move_aside(folder / name)
         tell(SweepProgress(*place, "started"))
         try:
-            run = engines.run(configuration.flat(), engine=engine, output_dir=folder / name)
+            run = engines.run(
+                configuration.flat(),
+                engine=engine,
+                output_dir=folder / name,
+                models_dir=_models_folder(configuration, folder / name, save_models),
+            )
+            remove_checkpoint(run.path)
         except Exception as error:  # whatever a method does, the others get their turn
             _record_failure(folder, name, error)
             tell(SweepProgress(*place, "failed", error=str(error)))
@@ -222,11 +243,51 @@ def _choices(path: Path, name: str, values: Any) -> list[dict[str, Any]]:
     return [flatten(value) for value in values]
 
 
+def _tell_of_overrides(
+    path: Path, axes: list[list[dict[str, Any]]], settings: Mapping[str, Scalar]
+) -> None:
+    """Say which settings from outside hold in place of what the grid varies."""
+    varied = {name for choices in axes for choice in choices for name in choice}
+    for name in sorted(varied & settings.keys()):
+        log(
+            WARNING,
+            "%s = %s holds for every run, in place of what the sweep %s varies",
+            name,
+            settings[name],
+            path,
+        )
+
+
+def _require_same_place(path: Path, one: Configuration, other: Configuration) -> None:
+    """Refuse two runs that differ in nothing but where and how they take place.
+
+    Runs that differ in settings of other methods are one run, which is meant.
+    """
+    first, second = one.flat(), other.flat()
+    differing = [name for name in first if "." not in name and first[name] != second[name]]
+    if differing:
+        raise ConfigError(
+            f"The sweep {path} varies {', '.join(differing)}, by which runs do not differ; "
+            "set it for all of them, in [base] or with -c."
+        )
+
+
+def _models_folder(configuration: Configuration, run_directory: Path, save_models: bool) -> str:
+    """Return where one run exports its models, a folder that no other run writes to."""
+    if save_models:
+        return str(run_directory / "models")
+    shared = configuration.run.models_dir
+    return str(Path(shared) / run_directory.name) if shared else ""
+
+
 def _finished_run(path: Path, configuration: Configuration) -> Run | None:
     """Return the run that was done before; not one from before a default changed."""
-    if not (path / "summary.json").exists():
+    try:
+        run = load_run(path)
+    except RunDirectoryError:
         return None
-    run = load_run(path)
+    if not run.finished:
+        return None
     same = defining_settings(run.config) == defining_settings(configuration.flat())
     return run if same else None
 

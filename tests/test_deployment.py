@@ -10,7 +10,7 @@ from federation import Federation
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
-from fedkd_flwr.grid import InProcessGrid
+from fedkd_flwr.engines.grid import InProcessGrid
 from fedkd_flwr.server_app import serve
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
-from fedkd_flwr.grid import InProcessGrid
+from fedkd_flwr.engines.grid import InProcessGrid
 from fedkd_flwr.server_app import serve
 from strategies.core.replies import TooFewRepliesError
 

@@ -18,12 +18,14 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 import fedkd_flwr
-from fedkd_flwr import runs, store
+from fedkd_flwr import files
 from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.clients import disk
 from fedkd_flwr.config import read_config
 from fedkd_flwr.engines import flower_log_level
-from fedkd_flwr.grid import InProcessGrid
-from fedkd_flwr.runs import RunDirectory, RunDirectoryError
+from fedkd_flwr.engines.grid import InProcessGrid
+from fedkd_flwr.runs import RunDirectory, RunDirectoryError, lock
+from fedkd_flwr.runs import directory as directory_module
 from fedkd_flwr.server_app import serve
 from strategies.core.replies import TooFewRepliesError
 
@@ -196,7 +198,7 @@ def cut_in_safetensors(is_meant, half):
     """Lose power while a checkpoint is written, or between writing and renaming it."""
 
     def arrange():
-        save, seen = store.save_file, []
+        save, seen = files.save_file, []
 
         def cut(arrays, path, metadata):
             save(arrays, path, metadata)
@@ -206,7 +208,7 @@ def cut_in_safetensors(is_meant, half):
                     os.truncate(path, path.stat().st_size // 2)
                 power_cut()
 
-        store.save_file = cut
+        files.save_file = cut
 
     return arrange
 
@@ -224,7 +226,7 @@ def cut_in_matrices(half):
                 os.truncate(written, written.stat().st_size // 2)
             power_cut()
 
-        runs.np.savez_compressed = cut
+        np.savez_compressed = cut
 
     return arrange
 
@@ -318,9 +320,7 @@ def test_a_run_that_another_process_writes_is_refused_until_that_is_gone(setting
         with pytest.raises(RunDirectoryError, match=rf"written by process {pid} on .*flwr stop"):
             fedkd_flwr.resume(path)
         assert len((path / "rounds.jsonl").read_text().splitlines()) == 1
-    resumed = fedkd_flwr.resume(path)
-    same_results(resumed, whole)
-    assert not (path / "checkpoint").exists()
+    same_results(fedkd_flwr.resume(path), whole)
 
 
 def test_two_runs_cannot_start_in_one_directory(settings, tmp_path):
@@ -335,15 +335,18 @@ def test_two_runs_cannot_start_in_one_directory(settings, tmp_path):
 def test_a_run_that_ends_while_its_lock_is_waited_for_is_not_continued(
     settings, tmp_path, monkeypatch
 ):
-    directory = RunDirectory.create(tmp_path / "run", read_config(settings))
-    directory.close()
+    """The other process finishes between the look at the run and the lock."""
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    summary = tmp_path / "run" / "summary.json"
+    summary.rename(tmp_path / "summary.json")
 
-    def locked_late(self):
-        (self.path / "summary.json").write_text("{}")
+    def locked_late(path):
+        (tmp_path / "summary.json").rename(summary)
+        return (path / "checkpoint" / "lock").open()
 
-    monkeypatch.setattr(RunDirectory, "_lock", locked_late)
+    monkeypatch.setattr(directory_module, "lock_directory", locked_late)
     with pytest.raises(RunDirectoryError, match="finished run; nothing to resume"):
-        RunDirectory.reopen(tmp_path / "run")
+        RunDirectory.reopen(run.path, read_config(run.config))
 
 
 @pytest.mark.parametrize(
@@ -360,19 +363,18 @@ def test_a_file_system_without_locks_is_good_enough(
     def refuse(file, operation):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(runs.fcntl, "flock", refuse)
+    monkeypatch.setattr(lock.fcntl, "flock", refuse)
     with outcome:
         RunDirectory.create(tmp_path / "run", read_config(settings)).close()
 
 
 def test_a_full_disk_holds_the_lock_without_a_name(settings, tmp_path):
     configuration = read_config(settings)
-    directory = RunDirectory(tmp_path / "run")
     with file_size_limit(0):
-        directory._lock()
+        lock_file = lock.lock_directory(tmp_path / "run")
     with pytest.raises(RunDirectoryError, match="being written by another process"):
         RunDirectory.create(tmp_path / "run", configuration)
-    directory.close()
+    lock_file.close()
     RunDirectory.create(tmp_path / "run", configuration).close()
 
 
@@ -400,7 +402,7 @@ def full_in_line(monkeypatch, name):
 
 
 def full_in_checkpoint(monkeypatch, name):
-    save, seen = store.save_file, []
+    save, seen = files.save_file, []
 
     def refuse(arrays, path, metadata):
         seen.append(path.name)
@@ -408,7 +410,7 @@ def full_in_checkpoint(monkeypatch, name):
         with file_size_limit(100) if is_meant else contextlib.nullcontext():
             return save(arrays, path, metadata)
 
-    monkeypatch.setattr(store, "save_file", refuse)
+    monkeypatch.setattr(files, "save_file", refuse)
 
 
 @pytest.mark.parametrize(
@@ -430,13 +432,13 @@ def test_a_full_disk_stops_the_run_and_it_goes_on_later(
 
 
 def test_a_nodes_full_disk_drops_that_node_with_its_reason(settings, tmp_path, monkeypatch):
-    save = store.save_file
+    save = files.save_file
 
     def refuse(arrays, path, metadata):
         with file_size_limit(100) if client_memory(path, 1) else contextlib.nullcontext():
             return save(arrays, path, metadata)
 
-    monkeypatch.setattr(store, "save_file", refuse)
+    monkeypatch.setattr(files, "save_file", refuse)
     run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
     assert list(run.rounds["replies"]) == [4, 3, 4]
     failure = run.clients[run.clients["failure"].notna()].iloc[0]
@@ -471,7 +473,7 @@ def test_a_node_keeps_the_memory_of_its_last_runs(keep, left, tmp_path):
         (folder / "round-000001.safetensors").write_bytes(b"")
         os.utime(folder, (age, age))
     (tmp_path / "not a run").mkdir()
-    store.forget_old_runs(tmp_path / "x", keep)
+    disk.forget_old_runs(tmp_path / "x", keep)
     assert memories(tmp_path) == set(left)
     assert (tmp_path / "not a run").is_dir()
 

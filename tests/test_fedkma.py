@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from fedkd_flwr.state import exchanged_state, fill_model
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 from torch import nn
 
@@ -20,12 +21,11 @@ from fedkd_flwr.clients.fedkma import (
     step,
 )
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.grid import InProcessGrid
+from fedkd_flwr.engines.grid import InProcessGrid
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.darts.settings import OPERATIONS as ALL_OPERATIONS
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import initial_arrays, serve
-from fedkd_flwr.state import exchanged_state, fill_model
 from fedkd_flwr.training import cross_entropy_on, predict_logits, refresh_statistics
 from strategies.core.plan import RunPlan
 from strategies.core.replies import InvalidReplyError, Reply

@@ -6,11 +6,11 @@ has to end with the numbers of one in which that client raises an error instead.
 
 import numpy as np
 import pytest
-from fedkd_flwr.engines.in_process import InProcessGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
+from fedkd_flwr.engines.grid import InProcessGrid
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.server_app import serve
 
@@ -159,9 +159,9 @@ def test_a_lie_in_a_second_exchange_costs_only_the_liar(strategy, small, tmp_pat
     def app(message, context):
         reply = client_app(message, context)
         config = message.content.config_records.get("config", {})
-        if config.get("phase") in ("share-knowledge", "personalize"):
-            if context.node_config["partition-id"] == LIAR:
-                filled_with(np.nan)(reply.content)
+        is_mine = context.node_config["partition-id"] == LIAR
+        if is_mine and config.get("phase") in ("share-knowledge", "personalize"):
+            filled_with(np.nan)(reply.content)
         return reply
 
     finished = run_among(app, strategy, small, tmp_path / "run", 2)

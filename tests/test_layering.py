@@ -28,7 +28,7 @@ def is_for_types_alone(node):
 
 
 def loaded_nodes(body):
-    """Yield the statements that run when a module is loaded; functions wait until they are called."""
+    """Yield the statements that run when a module is loaded, not those inside functions."""
     for node in body:
         if is_for_types_alone(node) or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue

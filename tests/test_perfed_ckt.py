@@ -15,7 +15,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.perfed_ckt import PerFedCKTClient, nearest_centroid
 from fedkd_flwr.config import ConfigError, read_config, read_toml
-from fedkd_flwr.grid import InProcessGrid
+from fedkd_flwr.engines.grid import InProcessGrid
 from fedkd_flwr.server_app import initial_arrays, serve
 from fedkd_flwr.training import predict
 from strategies.core.membership import ClientInfo

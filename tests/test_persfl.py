@@ -15,7 +15,7 @@ from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients import persfl
 from fedkd_flwr.clients.persfl import Candidate, PersFLClient, PersFLGDClient
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.grid import InProcessGrid
+from fedkd_flwr.engines.grid import InProcessGrid
 from fedkd_flwr.server_app import serve
 from fedkd_flwr.training.loop import DivergedError, Evaluation, evaluate
 from strategies.persfl import PERSONALIZE, PersFLSettings

@@ -4,15 +4,15 @@ import json
 
 import numpy as np
 import pytest
+from fedkd_flwr.state import exchanged_state
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
-from fedkd_flwr.grid import InProcessGrid
+from fedkd_flwr.engines.grid import InProcessGrid
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models.build import build_model, num_parameters
 from fedkd_flwr.server_app import serve
-from fedkd_flwr.state import exchanged_state
 
 ROUND_COLUMNS = [
     "round", "accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_max",

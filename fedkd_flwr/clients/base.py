@@ -97,7 +97,7 @@ class PersonalClient(NumPyClient):
         self.context = context
         self.run = run
         self.settings: Any = settings
-        self.partition_id = int(context.node_config["partition-id"])
+        self.partition_id = own_partition(context, run.plan.num_clients)
         self.device = run.torch_device
 
     # ---- Hooks: what a method may override -------------------------------------------
@@ -405,6 +405,23 @@ class PersonalClient(NumPyClient):
         """
         card = model_card(self.run, self.model_name, self.partition_id, metrics)
         return save_personalized_model(self.model, card, folder)
+
+
+def own_partition(context: Context, num_clients: int) -> int:
+    """Return a node's partition-id.
+
+    Raises
+    ------
+    ValueError
+        If the run has no such partition; the server then leaves the node out.
+    """
+    partition_id = int(context.node_config["partition-id"])
+    if not 0 <= partition_id < num_clients:
+        raise ValueError(
+            f"this node is surplus: its partition-id {partition_id} is none of the run's "
+            f"0..{num_clients - 1}"
+        )
+    return partition_id
 
 
 def _named(evaluation: Evaluation, prefix: str = "") -> dict[str, float]:

@@ -9,7 +9,6 @@ mark stays, so that a node which is asked to continue it says so instead of star
 """
 
 import json
-import os
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.supercore import log
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+
+from fedkd_flwr.files import write_arrays
 
 PROGRESS = "progress"
 """Name of the record that says which round the memory belongs to."""
@@ -37,6 +37,10 @@ MEMORIES = "round-*.safetensors"
 
 class ForgottenRunError(RuntimeError):
     """A run that goes on after the node has removed its memory of it."""
+
+
+class DamagedMemoryError(RuntimeError):
+    """A memory on disk that cannot be read; the message is one sentence."""
 
 
 def remembered_round(context: Context) -> int:
@@ -72,7 +76,7 @@ def save_context(context: Context, folder: Path) -> None:
     }
     metadata = {name: json.dumps(value) for name, value in others.items()}
     path = folder / f"round-{remembered_round(context):06d}.safetensors"
-    write_atomically(path, arrays, metadata)
+    write_arrays(path, arrays, metadata)
     (folder / FORGOTTEN).unlink(missing_ok=True)
     for old in sorted(folder.glob(MEMORIES))[:-ROUNDS_KEPT]:
         old.unlink()
@@ -91,29 +95,12 @@ def forget_old_runs(current: Path, keep: int) -> None:
     """
     runs = [folder for folder in current.parent.iterdir() if next(folder.glob(MEMORIES), None)]
     others = sorted(set(runs) - {current}, key=lambda folder: folder.stat().st_mtime)
-    for folder in others[: len(others) - keep + 1] if keep else []:
+    too_many = max(0, len(others) + 1 - keep) if keep else 0
+    for folder in others[:too_many]:
         log(WARNING, "Forgetting run %s: this node keeps %d runs (keep-runs)", folder.name, keep)
         (folder / FORGOTTEN).touch()
         for memory in folder.glob(MEMORIES):
             memory.unlink()
-
-
-def write_atomically(path: Path, arrays: dict[str, Any], metadata: dict[str, str]) -> None:
-    """Write a safetensors file so that a crash leaves the old one or the new one.
-
-    Raises
-    ------
-    OSError
-        If the disk refuses.
-    """
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        save_file(arrays, temporary, metadata)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-    with temporary.open("rb+") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def load_context(context: Context, folder: Path, before_round: int) -> bool:
@@ -137,6 +124,8 @@ def load_context(context: Context, folder: Path, before_round: int) -> bool:
     ------
     ForgottenRunError
         If it was removed to make room for later runs.
+    DamagedMemoryError
+        If it cannot be read.
     """
     if (folder / FORGOTTEN).exists():
         raise ForgottenRunError(
@@ -150,17 +139,28 @@ def load_context(context: Context, folder: Path, before_round: int) -> bool:
     ]
     if not older:
         return False
+    arrays, others = _read(older[-1])
     context.state.clear()
-    with safe_open(older[-1], framework="numpy") as file:
-        metadata = file.metadata()
-        records: dict[str, dict[str, Array]] = {}
-        for key in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
-            name, _, array_name = key.partition("/")
-            records.setdefault(name, {})[array_name] = Array(file.get_tensor(key))
-    for name, arrays in records.items():
-        context.state[name] = ArrayRecord(arrays)
-    for name, numbers in json.loads(metadata["metrics"]).items():
+    for name, record in arrays.items():
+        context.state[name] = ArrayRecord(record)
+    for name, numbers in others["metrics"].items():
         context.state[name] = MetricRecord(numbers)
-    for name, words in json.loads(metadata["words"]).items():
+    for name, words in others["words"].items():
         context.state[name] = ConfigRecord(words)
     return True
+
+
+def _read(memory: Path) -> tuple[dict[str, dict[str, Array]], dict[str, Any]]:
+    """Return the arrays of a memory by record and name, and its other records by kind."""
+    records: dict[str, dict[str, Array]] = {}
+    try:
+        with safe_open(memory, framework="numpy") as file:
+            others = {kind: json.loads(text) for kind, text in file.metadata().items()}
+            for key in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
+                name, _, array_name = key.partition("/")
+                records.setdefault(name, {})[array_name] = Array(file.get_tensor(key))
+    except (SafetensorError, OSError, ValueError):
+        raise DamagedMemoryError(
+            f"the memory {memory} is damaged; once it is removed, an older one is used"
+        ) from None
+    return records, others

@@ -1,0 +1,22 @@
+"""The command line, ``fedkd``: one module a group of commands.
+
+Every command imports what it needs when it is called, so that ``fedkd --help`` loads neither
+PyTorch nor Flower.
+"""
+
+import typer
+
+from fedkd_flwr.cli.results import compare, genotypes, personalize
+from fedkd_flwr.cli.running import run, sweep
+from fedkd_flwr.cli.setup import doctor, list_names
+
+app = typer.Typer(
+    help="Personalized federated learning by knowledge transfer.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    # Else help texts lose what stands in square brackets.
+    rich_markup_mode=None,
+)
+for command in (run, compare, sweep, personalize, doctor, genotypes):
+    app.command()(command)
+app.command("list")(list_names)

@@ -1,0 +1,28 @@
+"""Arguments and options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Preset = Annotated[Path | None, typer.Argument(help="TOML preset, else the defaults.")]
+
+Assignments = Annotated[
+    list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Overrides; repeatable.")
+]
+
+Engine = Annotated[str, typer.Option(help="in-process or simulation (Ray).")]
+
+
+def read_assignments(assignments: list[str] | None) -> dict[str, Any]:
+    """Read every ``KEY=VALUE`` of a repeated option."""
+    from fedkd_flwr.config import parse_assignment
+
+    return dict(parse_assignment(text) for text in assignments or [])
+
+
+def read_values(preset: Path | None, assignments: list[str] | None) -> dict[str, Any]:
+    """Put together a preset and overrides, a flat run config that is not validated yet."""
+    from fedkd_flwr.config import read_toml
+
+    return {**(read_toml(preset) if preset else {}), **read_assignments(assignments)}

@@ -1,0 +1,103 @@
+"""What all commands print with: lines, tables, and one line for an error.
+
+Texts of runs and users are printed as they are: Rich would take ``[grid]`` for markup.
+"""
+
+import functools
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Part = str | tuple[str, str]
+"""A text, or a text and its style."""
+
+
+@functools.cache
+def console() -> "Console":
+    """Return what prints to standard output."""
+    from rich.console import Console  # deferred, as everything that --help does not need
+
+    return Console()
+
+
+@functools.cache
+def errors() -> "Console":
+    """Return what prints to standard error."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def say(*parts: Part, to: "Console | None" = None) -> None:
+    """Print one line, to standard output if nothing else is said."""
+    from rich.text import Text
+
+    (to or console()).print(Text.assemble(*parts), soft_wrap=True, highlight=False)
+
+
+def say_beside(lines: Iterable[str]) -> None:
+    """Print lines beside the result, which alone goes to standard output."""
+    for line in lines:
+        say(line, to=errors())
+
+
+def show_table(
+    headings: Iterable[str],
+    rows: Iterable[Iterable[str]],
+    title: str = "",
+    numbers: Collection[str] = (),
+) -> None:
+    """Print a table; the columns whose headings are in `numbers` stand to the right."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title) if title else None)
+    for heading in headings:
+        table.add_column(Text(heading), justify="right" if heading in numbers else "left")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console().print(table)
+
+
+def user_errors() -> tuple[type[Exception], ...]:
+    """Return the errors whose message is a sentence for the user."""
+    from fedkd_flwr.config import ConfigError
+    from fedkd_flwr.data.catalogue import DataError
+    from fedkd_flwr.runs import RunDirectoryError
+
+    # A run with too few replies and a failed simulation are RuntimeErrors.
+    return ConfigError, DataError, RunDirectoryError, RuntimeError
+
+
+@contextmanager
+def one_clear_line() -> Iterator[None]:
+    """Turn an error that is meant for the user into one line and exit status 1."""
+    try:
+        yield
+    except user_errors() as error:
+        say(("Error:", "bold red"), f" {error}", to=errors())
+        raise typer.Exit(1) from None
+
+
+@contextmanager
+def written_to(folder: Path, what: str) -> Iterator[None]:
+    """Turn a folder that cannot be written into one clear sentence.
+
+    Raises
+    ------
+    RunDirectoryError
+        With the folder and the reason.
+    """
+    from fedkd_flwr.runs import RunDirectoryError
+
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunDirectoryError(f"{what} cannot be written to {folder}: {reason}.") from None

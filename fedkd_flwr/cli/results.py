@@ -1,0 +1,93 @@
+"""Commands that look at finished runs: ``fedkd compare``, ``personalize`` and ``genotypes``."""
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedkd_flwr.cli.options import Assignments, read_assignments
+from fedkd_flwr.cli.output import one_clear_line, say, say_beside, show_table, written_to
+
+LAYOUTS = ("markdown", "latex", "csv")
+"""How `compare` can print its table."""
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of runs.")],
+    layout: Annotated[str, typer.Option("--format", help="markdown, latex or csv.")] = "markdown",
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write figures there as PNG files.")
+    ] = None,
+) -> None:
+    """Put runs on the same splits side by side, and against local training."""
+    with one_clear_line():
+        from fedkd_flwr.analysis import comparison
+        from fedkd_flwr.config import ConfigError
+
+        if layout not in LAYOUTS:
+            raise ConfigError(f"--format {layout} is none of the allowed {', '.join(LAYOUTS)}.")
+        compared = comparison.compare(runs)
+        typer.echo(getattr(compared, f"to_{layout}")(), nl=False)
+        if layout == "csv":
+            say_beside([*compared.verdicts, *compared.notes])
+        if figures is not None:
+            from fedkd_flwr.plots import save_figures
+
+            with written_to(figures, "The figures"):
+                say_beside(f"Figure: {path}" for path in save_figures(compared, figures))
+
+
+def personalize(
+    run: Annotated[Path, typer.Argument(help="Run directory of persfl or persfl-gd.")],
+    partition: Annotated[
+        int | None, typer.Option(help="Share of the run's data that is the newcomer's.")
+    ] = None,
+    data_path: Annotated[
+        Path | None, typer.Option(help="The newcomer's own folder of images or Parquet file.")
+    ] = None,
+    models_dir: Annotated[
+        Path | None, typer.Option(help="Write the personalized model there.")
+    ] = None,
+    assignments: Assignments = None,
+) -> None:
+    """Personalize for a client that joins after the training, from stored global models."""
+    with one_clear_line():
+        from fedkd_flwr.analysis import newcomers
+        from fedkd_flwr.engines import flower_log_level
+
+        settings = read_assignments(assignments)
+        with flower_log_level(logging.WARNING):
+            joined = newcomers.personalize(run, partition, data_path or "", **settings)
+        row = (
+            f"{joined.accuracy:.4f}",
+            f"{joined.imitation:g}",
+            f"{joined.temperature:g}",
+            str(joined.teacher_round),
+            f"{joined.teacher_accuracy:.4f}",
+            f"{joined.global_accuracy:.4f}",
+        )
+        headings = ("accuracy", "lambda", "T", "teacher round", "teacher", "last global model")
+        show_table(headings, [row], numbers=headings)
+        if models_dir is not None:
+            say(f"Model: {joined.save(models_dir)}")
+
+
+def genotypes(
+    run: Annotated[Path, typer.Argument(help="Run directory of fedkma or fednas.")],
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Draw one PNG a client there.")
+    ] = None,
+) -> None:
+    """Print every client's architecture, and draw them."""
+    with one_clear_line():
+        from fedkd_flwr.analysis.genotypes import client_genotypes
+        from fedkd_flwr.plots.genotypes import draw_genotypes
+        from fedkd_flwr.runs import load_run
+
+        stored = load_run(run)
+        for partition_id, genotype in enumerate(client_genotypes(stored)):
+            say(f"client {partition_id}: {genotype.to_text()}")
+        if figures is not None:
+            with written_to(figures, "The drawings"):
+                say_beside(f"Figure: {path}" for path in draw_genotypes(stored, figures))

@@ -1,0 +1,211 @@
+"""Commands that run methods: ``fedkd run`` and ``fedkd sweep``."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedkd_flwr.cli.options import (
+    Assignments,
+    Engine,
+    Preset,
+    read_assignments,
+    read_values,
+)
+from fedkd_flwr.cli.output import console, one_clear_line, say, show_table
+
+if TYPE_CHECKING:
+    from fedkd_flwr.config import Configuration
+    from fedkd_flwr.runs import Run
+    from fedkd_flwr.sweeps import SweepProgress
+
+
+def run(
+    preset: Preset = None,
+    engine: Engine = "in-process",
+    clients: Annotated[
+        int | None, typer.Option(help="Clients to start; as many as the preset needs if left out.")
+    ] = None,
+    output_dir: Annotated[Path | None, typer.Option(help="The run directory.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Continue the stopped run in a directory, or a finished one with more rounds, "
+            "-c num-server-rounds=N.",
+        ),
+    ] = None,
+    save_models: Annotated[
+        bool, typer.Option(help="Export personalized models into the run directory.")
+    ] = False,
+    assignments: Assignments = None,
+    federation_config: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="Flower's federation config, for the simulation engine."
+        ),
+    ] = None,
+    verbose: Annotated[bool, typer.Option(help="Show Flower's log.")] = False,
+) -> None:
+    """Run a method, with a progress bar and a table of results."""
+    with one_clear_line():
+        from fedkd_flwr.engines import find_engine
+        from fedkd_flwr.server_app import check_run
+
+        find_engine(engine)
+        values = read_values(preset, assignments)
+        if output_dir is not None:
+            values["output-dir"] = str(output_dir)
+        if resume is None:
+            configuration = new_configuration(values, save_models)
+        else:
+            configuration = continued_configuration(resume, values, save_models)
+        check_clients(configuration, clients)
+        check_run(configuration)
+        resources = read_assignments(federation_config)
+        finished = run_with_progress(configuration, engine, clients, resources, verbose)
+        print_result(finished)
+
+
+def new_configuration(values: Mapping[str, Any], save_models: bool) -> "Configuration":
+    """Return the config of a new run, with absolute folders."""
+    from fedkd_flwr.config import read_config
+    from fedkd_flwr.engines import resolve_output
+
+    configuration = resolve_output(read_config(values), Path.cwd() / "runs")
+    if not save_models:
+        return configuration
+    models_dir = str(Path(configuration.run.output_dir) / "models")
+    changed = configuration.run.model_copy(update={"models_dir": models_dir})
+    return configuration.model_copy(update={"run": changed})
+
+
+def continued_configuration(
+    path: Path, values: Mapping[str, Any], save_models: bool
+) -> "Configuration":
+    """Return the config with which a run goes on, and say what changes."""
+    from fedkd_flwr.engines import resumed
+    from fedkd_flwr.runs import absolute, changed_settings, load_run, told
+
+    models = {"models-dir": str(absolute(path) / "models")} if save_models else {}
+    configuration = resumed(path, {**values, **models})
+    changes = changed_settings(load_run(path), configuration)
+    if changes:
+        say(f"The run goes on with {told(changes)}.")
+    return configuration
+
+
+def check_clients(configuration: "Configuration", clients: int | None) -> None:
+    """Refuse to start fewer clients than the run needs.
+
+    Raises
+    ------
+    ConfigError
+        With the number that is needed.
+    """
+    from fedkd_flwr.config import ConfigError
+
+    needed = configuration.run.plan.num_clients
+    if clients is not None and clients < needed:
+        raise ConfigError(
+            f"The run needs {needed} clients and --clients starts {clients}; to change the "
+            f"experiment itself, write -c num-clients={clients}."
+        )
+
+
+def run_with_progress(
+    configuration: "Configuration",
+    engine: str,
+    clients: int | None,
+    resources: Mapping[str, Any],
+    verbose: bool,
+) -> "Run":
+    """Run on the chosen engine under a progress bar: round, accuracy, time left."""
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from fedkd_flwr.engines import find_engine
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("round {task.completed}/{task.total}  {task.fields[accuracy]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console()) as progress:
+        total = configuration.run.plan.num_server_rounds
+        task = progress.add_task(configuration.run.strategy, total=total, accuracy="")
+
+        def on_round(row: Mapping[str, Any]) -> None:
+            accuracy = row["accuracy_mean"]
+            text = "" if accuracy is None else f"accuracy {accuracy:.4f}"
+            progress.update(task, completed=row["round"], accuracy=text)
+
+        def on_line(line: str) -> None:
+            if verbose or "WARNING" in line:
+                say(line, to=progress.console)
+
+        return find_engine(engine)(configuration, on_round, on_line, clients, resources)
+
+
+def print_result(finished: "Run") -> None:
+    """Print the result table and the absolute path of the run directory."""
+    summary = finished.summary or {}
+    names = ("mean", "std", "min", "max", "weighted")
+    rows = [
+        (label, f"{result['round']:.0f}", *(f"{result[f'accuracy_{name}']:.4f}" for name in names))
+        for label, key in (("last round", "last_round"), ("best validation", "validation_round"))
+        if (result := summary.get(key))
+    ]
+    columns = ("round", "mean", "std", "worst", "best", "weighted")
+    title = f"{summary['strategy']}: accuracy on each client's own test split"
+    show_table(("at", *columns), rows, title, numbers=columns)
+    say(
+        f"{summary['numbers_up']:,} numbers up, {summary['numbers_down']:,} down; "
+        f"{summary['failures']} failures; {summary['seconds']:.1f} s"
+    )
+    say(f"Run directory: {finished.path}")
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(help="TOML file with [base] and [grid].")],
+    output_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the runs; runs/NAME-OF-THE-FILE if left out.")
+    ] = None,
+    engine: Engine = "in-process",
+    save_models: Annotated[
+        bool, typer.Option(help="Export each run's personalized models into its directory.")
+    ] = False,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("-c", metavar="KEY=VALUE", help="Settings of every run; repeatable."),
+    ] = None,
+) -> None:
+    """Do the runs of a sweep that are not done yet."""
+    failed: list[str] = []
+
+    def on_run(progress: "SweepProgress") -> None:
+        if progress.state == "failed":
+            failed.append(progress.name)
+        result = (progress.run.summary or {})["last_round"] if progress.run else None
+        told = f"accuracy {result['accuracy_mean']:.4f}" if result else progress.error
+        line = f"{progress.number}/{progress.total} {progress.name} {progress.state} {told}"
+        say(line.rstrip())
+
+    with one_clear_line():
+        from fedkd_flwr.sweeps import run_sweep
+
+        settings = read_assignments(assignments)
+        finished = run_sweep(file, output_dir, engine, on_run, settings, save_models)
+        if finished:
+            say(f"Compare: fedkd compare {finished[0].path.parent}")
+        if failed:
+            raise RuntimeError(f"{len(failed)} runs failed; failures.jsonl beside them says why.")

@@ -1,0 +1,54 @@
+"""Commands that say what there is to work with: ``fedkd doctor`` and ``fedkd list``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedkd_flwr.cli.options import Assignments, Preset, read_values
+from fedkd_flwr.cli.output import one_clear_line, say, show_table
+
+
+def doctor(
+    preset: Preset = None,
+    assignments: Assignments = None,
+    node_config: Annotated[
+        str, typer.Option(help="As for flower-supernode, such as 'partition-id=0 model=\"lenet\"'.")
+    ] = "",
+) -> None:
+    """Check a node's setup before it joins a federation."""
+    with one_clear_line():
+        from flwr.common.config import parse_config_args
+
+        from fedkd_flwr.doctor import check_node
+
+        values = read_values(preset, assignments)
+        findings = check_node(values, parse_config_args([node_config]))
+    for finding in findings:
+        mark = ("ok ", "green") if finding.ok else ("bad", "bold red")
+        say(mark, f"  {finding.check}: {finding.text}")
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+def list_names() -> None:
+    """List methods, models, data sets, partitions, presets and run config keys."""
+    from fedkd_flwr.config import known_names
+    from fedkd_flwr.data.catalogue import DATASETS, PARTITIONS
+    from fedkd_flwr.methods import METHODS
+    from fedkd_flwr.models.registry import MODELS
+
+    rows = [(name, method.exchanged, method.paper) for name, method in METHODS.items()]
+    show_table(("strategy", "exchanges", "from"), rows, title="Methods")
+    files = sorted(str(path) for path in Path("conf").glob("*/*.toml"))
+    sweeps = [file for file in files if file.startswith("conf/sweeps/")]
+    presets = [file for file in files if file not in sweeps]
+    for title, names in (
+        ("Models", MODELS),
+        ("Data sets", DATASETS),
+        ("Partitions", PARTITIONS),
+        ("Presets", presets),
+        ("Sweeps", sweeps),
+        ("Run config keys", known_names()),
+    ):
+        say((f"{title}:", "bold"), f" {', '.join(names)}")

@@ -1,0 +1,21 @@
+"""Where a run takes place: in this process, or in Flower's Ray simulation."""
+
+from fedkd_flwr.engines.grid import InProcessGrid
+from fedkd_flwr.engines.in_process import flower_log_level
+from fedkd_flwr.engines.listeners import LineListener, RoundListener
+from fedkd_flwr.engines.starting import resolve_output, resume, resumed, run
+from fedkd_flwr.engines.table import ENGINES, Engine, find_engine
+
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "InProcessGrid",
+    "LineListener",
+    "RoundListener",
+    "find_engine",
+    "flower_log_level",
+    "resolve_output",
+    "resume",
+    "resumed",
+    "run",
+]

@@ -1,0 +1,107 @@
+"""The engine ``in-process``: all clients in this process, one after the other."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.config import ConfigError, Configuration
+from fedkd_flwr.engines.grid import InProcessGrid
+from fedkd_flwr.engines.listeners import LineListener, RoundListener
+from fedkd_flwr.runs import Run
+from fedkd_flwr.server_app import serve
+
+FLOWER = logging.getLogger("flwr")
+"""Flower's logger, which this project writes to as well."""
+
+
+def run_in_process(
+    configuration: Configuration,
+    on_round: RoundListener | None = None,
+    on_line: LineListener | None = None,
+    clients: int | None = None,
+    resources: Mapping[str, Any] | None = None,
+) -> Run:
+    """Run a method with all clients in this process.
+
+    Parameters
+    ----------
+    configuration : Configuration
+        The validated run config.
+    on_round : callable, optional
+        Is called with each finished round's row.
+    on_line : callable, optional
+        Is called with each line of Flower's log, which else shows warnings alone.
+    clients : int, optional
+        Clients to start, the config's N if left out.
+    resources : mapping, optional
+        Flower's federation config, of which there is none here.
+
+    Raises
+    ------
+    ConfigError
+        If the device cannot be used, or there is a federation config.
+    """
+    if resources:
+        raise ConfigError("The in-process engine takes no federation config; use simulation.")
+    require_device(configuration.run.torch_device)
+    grid = InProcessGrid(
+        client_app, clients or configuration.run.plan.num_clients, configuration.flat()
+    )
+    with flower_log_to(on_line) if on_line else flower_log_level(logging.WARNING):
+        return serve(grid, configuration, on_round)
+
+
+def require_device(device: str) -> None:
+    """Make sure that PyTorch can use a device.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot.
+    """
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device = {device} cannot be used here: {reason}") from None
+
+
+@contextmanager
+def flower_log_level(level: int) -> Iterator[None]:
+    """Set the lowest level of Flower's log that is shown, and put it back afterwards."""
+    before = FLOWER.level
+    FLOWER.setLevel(level)
+    try:
+        yield
+    finally:
+        FLOWER.setLevel(before)
+
+
+@contextmanager
+def flower_log_to(on_line: LineListener) -> Iterator[None]:
+    """Pass each line of Flower's log to a listener instead of the terminal."""
+    handler = _LineHandler(on_line)
+    before = FLOWER.handlers
+    FLOWER.handlers = [handler]
+    try:
+        with flower_log_level(logging.INFO):
+            yield
+    finally:
+        FLOWER.handlers = before
+
+
+class _LineHandler(logging.Handler):
+    """Passes log records on as lines like those of ``flwr run``."""
+
+    def __init__(self, on_line: LineListener) -> None:
+        super().__init__()
+        self._on_line = on_line
+        self.setFormatter(logging.Formatter("%(levelname)s : %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for line in self.format(record).splitlines():
+            self._on_line(line)

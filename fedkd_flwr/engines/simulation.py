@@ -1,0 +1,98 @@
+"""The engine ``simulation``: clients in Ray's processes, as ``flwr run`` starts them."""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedkd_flwr.config import ConfigError, Configuration
+from fedkd_flwr.engines.listeners import LineListener, RoundListener
+from fedkd_flwr.engines.superlink import superlink
+from fedkd_flwr.runs import Run, load_run, read_checkpoint
+
+APP_FOLDER = Path(__file__).resolve().parent.parent.parent
+"""The Flower app: the folder with pyproject.toml."""
+
+
+def run_simulation(
+    configuration: Configuration,
+    on_round: RoundListener | None = None,
+    on_line: LineListener | None = None,
+    clients: int | None = None,
+    resources: Mapping[str, Any] | None = None,
+) -> Run:
+    """Run a method with ``flwr run`` under Ray, on a SuperLink of its own.
+
+    Parameters
+    ----------
+    configuration : Configuration
+        The validated run config, with an absolute output directory.
+    on_round : callable, optional
+        Is called with each finished round's row.
+    on_line : callable, optional
+        Is called with each line of Flower's log.
+    clients : int, optional
+        SuperNodes to simulate, the config's N if left out.
+    resources : mapping, optional
+        Flower's federation config, such as ``client-resources-num-gpus``.
+
+    Raises
+    ------
+    RuntimeError
+        If the run does not come to its end; with the last line of the log.
+    """
+    if not (APP_FOLDER / "pyproject.toml").exists():
+        raise ConfigError(
+            "The simulation engine runs from a checkout of the project; use in-process."
+        )
+    directory = Path(configuration.run.output_dir)
+    federation = {
+        "num-supernodes": clients or configuration.run.plan.num_clients,
+        "client-resources-num-cpus": 1,
+        **(resources or {}),
+    }
+    with tempfile.TemporaryDirectory(prefix="fedkd-") as folder, superlink(Path(folder)) as env:
+        preset = Path(folder) / "run.toml"
+        preset.write_text(tomli_w.dumps(configuration.flat()))
+        command = [str(Path(sys.executable).parent / "flwr"), "run", str(APP_FOLDER)]
+        command += ["--stream", "--run-config", str(preset), "--federation-config"]
+        command += [" ".join(f"{name}={value}" for name, value in federation.items())]
+        last_line = _follow(command, env, directory, on_round, on_line)
+    finished = load_run(directory) if (directory / "config.json").exists() else None
+    # A run that was to go on after its end has a summary of fewer rounds.
+    done = finished.summary["rounds"] if finished and finished.summary else 0
+    if finished is None or done < configuration.run.plan.num_server_rounds:
+        raise RuntimeError(f"The simulation did not finish; its last words: {last_line}")
+    return finished
+
+
+def _follow(
+    command: list[str],
+    env: dict[str, str],
+    directory: Path,
+    on_round: RoundListener | None,
+    on_line: LineListener | None,
+) -> str:
+    """Run ``flwr run``, pass on its log and the rounds that appear; return the telling line."""
+    checkpoint = read_checkpoint(directory)
+    told = checkpoint.completed_rounds if checkpoint else 0
+    telling = "it said nothing"
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        for line in process.stdout or []:
+            line = line.rstrip()
+            if on_line:
+                on_line(line)
+            if "Error" in line:
+                telling = line.strip()
+            if on_round is None:
+                continue
+            for row in Run(directory).round_rows[told:]:
+                on_round(row)
+                told += 1
+    return telling

@@ -1,0 +1,146 @@
+"""Starting a run and continuing one, from Python."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedkd_flwr.config import ConfigError, Configuration, read_config, read_toml
+from fedkd_flwr.engines.listeners import RoundListener
+from fedkd_flwr.engines.table import find_engine
+from fedkd_flwr.runs import Run, absolute, default_run_directory, load_run, recorded_config
+from fedkd_flwr.runs.checkpoint import clients_folder
+from fedkd_flwr.server_app import check_run
+from strategies.core.slices import kebab_case
+
+
+def run(
+    preset: str | Path | Mapping[str, Any] | None = None,
+    *,
+    engine: str = "in-process",
+    output_dir: str | Path | None = None,
+    on_round: RoundListener | None = None,
+    **settings: Any,
+) -> Run:
+    """Run a method and return the finished run.
+
+    Parameters
+    ----------
+    preset : str, Path or mapping, optional
+        A TOML preset, or a flat run config; defaults where left out.
+    engine : str
+        ``in-process`` or ``simulation``.
+    output_dir : str or Path, optional
+        The run directory; a new one under ``./runs`` if left out.
+    on_round : callable, optional
+        Is called with each finished round's row.
+    **settings
+        Further run config values, with underscores for dashes; names with dots through a
+        dictionary, ``**{"kt-pfl.rho": 0.7}``.
+
+    Returns
+    -------
+    Run
+        The finished run, with the frames `rounds` and `clients` and the `summary`.
+
+    Raises
+    ------
+    ConfigError, DataError, RunDirectoryError
+        In one sentence, before any client works.
+    """
+    start = find_engine(engine)
+    base = preset if isinstance(preset, Mapping) else read_toml(Path(preset)) if preset else {}
+    values = {**base, **_kebab(settings)}
+    if output_dir is not None:
+        values["output-dir"] = str(output_dir)
+    configuration = resolve_output(read_config(values), Path.cwd() / "runs")
+    check_run(configuration)
+    return start(configuration, on_round)
+
+
+def resume(
+    path: str | Path,
+    *,
+    engine: str = "in-process",
+    on_round: RoundListener | None = None,
+    **settings: Any,
+) -> Run:
+    """Continue a stopped run, or a finished one with more rounds, and return it finished.
+
+    Parameters
+    ----------
+    path : str or Path
+        The run directory; it may have been moved.
+    engine : str
+        ``in-process`` or ``simulation``.
+    on_round : callable, optional
+        Is called with each finished round's row.
+    **settings
+        Run config values that change, with underscores for dashes: ``num_server_rounds=40``
+        goes on to 40 rounds. See `fedkd_flwr.runs.continuing.MAY_CHANGE` for those that may.
+
+    Raises
+    ------
+    ConfigError, DataError, RunDirectoryError
+        In one sentence, before any client works.
+    """
+    start = find_engine(engine)
+    configuration = resumed(path, _kebab(settings))
+    check_run(configuration)
+    return start(configuration, on_round)
+
+
+def resolve_output(configuration: Configuration, parent: Path) -> Configuration:
+    """Return the config with absolute folders, and a new run directory if it names none.
+
+    Clients keep their memory in the run directory, so that the run can be continued.
+    """
+    run = configuration.run
+    path = absolute(run.output_dir or default_run_directory(configuration, parent))
+    state_dir = run.state_dir or str(clients_folder(path))
+    return _with_absolute_folders(configuration, output_dir=str(path), state_dir=state_dir)
+
+
+def resumed(path: str | Path, changes: Mapping[str, Any] | None = None) -> Configuration:
+    """Return the config with which a run goes on.
+
+    Parameters
+    ----------
+    path : str or Path
+        The run directory; it may have been moved.
+    changes : mapping, optional
+        Flat run config values that replace the run's own; `check_run` says whether they may.
+
+    Raises
+    ------
+    RunDirectoryError
+        If there is no run, or it is damaged.
+    ConfigError
+        If the changes are no run config, or name another directory.
+    """
+    stopped = load_run(path)
+    place = {"output-dir": str(stopped.path)}
+    configuration = read_config(
+        {**recorded_config(stopped), **place, **(changes or {}), "resume": True}
+    )
+    if absolute(configuration.run.output_dir) != stopped.path:
+        raise ConfigError(
+            f"{stopped.path} goes on where it is, and output-dir would differ; "
+            "move the directory instead."
+        )
+    return _with_absolute_folders(configuration)
+
+
+def _with_absolute_folders(configuration: Configuration, **update: str) -> Configuration:
+    """Return the config with `update`, and with absolute paths of all folders."""
+    run = configuration.run.model_copy(update=update)
+    names = ("output_dir", "data_root", "models_dir", "state_dir")
+    folders = {name: _absolute(getattr(run, name)) for name in names}
+    return configuration.model_copy(update={"run": run.model_copy(update=folders)})
+
+
+def _kebab(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {kebab_case(name): value for name, value in settings.items()}
+
+
+def _absolute(folder: str) -> str:
+    return str(absolute(folder)) if folder else ""

@@ -1,0 +1,78 @@
+"""A SuperLink of one's own, for a simulation on this machine."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+START_SECONDS = 60.0
+"""How long a SuperLink may take to start."""
+
+
+@contextmanager
+def superlink(folder: Path) -> Iterator[dict[str, str]]:
+    """Start a local SuperLink on free ports, and stop it at the end.
+
+    Flower would start one itself on a fixed port and leave it running, with the working
+    directory and environment of its first caller.
+
+    Parameters
+    ----------
+    folder : Path
+        Becomes its FLWR_HOME.
+
+    Yields
+    ------
+    dict of str to str
+        The environment in which ``flwr`` finds it.
+    """
+    http_port, control_port = str(_free_port()), str(_free_port())
+    env = {
+        **os.environ,
+        "FLWR_HOME": str(folder),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": http_port,
+        "FLWR_LOCAL_CONTROL_API_PORT": control_port,
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        # Child processes look for Flower's programs on the path.
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+    command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
+    command += ["--control-api-address", f"127.0.0.1:{control_port}"]
+    command += ["--host", "127.0.0.1", "--port", http_port]
+    with (folder / "superlink.log").open("w") as log_file:
+        process = subprocess.Popen(command, env=env, stdout=log_file, stderr=log_file)
+        try:
+            _wait_until_healthy(process, http_port)
+            yield env
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_until_healthy(process: "subprocess.Popen[bytes]", port: str) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
+                return
+        except urllib.error.URLError:
+            time.sleep(0.2)
+    raise RuntimeError("Flower's SuperLink did not start on this machine.")

@@ -1,0 +1,52 @@
+"""Files that are whole or not there: written beside their place, then moved into it."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file so that a crash leaves the old one or the new one.
+
+    Raises
+    ------
+    OSError
+        If the disk refuses.
+    """
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def write_arrays(
+    path: Path, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a safetensors file so that a crash leaves the old one or the new one.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    arrays : mapping of str to ndarray
+        What it is to hold, at least one.
+    metadata : mapping of str to str, optional
+        Words beside the arrays.
+
+    Raises
+    ------
+    OSError
+        If the disk refuses.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        save_file(dict(arrays), temporary, dict(metadata or {}))
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    with temporary.open("rb+") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,32 @@
+"""Run directories: written, continued, and read back."""
+
+from fedkd_flwr.runs.checkpoint import Checkpoint, read_checkpoint, remove_checkpoint
+from fedkd_flwr.runs.continuing import (
+    changed_settings,
+    recorded_config,
+    require_memories,
+    told,
+)
+from fedkd_flwr.runs.directory import RunDirectory
+from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
+from fedkd_flwr.runs.folders import absolute, default_run_directory, require_new, require_writable
+from fedkd_flwr.runs.reading import Run, load_run
+
+__all__ = [
+    "Checkpoint",
+    "DamagedRunError",
+    "Run",
+    "RunDirectory",
+    "RunDirectoryError",
+    "absolute",
+    "changed_settings",
+    "default_run_directory",
+    "load_run",
+    "read_checkpoint",
+    "recorded_config",
+    "remove_checkpoint",
+    "require_memories",
+    "require_new",
+    "require_writable",
+    "told",
+]

@@ -1,0 +1,137 @@
+"""Which settings may change when a run goes on.
+
+The numbers of a run that goes on are those of one that never stopped, so nothing that they
+depend on may change, but for the number of rounds, which may grow.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from fedkd_flwr.clients.disk import MEMORIES
+from fedkd_flwr.config import ConfigError, Configuration, read_config
+from fedkd_flwr.runs.checkpoint import server_file
+from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
+from fedkd_flwr.runs.reading import Run
+
+ROUNDS = "num-server-rounds"
+"""The key of the planned rounds."""
+
+MAY_CHANGE = (
+    ROUNDS, "device", "torch-threads", "data-root", "models-dir", "connect-timeout",
+    "round-timeout",
+)  # fmt: skip
+"""Keys that say how long a run goes on, and where and how it takes place."""
+
+OF_THE_CALL = ("output-dir", "resume")
+"""Keys that say that a run goes on, and where it is now."""
+
+Changes = dict[str, tuple[Any, Any]]
+"""Old and new value of the keys that differ."""
+
+
+def recorded_config(run: Run) -> dict[str, Any]:
+    """Return the flat config that a run was started with; it may have been moved since.
+
+    Raises
+    ------
+    DamagedRunError
+        If it is no run config.
+    """
+    try:
+        recorded = dict(read_config(run.config).flat())
+    except ConfigError as error:
+        raise DamagedRunError(
+            f"{run.path / 'config.json'} holds no run config: {error} "
+            "Continue with the version of fedkd-flwr that wrote it, or do the run again."
+        ) from None
+    was = Path(str(recorded["output-dir"]))
+    for key in ("state-dir", "models-dir"):
+        folder = Path(str(recorded[key]))
+        if recorded["output-dir"] and folder.is_relative_to(was):
+            recorded[key] = str(run.path / folder.relative_to(was))
+    return recorded
+
+
+def changed_settings(run: Run, wanted: Configuration) -> Changes:
+    """Return what changes when a run goes on, after making sure that it can.
+
+    Parameters
+    ----------
+    run : Run
+        Stopped or finished.
+    wanted : Configuration
+        The config with which it is to go on.
+
+    Returns
+    -------
+    dict of str to tuple
+        Old and new value of the keys that differ.
+
+    Raises
+    ------
+    RunDirectoryError
+        If the run is finished and there are no more rounds to do, or its checkpoint is gone.
+    ConfigError
+        If a key differs that has to stay.
+    """
+    recorded = recorded_config(run)
+    changes = {
+        key: (recorded[key], value)
+        for key, value in wanted.flat().items()
+        if key not in OF_THE_CALL and value != recorded[key]
+    }
+    refused = [key for key in changes if key not in MAY_CHANGE]
+    if refused:
+        raise ConfigError(
+            f"{run.path} goes on with the settings that it was started with, and "
+            f"{', '.join(refused)} would differ; what may change is {', '.join(MAY_CHANGE)}."
+        )
+    before, now = recorded[ROUNDS], wanted.run.plan.num_server_rounds
+    if now < before:
+        raise ConfigError(f"{ROUNDS} = {now} is less than the run's {before}; it can only grow.")
+    _require_continuable(run, now)
+    return changes
+
+
+def told(changes: Changes) -> str:
+    """Return changes in one line, ``num-server-rounds 20 → 40, device auto → cpu``."""
+    return ", ".join(
+        f"{key} {before if before != '' else 'none'} → {now if now != '' else 'none'}"
+        for key, (before, now) in changes.items()
+    )
+
+
+def _require_continuable(run: Run, rounds: int) -> None:
+    if not run.summary:
+        return
+    completed = run.summary["rounds"]
+    if rounds <= completed:
+        raise RunDirectoryError(
+            f"{run.path} holds a finished run; nothing to resume, unless {ROUNDS} grows "
+            f"above {completed}."
+        )
+    if not server_file(run.path).exists():
+        raise RunDirectoryError(
+            f"{run.path} holds a finished run without its checkpoint, which more rounds would "
+            "start from; do a new run with more rounds."
+        )
+
+
+def require_memories(run: Run, state_dir: str) -> None:
+    """Make sure that clients on this machine find what they remember of a run.
+
+    A client without its memory would start over in silence, in the middle of the run.
+
+    Raises
+    ------
+    RunDirectoryError
+        If rounds are complete and no client has a memory of them.
+    """
+    if not server_file(run.path).exists():
+        return
+    own = f"*/{run.description.get('id', '')}/{MEMORIES}"
+    if not state_dir or next(Path(state_dir).glob(own), None) is None:
+        where = f"in the state-dir {state_dir}" if state_dir else "kept, for want of a state-dir"
+        raise RunDirectoryError(
+            f"{run.path} cannot go on: what its clients learned is not {where}."
+        )

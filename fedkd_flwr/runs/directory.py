@@ -1,0 +1,293 @@
+"""The run directory, written as a run goes.
+
+==================  =================================================================
+``config.json``     everything needed to repeat the run, versions included
+``rounds.jsonl``    one line a round
+``clients.jsonl``   one line a client and round
+``matrices.npz``    the method's matrices, one array each, rounds first
+``models/``         global models of the methods that need them, ``global-ROUND``;
+                    personalized models on request, by partition-id
+``checkpoint/``     what the run continues from: the server's state, the clients' memory
+                    (in ``clients/``), and the lock of the process that writes
+``summary.json``    written last: it marks a finished run
+==================  =================================================================
+
+Results are appended to, never rewritten, so a crash loses at most one round. Until the run is
+finished each round's matrices are files of their own in ``matrices/``.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from logging import INFO
+from pathlib import Path
+from time import monotonic
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.supercore import log
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from fedkd_flwr.files import write_text
+from fedkd_flwr.runs.checkpoint import (
+    Checkpoint,
+    keep_last_memories,
+    read_checkpoint,
+    server_file,
+    write_checkpoint,
+    write_notes,
+)
+from fedkd_flwr.runs.continuing import Changes, changed_settings, told
+from fedkd_flwr.runs.errors import RunDirectoryError
+from fedkd_flwr.runs.folders import absolute, remove_empty, require_new
+from fedkd_flwr.runs.lock import lock_directory
+from fedkd_flwr.runs.reading import Row, Run, damaged, load_run
+from fedkd_flwr.runs.summary import describe_run, now, summarize
+
+if TYPE_CHECKING:
+    from fedkd_flwr.config import Configuration
+    from strategies.base import PersonalizedStrategy
+    from strategies.core.rounds import RoundRecord
+
+
+class RunDirectory:
+    """Writes one run; a `strategies.core.rounds.RunObserver`.
+
+    One process at a time: `create` and `reopen` lock the directory until `close`, or until
+    the process is gone, however it ends.
+
+    Parameters
+    ----------
+    path : Path
+        The run directory; see `create` and `reopen`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = absolute(path)
+        self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
+        self._started_at = monotonic()
+        self._seconds_before = 0.0
+        self._made: list[Path] = []
+        self._is_new = False
+        self._lock_file: IO[str] | None = None
+
+    @classmethod
+    def create(cls, path: Path, configuration: "Configuration") -> "RunDirectory":
+        """Make a directory for a new run and record its config.
+
+        Raises
+        ------
+        RunDirectoryError
+            If the directory cannot be made or written, or holds a run.
+        """
+        directory = cls(path)
+        require_new(directory.path)
+        folders = (directory.path, *directory.path.parents)
+        directory._made = [folder for folder in folders if not folder.exists()]
+        directory._lock_file = lock_directory(directory.path)
+        directory._is_new = True
+        try:
+            directory._write_json("config.json", describe_run(configuration))
+        except OSError as error:
+            directory.give_up()
+            reason = error.strerror or error
+            raise RunDirectoryError(f"{directory.path} cannot be written: {reason}.") from None
+        return directory
+
+    @classmethod
+    def reopen(
+        cls, path: Path, configuration: "Configuration"
+    ) -> tuple["RunDirectory", Checkpoint]:
+        """Open the directory of a run that goes on, and take back what its checkpoint lacks.
+
+        Parameters
+        ----------
+        path : Path
+            The run directory.
+        configuration : Configuration
+            With which it goes on; see `fedkd_flwr.runs.continuing`.
+
+        Returns
+        -------
+        RunDirectory
+            Goes on after the checkpoint's round.
+        Checkpoint
+            Where the run stopped.
+
+        Raises
+        ------
+        RunDirectoryError
+            If there is no run, it is finished, damaged, or another process is writing it.
+        ConfigError
+            If a setting differs that has to stay.
+        """
+        directory = cls(path)
+        changed_settings(load_run(directory.path), configuration)
+        directory._lock_file = lock_directory(directory.path)
+        try:
+            checkpoint = directory._continue(configuration)
+        except Exception:
+            directory.close()
+            raise
+        return directory, checkpoint
+
+    @property
+    def run_id(self) -> str:
+        """The name under which clients remember the run; a resumed run has it too."""
+        return str(Run(self.path).description.get("id", ""))
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken so far, without what was lost when it stopped."""
+        return self._seconds_before + monotonic() - self._started_at
+
+    def round_finished(self, record: "RoundRecord", strategy: "PersonalizedStrategy") -> None:
+        """Append a round; the checkpoint comes last and completes it.
+
+        Raises
+        ------
+        RunDirectoryError
+            If the disk refuses; the run can be resumed from the round before.
+        """
+        try:
+            self._append("clients.jsonl", record.clients)
+            for name, matrix in record.matrices.items():
+                self._keep_matrix(name, record.server_round, matrix)
+            if strategy.keeps_global_models:
+                self._save_global_model(record.server_round, strategy)
+            self._append("rounds.jsonl", [record.row])
+            write_checkpoint(self.path, strategy, self.seconds)
+        except OSError as error:
+            go_on = f"continue with `fedkd run --resume {self.path}`"
+            raise RunDirectoryError(
+                f"Round {record.server_round} cannot be written to {self.path} "
+                f"({error.strerror or error}); make room and "
+                f"{go_on if self._has_rounds else 'start the run again'}."
+            ) from error
+        for listener in self.listeners:
+            listener(record.row)
+
+    def about_to_ask(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Write down a part of the state that a round which is cut off must not undo."""
+        write_notes(self.path, state)
+
+    def finish(self) -> Run:
+        """Gather the matrices, write the summary, and return the finished run."""
+        run = Run(self.path)
+        matrices = run.matrices
+        if matrices:
+            temporary = self.path / ".matrices.npz"
+            np.savez_compressed(temporary, **matrices)  # type: ignore[arg-type]
+            temporary.replace(self.path / "matrices.npz")
+            shutil.rmtree(self.path / "matrices", ignore_errors=True)
+        keep_last_memories(self.path)
+        self._write_json("summary.json", summarize(run, self.seconds))
+        self.close()
+        return Run(self.path)
+
+    def give_up(self) -> None:
+        """Remove what a new run has left that never completed a round.
+
+        A run that completed one is left as it is, to be continued.
+        """
+        if not self._is_new or self._has_rounds:
+            return
+        self.close()
+        for name in ("config.json", "rounds.jsonl", "clients.jsonl"):
+            (self.path / name).unlink(missing_ok=True)
+        for name in ("matrices", "checkpoint"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        for model in (self.path / "models").glob("global-*.safetensors"):
+            model.unlink()
+        remove_empty([self.path / "models", *self._made])
+
+    def close(self) -> None:
+        """Let other processes continue the run."""
+        if self._lock_file:
+            self._lock_file.close()
+        self._lock_file = None
+
+    @property
+    def _has_rounds(self) -> bool:
+        return server_file(self.path).exists()
+
+    def _continue(self, configuration: "Configuration") -> Checkpoint:
+        """Bring the files to where the checkpoint is, and note what changes."""
+        # It may have come to its end just before the lock was free.
+        run = load_run(self.path)
+        changes = changed_settings(run, configuration)
+        if changes:
+            log(INFO, "Changed: %s", told(changes))
+        checkpoint = read_checkpoint(self.path)
+        completed = checkpoint.completed_rounds
+        if not completed and len(run.round_rows) > 1:
+            remedy = f"the run cannot go on: remove {self.path} and do it again"
+            raise damaged(server_file(self.path), "it is missing", remedy)
+        run.require_rounds(completed)
+        self._forget_after(completed)
+        self._require_matrices(run, completed)
+        (self.path / "summary.json").unlink(missing_ok=True)
+        self._note_continuation(run, completed, changes)
+        self._seconds_before = checkpoint.seconds
+        return checkpoint
+
+    def _forget_after(self, completed_rounds: int) -> None:
+        """Drop lines and matrices of rounds that the checkpoint does not know of."""
+        run = Run(self.path)
+        for name, rows in (("rounds.jsonl", run.round_rows), ("clients.jsonl", run.client_rows)):
+            kept = [row for row in rows if row["round"] <= completed_rounds]
+            write_text(self.path / name, _as_lines(kept))
+        for file in (self.path / "matrices").glob("*.npy"):
+            if int(file.stem.rpartition("-")[2]) > completed_rounds:
+                file.unlink()
+
+    def _require_matrices(self, before: Run, completed_rounds: int) -> None:
+        """Find a lost or damaged matrix now, and not when they are gathered at the end."""
+        there = {name: len(matrices) for name, matrices in Run(self.path).matrices.items()}
+        due = before.summary.get("matrices", []) if before.summary else []
+        for name in {*there, *due}:
+            rounds = there.get(name, 0)
+            if rounds != completed_rounds:
+                reason = f"{name} is there for {rounds} of {completed_rounds} rounds"
+                remedy = f"the run cannot go on: remove {self.path} and do it again"
+                raise damaged(self.path / "matrices.npz", reason, remedy)
+
+    def _note_continuation(self, run: Run, completed_rounds: int, changes: Changes) -> None:
+        """Record in ``config.json`` that the run goes on, and with which settings."""
+        description = dict(run.description)
+        config = {**run.config, **{key: value for key, (_, value) in changes.items()}}
+        note = {"after_round": completed_rounds, "started": now(), "changes": changes}
+        continued = [*description.get("continued", []), note]
+        self._write_json("config.json", {**description, "config": config, "continued": continued})
+
+    def _append(self, name: str, rows: list[Row]) -> None:
+        with (self.path / name).open("a") as file:
+            file.write(_as_lines(rows))
+
+    def _keep_matrix(self, name: str, server_round: int, matrix: NDArray[Any]) -> None:
+        folder = self.path / "matrices"
+        folder.mkdir(exist_ok=True)
+        np.save(folder / f"{name}-{server_round:06d}.npy", matrix)
+
+    def _save_global_model(self, server_round: int, strategy: "PersonalizedStrategy") -> None:
+        folder = self.path / "models"
+        folder.mkdir(exist_ok=True)
+        arrays = dict(strategy.global_model())
+        save_file(arrays, folder / f"global-{server_round:06d}.safetensors")
+
+    def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        write_text(self.path / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def _as_lines(rows: list[Row]) -> str:
+    return "".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in rows)
+
+
+def _finite(row: Mapping[str, Any]) -> Row:
+    """Return a row that JSON can hold: a loss that is no number becomes null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
+    }

@@ -1,0 +1,83 @@
+"""Folders: where a run goes, and whether one can be written before any client works."""
+
+import contextlib
+import tempfile
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedkd_flwr.runs.errors import RunDirectoryError
+
+if TYPE_CHECKING:
+    from fedkd_flwr.config import Configuration
+
+
+def default_run_directory(configuration: "Configuration", parent: Path) -> Path:
+    """Return a new directory's path, named after method, data, seed and time."""
+    run = configuration.run
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
+    data, seed = run.data, run.plan.seed
+    return parent / f"{run.strategy}-{data.dataset}-{data.partition}-seed{seed}-{stamp}"
+
+
+def absolute(path: str | Path) -> Path:
+    """Return the absolute path of a file or folder, which need not exist.
+
+    Raises
+    ------
+    RunDirectoryError
+        If there can be no such path.
+    """
+    try:
+        return Path(path).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise RunDirectoryError(f"{str(path)!r} is no path: {error}.") from None
+
+
+def require_writable(folder: Path, name: str) -> None:
+    """Make sure that files can be written to a folder, without leaving anything there.
+
+    Parameters
+    ----------
+    folder : Path
+        Need not exist.
+    name : str
+        What to call it in the error, such as ``models-dir``.
+
+    Raises
+    ------
+    RunDirectoryError
+        If the folder cannot be made or written.
+    """
+    missing: list[Path] = []
+    try:
+        missing = [part for part in (folder, *folder.parents) if not part.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunDirectoryError(f"The {name} {folder} cannot be written: {reason}.") from None
+    finally:
+        remove_empty(missing)
+
+
+def require_new(path: Path) -> None:
+    """Make sure that a new run can be written to a directory, without leaving anything there.
+
+    Raises
+    ------
+    RunDirectoryError
+        If the directory holds a run, or cannot be made or written.
+    """
+    require_writable(path, "output directory")
+    if (path / "config.json").exists():
+        raise RunDirectoryError(f"{path} already holds a run; choose another output-dir.")
+
+
+def remove_empty(folders: list[Path]) -> None:
+    """Remove those of some folders that are empty, the innermost given first."""
+    for folder in folders:
+        # A folder that is gone, or that somebody has used since, is none of ours.
+        with contextlib.suppress(OSError):
+            folder.rmdir()

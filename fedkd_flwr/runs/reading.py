@@ -1,0 +1,259 @@
+"""A run directory read back: settings, rounds, clients, matrices and summary."""
+
+import json
+import zipfile
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
+from fedkd_flwr.runs.folders import absolute
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Row = dict[str, Any]
+"""One line of ``rounds.jsonl`` or ``clients.jsonl``."""
+
+NO_ARRAYS = (
+    OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""How NumPy and the zip archive say that a file holds no arrays."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory, finished or not; see `load_run`.
+
+    Attributes
+    ----------
+    path : Path
+        The directory.
+    """
+
+    path: Path
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """Content of ``config.json``."""
+        file = self.path / "config.json"
+        remedy = f"restore it from a copy, or remove {self.path} and do the run again"
+        description = _read_object(file, {"config": dict}, remedy)
+        needed = {"strategy": str, "seed": int, "num-server-rounds": int}
+        _require_types(file, description["config"], needed, remedy)
+        return description
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The flat run config."""
+        config: dict[str, Any] = self.description["config"]
+        return config
+
+    @cached_property
+    def round_rows(self) -> list[Row]:
+        """One row a round, rounds 1, 2, 3, … in order."""
+        rows = self._rows("rounds.jsonl", ("round",))
+        if [row["round"] for row in rows] != list(range(1, len(rows) + 1)):
+            raise self._damaged_lines("rounds.jsonl", "rounds are missing or out of order")
+        return rows
+
+    @cached_property
+    def client_rows(self) -> list[Row]:
+        """One row a client and round."""
+        return self._rows("clients.jsonl", ("round", "partition_id"))
+
+    @cached_property
+    def rounds(self) -> "pd.DataFrame":
+        """One row a round."""
+        import pandas as pd  # deferred: whoever only writes or continues runs needs no frames
+
+        return pd.DataFrame(self.round_rows)
+
+    @cached_property
+    def clients(self) -> "pd.DataFrame":
+        """One row a client and round."""
+        import pandas as pd
+
+        return pd.DataFrame(self.client_rows)
+
+    @cached_property
+    def matrices(self) -> dict[str, NDArray[Any]]:
+        """The method's matrices by name, shape (rounds, ...)."""
+        gathered = self._gathered_matrices()
+        rounds: dict[str, list[NDArray[Any]]] = defaultdict(list)
+        for file in sorted((self.path / "matrices").glob("*.npy")):
+            name, _, server_round = file.stem.rpartition("-")
+            # Of a run that was cut after gathering, or goes on after its end, both are there.
+            if int(server_round) > len(gathered.get(name, ())):
+                rounds[name].append(self._matrix(file))
+        for name, later in rounds.items():
+            stacked = np.stack(later)
+            before = gathered.get(name, stacked[:0])
+            gathered[name] = np.concatenate([before, stacked])
+        return gathered
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return (self.path / "summary.json").exists()
+
+    @cached_property
+    def summary(self) -> dict[str, Any] | None:
+        """Content of ``summary.json``; None for an unfinished run."""
+        if not self.finished:
+            return None
+        remedy = f"remove it, and `fedkd run --resume {self.path}` writes it anew"
+        return _read_object(
+            self.path / "summary.json", {"strategy": str, "rounds": int, "seconds": float}, remedy
+        )
+
+    def check(self) -> None:
+        """Read every file once, so that damage is found here and not half-way through.
+
+        Raises
+        ------
+        DamagedRunError
+            With the file, what is wrong with it, and what to do.
+        """
+        _ = self.description, self.round_rows, self.client_rows
+        if self.summary:
+            self.require_rounds(self.summary["rounds"])
+        archive = self.path / "matrices.npz"
+        if archive.exists() and not _is_whole_archive(archive):
+            raise self._damaged_matrices(archive)
+
+    def require_rounds(self, rounds: int) -> None:
+        """Make sure that rounds are there, from the first to a last one.
+
+        Raises
+        ------
+        DamagedRunError
+            If lines are lost.
+        """
+        if len(self.round_rows) < rounds:
+            reason = f"it holds {len(self.round_rows)} of {rounds} rounds"
+            raise self._damaged_lines("rounds.jsonl", reason)
+        lost = set(range(1, rounds + 1)) - {row["round"] for row in self.client_rows}
+        if lost:
+            raise self._damaged_lines("clients.jsonl", f"it has no line of round {min(lost)}")
+
+    def _rows(self, name: str, keys: tuple[str, ...]) -> list[Row]:
+        """Return the rows of a file of JSON lines; a last line that a crash cut is passed over."""
+        file = self.path / name
+        if not file.exists():
+            return []
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise self._damaged_lines(name, _reason(error)) from None
+        rows: list[Row] = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                if number == len(lines):
+                    break
+                raise self._damaged_lines(name, f"line {number}: {_reason(error)}") from None
+            if not _has_types(rows[-1], dict.fromkeys(keys, int)):
+                raise self._damaged_lines(name, f"line {number} has no number {' and '.join(keys)}")
+        return rows
+
+    def _gathered_matrices(self) -> dict[str, NDArray[Any]]:
+        archive = self.path / "matrices.npz"
+        if not archive.exists():
+            return {}
+        try:
+            with np.load(archive) as arrays:
+                return dict(arrays)
+        except NO_ARRAYS:
+            raise self._damaged_matrices(archive) from None
+
+    def _matrix(self, file: Path) -> NDArray[Any]:
+        try:
+            matrix: NDArray[Any] = np.load(file)
+        except NO_ARRAYS:
+            raise self._damaged_matrices(file) from None
+        return matrix
+
+    def _damaged_lines(self, name: str, reason: str) -> DamagedRunError:
+        remedy = f"restore it from a copy, or remove {self.path} and do the run again"
+        return damaged(self.path / name, reason, remedy)
+
+    def _damaged_matrices(self, file: Path) -> DamagedRunError:
+        remedy = "restore it from a copy, or remove it to read the run without its matrices"
+        return damaged(file, "it holds no arrays", remedy)
+
+
+def load_run(path: str | Path) -> Run:
+    """Open a run directory, after making sure that all of it can be read.
+
+    Parameters
+    ----------
+    path : str or Path
+        A directory that a run was written to.
+
+    Returns
+    -------
+    Run
+        With the frames `rounds` and `clients`, `matrices` and `summary`.
+
+    Raises
+    ------
+    RunDirectoryError
+        If there is no run.
+    DamagedRunError
+        If a file of it cannot be read.
+    """
+    directory = absolute(path)
+    if not (directory / "config.json").exists():
+        raise RunDirectoryError(f"{directory} holds no run (it has no config.json).")
+    run = Run(directory)
+    run.check()
+    return run
+
+
+def damaged(file: Path, reason: str, remedy: str) -> DamagedRunError:
+    """Return the error for a file that cannot be read."""
+    return DamagedRunError(f"{file} is damaged ({reason}); {remedy}.")
+
+
+def _read_object(file: Path, needed: Mapping[str, type], remedy: str) -> dict[str, Any]:
+    """Read a JSON object that has to hold some names."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise damaged(file, _reason(error), remedy) from None
+    _require_types(file, content, needed, remedy)
+    result: dict[str, Any] = content
+    return result
+
+
+def _require_types(file: Path, content: Any, needed: Mapping[str, type], remedy: str) -> None:
+    if not _has_types(content, needed):
+        raise damaged(file, f"it lacks {', '.join(needed)} of the right type", remedy)
+
+
+def _has_types(content: Any, needed: Mapping[str, type]) -> bool:
+    return isinstance(content, dict) and all(
+        isinstance(content.get(name), kind) for name, kind in needed.items()
+    )
+
+
+def _is_whole_archive(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is None
+    except NO_ARRAYS:
+        return False
+
+
+def _reason(error: Exception) -> str:
+    """Return why a file cannot be read, in one line without its path."""
+    return str(getattr(error, "strerror", None) or error)

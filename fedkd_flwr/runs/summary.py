@@ -1,0 +1,79 @@
+"""What a run is summed up in: ``config.json`` before it, ``summary.json`` after it."""
+
+import platform
+import uuid
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from fedkd_flwr.runs.reading import Row, Run
+
+if TYPE_CHECKING:
+    from fedkd_flwr.config import Configuration
+
+PACKAGES = ("flwr", "torch", "torchvision", "numpy", "scikit-learn", "flwr-datasets")
+"""Packages whose versions a run records."""
+
+COUNTED = ("numbers_up", "numbers_down", "numbers_down_broadcast", "bytes_up", "bytes_down")
+"""Traffic that is summed over rounds."""
+
+
+def describe_run(configuration: "Configuration") -> dict[str, Any]:
+    """Return what ``config.json`` holds: the run config, versions and machine."""
+    import torch  # deferred: only the writer needs it
+
+    device = configuration.run.torch_device
+    return {
+        "id": uuid.uuid4().hex,
+        "config": configuration.flat(),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in PACKAGES},
+        },
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
+        "torch_threads": torch.get_num_threads(),
+        "started": now(),
+    }
+
+
+def now() -> str:
+    """Return the time, as files of a run hold it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def summarize(run: Run, seconds: float) -> dict[str, Any]:
+    """Return what ``summary.json`` holds.
+
+    Accuracy is reported at the last round, and at the round whose mean validation accuracy is
+    best (the earliest of equals) where there is validation data; never at the best test round.
+
+    Parameters
+    ----------
+    run : Run
+        With all its rounds.
+    seconds : float
+        How long they took, all legs of a resumed run together.
+    """
+    rows = run.round_rows
+    evaluated = [row for row in rows if row["accuracy_mean"] is not None]
+    validated = [row for row in evaluated if row["validation_accuracy_mean"] is not None]
+    # `max` returns the first of equals.
+    best = max(validated, key=lambda row: row["validation_accuracy_mean"], default=None)
+    return {
+        "strategy": run.config["strategy"],
+        "rounds": rows[-1]["round"],
+        "last_round": _result(evaluated[-1]) if evaluated else None,
+        "validation_round": _result(best) if best else None,
+        **{name: sum(row[name] for row in rows) for name in [*COUNTED, "failures"]},
+        "matrices": sorted(run.matrices),
+        "seconds": round(seconds, 3),
+    }
+
+
+def _result(row: Row) -> dict[str, float | None]:
+    """Return a round's number and its statistics over clients."""
+    return {
+        name: None if value is None else float(value)
+        for name, value in row.items()
+        if name in ("round", "loss_mean") or name.startswith("accuracy")
+    }

@@ -1,0 +1,237 @@
+"""Runs that go on: more rounds after the end, what may change on the way, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedkd_flwr
+from fedkd_flwr.cli import app
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.engines import InProcessGrid, resolve_output
+from fedkd_flwr.methods import METHODS
+from fedkd_flwr.runs import RunDirectoryError, load_run, read_checkpoint
+from fedkd_flwr.server_app import check_run, serve
+
+SAME = ["round", "accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"]
+
+
+def settings_for(strategy, small):
+    one_model = METHODS[strategy].strategy.needs_one_model
+    supernet = {"supernet-channels": 2, "supernet-cells": 3, "supernet-nodes": 1}
+    models = "darts" if "fedkma" in strategy else "mlp" if one_model else "mlp,lenet"
+    return {**small, **supernet, "strategy": strategy, "models": models, "momentum": 0.9}
+
+
+def same_rounds(run, whole, but=()):
+    for column in SAME:
+        pairs = zip(run.rounds["round"], run.rounds[column], whole.rounds[column], strict=True)
+        assert not [r for r, here, there in pairs if here != there and r not in but], column
+
+
+@pytest.fixture
+def local(small):
+    """The quickest run there is."""
+    return {**small, "strategy": "local", "models": "mlp", "num-server-rounds": 1}
+
+
+def command(*arguments):
+    return CliRunner().invoke(app, ["run", *map(str, arguments)])
+
+
+# ---- More rounds after the end ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt", "persfl", "fedavg-ft", "fedkma"])
+def test_a_finished_run_goes_on_to_the_numbers_of_a_longer_one(strategy, small, tmp_path):
+    settings = settings_for(strategy, small)
+    whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole", num_server_rounds=4)
+    fedkd_flwr.run(settings, output_dir=tmp_path / "run", num_server_rounds=2)
+    longer = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=4)
+    assert longer.finished
+    # PersFL has ended its first leg with a stage 2, which is no part of a longer run.
+    same_rounds(longer, whole, but=(2,) if strategy == "persfl" else ())
+    for name, matrix in whole.matrices.items():
+        np.testing.assert_array_equal(longer.matrices[name], matrix)
+    last = longer.clients[longer.clients["round"] == 4]
+    assert list(last["loss"]) == list(whole.clients[whole.clients["round"] == 4]["loss"])
+    assert longer.summary["rounds"] == 4
+    assert longer.summary["last_round"] == whole.summary["last_round"]
+    assert longer.config["num-server-rounds"] == 4
+    assert [note["after_round"] for note in longer.description["continued"]] == [2]
+
+
+def test_a_finished_run_keeps_one_memory_a_client_and_no_more(local, tmp_path):
+    run = fedkd_flwr.run(local, output_dir=tmp_path / "run", num_server_rounds=3)
+    kept = sorted(path.name for path in (run.path / "checkpoint").rglob("*.safetensors"))
+    assert kept == ["round-000003.safetensors"] * 4 + ["server.safetensors"]
+
+
+def test_a_run_goes_on_a_second_time_and_where_it_was_moved_to(local, tmp_path):
+    whole = fedkd_flwr.run(local, output_dir=tmp_path / "whole", num_server_rounds=3)
+    fedkd_flwr.run(local, output_dir=tmp_path / "run")
+    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    longer = fedkd_flwr.resume(moved, num_server_rounds=3)
+    same_rounds(longer, whole)
+    assert [note["after_round"] for note in longer.description["continued"]] == [1, 2]
+
+
+def test_a_run_without_its_checkpoint_or_memories_says_so(local, tmp_path):
+    run = fedkd_flwr.run(local, output_dir=tmp_path / "run")
+    (run.path / "checkpoint" / "clients").rename(tmp_path / "clients")
+    with pytest.raises(RunDirectoryError, match="what its clients learned is not in the state-dir"):
+        fedkd_flwr.resume(run.path, num_server_rounds=2)
+    (run.path / "checkpoint" / "server.safetensors").unlink()
+    with pytest.raises(RunDirectoryError, match="finished run without its checkpoint"):
+        fedkd_flwr.resume(run.path, num_server_rounds=2)
+    assert load_run(run.path).finished
+
+
+def test_the_seconds_of_all_legs_are_summed(local, tmp_path):
+    fedkd_flwr.run(local, output_dir=tmp_path / "run", num_server_rounds=8)
+    longer = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=9)
+    phases = longer.rounds[["seconds_train", "seconds_server", "seconds_evaluate"]]
+    # The first leg had eight of nine rounds.
+    assert longer.summary["seconds"] >= phases.to_numpy().sum() - 0.01
+
+
+# ---- flwr run with resume=true ---------------------------------------------------------
+
+
+def served(settings, **changes):
+    configuration = read_config({**settings, **changes})
+    return serve(InProcessGrid(client_app, 4, configuration.flat()), configuration)
+
+
+def test_flwr_run_goes_on_with_more_rounds_and_refuses_other_settings(local, tmp_path):
+    settings = {**local, "output-dir": str(tmp_path / "run"), "state-dir": str(tmp_path / "state")}
+    served(settings)
+    with pytest.raises(ConfigError, match="learning-rate, seed would differ"):
+        served(settings, resume=True, **{"learning-rate": 0.1, "seed": 3, "num-server-rounds": 2})
+    longer = served(settings, resume=True, **{"num-server-rounds": 2})
+    whole = fedkd_flwr.run(local, output_dir=tmp_path / "whole", num_server_rounds=2)
+    same_rounds(longer, whole)
+
+
+def test_clients_that_kept_nothing_do_not_start_over_in_silence(local, tmp_path):
+    settings = {**local, "output-dir": str(tmp_path / "run")}
+    served(settings)
+    with pytest.raises(RunDirectoryError, match=r"is not kept, for want of a state-dir"):
+        check_run(read_config({**settings, "resume": True, "num-server-rounds": 2}))
+
+
+# ---- What may change -------------------------------------------------------------------
+
+
+def test_the_command_line_says_what_changes_and_goes_on(local, tmp_path):
+    run = fedkd_flwr.run(local, output_dir=tmp_path / "run")
+    result = command(
+        "--resume", run.path, "-c", "num-server-rounds=2", "-c", "device=auto", "--save-models"
+    )
+    assert result.exit_code == 0, result.output
+    (line,) = [line for line in result.stdout.splitlines() if "goes on" in line]
+    for change in ("num-server-rounds 1 → 2", "device cpu → auto", "models-dir none → "):
+        assert change in line
+    assert load_run(run.path).config["num-server-rounds"] == 2
+    assert len(list((run.path / "models").glob("*.safetensors"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["-c", "learning-rate=0.5", "-c", "kt-pfl.rho=0.9"], "kt-pfl.rho, learning-rate would"),
+        (["-c", "num-server-rounds=1"], "num-server-rounds = 1 is less than the run's 2"),
+        (["--output-dir", "elsewhere"], "output-dir would differ; move the directory"),
+        (["-c", "state-dir=/nowhere"], "state-dir would differ"),
+        (["-c", "nope=1"], "no key nope"),
+        (["--clients", "3", "-c", "num-server-rounds=3"], "needs 4 clients and --clients starts 3"),
+        ([], "finished run; nothing to resume, unless num-server-rounds grows above 2"),
+    ],
+)
+def test_the_rest_is_refused_by_name(arguments, sentence, finished):
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    result = command("--resume", finished, *arguments)
+    assert result.exit_code == 1
+    assert sentence in result.stderr
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
+
+
+def test_a_preset_is_held_against_the_run(finished, tmp_path):
+    preset = tmp_path / "preset.toml"
+    preset.write_text("strategy = 'fedavg'\nnum-server-rounds = 3\n")
+    result = command(preset, "--resume", finished)
+    assert result.exit_code == 1
+    assert "strategy would differ" in result.stderr
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Path of a finished run of two rounds that no test changes."""
+    from conftest import SMALL
+
+    settings = {**SMALL, "strategy": "local", "models": "mlp"}
+    return fedkd_flwr.run(settings, output_dir=tmp_path_factory.mktemp("finished") / "run").path
+
+
+def test_models_go_where_the_run_was_moved_to(local, tmp_path):
+    models = str(tmp_path / "a" / "models")
+    fedkd_flwr.run(local, output_dir=tmp_path / "a", models_dir=models)
+    moved = (tmp_path / "a").rename(tmp_path / "b")
+    fedkd_flwr.resume(moved, num_server_rounds=2)
+    assert not (tmp_path / "a").exists()
+    card = json.loads((moved / "models" / "0.json").read_text())
+    assert card["rounds"] == 2
+
+
+# ---- Runs that never completed a round -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"state-dir": "FILE/state"}, "The state-dir .* cannot be written: Not a directory"),
+        ({"models-dir": "FILE/models"}, "The models-dir .* cannot be written: Not a directory"),
+        ({"device": "cuda:77"}, "device = cuda:77 cannot be used here"),
+        ({"learning-rate": 1e30}, "Round 1 has 0 valid replies"),
+    ],
+)
+def test_a_run_that_never_completed_a_round_leaves_nothing(changes, sentence, local, tmp_path):
+    (tmp_path / "file").write_text("")
+    changes = {
+        key: str(value).replace("FILE", str(tmp_path / "file")) if key.endswith("dir") else value
+        for key, value in changes.items()
+    }
+    with pytest.raises((ConfigError, RuntimeError, OSError), match=sentence):
+        fedkd_flwr.run({**local, **changes}, output_dir=tmp_path / "deep" / "run")
+    assert not (tmp_path / "deep").exists()
+    assert fedkd_flwr.run(local, output_dir=tmp_path / "deep" / "run").finished
+
+
+def test_a_folder_that_held_other_files_keeps_them(local, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(RuntimeError, match="Round 1 has 0 valid replies"):
+        fedkd_flwr.run({**local, "learning-rate": 1e30}, output_dir=tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_a_run_that_completed_a_round_stays_to_be_continued(local, tmp_path):
+    """The second round finds nobody; the first is not given up."""
+
+    def leaves_after_round_one(message, context):
+        config = message.content.config_records["config"]
+        if message.metadata.message_type == "train" and config["server-round"] == 2:
+            raise RuntimeError("gone")
+        return client_app(message, context)
+
+    settings = {**local, "num-server-rounds": 2, "output-dir": str(tmp_path / "run")}
+    configuration = resolve_output(read_config(settings), tmp_path)
+    with pytest.raises(RuntimeError, match="Round 2 has 0 valid replies"):
+        serve(InProcessGrid(leaves_after_round_one, 4, configuration.flat()), configuration)
+    assert read_checkpoint(tmp_path / "run").completed_rounds == 1
+    assert fedkd_flwr.resume(tmp_path / "run").finished
