@@ -160,7 +160,7 @@ def _check_model(client: PersonalClient) -> str:
 
 
 def _folder(name: str, client: PersonalClient, nowhere: str) -> str:
-    folder = client.state_folder if name == "state-dir" else client.models_folder
+    folder = client.node.state_folder if name == "state-dir" else client.node.models_folder
     if folder is None:
         return nowhere
     require_writable(folder, name)

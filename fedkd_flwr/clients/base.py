@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedkd_flwr.clients import disk, memory
+from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.clients import ClientData, client_indices, hash_of_public_pool, load_client
 from fedkd_flwr.data.public import public_subset
@@ -97,7 +98,8 @@ class PersonalClient(NumPyClient):
         self.context = context
         self.run = run
         self.settings: Any = settings
-        self.partition_id = own_partition(context, run.plan.num_clients)
+        self.node = read_node(context.node_config, run)
+        self.partition_id = self.node.partition_id
         self.device = run.torch_device
 
     # ---- Hooks: what a method may override -------------------------------------------
@@ -136,14 +138,13 @@ class PersonalClient(NumPyClient):
     @cached_property
     def data(self) -> ClientData:
         """The client's own data and the public pool, on the device."""
-        data_path = str(self.context.node_config.get("data-path", ""))
-        return load_client(self.run.data_plan, self.partition_id, data_path)
+        return load_client(self.run.data_plan, self.partition_id, self.node.data_path)
 
     @cached_property
     def model_name(self) -> str:
         """The architecture: the node's own choice, else the assignment of the run."""
-        if "model" in self.context.node_config:
-            return str(self.context.node_config["model"])
+        if self.node.model:
+            return self.node.model
         sizes = None
         models, plan = self.run.models, self.run.plan
         if models.model_assignment == "by-size":
@@ -283,46 +284,6 @@ class PersonalClient(NumPyClient):
             metrics |= _named(validation, "validation-")
         return metrics
 
-    # ---- Memory on disk --------------------------------------------------------------
-
-    @property
-    def state_folder(self) -> Path | None:
-        """Where the client keeps its memory besides the context, if anywhere."""
-        return self._own_folder("state-dir", self.run.state_dir)
-
-    @property
-    def models_folder(self) -> Path | None:
-        """Where the client's personalized model goes after the last round, if anywhere."""
-        folder = self.context.node_config.get("models-dir", self.run.models_dir)
-        return Path(str(folder)).expanduser() if folder else None
-
-    @property
-    def runs_kept(self) -> int:
-        """Of how many runs the client keeps its memory on disk, 0 for all."""
-        return int(str(self.context.node_config.get("keep-runs", disk.RUNS_KEPT)))
-
-    def memory_folder(self, run_id: str) -> Path | None:
-        """Return where the client keeps its memory of one run, if anywhere."""
-        return self.state_folder / run_id if self.state_folder and run_id else None
-
-    def recall(self, folder: Path | None, server_round: int, phase: str) -> None:
-        """Take up the memory from disk where the context has none that fits the round.
-
-        A context that has trained in this round already belongs to a round that the server
-        repeats after a crash; the memory of the round before is what it starts from.
-        """
-        remembered = disk.remembered_round(self.context)
-        is_repeated = phase == "train" and remembered >= server_round
-        if folder is None or (remembered and not is_repeated):
-            return
-        before = server_round if phase == "train" else server_round + 1
-        if not disk.load_context(self.context, folder, before) and is_repeated:
-            self.context.state.clear()
-
-    def _own_folder(self, name: str, default: str) -> Path | None:
-        folder = self.context.node_config.get(name, default)
-        return Path(str(folder)).expanduser() / str(self.partition_id) if folder else None
-
     # ---- NumPyClient -----------------------------------------------------------------
 
     @property
@@ -347,15 +308,15 @@ class PersonalClient(NumPyClient):
         """Serve a train message and keep the model; count its answers where asked to."""
         received = dict(zip(config["names"], parameters, strict=True))
         server_round, phase = int(config["server-round"]), str(config["phase"])
-        folder = self.memory_folder(str(config.get("run-id", "")))
-        self.recall(folder, server_round, phase)
+        folder = self.node.memory_folder(str(config.get("run-id", "")))
+        disk.recall(self.context, folder, server_round, phase)
         with seeded(self.device, self.run.plan.seed, phase, server_round, self.partition_id):
             reply = complete(self.train(received, server_round, phase))
         memory.save_model(self.context, "model", self.model)
         disk.note_round(self.context, server_round)
         if folder:
             disk.save_context(self.context, folder)
-            disk.forget_old_runs(folder, self.runs_kept)
+            disk.forget_old_runs(folder, self.node.runs_kept)
         metrics: dict[str, Any] = {**reply.metrics, "names": list(reply.arrays)}
         if config.get("evaluate"):
             metrics |= self.count_answers({}, server_round)
@@ -367,7 +328,8 @@ class PersonalClient(NumPyClient):
         """Evaluate the client's model on its own test split; nothing is kept."""
         received = dict(zip(config["names"], parameters, strict=True))
         server_round = int(config["server-round"])
-        self.recall(self.memory_folder(str(config.get("run-id", ""))), server_round, "evaluate")
+        folder = self.node.memory_folder(str(config.get("run-id", "")))
+        disk.recall(self.context, folder, server_round, "evaluate")
         metrics = self.count_answers(received, server_round)
         return metrics.get("loss", math.nan), int(metrics["total"]), metrics
 
@@ -385,9 +347,9 @@ class PersonalClient(NumPyClient):
                 # Whatever the method: else a comparison would measure running statistics.
                 refresh_statistics(self.model, self.data.train_images)
         metrics = {**self.evaluation_metrics(self.model), **further}
-        if self.models_folder and server_round == self.run.plan.num_server_rounds:
+        if self.node.models_folder and server_round == self.run.plan.num_server_rounds:
             try:
-                self.export_model(self.models_folder, metrics)
+                self.export_model(self.node.models_folder, metrics)
             except (OSError, SafetensorError) as error:
                 # A disk that refuses must not cost the results.
                 log(WARNING, "Client %d: its model is not exported, %s", self.partition_id, error)
@@ -405,23 +367,6 @@ class PersonalClient(NumPyClient):
         """
         card = model_card(self.run, self.model_name, self.partition_id, metrics)
         return save_personalized_model(self.model, card, folder)
-
-
-def own_partition(context: Context, num_clients: int) -> int:
-    """Return a node's partition-id.
-
-    Raises
-    ------
-    ValueError
-        If the run has no such partition; the server then leaves the node out.
-    """
-    partition_id = int(context.node_config["partition-id"])
-    if not 0 <= partition_id < num_clients:
-        raise ValueError(
-            f"this node is surplus: its partition-id {partition_id} is none of the run's "
-            f"0..{num_clients - 1}"
-        )
-    return partition_id
 
 
 def _named(evaluation: Evaluation, prefix: str = "") -> dict[str, float]:

@@ -103,6 +103,32 @@ def forget_old_runs(current: Path, keep: int) -> None:
             memory.unlink()
 
 
+def recall(context: Context, folder: Path | None, server_round: int, phase: str) -> None:
+    """Take up the memory from disk where the context has none that fits the round.
+
+    A context that has trained in this round already belongs to a round that the server
+    repeats after a crash; the memory of the round before is what it starts from.
+
+    Parameters
+    ----------
+    context : Context
+        Its state is replaced where the memory on disk is the one to start from.
+    folder : Path or None
+        The client's own folder of the run, if it has one.
+    server_round : int
+        The round of the message.
+    phase : str
+        ``train``, ``evaluate``, or the name of a method's further exchange.
+    """
+    remembered = remembered_round(context)
+    is_repeated = phase == "train" and remembered >= server_round
+    if folder is None or (remembered and not is_repeated):
+        return
+    before = server_round if phase == "train" else server_round + 1
+    if not load_context(context, folder, before) and is_repeated:
+        context.state.clear()
+
+
 def load_context(context: Context, folder: Path, before_round: int) -> bool:
     """Fill a context with the newest memory from before a round.
 

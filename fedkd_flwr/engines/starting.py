@@ -133,9 +133,12 @@ def resumed(path: str | Path, changes: Mapping[str, Any] | None = None) -> Confi
 def _with_absolute_folders(configuration: Configuration, **update: str) -> Configuration:
     """Return the config with `update`, and with absolute paths of all folders."""
     run = configuration.run.model_copy(update=update)
-    names = ("output_dir", "data_root", "models_dir", "state_dir")
+    names = ("output_dir", "models_dir", "state_dir")
     folders = {name: _absolute(getattr(run, name)) for name in names}
-    return configuration.model_copy(update={"run": run.model_copy(update=folders)})
+    data = run.data.model_copy(update={"data_root": _absolute(run.data.data_root)})
+    return configuration.model_copy(
+        update={"run": run.model_copy(update={**folders, "data": data})}
+    )
 
 
 def _kebab(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-from strategies.core.randomness import random_generator
 
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.rendering import in_bytes
 from fedkd_flwr.analysis.results import REFERENCE
 from fedkd_flwr.plots.looks import FIGURE_WIDTH, legend_below, new_figure, styled
 from fedkd_flwr.runs import Run
+from strategies.core.randomness import random_generator
 
 
 def plot_accuracy_over_rounds(comparison: Comparison) -> Figure:

@@ -1,0 +1,70 @@
+"""What a node's own config says, and the run's where it says nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedkd_flwr.clients.disk import RUNS_KEPT
+from fedkd_flwr.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Node:
+    """Who a node is, and where its things are.
+
+    Attributes
+    ----------
+    partition_id : int
+        Which client it is, 0..N-1.
+    data_path : str
+        Its own folder of images or Parquet file; empty for a share of the data set.
+    model : str
+        Its own choice of architecture; empty for the run's assignment.
+    state_folder : Path or None
+        Where it keeps its memory besides the context, if anywhere.
+    models_folder : Path or None
+        Where its personalized model goes after the last round, if anywhere.
+    runs_kept : int
+        Of how many runs its memory stays on disk, 0 for all.
+    """
+
+    partition_id: int
+    data_path: str
+    model: str
+    state_folder: Path | None
+    models_folder: Path | None
+    runs_kept: int
+
+    def memory_folder(self, run_id: str) -> Path | None:
+        """Return where the node keeps its memory of one run, if anywhere."""
+        return self.state_folder / run_id if self.state_folder and run_id else None
+
+
+def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
+    """Read a node's config.
+
+    Raises
+    ------
+    ValueError
+        If the run has no such partition; the server then leaves the node out.
+    """
+    partition_id = int(node_config["partition-id"])
+    if not 0 <= partition_id < run.plan.num_clients:
+        raise ValueError(
+            f"this node is surplus: its partition-id {partition_id} is none of the run's "
+            f"0..{run.plan.num_clients - 1}"
+        )
+    state_folder = _folder(node_config.get("state-dir", run.state_dir))
+    return Node(
+        partition_id=partition_id,
+        data_path=str(node_config.get("data-path", "")),
+        model=str(node_config.get("model", "")),
+        state_folder=state_folder / str(partition_id) if state_folder else None,
+        models_folder=_folder(node_config.get("models-dir", run.models_dir)),
+        runs_kept=int(str(node_config.get("keep-runs", RUNS_KEPT))),
+    )
+
+
+def _folder(name: object) -> Path | None:
+    return Path(str(name)).expanduser() if name else None
