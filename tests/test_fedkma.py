@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from fedkd_flwr.state import exchanged_state, fill_model
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 from torch import nn
 
@@ -24,9 +23,11 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines.grid import InProcessGrid
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.darts.settings import OPERATIONS as ALL_OPERATIONS
+from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.runs import RunDirectoryError
-from fedkd_flwr.server_app import initial_arrays, serve
-from fedkd_flwr.training import cross_entropy_on, predict_logits, refresh_statistics
+from fedkd_flwr.server_app import initial_model, serve
+from fedkd_flwr.training.jobs import complete
+from fedkd_flwr.training.loop import predict_logits, refresh_statistics
 from strategies.core.plan import RunPlan
 from strategies.core.replies import InvalidReplyError, Reply
 from strategies.fedkma import (
@@ -36,9 +37,9 @@ from strategies.fedkma import (
     FedKMA,
     FedKMASettings,
     irrelevancy,
-    mix_arrays,
     sharing_row,
 )
+from strategies.parameters import mix_models
 
 OPERATIONS = "none,skip_connect,max_pool_3x3,sep_conv_3x3"
 FIXED = {
@@ -111,7 +112,7 @@ def client_of(flat, partition_id=0):
     configuration = read_config(flat)
     context = Context(1, 1, {"partition-id": partition_id}, RecordDict(), configuration.flat())
     client = FedKMAClient(context, configuration.run, configuration.settings)
-    client.receive_model({k: a.numpy() for k, a in initial_arrays(configuration).items()})
+    client.receive_model(initial_model(configuration))
     return client
 
 
@@ -187,20 +188,21 @@ def test_rows_survive_distances_of_any_size(as_printed):
 
 def test_mixing_equals_loops():
     rng = np.random.default_rng(1)
-    arrays = {
-        n: {
-            "weight": rng.normal(size=(3, 2, 2)).astype(np.float32),
-            "alpha": rng.normal(size=(4,)).astype(np.float32),
+    models = [
+        {
+            "weights": rng.normal(size=12).astype(np.float32),
+            "alphas": rng.normal(size=4).astype(np.float32),
         }
-        for n in (0, 2, 3)
-    }
-    sharing = rng.dirichlet(np.ones(3), size=3)
-    for row, mixed in zip(sharing, mix_arrays(sharing, arrays), strict=True):
-        assert mixed.keys() == arrays[0].keys()
-        for name, values in mixed.items():
-            expected = sum(m * given[name] for m, given in zip(row, arrays.values(), strict=True))
+        for _ in range(3)
+    ]
+    sharing = rng.dirichlet(np.ones(3), size=2)
+    mixed = mix_models(sharing, models)
+    assert mixed.keys() == models[0].keys()
+    for kind, rows in mixed.items():
+        assert rows.dtype == np.float32
+        for row, values in zip(sharing, rows, strict=True):
+            expected = sum(m * given[kind] for m, given in zip(row, models, strict=True))
             np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
-            assert values.dtype == np.float32
 
 
 def test_class_means_equal_loops_and_flag_absent_classes():
@@ -221,15 +223,14 @@ def test_a_step_moves_its_own_parameters_alone(tiny):
     alphas, omegas = split_parameters(client.model)
     assert len(alphas) == 2
     assert len(alphas) + len(omegas) == len(list(client.model.parameters()))
-    loss = cross_entropy_on(client.data.train_images, client.data.train_labels)
-    positions = torch.arange(8)
+    batch = client.data.train_images[:8], client.data.train_labels[:8]
     client.model.train()
     # Momentum and weight decay would also move what has no gradient of this step.
     for moved, kept in ((alphas, omegas), (omegas, alphas), (alphas, omegas)):
         optimizer = torch.optim.SGD(moved, 0.1, momentum=0.9, weight_decay=0.1)
         moved_before = [value.detach().clone() for value in moved]
         kept_before = [value.detach().clone() for value in kept]
-        step(client.model, loss, positions, optimizer)
+        step(client.model, batch, optimizer)
         assert all(torch.equal(a, b) for a, b in zip(kept, kept_before, strict=True))
         assert not any(torch.equal(a, b) for a, b in zip(moved, moved_before, strict=True))
 
@@ -239,7 +240,7 @@ def test_the_alpha_half_never_enters_an_omega_step(tiny, monkeypatch):
     seen = {"alpha": [], "omega": []}
     kinds = []
 
-    def spy(model, loss, positions, optimizer):
+    def spy(model, batch, optimizer):
         moved = {id(value) for value in optimizer.param_groups[0]["params"]}
         alphas, omegas = ({id(value) for value in part} for part in split_parameters(model))
         assert moved in (alphas, omegas)
@@ -247,13 +248,13 @@ def test_the_alpha_half_never_enters_an_omega_step(tiny, monkeypatch):
         hook = model.register_forward_pre_hook(
             lambda _, inputs: seen[kinds[-1]].extend(x.numpy().tobytes() for x in inputs[0])
         )
-        value = step(model, loss, positions, optimizer)
+        value = step(model, batch, optimizer)
         hook.remove()
         return value
 
     monkeypatch.setattr(client_module, "step", spy)
     for server_round in (1, 2):
-        client_of({**tiny, "local-epochs": 3}).search(server_round)
+        complete(client_of({**tiny, "local-epochs": 3}).search(server_round))
     assert kinds == ["alpha", "omega"] * (len(kinds) // 2)
     omega, alpha = set(seen["omega"]), set(seen["alpha"])
     assert not omega & alpha
@@ -269,7 +270,7 @@ def test_the_alpha_half_never_enters_an_omega_step(tiny, monkeypatch):
 def test_statistics_are_refreshed_for_the_final_weights(tiny):
     """After it, evaluation on the images agrees with a training-mode pass over them all."""
     client = client_of(tiny)
-    client.search(1)
+    complete(client.search(1))
     images = client.data.train_images
     weights = [value.detach().clone() for value in client.model.parameters()]
     refresh_statistics(client.model, images)
@@ -285,14 +286,14 @@ def test_statistics_are_refreshed_for_the_final_weights(tiny):
 def test_received_statistics_do_not_decide_how_a_search_network_is_evaluated(tiny, strategy):
     """Every method is evaluated with fresh statistics, or a comparison would measure those."""
     configuration = read_config({**tiny, "strategy": strategy})
-    mixed = {name: array.numpy() for name, array in initial_arrays(read_config(tiny)).items()}
-    skewed = {k: v + (5 if "running_" in k else 0) for k, v in mixed.items()}
+    mixed = initial_model(read_config(tiny))
+    skewed = {**mixed, "buffers": mixed["buffers"] + 5}
     logits = []
     for received in (mixed, skewed):
         context = Context(1, 1, {"partition-id": 0}, RecordDict(), configuration.flat())
         client_type = configuration.run.method.client
         client = client_type(context, configuration.run, configuration.settings)
-        fill_model(client.model, {name: torch.from_numpy(a) for name, a in received.items()})
+        fill_from_vectors(client.model, received)
         names = [] if strategy == "local" else list(received)
         client.evaluate([received[k] for k in names], {"names": names, "server-round": 1})
         logits.append(predict_logits(client.model, client.data.test_images))
@@ -317,7 +318,7 @@ def test_a_search_needs_two_samples(tiny, monkeypatch):
     client = client_of(tiny)
     monkeypatch.setattr(FedKMAClient, "num_examples", 1)
     with pytest.raises(ValueError, match="at least 2 training samples"):
-        client.search(1)
+        complete(client.search(1))
 
 
 # ---- Whole rounds --------------------------------------------------------------------------
@@ -326,10 +327,8 @@ def test_a_search_needs_two_samples(tiny, monkeypatch):
 def test_the_next_round_receives_exactly_the_mixed_models(tiny, tmp_path):
     witness = Witness()
     finished, configuration = run_with(witness, tiny, tmp_path / "run")
-    names = set(initial_arrays(configuration).keys())
-    buffers = {name for name in names if "running_" in name}
-    assert {"alpha_normal", "alpha_reduce"} < names
-    assert buffers
+    names = {"weights", "buffers", "alphas"}
+    assert initial_model(configuration).keys() == names
     for name in names:
         for n in range(3):
             np.testing.assert_array_equal(
@@ -346,14 +345,13 @@ def test_the_next_round_receives_exactly_the_mixed_models(tiny, tmp_path):
             np.testing.assert_allclose(received, expected, rtol=1e-4, atol=1e-6)
             # It is evaluated on the same arrays.
             np.testing.assert_array_equal(witness.down[1, "evaluate", n][name], received)
-        for name in ("alpha_normal", "alpha_reduce"):
-            trained = witness.up[1, "train", n][name]
-            assert (trained != witness.down[1, "train", n][name]).all()
-            assert (witness.down[2, "train", n][name] != trained).all()
-            np.testing.assert_array_equal(
-                finished.matrices[name][0][n], witness.down[2, "train", n][name]
-            )
-    first, second = (witness.down[2, "train", n]["alpha_normal"] for n in (0, 1))
+        trained = witness.up[1, "train", n]["alphas"]
+        assert (trained != witness.down[1, "train", n]["alphas"]).all()
+        assert (witness.down[2, "train", n]["alphas"] != trained).all()
+        np.testing.assert_array_equal(
+            finished.matrices["alphas"][0][n], witness.down[2, "train", n]["alphas"]
+        )
+    first, second = (witness.down[2, "train", n]["alphas"] for n in (0, 1))
     assert not np.array_equal(first, second)
 
 
@@ -364,7 +362,7 @@ def test_only_models_mean_logits_flags_and_rows_cross_the_network(tiny, tmp_path
     witness = Witness()
     run_with(witness, flat, tmp_path / "run")
     model = build_model("darts", (1, 28, 28), 10, read_config(flat).run.models.search_space)
-    shapes = {name: tuple(value.shape) for name, value in exchanged_state(model).items()}
+    shapes = {name: vector.shape for name, vector in model_vectors(model).items()}
     trained = {**shapes, CLASS_LOGITS: (10, 10), CLASS_FLAGS: (10,)}
     allowed_up = {"train": trained, SHARE_KNOWLEDGE: {"sharing": (3,)}}
     allowed_up |= {"evaluate": {}, "properties": {}}
@@ -380,8 +378,8 @@ def test_only_models_mean_logits_flags_and_rows_cross_the_network(tiny, tmp_path
                 assert cosine < 0.999, name
     for (_, phase, _), arrays in witness.down.items():
         assert {name: array.shape for name, array in arrays.items()} == allowed_down[phase]
-    known = {"train-loss", "num-examples", "correct", "total", "loss"}
-    assert {name for metrics in witness.metrics.values() for name in metrics} <= known
+    known = {"train-loss", "num-examples", "test-size", "validation-size", "correct", "total"}
+    assert {name for metrics in witness.metrics.values() for name in metrics} <= known | {"loss"}
 
 
 def test_clients_flag_the_classes_they_hold(tiny, tmp_path):
@@ -417,7 +415,8 @@ def test_groups_that_share_classes_weigh_each_other_more(tiny, tmp_path):
     for n in range(4):
         distances = {"irrelevancy": witness.down[2, SHARE_KNOWLEDGE, n]["irrelevancy"]}
         client = client_of({**flat, "fedkma.as-printed": True}, n)
-        printed[n] = client.train(distances, 2, SHARE_KNOWLEDGE).arrays["sharing"]
+        reply = complete(client.train(distances, 2, SHARE_KNOWLEDGE))
+        printed[n] = reply.arrays["sharing"]
     same = np.kron(np.eye(2), np.ones((2, 2))).astype(bool)
     np.testing.assert_allclose(meant.sum(axis=1), 1)
     np.testing.assert_allclose(printed.sum(axis=1), 1, rtol=1e-5)
@@ -441,7 +440,7 @@ def test_a_fixed_genotype_trains_on_all_samples_and_shares_knowledge(tiny, tmp_p
     client = client_of({**tiny, **changes})
     images = []
     client.model.register_forward_pre_hook(lambda _, inputs: images.extend(inputs[0]))
-    client.search(1)
+    complete(client.search(1))
     assert len(images) == client.num_examples
     finished = fedkd_flwr.run({**tiny, **changes}, output_dir=tmp_path / "run")
     assert set(finished.matrices) == {"sharing"}
@@ -497,7 +496,7 @@ def test_a_client_that_fails_in_training_drops_out_of_all_rows(tiny, tmp_path):
     np.testing.assert_allclose(first[0, [0, 2]], whole[[0, 2]] / whole[[0, 2]].sum(), rtol=1e-4)
     # It goes on from where it was, and takes part again.
     np.testing.assert_array_equal(
-        witness.down[2, "train", 1]["alpha_normal"], witness.down[1, "train", 0]["alpha_normal"]
+        witness.down[2, "train", 1]["alphas"], witness.down[1, "train", 0]["alphas"]
     )
     assert (finished.matrices["sharing"][1] > 0).all()
 
@@ -507,8 +506,8 @@ def test_monstrous_logits_reach_nobody_as_nan(tiny, tmp_path):
         reply = client_app(message, context)
         if is_phase(message, "train") and context.node_config["partition-id"] == 1:
             arrays = arrays_of(reply)
-            monstrous = np.full((10, 10), -3e38, dtype=np.float32)
-            monstrous[:, 0] = 3e38
+            monstrous = np.full((10, 10), -9e7, dtype=np.float32)
+            monstrous[:, 0] = 9e7
             arrays |= {CLASS_LOGITS: monstrous, CLASS_FLAGS: np.ones(10, dtype=np.float32)}
             reply.content["arrays"] = ArrayRecord({k: Array(v) for k, v in arrays.items()})
         return reply
@@ -531,23 +530,20 @@ def test_flags_other_than_0_and_1_are_refused():
 
 def test_state_brings_back_matrix_and_mixed_models():
     rng = np.random.default_rng(0)
-    plan = RunPlan(num_clients=3, num_rounds=4, num_classes=3)
-    strategy = FedKMA(plan, FedKMASettings())
+    plan = RunPlan(num_clients=3, num_classes=3)
+    strategy, restored = (FedKMA(plan, FedKMASettings()) for _ in range(2))
+    for either in (strategy, restored):
+        either.begin({"weights": np.zeros(4, dtype=np.float32)})
     strategy.sharing = rng.dirichlet(np.ones(3), size=3)
-    for n in (0, 2):
-        values = rng.normal(size=(2, 2)).astype(np.float32)
-        strategy._personalized[n] = {"cells.0-a.weight": Array(values)}
-    strategy.global_arrays = ArrayRecord({"cells.0-a.weight": Array(np.zeros((2, 2)))})
-    restored = FedKMA(plan, FedKMASettings())
+    strategy.mixed = {"weights": rng.normal(size=(3, 4)).astype(np.float32)}
     restored.restore(2, strategy.state())
-    restored.global_arrays = strategy.global_arrays
     assert restored.completed_rounds == 2
     np.testing.assert_array_equal(restored.matrices()["sharing"], strategy.sharing)
     for n in range(3):
         before, after = strategy.train_payload(3, n), restored.train_payload(3, n)
         assert before.keys() == after.keys()
         for name in before:
-            np.testing.assert_array_equal(before[name].numpy(), after[name].numpy())
+            np.testing.assert_array_equal(before[name], after[name])
 
 
 @pytest.mark.parametrize(
@@ -576,8 +572,8 @@ def test_genotypes_are_the_strongest_operation_of_every_edge(tiny, tmp_path):
     assert len(genotypes) == 3
     for n, genotype in enumerate(genotypes):
         for kind, cell in (("normal", genotype.normal), ("reduce", genotype.reduce)):
-            alpha = finished.matrices[f"alpha_{kind}"][-1][n]
-            assert alpha.shape == (5, 4)
+            alphas = finished.matrices["alphas"][-1][n].reshape(2, 5, 4)
+            alpha = alphas[("normal", "reduce").index(kind)]
             # Edges 0 and 1 lead to node 0, edges 2, 3 and 4 to node 1.
             for edges, node in (((0, 1), cell[0]), ((2, 3, 4), cell[1])):
                 strongest = [(names[alpha[edge].argmax()], edge - edges[0]) for edge in edges]
@@ -618,5 +614,5 @@ def test_the_papers_accuracies(tiny, tmp_path):
         finished.rounds["accuracy_mean"].iloc[-1]
     )
     (tmp_path / "run" / "clients.jsonl").write_text("")
-    with pytest.raises(RunDirectoryError, match="no accuracy yet"):
+    with pytest.raises(RunDirectoryError, match=r"clients.jsonl is damaged"):
         local_inference_accuracy(fedkd_flwr.load_run(tmp_path / "run"))

@@ -53,7 +53,18 @@ client.evaluate([], {"names": [], "server-round": 1})
 
 
 @pytest.mark.parametrize(
-    "module", ["seaborn", "matplotlib", "networkx", "datasets", "flwr_datasets", "torchvision"]
+    "module",
+    [
+        "seaborn",
+        "matplotlib",
+        "networkx",
+        "sklearn",
+        "scipy.stats",
+        "pandas",
+        "datasets",
+        "flwr_datasets",
+        "torchvision",
+    ],
 )
 def test_a_lenet_client_on_digits_does_without(module, lenet_modules):
     assert module not in lenet_modules

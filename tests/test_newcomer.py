@@ -111,7 +111,7 @@ def test_the_run_is_left_as_it_is(finished, tmp_path):
 def test_what_cannot_work_is_refused_in_one_sentence(finished, small, tmp_path):
     with pytest.raises(ConfigError, match="name a partition or a data path"):
         personalize(finished)
-    with pytest.raises(DataError, match="no client 4 among 4"):
+    with pytest.raises(ConfigError, match="no partition 4, only 0 to 3"):
         personalize(finished, 4)
     with pytest.raises(DataError, match="no folder or Parquet file"):
         personalize(finished, data_path=tmp_path / "nowhere")

@@ -16,8 +16,9 @@ from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.perfed_ckt import PerFedCKTClient, nearest_centroid
 from fedkd_flwr.config import ConfigError, read_config, read_toml
 from fedkd_flwr.engines.grid import InProcessGrid
-from fedkd_flwr.server_app import initial_arrays, serve
-from fedkd_flwr.training import predict
+from fedkd_flwr.server_app import initial_model, serve
+from fedkd_flwr.training.jobs import complete
+from fedkd_flwr.training.losses import CoDistillation
 from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.traffic import Traffic
@@ -102,18 +103,18 @@ def test_nearest_is_by_squared_distance_over_all_samples():
 @pytest.mark.parametrize("own", [0, 1, 2])
 def test_a_client_learns_from_the_centroid_nearest_to_its_predictions(own, small, monkeypatch):
     chosen = []
-    original = PerFedCKTClient.two_term_loss
+    original = PerFedCKTClient.co_distil
 
     def spy(client, images, centroid, server_round):
         chosen.append(centroid.numpy())
         return original(client, images, centroid, server_round)
 
-    monkeypatch.setattr(PerFedCKTClient, "two_term_loss", spy)
+    monkeypatch.setattr(PerFedCKTClient, "co_distil", spy)
     client = client_of(small)
-    predictions = predict(client.model, client.public_images(0), temperature=1.0).numpy()
+    predictions = complete(client.predict(client.public_images(0), temperature=1.0)).numpy()
     centroids = random_predictions(np.random.default_rng(0), 3, *predictions.shape)
     centroids[own] = 0.9 * predictions + 0.1 * centroids[own]
-    reply = client.train({"centroids": centroids}, server_round=2, phase="train")
+    reply = complete(client.train({"centroids": centroids}, server_round=2, phase="train"))
     assert reply.metrics["cluster"] == own
     assert reply.arrays.keys() == {"predictions"}
     (learnt_from,) = chosen
@@ -123,24 +124,26 @@ def test_a_client_learns_from_the_centroid_nearest_to_its_predictions(own, small
 def test_the_pull_brings_predictions_to_the_centroid(small):
     """What another client knows of the public data, without its weights or its labels."""
     other = client_of(small, partition_id=1, **{"local-iterations": 100})
-    target = other.train({}, server_round=1, phase="train").arrays["predictions"]
+    target = complete(other.train({}, server_round=1, phase="train")).arrays["predictions"]
 
     def distance_after(weight):
         changes = {"local-iterations": 50, "perfed-ckt.regularization-weight": weight}
         client = client_of(small, **changes, momentum=0.0)
-        reply = client.train({"centroids": target[None]}, server_round=2, phase="train")
+        message = {"centroids": target[None]}
+        reply = complete(client.train(message, server_round=2, phase="train"))
         return ((reply.arrays["predictions"] - target) ** 2).sum()
 
     assert distance_after(2.0) < 0.7 * distance_after(0.0)
 
 
 def test_the_loss_equals_a_hand_computation(small):
-    """Eq. 1 in float64 with plain loops; a public batch of all samples is their mean."""
-    client = client_of(small, **{"perfed-ckt.public-batch-size": 40})
+    """Eq. 1 in float64 with plain loops, on a public batch of all samples."""
+    client = client_of(small)
     images = client.public_images(0)
     centroid = torch.from_numpy(random_predictions(np.random.default_rng(2), 40, 10))
     positions = torch.tensor([3, 5, 8])
-    loss = client.two_term_loss(images, centroid, server_round=2)(client.model, positions)
+    private = client.data.train_images[positions], client.data.train_labels[positions]
+    loss = CoDistillation(weight=2.0)(client.model, *private, images, centroid)
 
     def softmax(row):
         exponentials = np.exp(row - row.max())
@@ -158,11 +161,16 @@ def test_the_loss_equals_a_hand_computation(small):
 
 
 def test_public_batches_are_drawn_anew_in_each_iteration(small):
-    client = client_of(small, **{"perfed-ckt.public-batch-size": 10})
-    images = client.public_images(0)
-    loss = client.two_term_loss(images, torch.full((40, 10), 0.1), server_round=2)
-    values = {float(loss(client.model, torch.arange(4)).detach()) for _ in range(4)}
-    assert len(values) == 4
+    """The public part of a batch changes from step to step, whatever the private one does."""
+    changes = {"perfed-ckt.public-batch-size": 10, "local-iterations": 4}
+    client = client_of(small, **changes)
+    images, centroid = client.public_images(0), torch.full((40, 10), 0.1)
+    job = next(client.co_distil(images, centroid, server_round=2))
+    publics = [public for _, _, public, _ in job.batches]
+    assert len(publics) == 4
+    assert len({public.numpy().tobytes() for public in publics}) == 4
+    known = {image.numpy().tobytes() for image in images}
+    assert all(image.numpy().tobytes() in known for public in publics for image in public)
 
 
 def test_without_centroids_a_client_trains_on_its_own_data_alone(small):
@@ -170,7 +178,7 @@ def test_without_centroids_a_client_trains_on_its_own_data_alone(small):
     expected = client_of(small).model
     data = client.data
     functional.cross_entropy(expected(data.train_images), data.train_labels).backward()
-    reply = client.train({}, server_round=1, phase="train")
+    reply = complete(client.train({}, server_round=1, phase="train"))
     assert "cluster" not in reply.metrics
     for trained, fresh in zip(client.model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(trained, fresh - 0.05 * fresh.grad, rtol=1e-4, atol=1e-6)
@@ -310,7 +318,7 @@ class LateGrid(InProcessGrid):
     def send_and_receive(self, messages, *, timeout=None):
         messages = list(messages)
         replies = super().send_and_receive(messages, timeout=timeout)
-        if any(message.metadata.message_type == "evaluate" for message in messages):
+        if any(message.metadata.message_type == "train" for message in messages):
             self.is_first_round = False
         return replies
 
@@ -364,7 +372,9 @@ def scripted_app(public_size, classes):
     def app(message, context):
         n = context.node_config["partition-id"]
         info = ConfigRecord({"partition-id": n, "model": "vgg11"})
-        metrics = MetricRecord({"num-examples": 1 + n, "correct": 1, "total": 2})
+        sizes = {"num-examples": 1 + n, "test-size": 2, "validation-size": 0}
+        counts = {"correct": 1, "total": 2}
+        metrics = MetricRecord(sizes if message.metadata.message_type == "query" else counts)
         arrays = {"predictions": answers[n % classes]}
         is_train = message.metadata.message_type == "train"
         content = RecordDict({"info": info, "metrics": metrics,
@@ -395,7 +405,8 @@ def test_communication_of_table_1(fraction, clusters, numbers, tmp_path):
 def test_fedavg_on_the_same_preset_costs_five_hundred_times_as_much():
     """One round of ten clients, times 200: 2150e7 in Table 1."""
     flat = {**read_toml(TABLE_1), "strategy": "fedavg", "device": "cpu"}
-    model = initial_arrays(read_config(flat))
+    vectors = initial_model(read_config(flat))
+    model = {kind: Array(vector) for kind, vector in vectors.items()}
     traffic = Traffic()
     for n in range(10):
         traffic.count_down(n, model)

@@ -9,14 +9,14 @@ from flwr.app import Context, RecordDict
 from torch.nn import functional
 
 import fedkd_flwr
-from fedkd_flwr import state
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
-from fedkd_flwr.clients import persfl
+from fedkd_flwr.clients import memory, persfl
 from fedkd_flwr.clients.persfl import Candidate, PersFLClient, PersFLGDClient
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines.grid import InProcessGrid
 from fedkd_flwr.server_app import serve
+from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.loop import DivergedError, Evaluation, evaluate
 from strategies.persfl import PERSONALIZE, PersFLSettings
 
@@ -54,9 +54,9 @@ def teacher_after(losses, small, monkeypatch, **changes):
             for parameter in client.model.parameters():
                 parameter.fill_(server_round)
         client.consider_teacher(server_round)
-    teacher = state.load_tensors(client.context, "teacher")
+    teacher = memory.load_tensors(client.context, "teacher")
     (held,) = {float(value) for tensor in teacher.values() for value in tensor.flatten()}
-    chosen = state.load_numbers(client.context, "teacher-choice")["round"]
+    chosen = memory.load_numbers(client.context, "teacher-choice")["round"]
     assert held == chosen
     return chosen
 
@@ -154,7 +154,7 @@ def test_two_steps_equal_a_hand_computation(small):
                 parameter -= 0.1 * gradient
     with torch.no_grad():
         logits = teacher(images)
-    candidate = client.distilled(logits, share, temperature, server_round=2)
+    candidate = complete(client.distilled(logits, share, temperature, server_round=2))
     for name, value in student.state_dict().items():
         torch.testing.assert_close(candidate.weights[name], value, rtol=1e-4, atol=1e-6)
 
@@ -167,7 +167,7 @@ def test_lambda_one_leaves_the_student_at_the_teacher(strategy, small):
         client = client_of(small, **changes, **{"persfl.imitation": imitation})
         teacher = weights_of(client.model)
         client.consider_teacher(0)
-        client.personalize(server_round=2)
+        complete(client.personalize(server_round=2))
         moved = max(
             float((value - teacher[name]).abs().max())
             for name, value in client.model.state_dict().items()
@@ -203,12 +203,14 @@ def kept_pair(results, small, monkeypatch):
     def distilled(logits, imitation, temperature, server_round):
         if script[imitation] is None:
             raise DivergedError("training diverged")
+        yield from ()
         weights = {k: torch.full_like(v, imitation) for k, v in client.model.state_dict().items()}
         return Candidate(imitation, temperature, *script[imitation], weights)
 
     monkeypatch.setattr(client, "distilled", distilled)
-    choice = client.personalize(server_round=2)
-    kept = state.load_tensors(client.context, "personalized")
+    complete(client.personalize(server_round=2))
+    choice = client.choice()
+    kept = memory.load_tensors(client.context, "personalized")
     assert all((value == choice["lambda"]).all() for value in kept.values())
     return choice["lambda"]
 
@@ -235,7 +237,7 @@ def test_a_step_that_is_too_large_diverges(small):
     client = client_of(small, **{"persfl.distillation-learning-rate": 1e30})
     client.consider_teacher(0)
     with pytest.raises(DivergedError):
-        client.personalize(server_round=2)
+        complete(client.personalize(server_round=2))
 
 
 # ---- Whole runs ----------------------------------------------------------------------
@@ -279,7 +281,7 @@ def test_the_personalized_model_is_evaluated_in_the_last_round(small, tmp_path):
     last = finished.clients[finished.clients["round"] == 2].set_index("partition_id")
     for n, context in grid.contexts.items():
         client = client_of(small, context=context)
-        assert state.load_model(context, "personalized", client.model)
+        assert memory.load_model(context, "personalized", client.model)
         assert client.test_accuracy() == last.loc[n, "accuracy"]
     assert (last["accuracy"] != last["global_accuracy"]).any()
     assert (finished.summary["last_round"]["accuracy_mean"]) == last["accuracy"].mean()
@@ -301,7 +303,7 @@ def test_a_client_that_fails_in_stage_2_falls_back_to_its_teacher(small, tmp_pat
     assert last["lambda"].isna().tolist() == [False, True, False, False]
     assert last["teacher_round"].notna().all()
     client = client_of(small, context=grid.contexts[1])
-    assert state.load_model(client.context, "teacher", client.model)
+    assert memory.load_model(client.context, "teacher", client.model)
     assert client.test_accuracy() == last.loc[1, "accuracy"]
 
 

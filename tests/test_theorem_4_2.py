@@ -14,14 +14,13 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
 from torch import nn
 
-from fedkd_flwr.clients.perfed_ckt import PerFedCKTClient, nearest_centroid
-from fedkd_flwr.config import read_config
-from fedkd_flwr.training import predict, train_on
-from strategies.perfed_ckt import PerFedCKTSettings, cluster_predictions
-from strategies.soft_predictions import weighted_mean
+from fedkd_flwr.clients.perfed_ckt import nearest_centroid
+from fedkd_flwr.training.loop import predict_logits, train_on
+from fedkd_flwr.training.losses import CoDistillation
+from strategies.core.simplex import weighted_mean
+from strategies.perfed_ckt import cluster_predictions
 
 SPREAD = np.array([0.01, 0.015, 0.03, 0.045])  # v_k; all weights stay chances, between 0 and 1
 SIGMA = 0.025
@@ -46,33 +45,19 @@ class LinearModel(nn.Module):
         return torch.stack([chance, 1 - chance], dim=1).log()
 
 
-class LinearClient(PerFedCKTClient):
-    """A client with squared errors for its private loss, as in the theorem."""
+def squared_error(model, inputs, answers):
+    """The private loss of the theorem."""
+    return (products(inputs, model.weights) - answers).square().mean()
 
-    def __init__(self, inputs, answers, regularization):
-        settings = PerFedCKTSettings(regularization_weight=regularization, public_batch_size=DRAWS)
-        run = read_config({"strategy": "perfed-ckt", "device": "cpu"}).run
-        super().__init__(Context(0, 0, {"partition-id": 0}, RecordDict(), {}), run, settings)
-        self.inputs, self.answers = torch.as_tensor(inputs), torch.as_tensor(answers)
 
-    @property
-    def private_loss(self):
-        def loss(model, positions):
-            expected = products(self.inputs[positions], model.weights)
-            return (expected - self.answers[positions]).square().mean()
-
-        return loss
-
-    def trained(self, start, public, teacher, steps):
-        """Return the weights after full batches towards a teacher (P, 2), from start weights."""
-        model = LinearModel(start)
-        public, teacher = torch.as_tensor(public), torch.as_tensor(teacher)
-        loss = self.two_term_loss(public, teacher, server_round=1)
-        # With rows of the unit matrix this is 0.8 of the step that ends in the minimum.
-        rate = 0.4 * len(start) / (1 + 2 * self.settings.regularization_weight)
-        optimizer = torch.optim.SGD(model.parameters(), rate)
-        train_on(model, loss, optimizer, [torch.arange(len(self.inputs))] * steps)
-        return model.weights.detach().numpy()
+def trained(start, private, public, teacher, regularization, steps):
+    """Return the weights after full batches of Eq. 1 towards a teacher (P, 2)."""
+    model = LinearModel(start)
+    batch = tuple(torch.as_tensor(part) for part in (*private, public, teacher))
+    # With rows of the unit matrix this is 0.8 of the step that ends in the minimum.
+    optimizer = torch.optim.SGD(model.parameters(), 0.4 * len(start) / (1 + 2 * regularization))
+    train_on(model, CoDistillation(regularization, squared_error), optimizer, [batch] * steps)
+    return model.weights.detach().numpy()
 
 
 @pytest.mark.parametrize("regularization", [0.0, 0.5, 3.0])
@@ -83,8 +68,8 @@ def test_training_on_both_terms_ends_where_equation_14_says(regularization):
     answers = inputs @ [0.3, 0.6] + 0.05 * generator.standard_normal(12)
     weights = np.array([0.7, 0.4])
     teacher = np.stack([public @ weights, 1 - public @ weights], axis=1)
-    client = LinearClient(inputs, answers, regularization)
-    ended_at = client.trained([0.5, 0.5], public, teacher, steps=500)
+    private = inputs, answers
+    ended_at = trained([0.5, 0.5], private, public, teacher, regularization, steps=500)
     own, shared = inputs.T @ inputs / 12, 2 * regularization * public.T @ public / 7
     expected = np.linalg.solve(own + shared, inputs.T @ answers / 12 + shared @ weights)
     np.testing.assert_allclose(ended_at, expected, atol=1e-9)
@@ -109,13 +94,13 @@ def test_no_other_teacher_or_weight_brings_a_client_closer_to_its_true_model(k):
     observed = true + SIGMA * generator.standard_normal(true.shape)
     unit = torch.arange(DRAWS)
     predictions = np.stack(
-        [predict(LinearModel(column), unit, temperature=1.0).numpy() for column in observed.T]
+        [predict_logits(LinearModel(column), unit).softmax(dim=1).numpy() for column in observed.T]
     )
 
     def errors(weights, regularization):
-        client = LinearClient(unit, observed[:, k], regularization)
-        teacher = weighted_mean(weights[None], predictions)[0]
-        return (client.trained(observed[:, k], unit, teacher, steps=12) - true[:, k]) ** 2
+        start, teacher = observed[:, k], weighted_mean(weights[None], predictions)[0]
+        found = trained(start, (unit, start), unit, teacher, regularization, steps=12)
+        return (found - true[:, k]) ** 2
 
     regularization = SIGMA**2 / (2 * SPREAD[k] ** 2)
     best = errors(optimal_weights(), regularization)

@@ -141,6 +141,9 @@ def _new_client(
     configuration = read_config(flat)
     if partition_id is None and not data_path:
         raise ConfigError("A newcomer needs data: name a partition or a data path.")
+    num_clients = configuration.run.plan.num_clients
+    if not 0 <= (partition_id or 0) < num_clients:
+        raise ConfigError(f"The run has no partition {partition_id}, only 0 to {num_clients - 1}.")
     context = Context(
         run_id=0,
         node_id=0,

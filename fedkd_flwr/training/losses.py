@@ -4,6 +4,7 @@ Those of a model and a batch are values: two clients with equal settings have eq
 is how an engine knows that it may train them side by side.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -43,16 +44,19 @@ class CoDistillation:
     ----------
     weight : float
         lambda of Eq. 1.
+    private_loss : callable
+        Mean loss of the model on the private batch, f_k of Eq. 1.
     """
 
     weight: float
+    private_loss: Callable[[nn.Module, Tensor, Tensor], Tensor] = cross_entropy
 
     def __call__(
         self, model: nn.Module, images: Tensor, labels: Tensor, public: Tensor, centroid: Tensor
     ) -> Tensor:
         """Return the loss on private images and, towards the centroid, on public ones."""
         pull = squared_distance(functional.softmax(model(public), dim=1), centroid)
-        return cross_entropy(model, images, labels) + self.weight * pull
+        return self.private_loss(model, images, labels) + self.weight * pull
 
 
 def kl_to_teacher(
