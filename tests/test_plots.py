@@ -12,7 +12,7 @@ import fedkd_flwr
 from fedkd_flwr import plots
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.data.catalogue import DataError
-from fedkd_flwr.models.darts import Choice, Genotype
+from fedkd_flwr.models.darts.genotype import Choice, Genotype
 from fedkd_flwr.runs import RunDirectoryError
 
 CONFIG = {
