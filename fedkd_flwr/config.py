@@ -22,7 +22,7 @@ from fedkd_flwr.training.settings import TrainingSettings
 from strategies.core.plan import PlanSettings, RunPlan, Settings
 from strategies.core.slices import PLACE, Slice, kebab_case, one_of
 
-Model = TypeVar("Model", bound=BaseModel)
+Part = TypeVar("Part", bound=Slice)
 
 Scalar = bool | int | float | str
 """The values a Flower run config can hold."""
@@ -141,23 +141,21 @@ class Configuration(BaseModel):
     @property
     def warnings(self) -> list[str]:
         """What the user has set in vain: other methods' settings, one sentence or none."""
-        own = self.settings.table
-        unread = [
-            f"{table}.{key}"
-            for table, settings in self.tables.items()
-            if table != own
-            for key, value in settings.model_dump(by_alias=True).items()
-            if value != type(settings)().model_dump(by_alias=True)[key]
-        ]
+        own = self.settings.flat_keys()
+        unread = {
+            key: None
+            for settings in self.tables.values()
+            for key, value in settings.flat().items()
+            if key not in own and value != type(settings)().flat()[key]
+        }
         sentence = f"{self.run.strategy} does not read {', '.join(unread)}: set in vain."
         return [sentence] if unread else []
 
     def flat(self) -> dict[str, Scalar]:
         """Return the config as Flower's flat run config, complete and sorted by name."""
         values = self.run.flat()
-        for table, settings in self.tables.items():
-            for key, value in settings.model_dump(by_alias=True).items():
-                values[f"{table}.{key}"] = value
+        for settings in self.tables.values():
+            values |= settings.flat()
         return {name: _as_scalar(value) for name, value in sorted(values.items())}
 
 
@@ -200,7 +198,7 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
             raise ConfigError(_unknown(name))
     configuration = Configuration(
         run=_read(RunConfig, flat),
-        tables={table: _read(kind, flat, f"{table}.") for table, kind in method_tables().items()},
+        tables={table: _read(kind, flat) for table, kind in method_tables().items()},
     )
     _check_combinations(configuration)
     return configuration
@@ -208,12 +206,8 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
 
 def known_names() -> list[str]:
     """Return every name that a run config may hold."""
-    own = [
-        f"{table}.{kebab_case(name)}"
-        for table, kind in method_tables().items()
-        for name in kind.model_fields
-    ]
-    return [*RunConfig.flat_keys(), *own]
+    own = [key for kind in method_tables().values() for key in kind.flat_keys()]
+    return [*RunConfig.flat_keys(), *dict.fromkeys(own)]
 
 
 def _unknown(name: str) -> str:
@@ -222,21 +216,21 @@ def _unknown(name: str) -> str:
     return f"The run config has no key {name}; {hint}"
 
 
-def _read(kind: type[Model], flat: Mapping[str, Any], prefix: str = "") -> Model:
+def _read(kind: type[Part], flat: Mapping[str, Any]) -> Part:
     """Validate what concerns one slice or table of a flat run config, its own slices first."""
-    slices = kind.slices() if issubclass(kind, Slice) else {}
+    slices = kind.slices()
     values: dict[str, Any] = {name: _read(part, flat) for name, part in slices.items()}
-    for name in kind.model_fields.keys() - slices.keys():
-        key = kebab_case(name)
-        if prefix + key in flat:
-            values[key] = flat[prefix + key]
+    keys = {
+        kebab_case(name): kind.key_of(name) for name in kind.model_fields.keys() - slices.keys()
+    }
+    values |= {name: flat[key] for name, key in keys.items() if key in flat}
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         reason = first["msg"].removeprefix("Value error, ")
         reason = reason.replace("Input should be", "it should be")
-        name = f"{prefix}{first['loc'][0]}"
+        name = keys.get(str(first["loc"][0]), str(first["loc"][0]))
         raise ConfigError(f"{name} = {first['input']!r}: {reason}.") from None
 
 

@@ -11,19 +11,45 @@ Differences from the paper
   each client's own test split. Fine-tuning (`FedAvgFineTuned`) changes nothing on the server.
 """
 
+from typing import Literal
+
+import numpy as np
 from pydantic import Field
 
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
-from strategies.parameters import ParameterStrategy
+from strategies.parameters import Model, ParameterStrategy, mean_model
+
+
+class AveragingSettings(Settings):
+    """Settings of the mean of models.
+
+    Attributes
+    ----------
+    weighting : str
+        ``samples`` weighs a client's model by its training samples; ``uniform`` weighs all alike,
+        as Eq. 4 of PersFL does.
+    """
+
+    table = "fedavg"
+    weighting: Literal["samples", "uniform"] = "samples"
 
 
 class FedAvg(ParameterStrategy):
-    """One global model, the mean of the clients' models weighted by their training samples."""
+    """One global model, the mean of the clients' models."""
+
+    settings_type = AveragingSettings
+    settings: AveragingSettings
+
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
+        """Average as the settings ask."""
+        is_uniform = self.settings.weighting == "uniform"
+        weights = np.ones(len(models)) if is_uniform else self.sizes(models)
+        self.model = mean_model(list(models.values()), weights)
 
 
-class FineTuningSettings(Settings):
-    """Settings of local fine-tuning.
+class FineTuningSettings(AveragingSettings):
+    """Settings of FedAvg with local fine-tuning.
 
     Attributes
     ----------
@@ -39,4 +65,5 @@ class FedAvgFineTuned(FedAvg):
     """FedAvg whose clients fine-tune the global model on their own data before evaluation."""
 
     settings_type = FineTuningSettings
+    settings: FineTuningSettings
     evaluation_metrics = (Metric("fine-tuning-loss", averaged=False),)

@@ -20,13 +20,16 @@ Differences from the paper
 - Buffers, the running statistics of batch normalization, are mixed like weights, but the client
   estimates them anew from its own training data before it reports mean logits and, as with
   every method on a search network, before it is evaluated: mixed statistics fit no client.
-- Half of a client's training data is for alpha, as in DARTS; ``fedkma.alpha-share`` changes it.
+- ``fedkma.sharpness`` (beta) multiplies the distances; 1 is the paper. A higher one sharpens rows
+  of M, which absent classes otherwise leave blunt.
+- alpha has a step and a weight decay of its own, where the paper names one for both.
+  ``fedkma.alpha-optimizer = "adam"`` and ``fedkma.alpha-share = 0.5`` are DARTS's.
 - A client that fails in training drops out of all rows; one that fails to send its row gets
   the uniform one.
 """
 
 from logging import WARNING
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from flwr.supercore import log
@@ -61,19 +64,25 @@ class FedKMASettings(Settings):
         lambda of Eq. 12, between how alike (1) and how well (0) clients predict.
     as_printed : bool
         Whether rows of M follow Eq. 11 to the letter.
+    sharpness : float
+        beta: weights are exp(-beta times the distance); 1 is the paper.
+    alpha_optimizer : str
+        ``sgd`` with the run's momentum (§V-A), or ``adam``, as in DARTS.
     alpha_learning_rate, alpha_weight_decay : float
-        Of Adam on the architecture weights, as in DARTS.
+        Of that optimizer, on the architecture weights.
     alpha_share : float
-        Share of the training samples that alpha steps see and omega steps do not, as in DARTS;
-        0 lets both see all, which clients with little data need.
+        Share of the training samples that alpha steps see and omega steps do not, 0.5 in DARTS;
+        0 lets both see all (Eq. 7, Algorithm 1 line 20).
     """
 
     table = "fedkma"
     similarity_weight: float = Field(default=0.5, ge=0, le=1)
     as_printed: bool = False
-    alpha_learning_rate: float = Field(default=3e-4, gt=0)
-    alpha_weight_decay: float = Field(default=1e-3, ge=0)
-    alpha_share: float = Field(default=0.5, ge=0, lt=1)
+    sharpness: float = Field(default=1.0, gt=0)
+    alpha_optimizer: Literal["sgd", "adam"] = "sgd"
+    alpha_learning_rate: float = Field(default=0.01, gt=0)
+    alpha_weight_decay: float = Field(default=3e-4, ge=0)
+    alpha_share: float = Field(default=0.0, ge=0, lt=1)
 
 
 def irrelevancy(
@@ -117,7 +126,10 @@ def log_softmax(logits: NDArray[Any]) -> NDArray[Any]:
 
 
 def sharing_row(
-    irrelevancies: NDArray[Any], label_distribution: NDArray[Any], as_printed: bool = False
+    irrelevancies: NDArray[Any],
+    label_distribution: NDArray[Any],
+    as_printed: bool = False,
+    sharpness: float = 1.0,
 ) -> NDArray[np.float64]:
     """Return a client's row of M from its row of H and its own labels (Eq. 11).
 
@@ -129,13 +141,15 @@ def sharing_row(
         p_i, shape (K,), sums to 1.
     as_printed : bool
         Whether weights rise with the distance, as the paper prints it.
+    sharpness : float
+        beta, by which distances are multiplied; 1 is the paper.
 
     Returns
     -------
     ndarray
         M_i, shape (N,), sums to 1.
     """
-    distances = irrelevancies @ label_distribution
+    distances = sharpness * (irrelevancies @ label_distribution)
     exponents = distances if as_printed else -distances
     weights = np.exp(exponents - exponents.max())
     return weights / weights.sum()

@@ -11,6 +11,9 @@ Differences from the paper
 --------------------------
 - Rows of c are projected onto the probability simplex after each step. The paper is silent;
   without it a teacher stops being a distribution.
+- The step on c is the expectation of the mini-batch step of Eq. 7, so that its size does not
+  depend on P. (Summed over all P samples it is up to 12 times as large: c collapses onto the
+  diagonal, and a client learns from itself.)
 - One exchange a round, and accuracy measured after local training, as in the authors'
   released implementation: the teacher of round t is distilled at the start of round t + 1.
 - Public samples are drawn anew each round as a function of seed and round.
@@ -167,6 +170,9 @@ class KTpFL(SoftPredictionStrategy):
     ) -> NDArray[Any]:
         """Take one projected gradient step on the repliers' coefficients (Eq. 7).
 
+        The paper's step is on a mini-batch xi_r; this is its expectation, the gradient over all
+        P samples times ``|xi_r| / P`` with ``|xi_r| = min(public_batch_size, P)``.
+
         Parameters
         ----------
         block : ndarray
@@ -183,7 +189,9 @@ class KTpFL(SoftPredictionStrategy):
         """
         mass = block.sum(axis=1)
         weights = shares / np.where(mass > 0, mass, 1)
-        knowledge = knowledge_gradient(normalized_rows(block), predictions, weights)
+        samples = predictions.shape[1]
+        batch_share = min(self.settings.public_batch_size, samples) / samples
+        knowledge = batch_share * knowledge_gradient(normalized_rows(block), predictions, weights)
         regularization = 2 * self.settings.rho * (block - 1 / self.plan.num_clients)
         gradient = self.settings.knowledge_weight * knowledge + regularization
         step = block - self.settings.coefficient_learning_rate * gradient

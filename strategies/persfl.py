@@ -10,6 +10,8 @@ the last round: each client distils from its teacher into a model of its own.
 Differences from the paper
 --------------------------
 - The final global model counts as a teacher too, and so does the initial one.
+- Eq. 4 is an unweighted mean, ``fedavg.weighting = "uniform"``, which the presets set; the default
+  is McMahan's.
 - The paper names neither the grid nor the criterion: lambda in {0, 0.25, 0.5, 0.75, 1} and T in
   {1, 5, 25} are consistent with Table 5; the pair with the best validation accuracy is kept,
   equals decided by validation cross-entropy and then by the order of the grid.
@@ -26,16 +28,15 @@ from typing import Any, Literal
 from flwr.supercore import log
 from pydantic import Field, field_validator
 
-from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Metric
-from strategies.fedavg import FedAvg
+from strategies.fedavg import AveragingSettings, FedAvg
 from strategies.parameters import Model
 
 PERSONALIZE = "personalize"
 """Phase of the message that starts stage 2."""
 
 
-class PersFLSettings(Settings):
+class PersFLSettings(AveragingSettings):
     """Settings of PersFL's second stage.
 
     Attributes

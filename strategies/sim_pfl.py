@@ -3,7 +3,11 @@
 J. Zhang, S. Guo, X. Ma, H. Wang, W. Xu, F. Wu, *Parameterized Knowledge Transfer for
 Personalized Federated Learning*, NeurIPS 2021, arXiv:2111.02862, section 5.1.
 
-Differences from the paper: those of `strategies.kt_pfl`, whose protocol and settings both share.
+Differences from the paper
+--------------------------
+- Those of `strategies.kt_pfl`, whose protocol and settings both share.
+- Sim-pFL scales each row of cosines to [0, 1] before it is normalized, as in the authors'
+  released code: at T = 10 plain cosines are all close to 1.
 """
 
 from typing import Any
@@ -31,6 +35,24 @@ def cosine_similarities(predictions: NDArray[Any]) -> NDArray[Any]:
     flat = predictions.reshape(len(predictions), -1).astype(np.float64)
     flat /= np.linalg.norm(flat, axis=1, keepdims=True)
     return flat @ flat.T
+
+
+def min_max_scaled_rows(similarities: NDArray[Any]) -> NDArray[Any]:
+    """Scale each row to [0, 1]: its least similar client to 0, the most similar to 1.
+
+    Parameters
+    ----------
+    similarities : ndarray
+        Shape (N, N).
+
+    Returns
+    -------
+    ndarray
+        Shape (N, N); a row of equal entries becomes ones.
+    """
+    least = similarities.min(axis=1, keepdims=True)
+    spread = similarities.max(axis=1, keepdims=True) - least
+    return np.where(spread > 0, (similarities - least) / np.where(spread > 0, spread, 1), 1.0)
 
 
 def top_k_weights(similarities: NDArray[Any], k: int) -> NDArray[Any]:
@@ -63,13 +85,14 @@ def top_k_weights(similarities: NDArray[Any], k: int) -> NDArray[Any]:
 
 
 class SimPFL(KTpFL):
-    """Sim-pFL: coefficients proportional to the cosine similarity of soft predictions (§5.1)."""
+    """Sim-pFL: coefficients from the cosine similarities of soft predictions (§5.1)."""
 
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
     ) -> NDArray[Any]:
-        """Spread each row's mass in proportion to the similarities."""
-        return block.sum(axis=1)[:, None] * normalized_rows(cosine_similarities(predictions))
+        """Spread each row's mass in proportion to the scaled similarities."""
+        similarities = min_max_scaled_rows(cosine_similarities(predictions))
+        return block.sum(axis=1)[:, None] * normalized_rows(similarities)
 
 
 class TopKPFL(KTpFL):

@@ -12,7 +12,13 @@ from strategies.core.plan import RunPlan
 from strategies.core.simplex import normalized_rows, project_onto_simplex, weighted_mean
 from strategies.fedmd import FedMD
 from strategies.kt_pfl import KTpFL, KTpFLSettings, knowledge_gradient, knowledge_loss
-from strategies.sim_pfl import SimPFL, TopKPFL, cosine_similarities, top_k_weights
+from strategies.sim_pfl import (
+    SimPFL,
+    TopKPFL,
+    cosine_similarities,
+    min_max_scaled_rows,
+    top_k_weights,
+)
 
 
 def random_simplex(rng, *shape):
@@ -78,6 +84,22 @@ def test_whole_step_equals_autograd_and_projection():
     np.testing.assert_allclose(
         strategy.updated_block(start, predictions, shares), expected, rtol=1e-6
     )
+
+
+def test_the_step_does_not_depend_on_the_number_of_public_samples():
+    """It is the expectation over mini-batches of Eq. 7, so a set repeated is the set itself."""
+    rng = np.random.default_rng(2)
+    few = random_simplex(rng, 4, 8, 3)
+    many = np.concatenate([few] * 5, axis=1)
+    start, shares = random_simplex(rng, 4, 4), random_simplex(rng, 4)
+    steps = [
+        strategy_with_clients(samples=predictions.shape[1], public_batch_size=8).updated_block(
+            start, predictions, shares
+        )
+        for predictions in (few, many)
+    ]
+    np.testing.assert_allclose(steps[0], steps[1], rtol=1e-9)
+    assert not np.allclose(steps[0], start)
 
 
 def test_two_clients_by_hand():
@@ -187,6 +209,13 @@ def test_cosine_similarities_by_pairs():
             a, b = predictions[n].ravel(), predictions[m].ravel()
             expected = a @ b / np.sqrt((a @ a) * (b @ b))
             assert similarities[n, m] == pytest.approx(expected)
+
+
+def test_sim_pfl_scales_each_row_of_cosines_before_it_weighs():
+    similarities = np.array([[1.0, 0.98, 0.96], [0.98, 1.0, 0.99], [0.96, 0.99, 1.0]])
+    expected = [[1, 0.5, 0], [0, 1, 0.5], [0, 0.75, 1]]
+    np.testing.assert_allclose(min_max_scaled_rows(similarities), expected, atol=1e-9)
+    np.testing.assert_array_equal(min_max_scaled_rows(np.full((2, 2), 0.7)), np.ones((2, 2)))
 
 
 def test_top_k_takes_the_most_similar_others():

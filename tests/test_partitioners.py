@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as draw
 
 from fedkd_flwr.data.catalogue import PARTITIONS, DataError
-from fedkd_flwr.data.partitioners import choose_classes, partition_indices
+from fedkd_flwr.data.partitioners import (
+    Stock,
+    choose_classes,
+    dirichlet,
+    fill_up,
+    lognormal_two_classes,
+    partition_indices,
+)
 from fedkd_flwr.data.settings import DataSettings
 
 # Like Fashion-MNIST: 7000 samples of each of ten classes, in random order.
@@ -171,6 +178,58 @@ def test_dirichlet_uses_all_data_and_keeps_the_minimum():
     assert sizes.max() > 3000
 
 
+def counts_of(kind, num_clients, available, generator, **options):
+    """Return samples of each class for each client, before they are handed out."""
+    stock = Stock(np.arange(10), np.full(10, available))
+    return kind.__wrapped__(stock, num_clients, DataSettings(**options), generator)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    clients=draw.integers(2, 12),
+    classes=draw.integers(2, 10),
+    minimum=draw.integers(1, 25),
+    seed=draw.integers(0, 2**31),
+)
+def test_filling_comes_from_all_classes_alike(clients, classes, minimum, seed):
+    generator = np.random.default_rng(seed)
+    counts = generator.integers(0, 3, (clients, classes))
+    counts[0] += clients * minimum  # enough of every class for everybody
+    filled = fill_up(counts, minimum, generator)
+    np.testing.assert_array_equal(filled.sum(axis=0), counts.sum(axis=0))
+    small = counts.sum(axis=1) < minimum
+    assert (filled[small].sum(axis=1) == minimum).all()
+    assert filled.min() >= 0
+    assert filled.sum(axis=1).min() >= minimum
+    received = (filled - counts)[small]
+    assert received.min(initial=0) >= 0
+    assert np.ptp(received, axis=1, keepdims=True).max(initial=0) <= 1
+
+
+def test_filling_goes_on_with_the_classes_that_are_left():
+    counts = np.array([[1, 40, 1], [0, 0, 0]])
+    filled = fill_up(counts, 10, np.random.default_rng(0))
+    np.testing.assert_array_equal(filled, [[0, 32, 0], [1, 8, 1]])
+
+
+def test_no_donor_falls_below_the_minimum():
+    counts = np.array([[6, 5], [5, 6], [0, 0]])
+    filled = fill_up(counts, 7, np.random.default_rng(3))
+    assert (np.sort(filled.sum(axis=1)) == [7, 7, 8]).all()
+
+
+def test_filling_gives_no_client_a_majority_class():
+    # PerFed-CKT's split: most clients draw next to nothing and consist of what fills them.
+    generator = np.random.default_rng(0)
+    counts = counts_of(dirichlet, 100, 6000, generator, alpha=0.01, minimum_size=20)
+    filled = counts[counts.sum(axis=1) == 20]
+    majority = filled.max(axis=1) / 20
+    assert len(filled) > 50
+    # Where a majority is left the client has drawn it, and few have.
+    assert np.median(majority) <= 0.2
+    assert (majority > 0.5).mean() < 0.1
+
+
 def test_alpha_rules_how_alike_clients_are():
     def unlikeness(alpha):
         counts = table(FASHION, split(FASHION, "dirichlet", 10, 0, alpha=alpha))
@@ -193,35 +252,45 @@ def test_dirichlet_refuses_an_impossible_minimum():
         split(SMALL, "dirichlet", 10, 0, minimum_size=61)
 
 
-def test_lognormal_has_two_classes_in_halves_and_a_least_size():
-    counts = table(FASHION, split(FASHION, "lognormal-two-classes", 10, 0))
-    held = np.sort(counts, axis=1)
-    assert (held[:, :8] == 0).all()
-    assert (held[:, 8] == held[:, 9]).all()
-    assert counts.sum(axis=1).min() >= 20
-    # The factor is the largest possible: some class is used up but for the rounding.
-    assert 7000 - counts.sum(axis=0).max() <= 2
+@settings(max_examples=20, deadline=None)
+@given(seed=draw.integers(0, 2**31))
+def test_lognormal_has_two_classes_and_twice_the_floor(seed):
+    counts = counts_of(lognormal_two_classes, 10, 7000, np.random.default_rng(seed))
+    assert ((counts > 0).sum(axis=1) == 2).all()
+    assert (counts.sum(axis=0) <= 7000).all()
+    plenty = counts[:, counts.sum(axis=0) < 6990]  # classes that do not run out
+    assert plenty.size
+    assert (plenty % 2 == 0).all()
+    assert plenty[plenty > 0].min() >= 600
 
 
-def test_lognormal_sizes_have_the_papers_spread():
-    labels = np.repeat(np.arange(10), 10**6)
-    shares = split(labels, "lognormal-two-classes", 400, 0, minimum_size=2)
-    logarithms = np.log(np.array([len(share) for share in shares]) - 2 + 1.0)
-    assert logarithms.std() == pytest.approx(2.0, rel=0.1)
+def test_lognormal_has_the_papers_mean_and_leaves_no_user_with_most_of_the_data():
+    generator = np.random.default_rng(0)
+    draws = [counts_of(lognormal_two_classes, 10, 7000, generator) for _ in range(200)]
+    # 2 (7000 / 20 + 450), a little less where a class runs out.
+    held = np.array([counts.sum() / 20 for counts in draws])
+    assert held.mean() == pytest.approx(1600, rel=0.1)
+    largest = [counts.sum(axis=1).max() / counts.sum() for counts in draws]
+    assert max(largest) < 0.4
+    assert np.median(largest) < 0.25
+
+
+def test_lognormal_shares_have_the_papers_spread():
+    # With so many samples the floor does not count.
+    counts = counts_of(lognormal_two_classes, 400, 10**10, np.random.default_rng(0))
+    assert np.log(counts[counts > 0]).std() == pytest.approx(2.0, rel=0.1)
+
+
+def test_lognormal_shares_out_a_class_that_runs_out():
+    counts = table(SMALL, split(SMALL, "lognormal-two-classes", 10, 0))
+    # 60 samples are far from the 1200 that two floors ask for, so all are shared out.
+    assert (counts.sum(axis=0) >= 59).all()
+    # Floors between 300 and 600 stand in a ratio of 2 at most, draws move it little.
+    owners = np.sort(counts, axis=0)[-2:]
+    assert (owners[1] <= 2.5 * owners[0]).all()
 
 
 def test_lognormal_names_the_class_that_runs_out():
-    labels = np.concatenate([SMALL[SMALL != 3], [3] * 5])
-    with pytest.raises(DataError, match=r"class 3 runs out: .* at least 20 .* the data set has 5"):
+    labels = np.concatenate([SMALL[SMALL != 3], [3]])
+    with pytest.raises(DataError, match=r"class 3 runs out: .* at least 2 .* the data set has 1"):
         split(labels, "lognormal-two-classes", 10, 0)
-
-
-def test_classes_missing_from_the_data_are_not_chosen():
-    labels = np.repeat([2, 5, 7], 50)
-    shares = split(labels, "two-classes", 6, 0)
-    assert {len(np.unique(labels[share])) for share in shares} == {2}
-
-
-def test_too_few_samples_are_refused():
-    with pytest.raises(DataError, match="3 samples are too few for 4 clients"):
-        split(np.array([0, 1, 0]), "iid", 4, 0)

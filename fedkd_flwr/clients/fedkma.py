@@ -66,7 +66,10 @@ class FedKMAClient(ParameterClient):
         """Train and reply with model and mean logits, or turn a row of H into a row of M."""
         if phase == SHARE_KNOWLEDGE:
             row = sharing_row(
-                received["irrelevancy"], self.label_distribution(), self.settings.as_printed
+                received["irrelevancy"],
+                self.label_distribution(),
+                self.settings.as_printed,
+                self.settings.sharpness,
             )
             return TrainReply({"sharing": row.astype(np.float32)})
         self.receive_model(received)
@@ -147,14 +150,12 @@ class FedKMAClient(ParameterClient):
         return mean_loss
 
     def alpha_optimizer(self, alphas: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Build the optimizer of the architecture weights, Adam as in DARTS."""
+        """Build the optimizer of the architecture weights, anew in each round."""
         settings = self.settings
-        return torch.optim.Adam(
-            alphas,
-            settings.alpha_learning_rate,
-            betas=(0.5, 0.999),
-            weight_decay=settings.alpha_weight_decay,
-        )
+        rate, decay = settings.alpha_learning_rate, settings.alpha_weight_decay
+        if settings.alpha_optimizer == "adam":
+            return torch.optim.Adam(alphas, rate, betas=(0.5, 0.999), weight_decay=decay)
+        return torch.optim.SGD(alphas, rate, self.run.training.momentum, weight_decay=decay)
 
     def batches_of(self, samples: Tensor, positions: Iterator[Tensor]) -> Iterator[Batch]:
         """Yield batches of one part of the training data, given by positions in that part."""

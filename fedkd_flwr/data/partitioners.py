@@ -30,7 +30,10 @@ TWO_CLASSES_SAMPLES = 300
 """Samples of a class for each client (KT-pFL appendix B.1, case 2)."""
 
 LOGNORMAL_SIGMA = 2.0
-"""Standard deviation of the logarithm of the sizes (PersFL §5, DS-3); their mean is 0."""
+"""Standard deviation of the logarithm of the shares (PersFL §5, DS-3); their mean is 0."""
+
+LOGNORMAL_FLOOR = (300, 600)
+"""Least and largest floor of a class in `lognormal-two-classes`, before it is doubled."""
 
 
 def partition_indices(
@@ -147,6 +150,43 @@ def choose_classes(
     return chosen
 
 
+def fill_up(counts: Indices, minimum: int, generator: np.random.Generator) -> Indices:
+    """Fill clients below a minimum from all classes alike, each sample from a random donor.
+
+    A client filled from one other would inherit the few classes of that one, and a predictor of
+    its largest class would be nearly always right.
+
+    Parameters
+    ----------
+    counts : ndarray
+        Shape (N, K), samples of each class for each client, N times `minimum` or more in all.
+    minimum : int
+        Fewest samples of a client; no donor falls below it.
+    generator : numpy.random.Generator
+        Draws the donors, and the class where some have been given equally often.
+
+    Returns
+    -------
+    ndarray
+        Shape (N, K), columns with the sums they had.
+    """
+    filled = counts.copy()
+    clients, classes = counts.shape
+    for client in np.flatnonzero(counts.sum(axis=1) < minimum):
+        received = np.zeros(classes, dtype=np.int64)
+        for _ in range(minimum - counts[client].sum()):
+            offers = filled * (filled.sum(axis=1) > minimum)[:, None]
+            offered = offers.sum(axis=0)
+            # The class given least so far, among those that are to be had.
+            absent = (offered == 0).astype(np.int64)
+            label = np.lexsort((generator.random((classes,)), received, absent))[0]
+            donor = generator.choice(clients, p=offers[:, label] / offered[label])
+            filled[donor, label] -= 1
+            filled[client, label] += 1
+            received[label] += 1
+    return filled
+
+
 def dealt(counts: Counts) -> Split:
     """Make a split of a function that says how many samples of each class each client gets."""
 
@@ -182,8 +222,7 @@ def dirichlet(
     PersFL §5 (DS-2, alpha 0.9), FedKMA §V (0.5 and 1), PerFed-CKT §5 (0.01). Flower's own
     `DirichletPartitioner` draws again until every client has the minimum, and gives up after
     ten draws, which with alpha 0.01 and 100 clients is always. Here clients below the
-    minimum get random samples of the client that has most at that moment. Every sample has an
-    owner.
+    minimum are filled up from all classes alike. Every sample has an owner.
     """
     available, minimum = stock.available, settings.minimum_size
     if available.sum() < num_clients * minimum:
@@ -196,15 +235,7 @@ def dirichlet(
     ends = np.round(fractions.cumsum(axis=1) * available[:, None]).astype(np.int64)
     ends[:, -1] = available  # whatever the rounding of a sum of fractions says
     counts: Indices = np.diff(ends, axis=1, prepend=0).T
-    for client in np.flatnonzero(counts.sum(axis=1) < minimum):
-        while (missing := minimum - counts[client].sum()) > 0:
-            sizes = counts.sum(axis=1)
-            donor = sizes.argmax()
-            moved = min(missing, sizes[donor] - minimum)
-            gift = generator.multivariate_hypergeometric(counts[donor], moved)
-            counts[donor] -= gift
-            counts[client] += gift
-    return counts
+    return fill_up(counts, minimum, generator)
 
 
 @dealt
@@ -302,25 +333,25 @@ def equal_counts(stock: Stock, chosen: NDArray[np.bool_], most: int) -> Indices:
 def lognormal_two_classes(
     stock: Stock, num_clients: int, settings: DataSettings, generator: np.random.Generator
 ) -> Indices:
-    """`lognormal-two-classes`: two classes a client, sizes from a log-normal distribution.
+    """`lognormal-two-classes`: two classes a client, numbers with a log-normal part.
 
-    PersFL §5 (DS-3, mu 0, sigma 2). Each client gets a least size plus its log-normal draw
-    times one factor, the largest at which no class runs out; both halves of it are equal.
-    The paper gives neither the factor nor the least size, without which a client with a small
-    draw could not be split into train, validation and test.
+    PersFL §5 (DS-3, mu 0, sigma 2) names the distribution alone. The rest follows pFedMe
+    (Dinh et al., NeurIPS 2020), whose data PersFL takes over: each class is cut into 2N shares,
+    proportional to log-normal draws; a client wants one share of each of its two classes plus a
+    uniform floor of 300 to 600 samples, both doubled. In pFedMe classes go around, and a client
+    for whom a class has run out gets ten samples of it. Here its pair of classes is random, and
+    the owners of a class that runs out share it in the proportions of what they want.
     """
     holds = choose_classes(num_clients, len(stock.classes), 2, generator)
-    owners = holds.sum(axis=0)
-    least = max(1, -(-settings.minimum_size // 2))  # of each of the two classes
-    spare = stock.available - owners * least
-    if spare.min() < 0:
-        raise DataError(_runs_out(stock, owners * least))
-    draws = generator.lognormal(0.0, LOGNORMAL_SIGMA, num_clients)
-    wanted = draws @ holds  # of each class, by all its owners together
-    factor = (spare[owners > 0] / wanted[owners > 0]).min()
-    # Floor, after a tiny subtraction: rounding must never ask for a sample too many.
-    sizes = least + np.floor(draws * factor * (1 - 1e-12)).astype(np.int64)
-    counts: Indices = holds * sizes[:, None]
+    draws = generator.lognormal(0.0, LOGNORMAL_SIGMA, size=(2 * num_clients, len(stock.classes)))
+    shares = (draws / draws.sum(axis=0))[:num_clients]
+    floors = generator.integers(*LOGNORMAL_FLOOR, size=holds.shape, endpoint=True)
+    wanted = 2 * holds * (np.floor(shares * stock.available) + floors)
+    scale = np.minimum(1.0, stock.available / np.maximum(wanted.sum(axis=0), 1))
+    # The tiny addition keeps a whole number whole that floating point puts just below it.
+    counts: Indices = np.floor(wanted * scale + 1e-9).astype(np.int64)
+    if (counts[holds] < 1).any():
+        raise DataError(_runs_out(stock, holds.sum(axis=0)))
     return counts
 
 

@@ -39,7 +39,7 @@ class DataSettings(Slice):
         Most samples of a class that a client gets; 0 for the paper's number (450 in
         `two-groups`, 300 in `two-classes`, all there are in the `k-classes` splits).
     minimum_size : int
-        Fewest samples of a client, for `dirichlet` and `lognormal-two-classes`.
+        Fewest samples of a client, for `dirichlet`.
     client_split : str
         Percentages train/validation/test inside each client, as
         `fedkd_flwr.data.splits.read_split` takes them.

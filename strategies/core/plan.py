@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.randomness import random_generator
-from strategies.core.slices import PLACE, Slice
+from strategies.core.slices import PLACE, Slice, kebab_case
 
 
 class ImpossiblePlanError(ValueError):
@@ -18,10 +18,19 @@ class ImpossiblePlanError(ValueError):
 class Settings(Slice):
     """A method's own settings, read from its table of the run config.
 
-    Subclasses name the table and declare one field a setting.
+    Subclasses name the table and declare one field a setting. A field that is inherited from
+    settings with a table of their own stays in that table, and so is one setting for both.
     """
 
     table: ClassVar[str] = ""
+
+    @classmethod
+    def key_of(cls, name: str) -> str:
+        """Return the flat key of a field, ``kt-pfl.public-batch-size``."""
+        declaring = next(
+            kind for kind in reversed(cls.__mro__) if name in vars(kind).get("__annotations__", {})
+        )
+        return f"{getattr(declaring, 'table', '') or cls.table}.{kebab_case(name)}"
 
 
 class PlanSettings(Slice):

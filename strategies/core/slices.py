@@ -41,6 +41,11 @@ class Slice(BaseModel):
         }
 
     @classmethod
+    def key_of(cls, name: str) -> str:
+        """Return the flat key of a field."""
+        return kebab_case(name)
+
+    @classmethod
     def flat_keys(cls) -> list[str]:
         """Return the flat keys, in the order of their declaration."""
         return list(cls._fields())
@@ -55,7 +60,7 @@ class Slice(BaseModel):
         values: dict[str, Any] = {}
         for name in type(self).model_fields:
             value = getattr(self, name)
-            values |= value.flat() if isinstance(value, Slice) else {kebab_case(name): value}
+            values |= value.flat() if isinstance(value, Slice) else {self.key_of(name): value}
         return values
 
     @classmethod
@@ -64,7 +69,7 @@ class Slice(BaseModel):
         fields: dict[str, list[Any]] = {}
         slices = cls.slices()
         for name, field in cls.model_fields.items():
-            own = {kebab_case(name): field.metadata}
+            own = {cls.key_of(name): field.metadata}
             fields |= slices[name]._fields() if name in slices else own
         return fields
 
