@@ -66,6 +66,7 @@ def tiny(small):
         "supernet-nodes": 1,
         "supernet-stem-stride": 2,
         "supernet-operations": OPERATIONS,
+        "fedkma.alpha-share": 0.5,
     }
 
 
