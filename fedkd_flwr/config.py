@@ -28,6 +28,10 @@ Scalar = bool | int | float | str
 """The values a Flower run config can hold."""
 
 
+MOST_THREADS = 1024
+"""More threads than a machine has room for end PyTorch without a word."""
+
+
 class ConfigError(ValueError):
     """A run config that cannot be used; the message is one sentence for the user."""
 
@@ -69,7 +73,7 @@ class RunConfig(Slice):
     training: TrainingSettings = TrainingSettings()
     plan: PlanSettings = PlanSettings()
     device: Annotated[str, PLACE] = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    torch_threads: Annotated[int, PLACE] = Field(default=0, ge=0)
+    torch_threads: Annotated[int, PLACE] = Field(default=0, ge=0, le=MOST_THREADS)
     output_dir: Annotated[str, PLACE] = ""
     state_dir: Annotated[str, PLACE] = ""
     models_dir: Annotated[str, PLACE] = ""
@@ -278,10 +282,33 @@ def read_toml(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise ConfigError(f"There is no preset {path}.")
+    return flatten(load_toml(path, "preset"))
+
+
+def load_toml(path: Path, name: str) -> dict[str, Any]:
+    """Read any TOML file, with or without a byte order mark.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    name : str
+        What to call it in the error.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, or is no TOML in UTF-8.
+    """
     try:
-        return flatten(tomllib.loads(path.read_text()))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"The {name} {path} is not in UTF-8: {error}.") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"The preset {path} is no valid TOML: {error}.") from None
+        raise ConfigError(f"The {name} {path} is no valid TOML: {error}.") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"The {name} {path} cannot be read: {reason}.") from None
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

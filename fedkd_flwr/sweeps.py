@@ -20,7 +20,6 @@ Each run has a directory named after its settings, so that a second call finds i
 import hashlib
 import itertools
 import json
-import tomllib
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from fedkd_flwr.config import (
     Configuration,
     Scalar,
     flatten,
+    load_toml,
     read_config,
     read_toml,
 )
@@ -179,6 +179,9 @@ def run_sweep(
     configurations = read_sweep(path, settings)
     folder = absolute(output_dir or Path("runs") / Path(path).stem)
     require_writable(folder, "folder of the runs")
+    for models_dir in {configuration.run.models_dir for configuration in configurations.values()}:
+        if models_dir and not save_models:
+            require_writable(absolute(models_dir), "models-dir")
     tell = on_run or (lambda progress: None)
     finished = []
     for number, (name, configuration) in enumerate(configurations.items(), start=1):
@@ -209,27 +212,23 @@ def run_sweep(
 
 def _read_tables(path: Path) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
     """Return the settings that all runs share, and the choices of each axis of the grid."""
-    try:
-        content = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"The sweep {path} cannot be read: {error.strerror}.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"The sweep {path} is no valid TOML: {error}.") from None
-    unknown = content.keys() - {"base", "grid"}
-    if unknown or not content.get("grid"):
+    content = load_toml(path, "sweep")
+    base, grid = content.get("base", {}), content.get("grid", {})
+    are_tables = isinstance(base, dict) and isinstance(grid, dict)
+    if content.keys() - {"base", "grid"} or not are_tables or not grid:
         raise ConfigError(
             f"The sweep {path} needs a table [grid], may have [base], and nothing else."
         )
-    base = flatten(content.get("base", {}))
-    preset = base.pop("preset", "")
+    shared = flatten(base)
+    preset = shared.pop("preset", "")
     if preset:
-        base = {**read_toml(path.parent / preset), **base}
-    axes = [_choices(path, name, values) for name, values in flatten(content["grid"]).items()]
+        shared = {**read_toml(path.parent / str(preset)), **shared}
+    axes = [_choices(path, name, values) for name, values in flatten(grid).items()]
     names = [name for choices in axes for name in {key for choice in choices for key in choice}]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"The sweep {path} varies {name} in two places; one is allowed.")
-    return base, axes
+    return shared, axes
 
 
 def _choices(path: Path, name: str, values: Any) -> list[dict[str, Any]]:

@@ -22,6 +22,8 @@ def settings_for(strategy, small):
     one_model = METHODS[strategy].strategy.needs_one_model
     supernet = {"supernet-channels": 2, "supernet-cells": 3, "supernet-nodes": 1}
     models = "darts" if "fedkma" in strategy else "mlp" if one_model else "mlp,lenet"
+    if models == "darts":
+        supernet |= {"supernet-operations": "none,skip_connect", "max-samples": 260}
     return {**small, **supernet, "strategy": strategy, "models": models, "momentum": 0.9}
 
 
@@ -47,19 +49,19 @@ def command(*arguments):
 @pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt", "persfl", "fedavg-ft", "fedkma"])
 def test_a_finished_run_goes_on_to_the_numbers_of_a_longer_one(strategy, small, tmp_path):
     settings = settings_for(strategy, small)
-    whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole", num_server_rounds=4)
+    whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole", num_server_rounds=3)
     fedkd_flwr.run(settings, output_dir=tmp_path / "run", num_server_rounds=2)
-    longer = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=4)
+    longer = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=3)
     assert longer.finished
     # PersFL has ended its first leg with a stage 2, which is no part of a longer run.
     same_rounds(longer, whole, but=(2,) if strategy == "persfl" else ())
     for name, matrix in whole.matrices.items():
         np.testing.assert_array_equal(longer.matrices[name], matrix)
-    last = longer.clients[longer.clients["round"] == 4]
-    assert list(last["loss"]) == list(whole.clients[whole.clients["round"] == 4]["loss"])
-    assert longer.summary["rounds"] == 4
+    losses = [run.clients[run.clients["round"] == 3]["loss"].tolist() for run in (longer, whole)]
+    assert losses[0] == losses[1]
+    assert longer.summary["rounds"] == 3
     assert longer.summary["last_round"] == whole.summary["last_round"]
-    assert longer.config["num-server-rounds"] == 4
+    assert longer.config["num-server-rounds"] == 3
     assert [note["after_round"] for note in longer.description["continued"]] == [2]
 
 
@@ -188,6 +190,13 @@ def test_models_go_where_the_run_was_moved_to(local, tmp_path):
     assert card["rounds"] == 2
 
 
+def test_a_schedule_that_spans_the_rounds_allows_no_more_of_them(local, tmp_path):
+    settings = {**local, "learning-rate-schedule": "cosine"}
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    with pytest.raises(ConfigError, match="learning-rate-schedule = cosine spans the planned"):
+        fedkd_flwr.resume(run.path, num_server_rounds=2)
+
+
 # ---- Runs that never completed a round -------------------------------------------------
 
 
@@ -210,6 +219,16 @@ def test_a_run_that_never_completed_a_round_leaves_nothing(changes, sentence, lo
         fedkd_flwr.run({**local, **changes}, output_dir=tmp_path / "deep" / "run")
     assert not (tmp_path / "deep").exists()
     assert fedkd_flwr.run(local, output_dir=tmp_path / "deep" / "run").finished
+
+
+def test_a_run_that_has_released_predictions_stays_to_be_counted(small, tmp_path):
+    """Noise spends privacy when clients are asked; a new run would not know of it."""
+    noise = {"kt-pfl.clip-norm": 1.0, "kt-pfl.noise-multiplier": 1.0, "learning-rate": 1e30}
+    with pytest.raises(RuntimeError, match="Round 1 has 0 valid replies"):
+        fedkd_flwr.run({**small, **noise, "models": "mlp"}, output_dir=tmp_path / "run")
+    assert read_checkpoint(tmp_path / "run").state["releases"].tolist() == [1, 1, 1, 1]
+    with pytest.raises(RunDirectoryError, match="already holds a run"):
+        fedkd_flwr.run(small, output_dir=tmp_path / "run")
 
 
 def test_a_folder_that_held_other_files_keeps_them(local, tmp_path):

@@ -294,6 +294,16 @@ def test_a_node_that_did_not_answer_in_time_is_asked_again(small, tmp_path, warn
     ]
 
 
+def test_a_surplus_node_says_so_and_is_left_out(small, tmp_path, warnings_seen):
+    flat = {**small, "strategy": "kt-pfl", "output-dir": str(tmp_path / "run")}
+    configuration = read_config(flat)
+    finished = serve(InProcessGrid(client_app, 5, configuration.flat()), configuration)
+    assert list(finished.rounds["replies"]) == [4, 4]
+    (left_out,) = [line for line in warnings_seen() if "Left out" in line]
+    assert left_out.startswith("Left out: node 1004")
+    assert left_out.endswith("this node is surplus: its partition-id 4 is none of the run's 0..3")
+
+
 def test_a_node_with_another_public_set_is_asked_once(small, tmp_path, warnings_seen):
     asked = []
 

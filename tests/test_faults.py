@@ -464,17 +464,20 @@ def memories(folder):
     return {path.parent.name for path in folder.glob("*/round-*.safetensors")}
 
 
-@pytest.mark.parametrize(("keep", "left"), [(3, "bdx"), (1, "x"), (0, "abcdx"), (9, "abcdx")])
-def test_a_node_keeps_the_memory_of_its_last_runs(keep, left, tmp_path):
-    # By name "x" is the last and by time the first: what is being served stays.
-    for age, name in enumerate("xcabd"):
+@pytest.mark.parametrize("served", range(1, 9))
+@pytest.mark.parametrize("keep", range(9))
+def test_a_node_keeps_the_memory_of_its_last_runs(keep, served, tmp_path):
+    # By name "a" is the last and by time the first: what is being served stays.
+    names = "ahgfedcb"[:served]
+    for age, name in enumerate(names):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "round-000001.safetensors").write_bytes(b"")
         os.utime(folder, (age, age))
     (tmp_path / "not a run").mkdir()
-    disk.forget_old_runs(tmp_path / "x", keep)
-    assert memories(tmp_path) == set(left)
+    disk.forget_old_runs(tmp_path / "a", keep)
+    latest = names[1:][::-1]
+    assert memories(tmp_path) == {"a", *(latest[: keep - 1] if keep else latest)}
     assert (tmp_path / "not a run").is_dir()
 
 

@@ -42,6 +42,27 @@ def test_knowing_the_methods_loads_none():
     assert loaded & {*HEAVY} == set()
 
 
+def test_help_loads_neither_flower_nor_rich_nor_anything_heavy():
+    loaded = loaded_by(COMMAND.format("--help"))
+    assert loaded & {*HEAVY, "flwr", "rich", "pydantic", "numpy"} == set()
+
+
+def test_the_list_of_names_needs_nothing_heavy():
+    assert loaded_by(COMMAND.format("list")) & {*HEAVY} == set()
+
+
+def test_runs_are_written_and_opened_without_frames():
+    loaded = loaded_by("import fedkd_flwr.runs, fedkd_flwr.server_app")
+    assert loaded & {"pandas", "matplotlib", "seaborn"} == set()
+
+
+COMMAND = """
+import sys
+from fedkd_flwr.cli import app
+sys.argv = ["fedkd", "{}"]
+app(standalone_mode=False)
+"""
+
 LENET_CLIENT = """
 from flwr.app import Context, RecordDict
 from fedkd_flwr.client_app import build_client

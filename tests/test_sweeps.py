@@ -1,6 +1,7 @@
 """Sweeps are read whole, resumed, and survive the failure of one run."""
 
 import json
+import logging
 from collections import defaultdict
 from pathlib import Path
 
@@ -97,6 +98,24 @@ def test_settings_from_outside_hold_for_every_run(sweep):
     ]  # fmt: skip
 
 
+def test_what_holds_in_place_of_the_grid_is_said(sweep, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    read_sweep(sweep, {"num-clients": 4})
+    assert caplog.messages == []
+    read_sweep(sweep, {"seed": 7})
+    (sentence,) = caplog.messages
+    assert sentence.startswith("seed = 7 holds for every run, in place of what the sweep")
+
+
+def test_runs_that_differ_in_their_place_alone_are_refused(tmp_path):
+    text = "[grid]\nseed = [0]\ntorch-threads = [1, 2]\ndevice = ['cpu', 'auto']\n"
+    with pytest.raises(ConfigError, match="varies device, by which runs do not differ"):
+        read_sweep(write(tmp_path, text))
+    # Each method where it is fastest: no two runs become one.
+    text = "[grid]\ncombinations = [{strategy = 'local', torch-threads = 1}, {torch-threads = 2}]\n"
+    assert [c.run.torch_threads for c in read_sweep(write(tmp_path, text)).values()] == [1, 2]
+
+
 def test_names_depend_on_what_defines_a_run_alone(sweep):
     names = list(read_sweep(sweep))
     assert names == list(read_sweep(sweep, {"device": "auto", "data-root": "/x"}))
@@ -109,6 +128,8 @@ def test_names_depend_on_what_defines_a_run_alone(sweep):
     ("text", "sentence"),
     [
         ("[base]\nseed = 1\n", r"needs a table \[grid\]"),
+        ("base = 3\n[grid]\nseed = [1]\n", r"needs a table \[grid\]"),
+        ("grid = 3\n", r"needs a table \[grid\]"),
         ("[grid]\nseed = [1]\n[other]\n", "nothing else"),
         ("[grid]\nseed = 1\n", "needs a list of values for seed"),
         ("[grid]\nseed = []\n", "needs a list of values for seed"),
@@ -158,6 +179,30 @@ def test_a_sweep_runs_once_and_only_what_is_missing_again(sweep, tmp_path, told)
     assert aside.name == f"{first[2].path.name}-1"
     assert (aside / "rounds.jsonl").exists()
     assert compare(folder).notes == []
+
+
+@pytest.mark.parametrize("save_models", [True, False])
+def test_every_run_exports_models_into_a_folder_of_its_own(save_models, sweep, tmp_path):
+    settings = {"strategy": "local", "models-dir": str(tmp_path / "models")}
+    runs = run_sweep(sweep, tmp_path / "runs", settings=settings, save_models=save_models)
+    assert len(runs) == 2
+    for run in runs:
+        folder = run.path / "models" if save_models else tmp_path / "models" / run.path.name
+        cards = [json.loads((folder / f"{n}.json").read_text()) for n in range(3)]
+        assert {card["seed"] for card in cards} == {run.config["seed"]}
+    assert (tmp_path / "models").exists() is not save_models
+
+
+def test_the_runs_of_a_sweep_keep_no_checkpoint(sweep, tmp_path):
+    (run, *_) = run_sweep(sweep, tmp_path / "runs", settings={"strategy": "local"})
+    assert not (run.path / "checkpoint").exists()
+
+
+def test_a_damaged_run_is_done_anew(sweep, tmp_path, told):
+    (run, *_) = run_sweep(sweep, tmp_path / "runs", settings={"strategy": "local"})
+    (run.path / "summary.json").write_text("{")
+    run_sweep(sweep, tmp_path / "runs", on_run=told.append, settings={"strategy": "local"})
+    assert states(told) == [(1, "finished"), (2, "skipped")]
 
 
 def test_a_run_from_before_a_default_changed_is_done_anew(sweep, tmp_path, told):

@@ -5,16 +5,19 @@ PyTorch nor Flower.
 """
 
 import typer
+import typer.core
 
 from fedkd_flwr.cli.results import compare, genotypes, personalize
 from fedkd_flwr.cli.running import run, sweep
 from fedkd_flwr.cli.setup import doctor, list_names
 
+# Help is plain text: Rich takes time to load, and takes [grid] for markup.
+typer.core.HAS_RICH = False
+
 app = typer.Typer(
     help="Personalized federated learning by knowledge transfer.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    # Else help texts lose what stands in square brackets.
     rich_markup_mode=None,
 )
 for command in (run, compare, sweep, personalize, doctor, genotypes):

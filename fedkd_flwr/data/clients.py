@@ -95,6 +95,9 @@ def client_indices(plan: DataPlan) -> list[NDArray[np.int64]]:
     """
     settings = plan.settings
     private, _ = _split_pool(plan)
+    if len(private) < plan.num_clients:
+        # Some partitions would search for minutes before they found out.
+        raise DataError(f"{len(private)} samples are too few for {plan.num_clients} clients")
     labels = load_labels(settings.dataset, settings.data_root)[private]
     shares = partition_indices(labels, settings, plan.num_clients, plan.seed)
     return [private[share] for share in shares]

@@ -78,8 +78,7 @@ def _follow(
     on_line: LineListener | None,
 ) -> str:
     """Run ``flwr run``, pass on its log and the rounds that appear; return the telling line."""
-    checkpoint = read_checkpoint(directory)
-    told = checkpoint.completed_rounds if checkpoint else 0
+    told = read_checkpoint(directory).completed_rounds
     telling = "it said nothing"
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkd_flwr.clients.disk import MEMORIES
-from fedkd_flwr.config import ConfigError, Configuration, read_config
+from fedkd_flwr.config import PLACE_KEYS, ConfigError, Configuration, read_config
 from fedkd_flwr.runs.checkpoint import server_file
 from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
 from fedkd_flwr.runs.reading import Run
@@ -16,14 +16,15 @@ from fedkd_flwr.runs.reading import Run
 ROUNDS = "num-server-rounds"
 """The key of the planned rounds."""
 
-MAY_CHANGE = (
-    ROUNDS, "device", "torch-threads", "data-root", "models-dir", "connect-timeout",
-    "round-timeout",
-)  # fmt: skip
-"""Keys that say how long a run goes on, and where and how it takes place."""
-
 OF_THE_CALL = ("output-dir", "resume")
 """Keys that say that a run goes on, and where it is now."""
+
+MAY_CHANGE = (
+    ROUNDS,
+    # Clients would not find their memory in another folder.
+    *(key for key in PLACE_KEYS if key not in (*OF_THE_CALL, "state-dir")),
+)
+"""Keys that say how long a run goes on, and where and how it takes place."""
 
 Changes = dict[str, tuple[Any, Any]]
 """Old and new value of the keys that differ."""
@@ -89,6 +90,12 @@ def changed_settings(run: Run, wanted: Configuration) -> Changes:
     before, now = recorded[ROUNDS], wanted.run.plan.num_server_rounds
     if now < before:
         raise ConfigError(f"{ROUNDS} = {now} is less than the run's {before}; it can only grow.")
+    schedule = wanted.run.training.learning_rate_schedule
+    if now > before and schedule != "constant":
+        raise ConfigError(
+            f"learning-rate-schedule = {schedule} spans the planned rounds, so that {now} rounds "
+            f"are another run than {before}; do a new one."
+        )
     _require_continuable(run, now)
     return changes
 

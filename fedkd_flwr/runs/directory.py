@@ -34,6 +34,7 @@ from fedkd_flwr.files import write_text
 from fedkd_flwr.runs.checkpoint import (
     Checkpoint,
     keep_last_memories,
+    notes_file,
     read_checkpoint,
     server_file,
     write_checkpoint,
@@ -170,8 +171,18 @@ class RunDirectory:
             listener(record.row)
 
     def about_to_ask(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Write down a part of the state that a round which is cut off must not undo."""
-        write_notes(self.path, state)
+        """Write down a part of the state that a round which is cut off must not undo.
+
+        Raises
+        ------
+        RunDirectoryError
+            If the disk refuses.
+        """
+        try:
+            write_notes(self.path, state)
+        except OSError as error:
+            reason = error.strerror or error
+            raise RunDirectoryError(f"{self.path} cannot be written: {reason}.") from error
 
     def finish(self) -> Run:
         """Gather the matrices, write the summary, and return the finished run."""
@@ -190,9 +201,10 @@ class RunDirectory:
     def give_up(self) -> None:
         """Remove what a new run has left that never completed a round.
 
-        A run that completed one is left as it is, to be continued.
+        A run that completed one is left as it is, to be continued; so is one that has noted
+        something which must not be forgotten.
         """
-        if not self._is_new or self._has_rounds:
+        if not self._is_new or self._has_rounds or notes_file(self.path).exists():
             return
         self.close()
         for name in ("config.json", "rounds.jsonl", "clients.jsonl"):

@@ -29,9 +29,13 @@ def absolute(path: str | Path) -> Path:
         If there can be no such path.
     """
     try:
-        return Path(path).expanduser().resolve()
+        found = Path(path).expanduser().resolve()
+        # The operating system has its say on a name's length when it is asked.
+        found.exists()
     except (OSError, RuntimeError, ValueError) as error:
-        raise RunDirectoryError(f"{str(path)!r} is no path: {error}.") from None
+        reason = getattr(error, "strerror", None) or error
+        raise RunDirectoryError(f"{str(path)!r} cannot be a path: {reason}.") from None
+    return found
 
 
 def require_writable(folder: Path, name: str) -> None:

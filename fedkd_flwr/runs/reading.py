@@ -22,6 +22,22 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 """One line of ``rounds.jsonl`` or ``clients.jsonl``."""
 
+Types = Mapping[str, type | tuple[type, ...]]
+"""What a JSON object has to hold."""
+
+CONFIG: Types = {"strategy": str, "seed": int, "num-clients": int, "num-server-rounds": int}
+"""What every run config holds, whatever else has a default."""
+
+RESULT = (dict, type(None))
+"""A round's accuracy, or nothing where no client was evaluated."""
+
+SUMMARY: Types = {
+    "strategy": str, "rounds": int, "seconds": float, "last_round": RESULT,
+    "validation_round": RESULT, "numbers_up": int, "numbers_down": int, "bytes_up": int,
+    "bytes_down": int, "failures": int,
+}  # fmt: skip
+"""What every summary holds."""
+
 NO_ARRAYS = (
     OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
@@ -44,10 +60,8 @@ class Run:
     def description(self) -> dict[str, Any]:
         """Content of ``config.json``."""
         file = self.path / "config.json"
-        remedy = f"restore it from a copy, or remove {self.path} and do the run again"
-        description = _read_object(file, {"config": dict}, remedy)
-        needed = {"strategy": str, "seed": int, "num-server-rounds": int}
-        _require_types(file, description["config"], needed, remedy)
+        description = _read_object(file, {"config": dict}, self._redo)
+        _require_types(file, description["config"], CONFIG, self._redo)
         return description
 
     @property
@@ -110,9 +124,7 @@ class Run:
         if not self.finished:
             return None
         remedy = f"remove it, and `fedkd run --resume {self.path}` writes it anew"
-        return _read_object(
-            self.path / "summary.json", {"strategy": str, "rounds": int, "seconds": float}, remedy
-        )
+        return _read_object(self.path / "summary.json", SUMMARY, remedy)
 
     def check(self) -> None:
         """Read every file once, so that damage is found here and not half-way through.
@@ -161,8 +173,7 @@ class Run:
                 if number == len(lines):
                     break
                 raise self._damaged_lines(name, f"line {number}: {_reason(error)}") from None
-            if not _has_types(rows[-1], dict.fromkeys(keys, int)):
-                raise self._damaged_lines(name, f"line {number} has no number {' and '.join(keys)}")
+            _require_types(file, rows[-1], dict.fromkeys(keys, int), self._redo)
         return rows
 
     def _gathered_matrices(self) -> dict[str, NDArray[Any]]:
@@ -182,9 +193,13 @@ class Run:
             raise self._damaged_matrices(file) from None
         return matrix
 
+    @property
+    def _redo(self) -> str:
+        """The remedy for what cannot be done without."""
+        return f"restore it from a copy, or remove {self.path} and do the run again"
+
     def _damaged_lines(self, name: str, reason: str) -> DamagedRunError:
-        remedy = f"restore it from a copy, or remove {self.path} and do the run again"
-        return damaged(self.path / name, reason, remedy)
+        return damaged(self.path / name, reason, self._redo)
 
     def _damaged_matrices(self, file: Path) -> DamagedRunError:
         remedy = "restore it from a copy, or remove it to read the run without its matrices"
@@ -224,7 +239,7 @@ def damaged(file: Path, reason: str, remedy: str) -> DamagedRunError:
     return DamagedRunError(f"{file} is damaged ({reason}); {remedy}.")
 
 
-def _read_object(file: Path, needed: Mapping[str, type], remedy: str) -> dict[str, Any]:
+def _read_object(file: Path, needed: Types, remedy: str) -> dict[str, Any]:
     """Read a JSON object that has to hold some names."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -235,15 +250,12 @@ def _read_object(file: Path, needed: Mapping[str, type], remedy: str) -> dict[st
     return result
 
 
-def _require_types(file: Path, content: Any, needed: Mapping[str, type], remedy: str) -> None:
-    if not _has_types(content, needed):
-        raise damaged(file, f"it lacks {', '.join(needed)} of the right type", remedy)
-
-
-def _has_types(content: Any, needed: Mapping[str, type]) -> bool:
-    return isinstance(content, dict) and all(
-        isinstance(content.get(name), kind) for name, kind in needed.items()
-    )
+def _require_types(file: Path, content: Any, needed: Types, remedy: str) -> None:
+    if not isinstance(content, dict):
+        raise damaged(file, "it holds no JSON object", remedy)
+    for name, kind in needed.items():
+        if name not in content or not isinstance(content[name], kind):
+            raise damaged(file, f"{name} is missing or of another type", remedy)
 
 
 def _is_whole_archive(path: Path) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 PLACE = "place"
 """Marks, in a field's annotation, a setting that says where a run takes place or how long it
@@ -29,6 +29,13 @@ class Slice(BaseModel):
         populate_by_name=True,
         allow_inf_nan=False,
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_nul(cls, value: Any) -> Any:
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError("holds the character NUL, which no name or path does")
+        return value
 
     @classmethod
     def slices(cls) -> dict[str, type["Slice"]]:

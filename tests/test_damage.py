@@ -1,0 +1,185 @@
+"""Damaged run directories: one sentence with the file and what to do, and no traceback."""
+
+import itertools
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedkd_flwr
+from fedkd_flwr.cli import app
+from fedkd_flwr.runs import DamagedRunError, RunDirectoryError, load_run
+
+TEXTS = ("config.json", "summary.json", "rounds.jsonl", "clients.jsonl")
+CHECKPOINT = "checkpoint/server.safetensors"
+
+
+def half(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def garbage(path):
+    path.write_bytes(np.random.default_rng(0).bytes(path.stat().st_size))
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def latin_1(path):
+    path.write_bytes("{'é': 'ü'}\n".encode("latin-1") + path.read_bytes())
+
+
+def list_of_numbers(path):
+    path.write_text("[1, 2]\n[3]\n")
+
+
+def number(path):
+    path.write_text("17\n17\n")
+
+
+def object_of_something_else(path):
+    path.write_text('{"config": {"strategy": 3}, "rounds": "two"}\n')
+
+
+def folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES = (half, garbage, empty, latin_1, list_of_numbers, number, object_of_something_else, folder)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run of KT-pFL, which has a matrix, that no test changes."""
+    from conftest import SMALL
+
+    settings = {**SMALL, "strategy": "kt-pfl", "models": "mlp"}
+    return fedkd_flwr.run(settings, output_dir=tmp_path_factory.mktemp("good") / "run").path
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """The path of a run that a test may damage."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def refusal(function, *arguments, **options):
+    """Return the sentence with which a run is refused."""
+    with pytest.raises(DamagedRunError) as refused:
+        function(*arguments, **options)
+    sentence = str(refused.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *itertools.product(TEXTS, DAMAGES),
+        *itertools.product(["matrices.npz"], [half, garbage, empty, folder]),
+    ],
+    ids=lambda part: getattr(part, "__name__", part),
+)
+def test_a_damaged_file_is_named_with_a_remedy(name, damage, run):
+    damage(run / name)
+    sentence = refusal(load_run, run)
+    assert sentence.startswith(f"{run / name} is damaged (")
+    assert "restore it" in sentence or "remove it" in sentence
+    assert refusal(fedkd_flwr.resume, run, num_server_rounds=3) == sentence
+
+
+@pytest.mark.parametrize("damage", [half, garbage, empty, folder], ids=lambda d: d.__name__)
+def test_a_damaged_checkpoint_stops_a_run_that_is_to_go_on(damage, run):
+    damage(run / CHECKPOINT)
+    sentence = refusal(fedkd_flwr.resume, run, num_server_rounds=3)
+    assert sentence.startswith(f"{run / CHECKPOINT} is damaged (")
+    assert f"remove {run} and do it again" in sentence
+    assert load_run(run).finished
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("rounds.jsonl", "it holds 0 of 2 rounds"),
+        ("clients.jsonl", "it has no line of round 1"),
+    ],
+)
+def test_a_finished_run_without_its_lines_is_damaged(name, sentence, run):
+    (run / name).unlink()
+    assert sentence in refusal(load_run, run)
+
+
+def test_a_missing_config_is_no_run_and_a_missing_summary_an_unfinished_one(run):
+    (run / "summary.json").unlink()
+    assert not load_run(run).finished
+    assert fedkd_flwr.resume(run).finished
+    (run / "config.json").unlink()
+    with pytest.raises(RunDirectoryError, match="holds no run"):
+        load_run(run)
+
+
+def test_missing_matrices_can_be_done_without_but_not_gone_on_from(run):
+    (run / "matrices.npz").unlink()
+    assert load_run(run).matrices == {}
+    sentence = refusal(fedkd_flwr.resume, run, num_server_rounds=3)
+    assert "coefficients is there for 0 of 2 rounds" in sentence
+
+
+def test_a_stopped_run_that_lost_lines_or_its_checkpoint_does_not_go_on(run):
+    """What a crash leaves may go on; what lacks rounds that were complete may not."""
+    (run / "summary.json").unlink()
+    lines = (run / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (run / "rounds.jsonl").write_text(lines[0] + lines[1][:40])
+    assert len(load_run(run).rounds) == 1
+    assert "it holds 1 of 2 rounds" in refusal(fedkd_flwr.resume, run)
+    (run / "rounds.jsonl").write_text(lines[1] + lines[0])
+    assert "rounds are missing or out of order" in refusal(load_run, run)
+    (run / "rounds.jsonl").write_text("".join(lines))
+    (run / CHECKPOINT).unlink()
+    assert f"{run / CHECKPOINT} is damaged (it is missing)" in refusal(fedkd_flwr.resume, run)
+    assert len(load_run(run).rounds) == 2
+
+
+def test_a_setting_that_this_version_does_not_know_is_told_with_its_file(run):
+    description = json.loads((run / "config.json").read_text())
+    description["config"]["magic"] = 1
+    (run / "config.json").write_text(json.dumps(description))
+    assert len(load_run(run).rounds) == 2
+    sentence = refusal(fedkd_flwr.resume, run, num_server_rounds=3)
+    assert sentence.startswith(f"{run / 'config.json'} holds no run config: ")
+    assert "no key magic" in sentence
+
+
+def test_a_damaged_memory_drops_its_client_with_the_reason(run):
+    (memory,) = (run / "checkpoint" / "clients" / "1").rglob("*.safetensors")
+    half(memory)
+    longer = fedkd_flwr.resume(run, num_server_rounds=3)
+    failure = longer.clients[longer.clients["failure"].notna()]
+    assert failure["partition_id"].tolist() == [1]
+    assert f"the memory {memory} is damaged"[:100] in failure["failure"].iloc[0]
+
+
+def test_the_command_line_says_it_in_one_line(run):
+    half(run / "config.json")
+    for arguments in (["run", "--resume", run], ["genotypes", run], ["compare", run]):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exit_code == 1
+        assert result.stderr.startswith(f"Error: {run / 'config.json'} is damaged (")
+        assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("path", ["a\0b", "~nobody-has-this-name/run", "x" * 5000])
+def test_what_can_be_no_path_is_refused(path, small):
+    with pytest.raises((RunDirectoryError, fedkd_flwr.ConfigError)) as refused:
+        load_run(path)
+    assert "\n" not in str(refused.value)
+    for start in (fedkd_flwr.resume, fedkd_flwr.compare, fedkd_flwr.run_sweep):
+        with pytest.raises((RunDirectoryError, fedkd_flwr.ConfigError)):
+            start(path)
+    with pytest.raises((RunDirectoryError, fedkd_flwr.ConfigError)):
+        fedkd_flwr.run(small, output_dir=path)
