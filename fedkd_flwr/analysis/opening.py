@@ -1,19 +1,14 @@
 """Opening the runs of a comparison: directories, folders of them, and damaged ones among them."""
 
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedkd_flwr.runs import Run, RunDirectoryError, load_run
+from fedkd_flwr.runs import DamagedRunError, Run, RunDirectoryError, absolute, load_run
 
 SUMMARY_KEYS = (
     "last_round", "validation_round", "numbers_up", "numbers_down", "bytes_up", "bytes_down",
-    "seconds",
 )  # fmt: skip
-"""What a comparison reads from the summary of a run."""
-
-CONFIG_KEYS = ("strategy", "seed", "num-clients", "num-server-rounds")
-"""What a comparison reads from the config of a run, whatever has a default."""
+"""What a comparison reads from a summary besides what every run has to hold."""
 
 
 def open_runs(runs: Iterable[str | Path | Run]) -> tuple[list[Run], list[str]]:
@@ -43,19 +38,19 @@ def open_runs(runs: Iterable[str | Path | Run]) -> tuple[list[Run], list[str]]:
     notes: dict[Path, str] = {}
     for item in runs:
         if isinstance(item, Run):
-            opened.setdefault(item.path, _readable(item))
+            opened.setdefault(item.path, item)
             continue
-        folder = Path(item).expanduser()
+        folder = absolute(item)
         inside = sorted(file.parent for file in folder.glob("*/config.json"))
         if (folder / "config.json").exists() or not inside:
-            run = _readable(load_run(folder))
+            run = _open(folder)
             opened.setdefault(run.path, run)
             continue
         for path in inside:
             try:
-                run = _readable(load_run(path))
-            except RunDirectoryError as error:
-                notes[path.resolve()] = f"{path.name} is left out: {error}"
+                run = _open(path)
+            except DamagedRunError as error:
+                notes[path] = f"{path.name} is left out: {error}"
             else:
                 opened.setdefault(run.path, run)
     if not opened:
@@ -63,20 +58,13 @@ def open_runs(runs: Iterable[str | Path | Run]) -> tuple[list[Run], list[str]]:
     return list(opened.values()), list(notes.values())
 
 
-def _readable(run: Run) -> Run:
-    """Return a run all of whose parts a comparison and its figures can read.
-
-    Raises
-    ------
-    RunDirectoryError
-        If a part is damaged.
-    """
-    try:
-        _ = [run.config[key] for key in CONFIG_KEYS], run.clients, run.matrices
-        if run.summary is not None:
-            _ = [run.summary[key] for key in SUMMARY_KEYS]
-            if len(run.rounds) < run.summary["rounds"]:
-                raise ValueError("rounds.jsonl lacks rounds")
-    except (KeyError, ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise RunDirectoryError(f"{run.path} is damaged ({error}).") from None
+def _open(path: Path) -> Run:
+    """Open a run that has all that a comparison reads."""
+    run = load_run(path)
+    lacking = [] if run.summary is None else [k for k in SUMMARY_KEYS if k not in run.summary]
+    if lacking:
+        raise DamagedRunError(
+            f"{path / 'summary.json'} is damaged (it lacks {', '.join(lacking)}); remove it, and "
+            f"`fedkd run --resume {path}` writes it anew."
+        )
     return run
