@@ -15,15 +15,15 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from fedkd_flwr.state import exchanged_state
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array
 from rich.console import Console
 from rich.table import Table
-from torch.nn import functional
 
 from fedkd_flwr.clients.fedkma import split_parameters, step
 from fedkd_flwr.models.build import build_model
-from strategies.base import Reply, RunPlan, checked_arrays
+from fedkd_flwr.models.vectors import model_vectors
+from strategies.core.plan import RunPlan
+from strategies.core.replies import Reply, checked_arrays
 from strategies.fedkma import (
     CLASS_FLAGS,
     CLASS_LOGITS,
@@ -68,23 +68,24 @@ def peak_memory() -> float:
 
 def measure_server(num_clients: int) -> dict[str, float]:
     """Aggregate the models of so many clients once; return processor seconds by part."""
-    tensors = exchanged_state(build_model("darts", SHAPE, CLASSES))
-    strategy = WithoutClients(RunPlan(num_clients, 1, CLASSES), FedKMASettings())
+    model = model_vectors(build_model("darts", SHAPE, CLASSES))
+    plan = RunPlan(num_clients=num_clients, num_server_rounds=1, num_classes=CLASSES)
+    strategy = WithoutClients(plan, FedKMASettings())
     strategy.seconds = seconds = {}
-    strategy.global_arrays = ArrayRecord({k: Array(v.numpy()) for k, v in tensors.items()})
+    strategy.begin(model)
     received = {}
     for n in range(num_clients):
         generator = np.random.default_rng(n)
         arrays = {
-            name: generator.standard_normal(value.shape, dtype=np.float32)
-            for name, value in tensors.items()
+            kind: generator.standard_normal(vector.shape, dtype=np.float32)
+            for kind, vector in model.items()
         }
         arrays[CLASS_LOGITS] = generator.standard_normal((CLASSES, CLASSES), dtype=np.float32)
         arrays[CLASS_FLAGS] = np.ones(CLASSES, dtype=np.float32)
         received[n] = {name: Array(values) for name, values in arrays.items()}
     with measured(seconds, "decode and check"):
         replies = {
-            n: Reply(n, checked_arrays(arrays, strategy.expected_arrays(1, n)), {}, None)  # type: ignore[arg-type]
+            n: Reply(n, checked_arrays(arrays, strategy.expected_arrays(1, n)), {})
             for n, arrays in received.items()
         }
     with measured(seconds, "aggregate"):
@@ -98,22 +99,19 @@ def measure_client(repetitions: int = 3) -> dict[str, float]:
     """Take alpha and omega steps; return processor milliseconds a sample."""
     torch.manual_seed(0)
     model = build_model("darts", SHAPE, CLASSES)
-    images, labels = torch.randn(BATCH, *SHAPE), torch.arange(BATCH) % CLASSES
+    batch = torch.randn(BATCH, *SHAPE), torch.arange(BATCH) % CLASSES
     alphas, omegas = split_parameters(model)
     optimizers = {
         "alpha step": torch.optim.Adam(alphas, 3e-4),
         "omega step": torch.optim.SGD(omegas, 0.01, momentum=0.9),
     }
 
-    def loss(network: torch.nn.Module, positions: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(network(images[positions]), labels[positions])
-
     milliseconds = {}
     for name, optimizer in optimizers.items():
-        step(model, loss, torch.arange(BATCH), optimizer)
+        step(model, batch, optimizer)
         started_at = time.process_time()
         for _ in range(repetitions):
-            step(model, loss, torch.arange(BATCH), optimizer)
+            step(model, batch, optimizer)
         seconds = (time.process_time() - started_at) / repetitions
         milliseconds[name] = 1000 * seconds / BATCH
     return milliseconds

@@ -1,5 +1,6 @@
 """What the tests share: a run small enough to be done in a second or two."""
 
+import logging
 import os
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -43,3 +44,17 @@ def one_thread():
 def small():
     """A flat run config that differs from the defaults in size alone."""
     return dict(SMALL)
+
+
+@pytest.fixture
+def logged(caplog):
+    """What Flower has logged, its warnings if no other level is asked for.
+
+    Its logger may propagate or not; listen to it directly, and count nothing twice.
+    """
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
+    yield lambda level=logging.WARNING: [
+        record.getMessage() for record in dict.fromkeys(caplog.records) if record.levelno >= level
+    ]
+    logger.removeHandler(caplog.handler)

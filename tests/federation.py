@@ -1,7 +1,6 @@
 """A real federation on this machine: one SuperLink and several SuperNodes over TLS."""
 
 import contextlib
-import io
 import json
 import os
 import signal
@@ -10,10 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-
-import pyarrow as pa
-import pyarrow.parquet
-from PIL import Image
 
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import client_indices
@@ -77,25 +72,6 @@ def images_of(config, partition_id):
     everything = load_images("digits")
     indices = client_indices(read_config(config).run.data_plan)[partition_id]
     return everything.images[indices, 0].numpy(), everything.labels[indices].numpy()
-
-
-def write_image_folder(path, images, labels):
-    for position, (image, label) in enumerate(zip(images, labels, strict=True)):
-        folder = path / str(label)
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(folder / f"{position:04d}.png")
-    return path
-
-
-def write_parquet(path, images, labels):
-    files = []
-    for image in images:
-        buffer = io.BytesIO()
-        Image.fromarray(image).save(buffer, "png")
-        files.append({"bytes": buffer.getvalue(), "path": None})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pa.parquet.write_table(pa.table({"image": files, "label": labels.tolist()}), path)
-    return path
 
 
 def node_config_text(node_config):

@@ -1,15 +1,11 @@
 """What a client holds: its own split, the public set, and what a run is refused for."""
 
-import io
-
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 import torch
+from helpers import write_image_folder, write_parquet
 from hypothesis import given, settings
 from hypothesis import strategies as draw
-from PIL import Image
 
 from fedkd_flwr.data import sources as sources_module
 from fedkd_flwr.data.catalogue import DataError
@@ -36,15 +32,9 @@ DIGITS = plan_of(num_clients=5)
 @pytest.fixture
 def colour_root(tmp_path):
     """Return a data root with thirty colour images as CIFAR-100."""
-    folder = tmp_path / "uoft-cs/cifar100"
-    folder.mkdir(parents=True)
-    rows = []
-    for pixels in np.random.default_rng(0).integers(0, 256, (30, 32, 32, 3), dtype=np.uint8):
-        file = io.BytesIO()
-        Image.fromarray(pixels).save(file, format="PNG")
-        rows.append({"bytes": file.getvalue(), "path": None})
-    table = pa.table({"fine_label": range(30), "img": rows})
-    pyarrow.parquet.write_table(table, folder / "train.parquet")
+    images = np.random.default_rng(0).integers(0, 256, (30, 32, 32, 3), dtype=np.uint8)
+    path = tmp_path / "uoft-cs/cifar100/train.parquet"
+    write_parquet(path, images, range(30), label="fine_label")
     return str(tmp_path)
 
 
@@ -287,12 +277,9 @@ def test_there_is_no_client_beyond_the_last():
 
 
 def test_a_node_can_bring_its_own_images(tmp_path):
-    for label in (1, 4):
-        folder = tmp_path / str(label)
-        folder.mkdir()
-        for number in range(8):
-            pixels = np.full((40, 40), 10 * label + number, dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / f"{number}.png")
+    labels = [1] * 8 + [4] * 8
+    images = [np.full((40, 40), 5 * number, dtype=np.uint8) for number in range(16)]
+    write_image_folder(tmp_path, images, labels)
     client = load_client(DIGITS, 1, str(tmp_path))
     assert client.shape == (1, 28, 28)
     assert client.class_counts.tolist() == [0, 6, 0, 0, 6, 0, 0, 0, 0, 0]

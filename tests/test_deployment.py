@@ -6,6 +6,7 @@ import federation as fed
 import numpy as np
 import pytest
 from federation import Federation
+from helpers import write_image_folder, write_parquet
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
@@ -40,9 +41,9 @@ def silos(tmp_path_factory):
             folder = federation.folder / f"silo-{n}"
             images, labels = fed.images_of(fed.SMALL, n)
             if n % 2:
-                data = fed.write_image_folder(folder / "images", images, labels)
+                data = write_image_folder(folder / "images", images, labels)
             else:
-                data = fed.write_parquet(folder / "own.parquet", images, labels)
+                data = write_parquet(folder / "own.parquet", images, labels)
             federation.node_configs[n] |= {
                 "model": model,
                 "data-path": str(data),

@@ -1,7 +1,8 @@
 """What `fedkd doctor` finds on good and on broken nodes."""
 
 import pytest
-from federation import images_of, write_image_folder, write_parquet
+from federation import images_of
+from helpers import write_image_folder, write_parquet
 
 from fedkd_flwr.doctor import check_node
 

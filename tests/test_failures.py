@@ -1,15 +1,12 @@
 """Clients that break: dropped with a reason, while the others go on unharmed."""
 
-import logging
-
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import Array, ConfigRecord
+from helpers import Witness, breaking, raising, replacing, run_with
 
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.config import read_config
 from fedkd_flwr.engines.grid import InProcessGrid
-from fedkd_flwr.server_app import serve
 from strategies.core.replies import TooFewRepliesError
 
 SHAPE = (40, 10)
@@ -44,78 +41,34 @@ BAD_ARRAYS = {
 }
 
 
-def broken_client(break_reply, partition_id=1, only_round=None):
-    """Serve as the real app does, but let one client's train replies be broken."""
-
-    def serve_message(message, context):
-        reply = client_app(message, context)
-        is_train = message.metadata.message_type == "train"
-        if not is_train or context.node_config["partition-id"] != partition_id:
-            return reply
-        server_round = message.content.config_records["config"]["server-round"]
-        if only_round in (None, server_round):
-            break_reply(reply)
-        return reply
-
-    return serve_message
-
-
-def run_with(app, small, tmp_path, **changes):
-    flat = {**small, "strategy": "kt-pfl", "output-dir": str(tmp_path / "run"), **changes}
-    configuration = read_config(flat)
-    grid = InProcessGrid(app, configuration.run.plan.num_clients, configuration.flat())
-    return serve(grid, configuration), grid
-
-
-def replace_predictions(array):
-    packed = array if isinstance(array, Array) else Array(array)
-
-    def break_reply(reply):
-        reply.content["arrays"] = ArrayRecord({"predictions": packed})
-
-    return break_reply
-
-
 @pytest.fixture
-def warnings_seen(caplog):
-    """Flower's logger may propagate or not; listen to it directly, and count nothing twice."""
-    logger = logging.getLogger("flwr")
-    logger.addHandler(caplog.handler)
-    yield lambda: [
-        record.getMessage()
-        for record in dict.fromkeys(caplog.records)
-        if record.levelno >= logging.WARNING
-    ]
-    logger.removeHandler(caplog.handler)
+def small(small):
+    return {**small, "strategy": "kt-pfl"}
 
 
 @pytest.mark.parametrize("case", BAD_ARRAYS)
 @pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt"])
-def test_a_bad_reply_is_dropped_and_named(case, strategy, small, tmp_path, warnings_seen):
+def test_a_bad_reply_is_dropped_and_named(case, strategy, small, tmp_path, logged):
     array, reason = BAD_ARRAYS[case]
-    app = broken_client(replace_predictions(array))
-    finished, _ = run_with(app, small, tmp_path, strategy=strategy)
+    app = breaking(replacing(predictions=array))
+    finished, _ = run_with(app, small, tmp_path / "run", strategy=strategy)
     assert finished.finished
     assert list(finished.rounds["replies"]) == [3, 3]
     assert list(finished.rounds["failures"]) == [1, 1]
     failures = finished.clients[finished.clients["failure"].notna()]
     assert set(failures["partition_id"]) == {1}
     assert failures["failure"].str.contains(reason).all()
-    assert any("client 1" in line for line in warnings_seen())
+    assert any("client 1" in line for line in logged())
     for matrix in finished.matrices.values():
         assert np.isfinite(matrix).all()
 
 
 def test_others_learn_as_if_the_broken_client_had_been_silent(small, tmp_path):
     """Teachers from a run with NaN replies equal those of a run in which the client raises."""
-
-    def raise_error(reply):
-        raise RuntimeError("disk is gone")
-
     with_nan, _ = run_with(
-        broken_client(replace_predictions(with_value(np.nan))), small, tmp_path / "nan"
+        breaking(replacing(predictions=with_value(np.nan))), small, tmp_path / "nan"
     )
-    with_error, _ = run_with(broken_client(raise_error), small, tmp_path / "error")
+    with_error, _ = run_with(breaking(raising("disk is gone")), small, tmp_path / "error")
     np.testing.assert_array_equal(
         with_nan.matrices["coefficients"], with_error.matrices["coefficients"]
     )
@@ -125,38 +78,29 @@ def test_others_learn_as_if_the_broken_client_had_been_silent(small, tmp_path):
 
 
 def test_teachers_stay_finite_and_on_the_simplex(small, tmp_path):
-    teachers = []
-
-    def app(message, context):
-        record = message.content.array_records.get("arrays", {})
-        if "teacher" in record:
-            teachers.append(record["teacher"].numpy())
-        return broken_client(replace_predictions(with_value(np.nan)))(message, context)
-
-    run_with(app, small, tmp_path, **{"num-server-rounds": 3})
+    witness = Witness(breaking(replacing(predictions=with_value(np.nan))))
+    run_with(witness, small, tmp_path / "run", **{"num-server-rounds": 3})
+    teachers = [arrays["teacher"] for arrays in witness.down.values() if "teacher" in arrays]
     assert len(teachers) == 8
     for teacher in teachers:
         assert np.isfinite(teacher).all()
         np.testing.assert_allclose(teacher.sum(axis=1), 1, rtol=1e-5)
 
 
-def test_a_client_that_raises_is_named_with_its_reason(small, tmp_path, warnings_seen):
-    def raise_error(reply):
-        raise RuntimeError("disk is gone")
-
-    finished, _ = run_with(broken_client(raise_error, only_round=1), small, tmp_path)
+def test_a_client_that_raises_is_named_with_its_reason(small, tmp_path, logged):
+    finished, _ = run_with(breaking(raising("disk is gone"), only_round=1), small, tmp_path / "run")
     assert list(finished.rounds["replies"]) == [3, 4]
-    assert any("client 1" in line and "disk is gone" in line for line in warnings_seen())
+    assert any("client 1" in line and "disk is gone" in line for line in logged())
 
 
 def test_a_failed_client_forgets_the_failed_message(small, tmp_path):
     """Its model after a failed round is that of before, in every engine."""
-
-    def raise_error(reply):
-        raise RuntimeError("power cut")
-
     _, grid = run_with(
-        broken_client(raise_error), small, tmp_path, strategy="local", **{"num-server-rounds": 1}
+        breaking(raising("power cut")),
+        small,
+        tmp_path / "run",
+        strategy="local",
+        **{"num-server-rounds": 1},
     )
     assert "model" not in grid.contexts[1].state
     assert "model" in grid.contexts[0].state
@@ -166,39 +110,36 @@ def test_another_partitions_id_is_refused(small, tmp_path):
     def impersonate(reply):
         reply.content["info"] = ConfigRecord({"partition-id": 2, "model": "mlp"})
 
-    finished, _ = run_with(broken_client(impersonate), small, tmp_path)
+    finished, _ = run_with(breaking(impersonate), small, tmp_path / "run")
     failure = finished.clients[finished.clients["failure"].notna()]["failure"].iloc[0]
     assert "claims to be partition 2" in failure
     assert (finished.rounds["replies"] == 3).all()
 
 
 def test_too_few_replies_stop_the_run_and_leave_what_was_done(small, tmp_path):
-    def raise_error(reply):
-        raise RuntimeError("out of memory")
-
     with pytest.raises(TooFewRepliesError, match=r"min-replies is 4.*out of memory.*1 rounds"):
-        run_with(broken_client(raise_error, only_round=2), small, tmp_path, **{"min-replies": 4})
+        run_with(
+            breaking(raising("out of memory"), only_round=2),
+            small,
+            tmp_path / "run",
+            **{"min-replies": 4},
+        )
     lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     assert len(lines) == 1
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
 def test_fewer_clients_than_needed_are_refused(small, tmp_path):
-    configuration = read_config(
-        {**small, "output-dir": str(tmp_path / "run"), "connect-timeout": 0.1}
-    )
-    grid = InProcessGrid(client_app, 3, configuration.flat())
     with pytest.raises(TooFewRepliesError, match=r"needs 4 clients and 3 are connected"):
-        serve(grid, configuration)
+        run_with(client_app, small, tmp_path / "run", nodes=3, **{"connect-timeout": 0.1})
 
 
-def test_two_nodes_with_one_partition_count_once(small, tmp_path, warnings_seen):
-    flat = {**small, "strategy": "local", "output-dir": str(tmp_path / "run"), "num-clients": 3}
-    configuration = read_config(flat)
-    grid = InProcessGrid(client_app, 4, configuration.flat(), {3: {"partition-id": 0}})
-    finished = serve(grid, configuration)
+def test_two_nodes_with_one_partition_count_once(small, tmp_path, logged):
+    nodes = {"nodes": 4, "node_configs": {3: {"partition-id": 0}}}
+    changes = {"strategy": "local", "num-clients": 3}
+    finished, _ = run_with(client_app, small, tmp_path / "run", **nodes, **changes)
     assert set(finished.clients["partition_id"]) == {0, 1, 2}
-    assert any("already held" in line for line in warnings_seen())
+    assert any("already held" in line for line in logged())
 
 
 @pytest.mark.parametrize(
@@ -212,23 +153,26 @@ def test_impossible_counts_are_dropped(metric, value, reason, small, tmp_path):
     def break_reply(reply):
         reply.content["metrics"][metric] = value
 
-    finished, _ = run_with(broken_client(break_reply), small, tmp_path, strategy="local")
+    finished, _ = run_with(breaking(break_reply), small, tmp_path / "run", strategy="local")
     assert finished.rounds["accuracy_mean"].notna().all()
     assert finished.rounds["loss_mean"].notna().all()
     mine = finished.clients[finished.clients["partition_id"] == 1]
     assert mine["failure"].str.contains(reason, regex=False).all()
 
 
-def test_a_client_with_another_public_set_is_left_out(small, tmp_path, warnings_seen):
-    def app(message, context):
-        reply = client_app(message, context)
-        if context.node_config["partition-id"] == 2:
-            reply.content["info"]["public-hash"] = "f" * 64
-        return reply
+def test_a_client_with_another_public_set_is_left_out_and_asked_once(small, tmp_path, logged):
+    answers = []
 
-    finished, _ = run_with(app, small, tmp_path)
+    def with_another_public_set(reply):
+        reply.content["info"]["public-hash"] = "f" * 64
+        answers.append(reply)
+
+    witness = Witness(breaking(with_another_public_set, 2, "properties"))
+    finished, _ = run_with(witness, small, tmp_path / "run", **{"num-server-rounds": 4})
     assert set(finished.clients["partition_id"]) == {0, 1, 3}
-    assert any("client 2 holds another public set" in line for line in warnings_seen())
+    assert len(answers) == 1
+    assert {phase for _, phase, n in witness.up if n == 2} == {"properties"}
+    assert sum("client 2 holds another public set" in line for line in logged()) == 1
 
 
 def with_queries(answer_query, small, tmp_path, rounds=20):
@@ -247,34 +191,34 @@ def with_queries(answer_query, small, tmp_path, rounds=20):
 
     settings = {"strategy": "local", "models": "mlp", "num-server-rounds": rounds}
     settings |= {"evaluate-every": rounds, "local-iterations": 1}
-    finished, _ = run_with(app, small, tmp_path, **settings)
+    finished, _ = run_with(app, small, tmp_path / "run", **settings)
     return finished, asked_in
 
 
-def test_a_node_whose_data_could_not_be_read_yet_is_asked_again(small, tmp_path, warnings_seen):
+def test_a_node_whose_data_could_not_be_read_yet_is_asked_again(small, tmp_path, logged):
     def answer_query(times):
         if times <= 2:
             raise OSError("/srv/images is not mounted")
 
-    finished, asked_in = with_queries(answer_query, small, tmp_path, rounds=5)
+    finished, asked_in = with_queries(answer_query, small, tmp_path / "run", rounds=5)
     assert asked_in == [1, 2, 4]
     took_part = finished.clients[finished.clients["numbers_up"].notna()]
     assert list(took_part.query("partition_id == 2")["round"]) == [4, 5]
-    assert sum("/srv/images is not mounted" in line for line in warnings_seen()) == 1
+    assert sum("/srv/images is not mounted" in line for line in logged()) == 1
 
 
-def test_a_node_that_always_fails_is_asked_less_and_less(small, tmp_path, warnings_seen):
+def test_a_node_that_always_fails_is_asked_less_and_less(small, tmp_path, logged):
     def answer_query(times):
         raise OSError("no data" if times % 2 else "no disk")
 
-    finished, asked_in = with_queries(answer_query, small, tmp_path)
+    finished, asked_in = with_queries(answer_query, small, tmp_path / "run")
     assert asked_in == [1, 2, 4, 8, 16]
     assert set(finished.clients["partition_id"]) == {0, 1, 3}
-    left_out = [line for line in warnings_seen() if "Left out" in line]
+    left_out = [line for line in logged() if "Left out" in line]
     assert len(left_out) == 2 and "no data" in left_out[0] and "no disk" in left_out[1]
 
 
-def test_a_node_that_did_not_answer_in_time_is_asked_again(small, tmp_path, warnings_seen):
+def test_a_node_that_did_not_answer_in_time_is_asked_again(small, tmp_path, logged):
     class SlowGrid(InProcessGrid):
         asked = 0
 
@@ -285,40 +229,21 @@ def test_a_node_that_did_not_answer_in_time_is_asked_again(small, tmp_path, warn
             self.asked += 1
             return [r for r in replies if self.asked > 1 or r.metadata.src_node_id != 1002]
 
-    flat = {**small, "strategy": "kt-pfl", "output-dir": str(tmp_path / "run")}
-    configuration = read_config(flat)
-    finished = serve(SlowGrid(client_app, 4, configuration.flat()), configuration)
+    finished, _ = run_with(client_app, small, tmp_path / "run", SlowGrid)
     assert list(finished.rounds["replies"]) == [3, 4]
-    assert [line for line in warnings_seen() if "Left out" in line] == [
+    assert [line for line in logged() if "Left out" in line] == [
         "Left out: node 1002 did not answer in time"
     ]
 
 
-def test_a_surplus_node_says_so_and_is_left_out(small, tmp_path, warnings_seen):
-    flat = {**small, "strategy": "kt-pfl", "output-dir": str(tmp_path / "run")}
-    configuration = read_config(flat)
-    finished = serve(InProcessGrid(client_app, 5, configuration.flat()), configuration)
+def test_a_surplus_node_says_so_and_is_left_out(small, tmp_path, logged):
+    finished, _ = run_with(client_app, small, tmp_path / "run", nodes=5, strategy="kt-pfl")
     assert list(finished.rounds["replies"]) == [4, 4]
-    (left_out,) = [line for line in warnings_seen() if "Left out" in line]
+    (left_out,) = [line for line in logged() if "Left out" in line]
     assert left_out.startswith("Left out: node 1004")
     assert left_out.endswith("this node is surplus: its partition-id 4 is none of the run's 0..3")
 
 
-def test_a_node_with_another_public_set_is_asked_once(small, tmp_path, warnings_seen):
-    asked = []
-
-    def app(message, context):
-        reply = client_app(message, context)
-        if context.node_config["partition-id"] == 2:
-            reply.content["info"]["public-hash"] = "f" * 64
-            asked.append(message.metadata.message_type)
-        return reply
-
-    run_with(app, small, tmp_path, **{"num-server-rounds": 4})
-    assert asked == ["query"]
-    assert len([line for line in warnings_seen() if "another public set" in line]) == 1
-
-
 def test_the_runs_own_public_hash_goes_before_the_majority(small, tmp_path):
     with pytest.raises(TooFewRepliesError, match="holds another public set"):
-        run_with(client_app, small, tmp_path, **{"public-hash": "0" * 64})
+        run_with(client_app, small, tmp_path / "run", **{"public-hash": "0" * 64})

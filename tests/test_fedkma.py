@@ -5,13 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Context, RecordDict
+from helpers import Witness, breaking, client_of, raising, replacing, reply_with, run_with
 from torch import nn
 
 import fedkd_flwr
 from fedkd_flwr import plots
 from fedkd_flwr.analysis.genotypes import client_genotypes, local_inference_accuracy
-from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients import fedkma as client_module
 from fedkd_flwr.clients.fedkma import (
     FedKMAClient,
@@ -20,16 +19,15 @@ from fedkd_flwr.clients.fedkma import (
     step,
 )
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.engines.grid import InProcessGrid
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.darts.settings import OPERATIONS as ALL_OPERATIONS
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.runs import RunDirectoryError
-from fedkd_flwr.server_app import initial_model, serve
+from fedkd_flwr.server_app import initial_model
 from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.loop import predict_logits, refresh_statistics
 from strategies.core.plan import RunPlan
-from strategies.core.replies import InvalidReplyError, Reply
+from strategies.core.replies import InvalidReplyError
 from strategies.fedkma import (
     CLASS_FLAGS,
     CLASS_LOGITS,
@@ -70,50 +68,10 @@ def tiny(small):
     }
 
 
-def is_phase(message, phase, server_round=None):
-    """Whether a message is a train message of one phase, and of one round if given."""
-    config = message.content.config_records["config"]
-    return (
-        message.metadata.message_type == "train"
-        and config["phase"] == phase
-        and server_round in (None, config["server-round"])
-    )
-
-
-def arrays_of(message):
-    return {k: a.numpy() for k, a in message.content.array_records["arrays"].items()}
-
-
-class Witness:
-    """Passes messages on and keeps what went each way, by round, phase and client."""
-
-    def __init__(self, answer=client_app):
-        self.answer = answer
-        self.down, self.up, self.metrics = {}, {}, {}
-
-    def __call__(self, message, context):
-        config = message.content.config_records["config"]
-        key = (config.get("server-round"), config["phase"], context.node_config["partition-id"])
-        if "arrays" in message.content.array_records:
-            self.down[key] = arrays_of(message)
-        reply = self.answer(message, context)
-        self.up[key] = arrays_of(reply)
-        self.metrics[key] = dict(reply.content.metric_records["metrics"])
-        return reply
-
-
-def run_with(app, flat, folder):
-    configuration = read_config({**flat, "output-dir": str(folder)})
-    grid = InProcessGrid(app, configuration.run.plan.num_clients, configuration.flat())
-    return serve(grid, configuration), configuration
-
-
-def client_of(flat, partition_id=0):
-    """A client with the model of the first round."""
-    configuration = read_config(flat)
-    context = Context(1, 1, {"partition-id": partition_id}, RecordDict(), configuration.flat())
-    client = FedKMAClient(context, configuration.run, configuration.settings)
-    client.receive_model(initial_model(configuration))
+def first_client(flat, partition_id=0):
+    """Build a client with the model of the first round."""
+    client = client_of(flat, partition_id)
+    client.receive_model(initial_model(read_config(flat)))
     return client
 
 
@@ -220,7 +178,7 @@ def test_class_means_equal_loops_and_flag_absent_classes():
 
 
 def test_a_step_moves_its_own_parameters_alone(tiny):
-    client = client_of(tiny)
+    client = first_client(tiny)
     alphas, omegas = split_parameters(client.model)
     assert len(alphas) == 2
     assert len(alphas) + len(omegas) == len(list(client.model.parameters()))
@@ -255,11 +213,11 @@ def test_the_alpha_half_never_enters_an_omega_step(tiny, monkeypatch):
 
     monkeypatch.setattr(client_module, "step", spy)
     for server_round in (1, 2):
-        complete(client_of({**tiny, "local-epochs": 3}).search(server_round))
+        complete(first_client({**tiny, "local-epochs": 3}).search(server_round))
     assert kinds == ["alpha", "omega"] * (len(kinds) // 2)
     omega, alpha = set(seen["omega"]), set(seen["alpha"])
     assert not omega & alpha
-    client = client_of(tiny)
+    client = first_client(tiny)
     training = {image.numpy().tobytes() for image in client.data.train_images}
     assert omega | alpha <= training
     # Each epoch goes through the whole omega half.
@@ -270,7 +228,7 @@ def test_the_alpha_half_never_enters_an_omega_step(tiny, monkeypatch):
 
 def test_statistics_are_refreshed_for_the_final_weights(tiny):
     """After it, evaluation on the images agrees with a training-mode pass over them all."""
-    client = client_of(tiny)
+    client = first_client(tiny)
     complete(client.search(1))
     images = client.data.train_images
     weights = [value.detach().clone() for value in client.model.parameters()]
@@ -286,14 +244,11 @@ def test_statistics_are_refreshed_for_the_final_weights(tiny):
 @pytest.mark.parametrize("strategy", ["fedkma", "fedavg", "local"])
 def test_received_statistics_do_not_decide_how_a_search_network_is_evaluated(tiny, strategy):
     """Every method is evaluated with fresh statistics, or a comparison would measure those."""
-    configuration = read_config({**tiny, "strategy": strategy})
     mixed = initial_model(read_config(tiny))
     skewed = {**mixed, "buffers": mixed["buffers"] + 5}
     logits = []
     for received in (mixed, skewed):
-        context = Context(1, 1, {"partition-id": 0}, RecordDict(), configuration.flat())
-        client_type = configuration.run.method.client
-        client = client_type(context, configuration.run, configuration.settings)
+        client = client_of(tiny, strategy=strategy)
         fill_from_vectors(client.model, received)
         names = [] if strategy == "local" else list(received)
         client.evaluate([received[k] for k in names], {"names": names, "server-round": 1})
@@ -303,20 +258,20 @@ def test_received_statistics_do_not_decide_how_a_search_network_is_evaluated(tin
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_the_share_for_alpha_is_what_omega_does_not_see(tiny, share):
-    client = client_of({**tiny, "fedkma.alpha-share": share})
+    client = first_client({**tiny, "fedkma.alpha-share": share})
     for_omega, for_alpha = client.search_samples()
     assert sorted([*for_omega.tolist(), *for_alpha.tolist()]) == list(range(client.num_examples))
     assert len(for_alpha) == pytest.approx(share * client.num_examples, abs=1)
 
 
 def test_without_a_share_both_see_all_samples(tiny):
-    client = client_of({**tiny, "fedkma.alpha-share": 0.0})
+    client = first_client({**tiny, "fedkma.alpha-share": 0.0})
     everything = list(range(client.num_examples))
     assert [part.tolist() for part in client.search_samples()] == [everything, everything]
 
 
 def test_a_search_needs_two_samples(tiny, monkeypatch):
-    client = client_of(tiny)
+    client = first_client(tiny)
     monkeypatch.setattr(FedKMAClient, "num_examples", 1)
     with pytest.raises(ValueError, match="at least 2 training samples"):
         complete(client.search(1))
@@ -327,9 +282,9 @@ def test_a_search_needs_two_samples(tiny, monkeypatch):
 
 def test_the_next_round_receives_exactly_the_mixed_models(tiny, tmp_path):
     witness = Witness()
-    finished, configuration = run_with(witness, tiny, tmp_path / "run")
+    finished, _ = run_with(witness, tiny, tmp_path / "run")
     names = {"weights", "buffers", "alphas"}
-    assert initial_model(configuration).keys() == names
+    assert initial_model(read_config(tiny)).keys() == names
     for name in names:
         for n in range(3):
             np.testing.assert_array_equal(
@@ -370,7 +325,7 @@ def test_only_models_mean_logits_flags_and_rows_cross_the_network(tiny, tmp_path
     allowed_down = {"train": shapes, SHARE_KNOWLEDGE: {"irrelevancy": (3, 10)}, "evaluate": shapes}
     for (_, phase, n), arrays in witness.up.items():
         assert {name: array.shape for name, array in arrays.items()} == allowed_up[phase]
-        shares = client_of(flat, n).label_distribution()
+        shares = first_client(flat, n).label_distribution()
         assert np.ptp(shares[shares > 0]) > 0.05
         for name in {CLASS_LOGITS, CLASS_FLAGS} & arrays.keys():
             for row in filter(np.any, np.atleast_2d(arrays[name])):
@@ -387,11 +342,11 @@ def test_clients_flag_the_classes_they_hold(tiny, tmp_path):
     witness = Witness()
     run_with(witness, {**tiny, "num-server-rounds": 1}, tmp_path / "run")
     for n in range(3):
-        held = client_of(tiny, n).data.class_counts > 0
+        held = first_client(tiny, n).data.class_counts > 0
         assert 0 < held.sum() < 10
         assert witness.up[1, "train", n][CLASS_FLAGS].tolist() == held.float().tolist()
         # Mean logits are those of the trained model, not of the received one.
-        client = client_of(tiny, n)
+        client = first_client(tiny, n)
         client.receive_model(
             {
                 name: array
@@ -415,7 +370,7 @@ def test_groups_that_share_classes_weigh_each_other_more(tiny, tmp_path):
     meant, printed = finished.matrices["sharing"][-1], np.zeros((4, 4))
     for n in range(4):
         distances = {"irrelevancy": witness.down[2, SHARE_KNOWLEDGE, n]["irrelevancy"]}
-        client = client_of({**flat, "fedkma.as-printed": True}, n)
+        client = first_client({**flat, "fedkma.as-printed": True}, n)
         reply = complete(client.train(distances, 2, SHARE_KNOWLEDGE))
         printed[n] = reply.arrays["sharing"]
     same = np.kron(np.eye(2), np.ones((2, 2))).astype(bool)
@@ -438,7 +393,7 @@ def test_fednas_is_uniform_and_asks_for_no_rows(tiny, tmp_path):
 def test_a_fixed_genotype_trains_on_all_samples_and_shares_knowledge(tiny, tmp_path, monkeypatch):
     """Ablation 2: there is no alpha, so nothing is kept back for it."""
     changes = {"models": "darts-fixed", "genotype": json.dumps(FIXED)}
-    client = client_of({**tiny, **changes})
+    client = first_client({**tiny, **changes})
     images = []
     client.model.register_forward_pre_hook(lambda _, inputs: images.extend(inputs[0]))
     complete(client.search(1))
@@ -455,17 +410,9 @@ def test_a_fixed_genotype_trains_on_all_samples_and_shares_knowledge(tiny, tmp_p
 
 
 def test_a_client_without_a_row_gets_the_uniform_one(tiny, tmp_path):
-    bad_rows = {0: None, 1: np.array([0.9, 0.9, 0.9], dtype=np.float32)}
-
-    def app(message, context):
-        n = context.node_config["partition-id"]
-        reply = client_app(message, context)
-        if is_phase(message, SHARE_KNOWLEDGE) and n in bad_rows:
-            if bad_rows[n] is None:
-                raise RuntimeError("gone home")
-            reply.content["arrays"] = ArrayRecord({"sharing": Array(bad_rows[n])})
-        return reply
-
+    off_by_far = replacing(sharing=np.full(3, 0.9, dtype=np.float32))
+    app = breaking(raising("gone home"), 0, SHARE_KNOWLEDGE)
+    app = breaking(off_by_far, 1, SHARE_KNOWLEDGE, answer=app)
     finished, _ = run_with(app, tiny, tmp_path / "run")
     assert finished.finished
     for sharing in finished.matrices["sharing"]:
@@ -478,12 +425,7 @@ def test_a_client_without_a_row_gets_the_uniform_one(tiny, tmp_path):
 
 
 def test_a_client_that_fails_in_training_drops_out_of_all_rows(tiny, tmp_path):
-    def fails(message, context):
-        if is_phase(message, "train", 1) and context.node_config["partition-id"] == 1:
-            raise RuntimeError("disk is gone")
-        return client_app(message, context)
-
-    witness = Witness(fails)
+    witness = Witness(breaking(raising("disk is gone"), only_round=1))
     finished, _ = run_with(witness, tiny, tmp_path / "run")
     first = finished.matrices["sharing"][0]
     np.testing.assert_allclose(first[[0, 2], 1], 0)
@@ -493,7 +435,7 @@ def test_a_client_that_fails_in_training_drops_out_of_all_rows(tiny, tmp_path):
     logits = np.stack([witness.up[1, "train", n][CLASS_LOGITS] for n in (0, 2)])
     flags = np.stack([witness.up[1, "train", n][CLASS_FLAGS] for n in (0, 2)])
     h = irrelevancy(np.insert(logits, 1, 7.0, axis=0), np.insert(flags, 1, 1.0, axis=0), 0.5)
-    whole = sharing_row(h[0], client_of(tiny, 0).label_distribution())
+    whole = sharing_row(h[0], first_client(tiny, 0).label_distribution())
     np.testing.assert_allclose(first[0, [0, 2]], whole[[0, 2]] / whole[[0, 2]].sum(), rtol=1e-4)
     # It goes on from where it was, and takes part again.
     np.testing.assert_array_equal(
@@ -503,17 +445,10 @@ def test_a_client_that_fails_in_training_drops_out_of_all_rows(tiny, tmp_path):
 
 
 def test_monstrous_logits_reach_nobody_as_nan(tiny, tmp_path):
-    def app(message, context):
-        reply = client_app(message, context)
-        if is_phase(message, "train") and context.node_config["partition-id"] == 1:
-            arrays = arrays_of(reply)
-            monstrous = np.full((10, 10), -9e7, dtype=np.float32)
-            monstrous[:, 0] = 9e7
-            arrays |= {CLASS_LOGITS: monstrous, CLASS_FLAGS: np.ones(10, dtype=np.float32)}
-            reply.content["arrays"] = ArrayRecord({k: Array(v) for k, v in arrays.items()})
-        return reply
-
-    finished, _ = run_with(app, tiny, tmp_path / "run")
+    monstrous = np.full((10, 10), -9e7, dtype=np.float32)
+    monstrous[:, 0] = 9e7
+    arrays = {CLASS_LOGITS: monstrous, CLASS_FLAGS: np.ones(10, dtype=np.float32)}
+    finished, _ = run_with(breaking(replacing(**arrays)), tiny, tmp_path / "run")
     assert (finished.rounds["failures"] == 0).all()
     sharing = finished.matrices["sharing"]
     np.testing.assert_allclose(sharing.sum(axis=2), 1)
@@ -523,7 +458,7 @@ def test_monstrous_logits_reach_nobody_as_nan(tiny, tmp_path):
 def test_flags_other_than_0_and_1_are_refused():
     strategy = FedKMA(RunPlan(num_clients=2, num_classes=3), FedKMASettings())
     with pytest.raises(InvalidReplyError, match="something other than 0 and 1"):
-        strategy.check_reply(Reply(0, {CLASS_FLAGS: np.array([0, 0.5, 1])}, {}))
+        strategy.check_reply(reply_with({CLASS_FLAGS: np.array([0, 0.5, 1])}))
 
 
 # ---- State, settings, results --------------------------------------------------------------

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers import random_simplex, reply_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
@@ -21,10 +22,6 @@ from strategies.sim_pfl import (
 )
 
 
-def random_simplex(rng, *shape):
-    return rng.dirichlet(np.ones(shape[-1]), size=shape[:-1])
-
-
 def strategy_with_clients(kind=KTpFL, num_clients=4, samples=6, classes=3, **settings):
     plan = RunPlan(num_clients=num_clients, num_classes=classes, public_size=samples)
     strategy = kind(plan, KTpFLSettings(**settings))
@@ -35,11 +32,8 @@ def strategy_with_clients(kind=KTpFL, num_clients=4, samples=6, classes=3, **set
     return strategy
 
 
-class PredictionReply:
-    """Just what `aggregate` reads of a reply."""
-
-    def __init__(self, predictions):
-        self.arrays = {"predictions": predictions}
+def predicting(predictions):
+    return reply_with({"predictions": predictions})
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -157,7 +151,7 @@ def test_like_clients_end_up_with_larger_mutual_weights():
     predictions = 0.95 * predictions + 0.05 * random_simplex(rng, 4, 30, 4)
     strategy = strategy_with_clients(samples=30, classes=4)
     for server_round in range(1, 6):
-        strategy.aggregate(server_round, {n: PredictionReply(predictions[n]) for n in range(4)})
+        strategy.aggregate(server_round, {n: predicting(predictions[n]) for n in range(4)})
     c = strategy.coefficients
     np.testing.assert_allclose(c.sum(axis=1), 1)
     assert (c >= 0).all()
@@ -172,8 +166,8 @@ def test_second_round_depends_on_the_first():
     ends = []
     for start in (first, other):
         strategy = strategy_with_clients()
-        strategy.aggregate(1, {n: PredictionReply(start[n]) for n in range(4)})
-        strategy.aggregate(2, {n: PredictionReply(second[n]) for n in range(4)})
+        strategy.aggregate(1, {n: predicting(start[n]) for n in range(4)})
+        strategy.aggregate(2, {n: predicting(second[n]) for n in range(4)})
         ends.append(strategy.coefficients)
     assert not np.allclose(ends[0], ends[1])
 
@@ -186,7 +180,7 @@ def test_only_repliers_move_and_everybody_gets_a_teacher_from_them(kind):
     strategy.coefficients = before.copy()
     predictions = random_simplex(rng, 3, 6, 3)
     repliers = [0, 2, 3]
-    strategy.aggregate(1, dict(zip(repliers, map(PredictionReply, predictions), strict=True)))
+    strategy.aggregate(1, dict(zip(repliers, map(predicting, predictions), strict=True)))
     after = strategy.coefficients
     moved = np.zeros((5, 5), dtype=bool)
     moved[np.ix_(repliers, repliers)] = True
@@ -238,7 +232,7 @@ def test_fedmd_keeps_the_plain_mean():
     rng = np.random.default_rng(7)
     predictions = random_simplex(rng, 4, 6, 3)
     strategy = strategy_with_clients(FedMD)
-    strategy.aggregate(1, {n: PredictionReply(predictions[n]) for n in range(4)})
+    strategy.aggregate(1, {n: predicting(predictions[n]) for n in range(4)})
     np.testing.assert_array_equal(strategy.coefficients, np.full((4, 4), 0.25))
     teacher = strategy.train_payload(2, 2)["teacher"]
     np.testing.assert_allclose(teacher, predictions.mean(axis=0))
@@ -248,10 +242,10 @@ def test_a_restored_strategy_goes_on_alike():
     rng = np.random.default_rng(8)
     first, second = random_simplex(rng, 2, 4, 6, 3)
     whole = strategy_with_clients()
-    whole.aggregate(1, {n: PredictionReply(first[n]) for n in range(4)})
+    whole.aggregate(1, {n: predicting(first[n]) for n in range(4)})
     resumed = strategy_with_clients()
     resumed.restore(1, whole.state())
     for strategy in (whole, resumed):
         assert set(strategy.train_payload(2, 0)) == {"teacher"}
-        strategy.aggregate(2, {n: PredictionReply(second[n]) for n in range(4)})
+        strategy.aggregate(2, {n: predicting(second[n]) for n in range(4)})
     np.testing.assert_array_equal(whole.coefficients, resumed.coefficients)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from helpers import write_image_folder
 from sklearn.datasets import load_digits
 
 import fedkd_flwr
@@ -37,14 +37,9 @@ def finished(tmp_path_factory):
 def own_folder(tmp_path):
     """Images of four digits, one folder a class, as a newcomer might hold them."""
     digits = load_digits()
-    for label in range(4):
-        folder = tmp_path / "own" / str(label)
-        folder.mkdir(parents=True)
-        chosen = np.flatnonzero(digits.target == label)[:20]
-        for position, image in zip(chosen, digits.images[chosen], strict=True):
-            pixels = Image.fromarray((image * 255 / 16).astype(np.uint8))
-            pixels.save(folder / f"{position}.png")
-    return tmp_path / "own"
+    chosen = np.concatenate([np.flatnonzero(digits.target == label)[:20] for label in range(4)])
+    images = (digits.images[chosen] * 255 / 16).astype(np.uint8)
+    return write_image_folder(tmp_path / "own", images, digits.target[chosen])
 
 
 @pytest.mark.parametrize("partition_id", range(4))

@@ -7,16 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from helpers import Witness, client_of, random_simplex, run_with, watched
 from torch.nn import functional
 
 import fedkd_flwr
-from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.perfed_ckt import PerFedCKTClient, nearest_centroid
 from fedkd_flwr.config import ConfigError, read_config, read_toml
 from fedkd_flwr.engines.grid import InProcessGrid
-from fedkd_flwr.server_app import initial_model, serve
+from fedkd_flwr.server_app import initial_model
 from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.losses import CoDistillation
 from strategies.core.membership import ClientInfo
@@ -27,8 +26,13 @@ from strategies.perfed_ckt import PerFedCKT, PerFedCKTSettings, cluster_predicti
 TABLE_1 = Path(__file__).parent.parent / "conf" / "perfed-ckt" / "cifar10-vgg11.toml"
 
 
+@pytest.fixture
+def small(small):
+    return {**small, "strategy": "perfed-ckt", "models": "mlp"}
+
+
 def random_predictions(generator, *shape):
-    return generator.dirichlet(np.ones(shape[-1]), size=shape[:-1]).astype(np.float32)
+    return random_simplex(generator, *shape).astype(np.float32)
 
 
 # ---- Clusters ------------------------------------------------------------------------
@@ -74,20 +78,12 @@ def test_identical_predictions_make_one_cluster():
 
 def test_more_clusters_than_clients_are_refused(small):
     with pytest.raises(ConfigError, match=r"perfed-ckt.clusters = 5 is more than the 4 clients"):
-        read_config({**small, "strategy": "perfed-ckt", "perfed-ckt.clusters": 5})
+        read_config({**small, "perfed-ckt.clusters": 5})
     with pytest.raises(ConfigError, match=r"perfed-ckt.clusters = 0: it should be greater"):
-        read_config({**small, "strategy": "perfed-ckt", "perfed-ckt.clusters": 0})
+        read_config({**small, "perfed-ckt.clusters": 0})
 
 
 # ---- Client --------------------------------------------------------------------------
-
-
-def client_of(small, partition_id=0, **changes):
-    flat = read_config({**small, "strategy": "perfed-ckt", "models": "mlp", **changes}).flat()
-    node_config = {"partition-id": partition_id}
-    client = build_client(Context(1, 1, node_config, RecordDict(), flat))
-    assert isinstance(client, PerFedCKTClient)
-    return client
 
 
 def test_nearest_is_by_squared_distance_over_all_samples():
@@ -102,14 +98,7 @@ def test_nearest_is_by_squared_distance_over_all_samples():
 
 @pytest.mark.parametrize("own", [0, 1, 2])
 def test_a_client_learns_from_the_centroid_nearest_to_its_predictions(own, small, monkeypatch):
-    chosen = []
-    original = PerFedCKTClient.co_distil
-
-    def spy(client, images, centroid, server_round):
-        chosen.append(centroid.numpy())
-        return original(client, images, centroid, server_round)
-
-    monkeypatch.setattr(PerFedCKTClient, "co_distil", spy)
+    calls = watched(monkeypatch, PerFedCKTClient, "co_distil")
     client = client_of(small)
     predictions = complete(client.predict(client.public_images(0), temperature=1.0)).numpy()
     centroids = random_predictions(np.random.default_rng(0), 3, *predictions.shape)
@@ -117,8 +106,8 @@ def test_a_client_learns_from_the_centroid_nearest_to_its_predictions(own, small
     reply = complete(client.train({"centroids": centroids}, server_round=2, phase="train"))
     assert reply.metrics["cluster"] == own
     assert reply.arrays.keys() == {"predictions"}
-    (learnt_from,) = chosen
-    np.testing.assert_array_equal(learnt_from, centroids[own])
+    ((arguments, _),) = calls
+    np.testing.assert_array_equal(arguments[1], centroids[own])
 
 
 def test_the_pull_brings_predictions_to_the_centroid(small):
@@ -230,71 +219,45 @@ def test_only_clients_that_can_be_reached_are_sampled():
 # ---- Whole runs ----------------------------------------------------------------------
 
 
-class Recorder:
-    """Serves as the real app does, and keeps what went each way in training."""
-
-    def __init__(self):
-        self.received, self.metrics, self.models = [], [], {}
-
-    def __call__(self, message, context):
-        reply = client_app(message, context)
-        if message.metadata.message_type == "train":
-            server_round = message.content.config_records["config"]["server-round"]
-            n = context.node_config["partition-id"]
-            arrays = message.content.array_records["arrays"]
-            self.received.append((server_round, n, {k: a.numpy() for k, a in arrays.items()}))
-            self.metrics.append((server_round, dict(reply.content.metric_records["metrics"])))
-        return reply
-
-
-def recorded_run(small, tmp_path, grid_type=InProcessGrid, **changes):
-    flat = {**small, "strategy": "perfed-ckt", "models": "mlp", "output-dir": str(tmp_path / "r")}
-    configuration = read_config({**flat, "perfed-ckt.clusters": 2, **changes})
-    recorder = Recorder()
-    finished = serve(grid_type(recorder, 4, configuration.flat()), configuration)
-    return finished, recorder
+def witnessed_run(small, tmp_path, **changes):
+    witness = Witness()
+    finished, _ = run_with(witness, small, tmp_path / "r", **{"perfed-ckt.clusters": 2}, **changes)
+    return finished, witness
 
 
 def test_the_first_round_has_no_centroid_and_later_ones_send_all_to_everybody(small, tmp_path):
-    _, recorder = recorded_run(small, tmp_path, **{"num-server-rounds": 3})
-    by_round = {t: [arrays for s, _, arrays in recorder.received if s == t] for t in (1, 2, 3)}
+    _, witness = witnessed_run(small, tmp_path, **{"num-server-rounds": 3})
+    by_round = {t: [witness.down[t, "train", n] for n in range(4)] for t in (1, 2, 3)}
     assert by_round[1] == [{}] * 4
     for t in (2, 3):
         sent = [arrays["centroids"] for arrays in by_round[t]]
         assert sent[0].shape == (2, 40, 10)
         assert all(np.array_equal(sent[0], other) for other in sent)
     assert not np.array_equal(by_round[2][0]["centroids"], by_round[3][0]["centroids"])
-    assert all(("cluster" in metrics) == (t > 1) for t, metrics in recorder.metrics)
+    for (t, phase, _), metrics in witness.metrics.items():
+        assert ("cluster" in metrics) == (phase == "train" and t > 1)
 
 
 def test_clusters_in_the_run_directory_are_those_of_the_replies(small, tmp_path):
-    finished, recorder = recorded_run(small, tmp_path, **{"fraction-train": 0.5})
+    finished, witness = witnessed_run(small, tmp_path, **{"fraction-train": 0.5})
     clusters = finished.matrices["clusters"]
     assert clusters.shape == (2, 4)
     for t in (1, 2):
-        sampled = [n for s, n, _ in recorder.received if s == t]
-        assert sorted(np.flatnonzero(clusters[t - 1] >= 0)) == sorted(sampled)
+        assert np.flatnonzero(clusters[t - 1] >= 0).tolist() == witness.trained(t)
 
 
 def test_the_public_subset_is_one_for_all_rounds_and_clients(small, tmp_path, monkeypatch):
-    seen = []
-    original = PerFedCKTClient.public_images
-
-    def spy(client, server_round):
-        images = original(client, server_round)
-        seen.append(images)
-        return images
-
-    monkeypatch.setattr(PerFedCKTClient, "public_images", spy)
-    recorded_run(small, tmp_path, **{"num-server-rounds": 3, "held-out-size": 200})
-    assert len(seen) == 12
-    assert all(torch.equal(images, seen[0]) for images in seen)
+    calls = watched(monkeypatch, PerFedCKTClient, "public_images")
+    witnessed_run(small, tmp_path, **{"num-server-rounds": 3, "held-out-size": 200})
+    assert len(calls) == 12
+    (_, first), *_ = calls
+    assert all(torch.equal(images, first) for _, images in calls)
 
 
 def test_a_client_that_is_not_sampled_keeps_its_model_and_is_evaluated(small, tmp_path):
     changes = {"num-server-rounds": 6, "fraction-train": 0.5}
-    finished, recorder = recorded_run(small, tmp_path, **changes)
-    trained = {(t, n) for t, n, _ in recorder.received}
+    finished, witness = witnessed_run(small, tmp_path, **changes)
+    trained = {(t, n) for t in range(1, 7) for n in witness.trained(t)}
     loss = finished.clients.set_index(["round", "partition_id"])["loss"]
     assert len(loss.dropna()) == 6 * 4
     kept = 0
@@ -304,16 +267,16 @@ def test_a_client_that_is_not_sampled_keeps_its_model_and_is_evaluated(small, tm
     assert kept
 
 
-class LateGrid(InProcessGrid):
-    """A fifth node, which holds the partition of one that fails, connects after round 1."""
+LATE_NODE = 1004  # the fifth
 
-    def __init__(self, app, num_clients, run_config):
-        super().__init__(app, 5, run_config, {3: {"broken": True}, 4: {"partition-id": 3}})
-        self.late = set(super().get_node_ids()) - set(range(1000, 1004))
-        self.is_first_round = True
+
+class LateGrid(InProcessGrid):
+    """One node connects after round 1."""
+
+    is_first_round = True
 
     def get_node_ids(self):
-        return [n for n in super().get_node_ids() if n not in self.late or not self.is_first_round]
+        return [n for n in super().get_node_ids() if n != LATE_NODE or not self.is_first_round]
 
     def send_and_receive(self, messages, *, timeout=None):
         messages = list(messages)
@@ -323,42 +286,26 @@ class LateGrid(InProcessGrid):
         return replies
 
 
-def late_run(small, tmp_path):
-    flat = {**small, "strategy": "perfed-ckt", "models": "mlp", "output-dir": str(tmp_path / "r")}
-    configuration = read_config({**flat, "num-server-rounds": 3})
-    recorder = Recorder()
+def test_a_client_that_joins_late_takes_part(small, tmp_path, logged):
+    """Its partition was with a node that fails."""
+    witness = Witness()
 
     def app(message, context):
         if context.node_config.get("broken"):
             raise RuntimeError("its disk is not there")
-        return recorder(message, context)
+        return witness(message, context)
 
-    return serve(LateGrid(app, 4, configuration.flat()), configuration), recorder
-
-
-@pytest.fixture
-def log_lines(caplog):
-    """Flower's logger does not propagate; listen to it directly."""
-    logger = logging.getLogger("flwr")
-    logger.addHandler(caplog.handler)
-    yield lambda: [record.getMessage() for record in caplog.records]
-    logger.removeHandler(caplog.handler)
-
-
-def test_a_client_that_joins_late_takes_part(small, tmp_path):
-    finished, recorder = late_run(small, tmp_path)
+    nodes = {"nodes": 5, "node_configs": {3: {"broken": True}, 4: {"partition-id": 3}}}
+    rounds = {"num-server-rounds": 3}
+    finished, _ = run_with(app, small, tmp_path / "run", LateGrid, **nodes, **rounds)
     assert list(finished.rounds["replies"]) == [3, 4, 4]
     assert (finished.rounds["failures"] == 0).all()
     evaluated = finished.clients.groupby("round")["accuracy"].count()
     assert evaluated.tolist() == [3, 4, 4]
     # It has no model yet, and learns from the others' centroids at once.
-    first = next(arrays for t, n, arrays in recorder.received if (t, n) == (2, 3))
-    assert "centroids" in first
-
-
-def test_the_log_says_who_joined_late(small, tmp_path, log_lines):
-    late_run(small, tmp_path)
-    assert any("lient 3 joined in round 2" in line for line in log_lines())
+    assert witness.trained(1) == [0, 1, 2]
+    assert "centroids" in witness.down[2, "train", 3]
+    assert any("lient 3 joined in round 2" in line for line in logged(logging.INFO))
 
 
 # ---- Communication, Table 1 ----------------------------------------------------------
@@ -392,10 +339,10 @@ def scripted_app(public_size, classes):
 def test_communication_of_table_1(fraction, clusters, numbers, tmp_path):
     """The run's own accounting. Only the first round differs: it has no centroids to send."""
     changes = {"fraction-train": fraction, "perfed-ckt.clusters": clusters, "device": "cpu"}
-    changes |= {"num-server-rounds": 3, "evaluate-every": 3, "output-dir": str(tmp_path / "run")}
-    configuration = read_config({**read_toml(TABLE_1), **changes})
-    grid = InProcessGrid(scripted_app(2000, 10), 100, configuration.flat())
-    rounds = serve(grid, configuration).rounds
+    changes |= {"num-server-rounds": 3, "evaluate-every": 3}
+    app = scripted_app(2000, 10)
+    finished, _ = run_with(app, read_toml(TABLE_1), tmp_path / "run", **changes)
+    rounds = finished.rounds
     assert (rounds["failures"] == 0).all()
     first, second, third = rounds["numbers_up"] + rounds["numbers_down_broadcast"]
     assert second == third
@@ -425,7 +372,7 @@ def test_the_mixed_preset_lets_clients_differ_and_sends_as_little():
 
 
 def test_learning_goes_on_with_mixed_models(small, tmp_path):
-    changes = {"strategy": "perfed-ckt", "num-server-rounds": 5, "perfed-ckt.clusters": 2}
+    changes = {"models": "mlp,lenet", "num-server-rounds": 5, "perfed-ckt.clusters": 2}
     finished = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
     assert set(finished.clients["model"]) == {"mlp", "lenet"}
     losses = finished.rounds["loss_mean"]

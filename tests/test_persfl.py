@@ -5,17 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from helpers import Witness, breaking, client_of, raising, run_with
 from torch.nn import functional
 
 import fedkd_flwr
-from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients import memory, persfl
-from fedkd_flwr.clients.persfl import Candidate, PersFLClient, PersFLGDClient
+from fedkd_flwr.clients.persfl import Candidate, PersFLGDClient
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.engines.grid import InProcessGrid
-from fedkd_flwr.server_app import serve
 from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.loop import DivergedError, Evaluation, evaluate
 from strategies.persfl import PERSONALIZE, PersFLSettings
@@ -26,15 +22,6 @@ TABLE = ["lambda", "temperature", "teacher_round", "teacher_accuracy", "global_a
 @pytest.fixture
 def small(small):
     return {**small, "strategy": "persfl", "models": "mlp", "momentum": 0.0}
-
-
-def client_of(small, partition_id=0, context=None, **changes):
-    flat = read_config({**small, **changes}).flat()
-    client = build_client(
-        context or Context(1, 1, {"partition-id": partition_id}, RecordDict(), flat)
-    )
-    assert isinstance(client, PersFLClient)
-    return client
 
 
 def weights_of(model):
@@ -83,34 +70,29 @@ def test_the_last_model_is_the_teacher_where_asked(small, monkeypatch):
     assert teacher_after(losses, small, monkeypatch, **{"persfl.teacher": "last"}) == 3
 
 
-class Watcher:
-    """Serves as the real app does; measures the global models that each client receives."""
-
-    def __init__(self, small):
-        self.small, self.losses = small, {}
-
-    def __call__(self, message, context):
-        if message.metadata.message_type == "train":
-            n = context.node_config["partition-id"]
-            client = client_of(self.small, n)
-            arrays = message.content.array_records["arrays"]
-            client.receive_model({name: array.numpy() for name, array in arrays.items()})
-            data = client.data
-            result = evaluate(client.model, data.validation_images, data.validation_labels)
-            self.losses.setdefault(n, []).append(result.loss)
-        return client_app(message, context)
+def validation_loss(small, partition_id, received):
+    """Return the loss of a global model on the validation split of a client."""
+    client = client_of(small, partition_id)
+    client.receive_model(received)
+    data = client.data
+    return evaluate(client.model, data.validation_images, data.validation_labels).loss
 
 
 def test_in_a_run_each_client_chooses_among_all_models_it_was_sent(small, tmp_path):
     """With a step as large as this the loss goes up and down, so clients choose differently."""
     small |= {"num-server-rounds": 5, "learning-rate": 0.3, "local-epochs": 2}
-    configuration = read_config({**small, "output-dir": str(tmp_path / "run")})
-    watcher = Watcher(small)
-    finished = serve(InProcessGrid(watcher, 4, configuration.flat()), configuration)
+    witness = Witness()
+    finished, _ = run_with(witness, small, tmp_path / "run")
+    losses = {
+        n: [
+            *(validation_loss(small, n, witness.down[t, "train", n]) for t in range(1, 6)),
+            validation_loss(small, n, witness.down[5, PERSONALIZE, n]),
+        ]
+        for n in range(4)
+    }
     last = finished.clients[finished.clients["round"] == 5].set_index("partition_id")
     # Five rounds, and the final model in stage 2.
-    assert all(len(losses) == 6 for losses in watcher.losses.values())
-    best = {n: int(np.argmin(losses)) for n, losses in watcher.losses.items()}
+    best = {n: int(np.argmin(found)) for n, found in losses.items()}
     assert last["teacher_round"].to_dict() == best
     assert len(set(best.values())) > 1
     assert 5 in best.values()
@@ -265,19 +247,12 @@ def test_same_seed_same_choices(small, tmp_path):
 
 def test_the_personalized_model_is_evaluated_in_the_last_round(small, tmp_path):
     small |= {"persfl.distillation-epochs": 5}
-    configuration = read_config({**small, "output-dir": str(tmp_path / "run")})
-    sent = []
-
-    def app(message, context):
-        if message.metadata.message_type == "evaluate":
-            sent.append(len(message.content.array_records["arrays"]))
-        return client_app(message, context)
-
-    grid = InProcessGrid(app, 4, configuration.flat())
-    finished = serve(grid, configuration)
-    # Four clients with a global model in the first round, with none in the last.
-    assert all(sent[:4])
-    assert not any(sent[4:])
+    witness = Witness()
+    finished, grid = run_with(witness, small, tmp_path / "run")
+    # All have a global model in the first round, and none in the last.
+    for n in range(4):
+        assert witness.down[1, "evaluate", n]
+        assert witness.down[2, "evaluate", n] == {}
     last = finished.clients[finished.clients["round"] == 2].set_index("partition_id")
     for n, context in grid.contexts.items():
         client = client_of(small, context=context)
@@ -288,16 +263,8 @@ def test_the_personalized_model_is_evaluated_in_the_last_round(small, tmp_path):
 
 
 def test_a_client_that_fails_in_stage_2_falls_back_to_its_teacher(small, tmp_path):
-    configuration = read_config({**small, "output-dir": str(tmp_path / "run")})
-
-    def app(message, context):
-        phase = message.content.config_records["config"]["phase"]
-        if phase == PERSONALIZE and context.node_config["partition-id"] == 1:
-            raise RuntimeError("power cut")
-        return client_app(message, context)
-
-    grid = InProcessGrid(app, 4, configuration.flat())
-    finished = serve(grid, configuration)
+    app = breaking(raising("power cut"), 1, PERSONALIZE)
+    finished, grid = run_with(app, small, tmp_path / "run")
     last = finished.clients[finished.clients["round"] == 2].set_index("partition_id")
     assert "power cut" in last.loc[1, "failure"]
     assert last["lambda"].isna().tolist() == [False, True, False, False]

@@ -4,14 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from helpers import Witness, run_with
 
 import fedkd_flwr
-from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.config import read_config
-from fedkd_flwr.engines.grid import InProcessGrid
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models.build import build_model, num_parameters
-from fedkd_flwr.server_app import serve
 
 ROUND_COLUMNS = [
     "round", "accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_max",
@@ -20,7 +17,7 @@ ROUND_COLUMNS = [
     "seconds_evaluate",
 ]  # fmt: skip
 SOFT = [name for name, method in METHODS.items() if method.exchanged == "soft predictions"]
-PARAMETER = [name for name, method in METHODS.items() if method.exchanged == "parameters"]
+AVERAGING = ["fedavg", "fedavg-ft", "persfl", "persfl-gd"]
 
 
 def run(small, tmp_path, name="run", **changes):
@@ -29,20 +26,6 @@ def run(small, tmp_path, name="run", **changes):
 
 def models_of(strategy):
     return "mlp" if METHODS[strategy].strategy.needs_one_model else "mlp,lenet"
-
-
-class RecordingApp:
-    """Passes messages on and keeps the arrays that went each way."""
-
-    def __init__(self):
-        self.down, self.up = [], []
-
-    def __call__(self, message, context):
-        reply = client_app(message, context)
-        for kept, content in ((self.down, message.content), (self.up, reply.content)):
-            for record in content.array_records.values():
-                kept.extend((name, tuple(array.shape)) for name, array in record.items())
-        return reply
 
 
 @pytest.mark.parametrize("strategy", METHODS)
@@ -107,14 +90,15 @@ def test_fedavg_counts_the_model_once_down_and_for_each_client_up(small, tmp_pat
 
 @pytest.mark.parametrize("strategy", SOFT)
 def test_soft_prediction_methods_never_send_weights(strategy, small, tmp_path):
-    configuration = read_config(
-        {**small, "strategy": strategy, "output-dir": str(tmp_path / "run")}
-    )
-    recorder = RecordingApp()
-    serve(InProcessGrid(recorder, 4, configuration.flat()), configuration)
+    witness = Witness()
+    run_with(witness, small, tmp_path / "run", strategy=strategy)
     allowed = {("predictions", (40, 10)), ("teacher", (40, 10))}
     clusters = {("centroids", (c, 40, 10)) for c in range(1, 5)}
-    sent = set(recorder.up) | set(recorder.down)
+    sent = {
+        (name, array.shape)
+        for arrays in (*witness.up.values(), *witness.down.values())
+        for name, array in arrays.items()
+    }
     assert ("predictions", (40, 10)) in sent
     assert sent <= allowed | clusters
     weights = {
@@ -195,22 +179,17 @@ def test_config_repeats_the_run(small, tmp_path):
     assert list(first.rounds["loss_mean"]) == list(second.rounds["loss_mean"])
 
 
-@pytest.mark.parametrize("strategy", PARAMETER)
-def test_parameter_methods_hand_out_what_was_averaged(strategy, small, tmp_path):
-    """Every client of a round is sent the same arrays, and later rounds send others."""
-    configuration = read_config(
-        {**small, "strategy": strategy, "models": "mlp", "output-dir": str(tmp_path / "run")}
-    )
-    sent = []
-
-    def spy(message, context):
-        record = message.content.array_records.get("arrays")
-        if record and message.metadata.message_type == "train":
-            sent.append(record["hidden.weight"].numpy() if "hidden.weight" in record else
-                        next(iter(record.values())).numpy())  # fmt: skip
-        return client_app(message, context)
-
-    serve(InProcessGrid(spy, 4, configuration.flat()), configuration)
-    for n in range(1, 4):
-        np.testing.assert_array_equal(sent[n], sent[0])
-    assert not np.array_equal(sent[4], sent[0])
+@pytest.mark.parametrize("strategy", AVERAGING)
+def test_averaging_methods_hand_out_the_mean_weighted_by_samples(strategy, small, tmp_path):
+    witness = Witness()
+    changes = {"strategy": strategy, "models": "mlp", "partition": "dirichlet"}
+    finished, _ = run_with(witness, small, tmp_path / "run", **changes)
+    sizes = finished.clients[finished.clients["round"] == 1]["num_examples"].to_numpy()
+    assert len(sizes) == 4 and len(set(sizes)) > 1
+    trained = [witness.up[1, "train", n]["weights"] for n in range(4)]
+    expected = np.average(trained, axis=0, weights=sizes)
+    for n in range(4):
+        first, second = (witness.down[t, "train", n]["weights"] for t in (1, 2))
+        np.testing.assert_array_equal(first, witness.down[1, "train", 0]["weights"])
+        np.testing.assert_allclose(second, expected, rtol=1e-5, atol=1e-6)
+        assert not np.array_equal(first, second)

@@ -4,15 +4,16 @@ import itertools
 
 import numpy as np
 import pytest
+from helpers import Witness, reply_with, run_with
 from hypothesis import given
 from hypothesis import strategies as draw
 
 import fedkd_flwr
-from fedkd_flwr.clients.kt_pfl import KTpFLClient
 from fedkd_flwr.config import ConfigError, read_config
 from strategies.core.plan import RunPlan
 from strategies.core.privacy import clip_towards_uniform, noised_predictions, privacy_spent
-from strategies.core.replies import InvalidReplyError, Reply
+from strategies.core.replies import InvalidReplyError
+from strategies.core.rounds import COUNTS
 from strategies.core.simplex import (
     NotOnSimplexError,
     normalized_rows,
@@ -57,10 +58,6 @@ def test_equal_probabilities_survive_eight_bits(scale, classes):
     np.testing.assert_allclose(
         wire.probabilities("p", wire.encode("p", uniform)), uniform, rtol=1e-6
     )
-
-
-def reply_with(arrays):
-    return Reply(0, arrays, {})
 
 
 def eight_bit_strategy():
@@ -221,21 +218,18 @@ def test_noise_is_new_each_time_unless_seeded(private, tmp_path):
     assert last_loss("c", **seeded) == last_loss("d", **seeded)
 
 
-def test_with_noise_no_number_but_the_predictions_goes_along(private, tmp_path, monkeypatch):
-    replies = []
-    train = KTpFLClient.train
+def test_with_noise_a_client_reports_nothing_of_its_training(private, tmp_path):
+    def reported(name, **changes):
+        witness = Witness()
+        run_with(witness, private, tmp_path / name, **changes)
+        replies = [m for (_, phase, _), m in witness.metrics.items() if phase == "train"]
+        assert len(replies) == 2 * 4
+        # The counts of an evaluation may travel with the reply.
+        return {name for metrics in replies for name in metrics} - {count.name for count in COUNTS}
 
-    def spy(self, received, server_round, phase):
-        reply = yield from train(self, received, server_round, phase)
-        replies.append(reply)
-        return reply
-
-    monkeypatch.setattr(KTpFLClient, "train", spy)
-    fedkd_flwr.run(private, output_dir=tmp_path / "noised")
-    assert replies and all(not reply.metrics for reply in replies)
-    replies.clear()
-    fedkd_flwr.run({**private, "kt-pfl.noise-multiplier": 0.0}, output_dir=tmp_path / "plain")
-    assert replies and all("train-loss" in reply.metrics for reply in replies)
+    assert reported("noised") == set()
+    plain = {"kt-pfl.noise-multiplier": 0.0}
+    assert reported("plain", **plain) == {"train-loss", "distillation-loss"}
 
 
 def test_noise_without_a_bound_is_refused(small):

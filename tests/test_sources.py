@@ -1,8 +1,5 @@
 """Data sets: the pool's order, decoding, shapes, own data, and what is refused."""
 
-import io
-from pathlib import Path
-
 import datasets
 import numpy as np
 import pyarrow as pa
@@ -10,6 +7,7 @@ import pyarrow.parquet
 import pytest
 import sklearn.datasets
 import torch
+from helpers import image_rows, write_image_folder, write_parquet
 from PIL import Image
 
 from fedkd_flwr.data import sources
@@ -26,22 +24,9 @@ TINY = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8
 TINY_LABELS = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8])
 
 
-def png(pixels: np.ndarray) -> bytes:
-    """Encode one image without loss."""
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, format="PNG")
-    return file.getvalue()
-
-
-def image_rows(images: np.ndarray) -> list[dict[str, object]]:
-    return [{"bytes": png(image), "path": None} for image in images]
-
-
-def write_parquet(path: Path, positions: slice, image: str = "img", label: str = "label") -> None:
+def write_tiny(path, positions, **columns):
     """Write some of the tiny images in the hub's layout."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = {label: TINY_LABELS[positions], image: image_rows(TINY[positions])}
-    pyarrow.parquet.write_table(pa.table(rows), path)
+    return write_parquet(path, TINY[positions], TINY_LABELS[positions], **columns)
 
 
 LAYOUTS = {
@@ -88,9 +73,9 @@ def test_digits_are_recognisable():
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_parquet_parts_are_pooled_train_first(tmp_path, layout):
     first, second, last = (tmp_path / "uoft-cs/cifar10" / name for name in LAYOUTS[layout])
-    write_parquet(last, slice(8, 12))
-    write_parquet(first, slice(0, 5))
-    write_parquet(second, slice(5, 8))
+    write_tiny(last, slice(8, 12))
+    write_tiny(first, slice(0, 5))
+    write_tiny(second, slice(5, 8))
     pool = load_images("cifar10", str(tmp_path))
     np.testing.assert_array_equal(pool.images.permute(0, 2, 3, 1).numpy(), TINY)
     np.testing.assert_array_equal(pool.labels.numpy(), TINY_LABELS)
@@ -110,7 +95,7 @@ def test_labels_are_read_without_decoding(tmp_path):
 
 def test_grey_sets_decode_colour_files_to_one_channel(tmp_path):
     path = tmp_path / "ylecun/mnist/train.parquet"
-    write_parquet(path, slice(0, 4), image="image")
+    write_tiny(path, slice(0, 4), image="image")
     images = load_images("mnist", str(tmp_path)).images
     assert images.shape == (4, 1, 28, 28)  # resized as well: the files have 32x32 pixels
 
@@ -127,7 +112,7 @@ def test_files_of_any_mode_are_decoded(tmp_path):
 
 def test_sets_are_decoded_once(tmp_path):
     path = tmp_path / "uoft-cs/cifar10/train.parquet"
-    write_parquet(path, slice(0, 4))
+    write_tiny(path, slice(0, 4))
     first = load_images("cifar10", str(tmp_path))
     path.unlink()
     assert load_images("cifar10", data_root=str(tmp_path)) is first
@@ -179,7 +164,7 @@ def test_missing_set_names_the_folder(tmp_path):
 
 
 def test_missing_column_is_named(tmp_path):
-    write_parquet(tmp_path / "uoft-cs/cifar10/train.parquet", slice(0, 4), label="target")
+    write_tiny(tmp_path / "uoft-cs/cifar10/train.parquet", slice(0, 4), label="target")
     with pytest.raises(DataError, match="has no column 'label'"):
         load_labels("cifar10", str(tmp_path))
 
@@ -218,13 +203,10 @@ def test_convert_between_grey_and_colour():
     assert (red, green, blue) == (76, 150, 29)
 
 
-def own_folder(path: Path, names: list[str]) -> Path:
+def own_folder(path, names):
     """Write a folder of classes, one image in each, all of the class's brightness."""
-    for brightness, name in enumerate(names):
-        (path / name).mkdir(parents=True)
-        pixels = np.full((20, 30, 3), 10 * brightness, dtype=np.uint8)
-        (path / name / "picture.png").write_bytes(png(pixels))
-    return path
+    images = [np.full((20, 30, 3), 10 * i, dtype=np.uint8) for i in range(len(names))]
+    return write_image_folder(path, images, names)
 
 
 def test_own_folder_by_number(tmp_path):
@@ -245,7 +227,7 @@ def test_own_folder_by_name_needs_every_class(tmp_path):
 
 
 def test_own_parquet_file(tmp_path):
-    write_parquet(tmp_path / "mine.parquet", slice(0, 5), image="image")
+    write_tiny(tmp_path / "mine.parquet", slice(0, 5), image="image")
     own = load_own_data(tmp_path / "mine.parquet", (3, 32, 32), 10)
     np.testing.assert_array_equal(own.images.permute(0, 2, 3, 1).numpy(), TINY[:5])
     assert own.labels.tolist() == TINY_LABELS[:5].tolist()

@@ -6,7 +6,6 @@ Texts of runs and users are printed as they are: Rich would take ``[grid]`` for 
 import functools
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -83,21 +82,3 @@ def one_clear_line() -> Iterator[None]:
     except user_errors() as error:
         say(("Error:", "bold red"), f" {error}", to=errors())
         raise typer.Exit(1) from None
-
-
-@contextmanager
-def written_to(folder: Path, what: str) -> Iterator[None]:
-    """Turn a folder that cannot be written into one clear sentence.
-
-    Raises
-    ------
-    RunDirectoryError
-        With the folder and the reason.
-    """
-    from fedkd_flwr.runs import RunDirectoryError
-
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        raise RunDirectoryError(f"{what} cannot be written to {folder}: {reason}.") from None

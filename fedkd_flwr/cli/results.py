@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedkd_flwr.cli.options import Assignments, read_assignments
-from fedkd_flwr.cli.output import one_clear_line, say, say_beside, show_table, written_to
+from fedkd_flwr.cli.output import one_clear_line, say, say_beside, show_table
 
 LAYOUTS = ("markdown", "latex", "csv")
 """How `compare` can print its table."""
@@ -34,8 +34,7 @@ def compare(
         if figures is not None:
             from fedkd_flwr.plots import save_figures
 
-            with written_to(figures, "The figures"):
-                say_beside(f"Figure: {path}" for path in save_figures(compared, figures))
+            say_beside(f"Figure: {path}" for path in save_figures(compared, figures))
 
 
 def personalize(
@@ -82,12 +81,12 @@ def genotypes(
     """Print every client's architecture, and draw them."""
     with one_clear_line():
         from fedkd_flwr.analysis.genotypes import client_genotypes
-        from fedkd_flwr.plots.genotypes import draw_genotypes
         from fedkd_flwr.runs import load_run
 
         stored = load_run(run)
         for partition_id, genotype in enumerate(client_genotypes(stored)):
             say(f"client {partition_id}: {genotype.to_text()}")
         if figures is not None:
-            with written_to(figures, "The drawings"):
-                say_beside(f"Figure: {path}" for path in draw_genotypes(stored, figures))
+            from fedkd_flwr.plots import draw_genotypes
+
+            say_beside(f"Figure: {path}" for path in draw_genotypes(stored, figures))

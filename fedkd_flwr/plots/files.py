@@ -5,7 +5,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fedkd_flwr.runs import RunDirectoryError
+from fedkd_flwr.runs import RunDirectoryError, absolute, require_writable
 
 
 def write_figures(figures: Iterable[tuple[str, Figure]], folder: str | Path) -> list[Path]:
@@ -28,16 +28,15 @@ def write_figures(figures: Iterable[tuple[str, Figure]], folder: str | Path) -> 
     RunDirectoryError
         If the folder cannot be made or written.
     """
-    directory = Path(folder).expanduser().resolve()
+    directory = absolute(folder)
+    require_writable(directory, "folder of figures")
+    directory.mkdir(parents=True, exist_ok=True)
     paths = []
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, figure in figures:
-            paths.append(directory / f"{name}.png")
+    for name, figure in figures:
+        paths.append(directory / f"{name}.png")
+        try:
             figure.savefig(paths[-1], dpi=150)
-    except OSError as error:
-        reason = error.strerror or error
-        raise RunDirectoryError(
-            f"The figures cannot be written to {directory}: {reason}."
-        ) from None
+        except OSError as error:
+            reason = error.strerror or error
+            raise RunDirectoryError(f"{paths[-1]} cannot be written: {reason}.") from None
     return paths

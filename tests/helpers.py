@@ -1,0 +1,159 @@
+"""What tests write again and again: runs with an app of their own, clients, spies, data files."""
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+from flwr.app import Array, ArrayRecord, Context, RecordDict
+from PIL import Image
+
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.client_app import build_client
+from fedkd_flwr.config import read_config
+from fedkd_flwr.engines.grid import InProcessGrid
+from fedkd_flwr.server_app import serve
+from strategies.core.replies import Reply
+
+# ---- Runs and clients ----------------------------------------------------------------
+
+
+def run_with(app, flat, folder, grid_type=InProcessGrid, nodes=None, node_configs=None, **changes):
+    """Run in this process with `app` in the place of the clients; return the run and the grid.
+
+    There are as many nodes as clients if `nodes` is left out.
+    """
+    configuration = read_config({**flat, **changes, "output-dir": str(folder)})
+    nodes = nodes or configuration.run.plan.num_clients
+    grid = grid_type(app, nodes, configuration.flat(), node_configs)
+    return serve(grid, configuration), grid
+
+
+def client_of(flat, partition_id=0, context=None, **changes):
+    """Build the client of a run config, one that remembers nothing if no context is given."""
+    if context is None:
+        run_config = read_config({**flat, **changes}).flat()
+        context = Context(1, 1, {"partition-id": partition_id}, RecordDict(), run_config)
+    return build_client(context)
+
+
+# ---- Messages ------------------------------------------------------------------------
+
+
+def arrays_of(message):
+    """Return the arrays of a message by their names."""
+    return {k: a.numpy() for k, a in message.content.array_records["arrays"].items()}
+
+
+def key_of(message, context):
+    """Return the round, the phase and the partition-id of a message."""
+    config = message.content.config_records["config"]
+    return config.get("server-round"), config["phase"], context.node_config["partition-id"]
+
+
+class Witness:
+    """Passes messages on and keeps what went each way, by round, phase and client."""
+
+    def __init__(self, answer=client_app):
+        self.answer = answer
+        self.down, self.up, self.metrics = {}, {}, {}
+
+    def __call__(self, message, context):
+        key = key_of(message, context)
+        if "arrays" in message.content.array_records:
+            self.down[key] = arrays_of(message)
+        reply = self.answer(message, context)
+        self.up[key] = arrays_of(reply)
+        self.metrics[key] = dict(reply.content.metric_records["metrics"])
+        return reply
+
+    def trained(self, server_round):
+        """Return the clients that were asked to train in a round, ascending."""
+        return sorted(n for t, phase, n in self.down if (t, phase) == (server_round, "train"))
+
+
+def breaking(change, partition_id=1, phase="train", only_round=None, answer=client_app):
+    """Serve as the real app does, but let `change` spoil some replies of one client, or raise."""
+
+    def serve_message(message, context):
+        reply = answer(message, context)
+        server_round, of_phase, n = key_of(message, context)
+        if (of_phase, n) == (phase, partition_id) and only_round in (None, server_round):
+            change(reply)
+        return reply
+
+    return serve_message
+
+
+def replacing(**arrays):
+    """Return a change of a reply that sends these arrays in the place of its own."""
+    packed = {k: a if isinstance(a, Array) else Array(a) for k, a in arrays.items()}
+
+    def change(reply):
+        own = reply.content.array_records["arrays"]
+        reply.content["arrays"] = ArrayRecord({**own, **packed})
+
+    return change
+
+
+def raising(reason):
+    """Return a change of a reply that loses it."""
+
+    def change(reply):
+        raise RuntimeError(reason)
+
+    return change
+
+
+def reply_with(arrays):
+    """Return a reply of client 0, as strategies check and aggregate it."""
+    return Reply(0, arrays, {})
+
+
+def watched(monkeypatch, owner, name):
+    """Let a method go on as it is; return a list that fills with (arguments, result) of calls."""
+    original, calls = getattr(owner, name), []
+
+    def spy(self, *arguments):
+        result = original(self, *arguments)
+        calls.append((arguments, result))
+        return result
+
+    monkeypatch.setattr(owner, name, spy)
+    return calls
+
+
+# ---- Data ----------------------------------------------------------------------------
+
+
+def random_simplex(generator, *shape):
+    """Draw probabilities: rows of random numbers that sum to 1."""
+    return generator.dirichlet(np.ones(shape[-1]), size=shape[:-1])
+
+
+def png(pixels):
+    """Encode one image without loss; pixels are (height, width) or (height, width, 3)."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG")
+    return file.getvalue()
+
+
+def image_rows(images):
+    """Return images as the hub's Parquet files hold them."""
+    return [{"bytes": png(image), "path": None} for image in images]
+
+
+def write_parquet(path, images, labels, image="img", label="label"):
+    """Write images and labels in the hub's layout; return the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pa.table({label: labels, image: image_rows(images)}), path)
+    return path
+
+
+def write_image_folder(path, images, labels):
+    """Write images into one folder a class; return the folder above."""
+    for position, (image, label) in enumerate(zip(images, labels, strict=True)):
+        folder = path / str(label)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{position:04d}.png").write_bytes(png(image))
+    return path
