@@ -120,4 +120,10 @@ METHODS: dict[str, Method] = {
         "parameters",
         "baseline",
     ),
+    "fedprox": Method(
+        "strategies.fedprox:FedProx",
+        "fedkd_flwr.clients.fedprox:FedProxClient",
+        "parameters",
+        "Li et al. 2020",
+    ),
 }

@@ -1,0 +1,18 @@
+"""The client of FedProx."""
+
+from fedkd_flwr.clients.base import Arrays
+from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.training.loop import Loss
+from fedkd_flwr.training.losses import cross_entropy
+from fedkd_flwr.training.regularizers import parameters_of, proximal
+from strategies.fedprox import FedProxSettings
+
+
+class FedProxClient(ParameterClient):
+    """Trains the global model on its own data, and is held near it."""
+
+    settings: FedProxSettings
+
+    def local_loss(self, received: Arrays) -> Loss:
+        """Return cross-entropy and ``mu / 2 * ||w - w_g||²``, with w_g as received."""
+        return proximal(cross_entropy, parameters_of(self.model), self.settings.mu)

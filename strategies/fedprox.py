@@ -1,0 +1,41 @@
+"""FedProx: FedAvg whose clients are held near the global model.
+
+Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith,
+*Federated Optimization in Heterogeneous Networks*, MLSys 2020, arXiv:1812.06127.
+
+A sampled client n minimizes ``h(w) = F_n(w) + mu / 2 * ||w - w_g||²`` from the global model w_g
+that it was sent (Algorithm 2); the server averages what comes back.
+
+Differences from the paper
+--------------------------
+- Clients are sampled uniformly and their models averaged by training samples, as in the paper's
+  experiments. Algorithm 2 samples them by training samples and averages uniformly.
+- Every client does the same number of epochs or iterations; the paper's stragglers, who stop
+  earlier with a less exact solution, are left out.
+- mu is one number for the run. The paper tunes it over 0.001, 0.01, 0.1 and 1 for each data set,
+  and tries a heuristic that changes it with the loss (appendix C.3.3).
+"""
+
+from pydantic import Field
+
+from strategies.core.plan import Settings
+from strategies.parameters import ParameterStrategy
+
+
+class FedProxSettings(Settings):
+    """Settings of FedProx.
+
+    Attributes
+    ----------
+    mu : float
+        Weight of the proximal term; 0 is FedAvg.
+    """
+
+    table = "fedprox"
+    mu: float = Field(default=0.01, ge=0)
+
+
+class FedProx(ParameterStrategy):
+    """FedAvg's server; only the clients' loss differs."""
+
+    settings_type = FedProxSettings
