@@ -1,5 +1,6 @@
 """The Flower ClientApp: messages in, NumPyClient calls, messages out, and nothing else."""
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fedkd_flwr.clients.base import PersonalClient
-from fedkd_flwr.config import read_config
+from fedkd_flwr.config import Configuration, read_config
 
 INFO = ("partition-id", "model", "public-hash")
 """What a client says of itself in words."""
@@ -16,9 +17,15 @@ INFO = ("partition-id", "model", "public-hash")
 app = ClientApp()
 
 
+@lru_cache(maxsize=4)
+def _read_once(items: tuple[tuple[str, Any], ...]) -> Configuration:
+    return read_config(dict(items))
+
+
 def build_client(context: Context) -> PersonalClient:
     """Build the method's client for a node, from its run config and node config."""
-    configuration = read_config(context.run_config)
+    # A process that serves many messages of a run reads its config once.
+    configuration = _read_once(tuple(context.run_config.items()))
     run = configuration.run
     if run.torch_threads:
         torch.set_num_threads(run.torch_threads)
@@ -38,6 +45,7 @@ def train(message: Message, context: Context) -> Message:
     """Serve a train message of any phase."""
     client = build_client(context)
     arrays, _, metrics = client.fit(*_call(message))
+    client.close()
     return _reply(message, client.identity, metrics.pop("names"), arrays, metrics)
 
 
@@ -46,6 +54,7 @@ def evaluate(message: Message, context: Context) -> Message:
     """Serve an evaluation message."""
     client = build_client(context)
     _, _, metrics = client.evaluate(*_call(message))
+    client.close()
     return _reply(message, client.identity, [], [], metrics)
 
 

@@ -24,7 +24,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_arrays(
-    path: Path, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None
+    path: Path,
+    arrays: Mapping[str, NDArray[Any]],
+    metadata: Mapping[str, str] | None = None,
+    durable: bool = True,
 ) -> None:
     """Write a safetensors file so that a crash leaves the old one or the new one.
 
@@ -33,9 +36,11 @@ def write_arrays(
     path : Path
         The file.
     arrays : mapping of str to ndarray
-        What it is to hold, at least one.
+        What it is to hold; a file without arrays holds none.
     metadata : mapping of str to str, optional
         Words beside the arrays.
+    durable : bool
+        Whether to wait until it is on the disk; else it may be lost with the power.
 
     Raises
     ------
@@ -47,6 +52,7 @@ def write_arrays(
         save_file(dict(arrays), temporary, dict(metadata or {}))
     except SafetensorError as error:
         raise OSError(str(error)) from error
-    with temporary.open("rb+") as file:
-        os.fsync(file.fileno())
+    if durable:
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
     temporary.replace(path)

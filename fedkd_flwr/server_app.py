@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,7 @@ def serve(
     grid: Grid,
     configuration: Configuration,
     listener: Callable[[Mapping[str, Any]], None] | None = None,
+    keep_memories: Callable[[Path, int], None] | None = None,
 ) -> Run:
     """Run a method on a grid of clients and write the run directory.
 
@@ -100,6 +102,9 @@ def serve(
         The validated run config.
     listener : callable, optional
         Is called with each finished round's row.
+    keep_memories : callable, optional
+        Writes to a folder what clients remember after a round, where they do not do so
+        themselves.
 
     Returns
     -------
@@ -114,6 +119,9 @@ def serve(
         if listener:
             directory.listeners.append(listener)
         log(INFO, "Run directory: %s", directory.path)
+        if keep_memories and run.state_dir:
+            archive = absolute(run.state_dir) / directory.run_id
+            directory.keep_memories = partial(keep_memories, archive)
         try:
             run_rounds(grid, configuration, directory, checkpoint)
         except Exception:

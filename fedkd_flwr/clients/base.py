@@ -7,6 +7,7 @@ is not simply the kept one.
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from logging import WARNING
@@ -29,15 +30,15 @@ from fedkd_flwr.data.clients import ClientData, client_indices, hash_of_public_p
 from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.export import model_card, save_personalized_model
 from fedkd_flwr.models.assignment import assign_models
-from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.pool import Architecture, borrow, give_back
 from fedkd_flwr.models.registry import DARTS_MODELS
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob, complete
 from fedkd_flwr.training.loop import (
     Batch,
     Evaluation,
     Loss,
+    count_correct,
     epoch_batches,
-    evaluate,
     gathered,
     random_batches,
     refresh_statistics,
@@ -90,6 +91,9 @@ class PersonalClient(NumPyClient):
     `NumPyClient` exchanges lists of arrays. Their names travel beside them, under ``names`` in
     the config of a call and in the metrics of its result.
     """
+
+    keeps_model = True
+    """Whether the model lives on from round to round, and is not sent anew in each."""
 
     keeps_optimizer = True
     """Whether momentum lives on from round to round, as the model does."""
@@ -157,17 +161,28 @@ class PersonalClient(NumPyClient):
     @cached_property
     def model(self) -> nn.Module:
         """The client's model as it was kept, or with the initial weights of its partition-id."""
-        model = self.new_model()
+        if self.keeps_model and memory.load_tensors(self.context, "model") is None:
+            return self.new_model()
+        model = borrow(self.architecture)
         memory.load_model(self.context, "model", model)
         return model
+
+    @property
+    def architecture(self) -> Architecture:
+        """What the client's model is, but for its numbers."""
+        data, search_space = self.data, self.run.models.search_space
+        return Architecture(self.model_name, data.shape, data.classes, search_space, self.device)
 
     def new_model(self) -> nn.Module:
         """Build the client's architecture with its initial weights."""
         with seeded("cpu", self.run.plan.seed, "initial-weights", self.partition_id):
-            model = build_model(
-                self.model_name, self.data.shape, self.data.classes, self.run.models.search_space
-            )
+            model = self.architecture.build()
         return model.to(self.device)
+
+    def close(self) -> None:
+        """Let other clients have the model object; its numbers are kept where they belong."""
+        if "model" in vars(self):
+            give_back(vars(self).pop("model"))
 
     @property
     def num_examples(self) -> int:
@@ -275,13 +290,14 @@ class PersonalClient(NumPyClient):
         subset = public_subset(len(pool), plan.public_size, plan.seed, server_round)
         return pool[torch.from_numpy(subset).to(pool.device)]
 
-    def evaluation_metrics(self, model: nn.Module) -> dict[str, float]:
-        """Evaluate a model on the client's test split, and on its validation split if any."""
+    def evaluation_metrics(self) -> Steps[dict[str, float]]:
+        """Evaluate `model` on the client's test split, and on its validation split if any."""
         data = self.data
-        metrics = _named(evaluate(model, data.test_images, data.test_labels))
+        logits = yield PredictJob(self.model, data.test_images)
+        metrics = _named(count_correct(logits, data.test_labels))
         if len(data.validation_labels):
-            validation = evaluate(model, data.validation_images, data.validation_labels)
-            metrics |= _named(validation, "validation-")
+            logits = yield PredictJob(self.model, data.validation_images)
+            metrics |= _named(count_correct(logits, data.validation_labels), "validation-")
         return metrics
 
     # ---- NumPyClient -----------------------------------------------------------------
@@ -306,21 +322,27 @@ class PersonalClient(NumPyClient):
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         """Serve a train message and keep the model; count its answers where asked to."""
+        server_round, phase = int(config["server-round"]), str(config["phase"])
+        with seeded(self.device, self.run.plan.seed, phase, server_round, self.partition_id):
+            reply = complete(self.serve(parameters, config))
+        if config.get("evaluate"):
+            with self.seeded_evaluation(server_round):
+                reply.metrics.update(complete(self.count_answers({}, server_round)))
+        names = list(reply.arrays)
+        return list(reply.arrays.values()), self.num_examples, {**reply.metrics, "names": names}
+
+    def serve(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Training:
+        """Train as a message asks, and keep what is to live on."""
         received = dict(zip(config["names"], parameters, strict=True))
         server_round, phase = int(config["server-round"]), str(config["phase"])
         folder = self.node.memory_folder(str(config.get("run-id", "")))
         disk.recall(self.context, folder, server_round, phase)
-        with seeded(self.device, self.run.plan.seed, phase, server_round, self.partition_id):
-            reply = complete(self.train(received, server_round, phase))
-        memory.save_model(self.context, "model", self.model)
+        reply = yield from self.train(received, server_round, phase)
+        if self.keeps_model:
+            memory.save_model(self.context, "model", self.model)
         disk.note_round(self.context, server_round)
-        if folder:
-            disk.save_context(self.context, folder)
-            disk.forget_old_runs(folder, self.node.runs_kept)
-        metrics: dict[str, Any] = {**reply.metrics, "names": list(reply.arrays)}
-        if config.get("evaluate"):
-            metrics |= self.count_answers({}, server_round)
-        return list(reply.arrays.values()), self.num_examples, metrics
+        disk.keep_context(self.context, folder, self.node.runs_kept)
+        return reply
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
@@ -330,10 +352,16 @@ class PersonalClient(NumPyClient):
         server_round = int(config["server-round"])
         folder = self.node.memory_folder(str(config.get("run-id", "")))
         disk.recall(self.context, folder, server_round, "evaluate")
-        metrics = self.count_answers(received, server_round)
+        with self.seeded_evaluation(server_round):
+            metrics = complete(self.count_answers(received, server_round))
         return metrics.get("loss", math.nan), int(metrics["total"]), metrics
 
-    def count_answers(self, received: Arrays, server_round: int) -> dict[str, float]:
+    def seeded_evaluation(self, server_round: int) -> AbstractContextManager[None]:
+        """Make what PyTorch draws in an evaluation a function of the round and the client."""
+        seed = self.run.plan.seed
+        return seeded(self.device, seed, "evaluate", server_round, self.partition_id)
+
+    def count_answers(self, received: Arrays, server_round: int) -> Steps[dict[str, float]]:
         """Evaluate the client's model, and export it after the last round.
 
         Returns
@@ -341,12 +369,12 @@ class PersonalClient(NumPyClient):
         dict of str to float
             Counts and losses, and the method's further metrics.
         """
-        with seeded(self.device, self.run.plan.seed, "evaluate", server_round, self.partition_id):
-            further = self.prepare_evaluation(received, server_round)
-            if self.model_name in DARTS_MODELS:
-                # Whatever the method: else a comparison would measure running statistics.
-                refresh_statistics(self.model, self.data.train_images)
-        metrics = {**self.evaluation_metrics(self.model), **further}
+        further = self.prepare_evaluation(received, server_round)
+        if self.model_name in DARTS_MODELS:
+            # Whatever the method: else a comparison would measure running statistics.
+            refresh_statistics(self.model, self.data.train_images)
+        counts = yield from self.evaluation_metrics()
+        metrics = {**counts, **further}
         if self.node.models_folder and server_round == self.run.plan.num_server_rounds:
             try:
                 self.export_model(self.node.models_folder, metrics)

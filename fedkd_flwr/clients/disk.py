@@ -6,17 +6,24 @@ where it stopped. The last two rounds are kept: the server may have to repeat th
 
 Each run has a folder of its own, and the last few runs are kept. Of a run that had to go a
 mark stays, so that a node which is asked to continue it says so instead of starting over.
+
+Clients that are all served by one process share an archive instead, one file a round for all of
+them, in the folder ``RUN`` beside those of the partitions.
 """
 
 import json
+from collections.abc import Mapping
 from logging import WARNING
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.supercore import log
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from fedkd_flwr.clients.memory import LiveContext, all_arrays, forget
 from fedkd_flwr.files import write_arrays
 
 PROGRESS = "progress"
@@ -54,6 +61,17 @@ def note_round(context: Context, server_round: int) -> None:
     context.state[PROGRESS] = MetricRecord({"round": server_round})
 
 
+def keep_context(context: Context, folder: Path | None, runs_kept: int) -> None:
+    """Write the memory of a context to its client's folder, if it has one, and make room.
+
+    A live context belongs to an engine that keeps the memory of all its clients.
+    """
+    if folder is None or isinstance(context, LiveContext):
+        return
+    save_context(context, folder)
+    forget_old_runs(folder, runs_kept)
+
+
 def save_context(context: Context, folder: Path) -> None:
     """Write the memory of a context to a client's folder, whole or not at all.
 
@@ -62,22 +80,65 @@ def save_context(context: Context, folder: Path) -> None:
     context : Context
         With its round noted.
     folder : Path
-        The client's own folder, made if missing.
+        The client's own folder of the run, made if missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = {
-        f"{name}/{key}": array.numpy()
-        for name, record in context.state.array_records.items()
+    path = memory_file(folder, remembered_round(context))
+    write_arrays(path, _joined({"": all_arrays(context)}), _words({"": context}))
+    (folder / FORGOTTEN).unlink(missing_ok=True)
+    _remove_old_rounds(folder)
+
+
+def save_archive(contexts: Mapping[int, Context], folder: Path, server_round: int) -> None:
+    """Write the memories of all clients of a process to one file, whole or not at all.
+
+    It need not reach the disk at once: it outlives the process, if not a power cut.
+
+    Parameters
+    ----------
+    contexts : mapping of int to Context
+        By partition-id.
+    folder : Path
+        The archive's folder of the run, made if missing.
+    server_round : int
+        The round that is complete.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    named = {f"{n}/": context for n, context in contexts.items()}
+    arrays = _joined({name: all_arrays(context) for name, context in named.items()})
+    write_arrays(memory_file(folder, server_round), arrays, _words(named), durable=False)
+    _remove_old_rounds(folder)
+
+
+def memory_file(folder: Path, server_round: int) -> Path:
+    """Return the file of a round's memory."""
+    return folder / f"round-{server_round:06d}.safetensors"
+
+
+def _joined(memories: Mapping[str, dict[str, dict[str, NDArray[Any]]]]) -> dict[str, NDArray[Any]]:
+    """Name every array by its client's prefix, its record and its own name."""
+    return {
+        f"{prefix}{name}/{key}": array
+        for prefix, records in memories.items()
+        for name, record in records.items()
         for key, array in record.items()
     }
-    others: dict[str, dict[str, Any]] = {
-        "metrics": {name: dict(record) for name, record in context.state.metric_records.items()},
-        "words": {name: dict(record) for name, record in context.state.config_records.items()},
+
+
+def _words(contexts: Mapping[str, Context]) -> dict[str, str]:
+    """Return the records of numbers and words, by kind and then by the client's prefix."""
+    kinds = {
+        "metrics": {p: _records(c.state.metric_records) for p, c in contexts.items()},
+        "words": {p: _records(c.state.config_records) for p, c in contexts.items()},
     }
-    metadata = {name: json.dumps(value) for name, value in others.items()}
-    path = folder / f"round-{remembered_round(context):06d}.safetensors"
-    write_arrays(path, arrays, metadata)
-    (folder / FORGOTTEN).unlink(missing_ok=True)
+    return {kind: json.dumps(value) for kind, value in kinds.items()}
+
+
+def _records(records: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: dict(record) for name, record in records.items()}
+
+
+def _remove_old_rounds(folder: Path) -> None:
     for old in sorted(folder.glob(MEMORIES))[:-ROUNDS_KEPT]:
         old.unlink()
 
@@ -119,6 +180,13 @@ def recall(context: Context, folder: Path | None, server_round: int, phase: str)
         The round of the message.
     phase : str
         ``train``, ``evaluate``, or the name of a method's further exchange.
+
+    Raises
+    ------
+    ForgottenRunError
+        If the memory was removed to make room for later runs.
+    DamagedMemoryError
+        If it cannot be read.
     """
     remembered = remembered_round(context)
     is_repeated = phase == "train" and remembered >= server_round
@@ -126,18 +194,18 @@ def recall(context: Context, folder: Path | None, server_round: int, phase: str)
         return
     before = server_round if phase == "train" else server_round + 1
     if not load_context(context, folder, before) and is_repeated:
-        context.state.clear()
+        forget(context)
 
 
 def load_context(context: Context, folder: Path, before_round: int) -> bool:
-    """Fill a context with the newest memory from before a round.
+    """Fill a context with the newest memory from before a round, its own or the archive's.
 
     Parameters
     ----------
     context : Context
         Its state is replaced if there is such a memory.
     folder : Path
-        The client's own folder.
+        The client's own folder of the run, ``STATE-DIR/PARTITION-ID/RUN``.
     before_round : int
         Memory of this round or later is passed over.
 
@@ -158,35 +226,40 @@ def load_context(context: Context, folder: Path, before_round: int) -> bool:
             f"this node has forgotten run {folder.name} for later ones (keep-runs); "
             f"without {folder} it starts over"
         )
+    archive = folder.parent.parent / folder.name
     older = [
         path
-        for path in sorted(folder.glob(MEMORIES))
+        for path in (*archive.glob(MEMORIES), *folder.glob(MEMORIES))
         if int(path.stem.removeprefix("round-")) < before_round
     ]
     if not older:
         return False
-    arrays, others = _read(older[-1])
-    context.state.clear()
-    for name, record in arrays.items():
-        context.state[name] = ArrayRecord(record)
-    for name, numbers in others["metrics"].items():
-        context.state[name] = MetricRecord(numbers)
-    for name, words in others["words"].items():
-        context.state[name] = ConfigRecord(words)
+    newest = max(older, key=lambda path: path.stem)
+    _fill(context, newest, "" if newest.parent == folder else f"{folder.parent.name}/")
     return True
 
 
-def _read(memory: Path) -> tuple[dict[str, dict[str, Array]], dict[str, Any]]:
-    """Return the arrays of a memory by record and name, and its other records by kind."""
-    records: dict[str, dict[str, Array]] = {}
+def _fill(context: Context, file: Path, prefix: str) -> None:
+    """Replace a context's memory by what a file holds under a client's prefix."""
+    records: dict[str, dict[str, NDArray[Any]]] = {}
     try:
-        with safe_open(memory, framework="numpy") as file:
-            others = {kind: json.loads(text) for kind, text in file.metadata().items()}
-            for key in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
-                name, _, array_name = key.partition("/")
-                records.setdefault(name, {})[array_name] = Array(file.get_tensor(key))
-    except (SafetensorError, OSError, ValueError):
+        with safe_open(file, framework="numpy") as stored:
+            words = {kind: json.loads(text)[prefix] for kind, text in stored.metadata().items()}
+            for key in stored.keys():  # noqa: SIM118 - a safetensors file is no mapping
+                if key.startswith(prefix):
+                    name, _, array_name = key.removeprefix(prefix).partition("/")
+                    records.setdefault(name, {})[array_name] = stored.get_tensor(key)
+    except (SafetensorError, OSError, ValueError, KeyError):
         raise DamagedMemoryError(
-            f"the memory {memory} is damaged; once it is removed, an older one is used"
+            f"the memory {file} is damaged; once it is removed, an older one is used"
         ) from None
-    return records, others
+    forget(context)
+    for name, record in records.items():
+        if isinstance(context, LiveContext):
+            context.tensors[name] = {k: torch.from_numpy(array) for k, array in record.items()}
+        else:
+            context.state[name] = ArrayRecord({k: Array(array) for k, array in record.items()})
+    for name, numbers in words["metrics"].items():
+        context.state[name] = MetricRecord(numbers)
+    for name, text in words["words"].items():
+        context.state[name] = ConfigRecord(text)

@@ -1,28 +1,71 @@
-"""A client's memory: tensors in and out of Flower's ``context.state``.
+"""A client's memory: tensors and numbers that it keeps between messages, by name.
 
-Whatever a client keeps between messages lies in its context as named arrays, so that any
-process of any machine can serve the client's next message.
+They lie in Flower's ``context.state`` as arrays, so that any process of any machine can serve
+the client's next message. Where all messages are served by one process, in a `LiveContext`,
+they stay the tensors they are.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from numpy.typing import NDArray
 from torch import Tensor, nn
+
+
+class LiveContext(Context):
+    """A context whose client is always served by this process.
+
+    Attributes
+    ----------
+    tensors : dict of str to dict
+        What the client keeps, by record and name. Records are replaced, never changed, so that
+        a copy of the outer dict is a copy of the memory.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.tensors: dict[str, dict[str, Tensor]] = {}
 
 
 def save_tensors(context: Context, name: str, tensors: Mapping[str, Tensor]) -> None:
     """Keep named tensors under a name, in place of what was there."""
+    if isinstance(context, LiveContext):
+        context.tensors[name] = {key: value.detach().clone() for key, value in tensors.items()}
+        return
     arrays = {key: Array(value.detach().cpu().numpy()) for key, value in tensors.items()}
     context.state[name] = ArrayRecord(arrays)
 
 
 def load_tensors(context: Context, name: str) -> dict[str, Tensor] | None:
-    """Return the tensors kept under a name, or None where there are none."""
+    """Return the tensors kept under a name, not to be changed; None where there are none."""
+    if isinstance(context, LiveContext):
+        return context.tensors.get(name)
     record = context.state.array_records.get(name)
     if record is None:
         return None
     return {key: torch.from_numpy(array.numpy()) for key, array in record.items()}
+
+
+def all_arrays(context: Context) -> dict[str, dict[str, NDArray[Any]]]:
+    """Return everything that is kept as tensors, by record and name."""
+    if isinstance(context, LiveContext):
+        return {
+            name: {key: value.cpu().numpy() for key, value in record.items()}
+            for name, record in context.tensors.items()
+        }
+    return {
+        name: {key: array.numpy() for key, array in record.items()}
+        for name, record in context.state.array_records.items()
+    }
+
+
+def forget(context: Context) -> None:
+    """Empty a context."""
+    context.state.clear()
+    if isinstance(context, LiveContext):
+        context.tensors.clear()
 
 
 def save_numbers(context: Context, name: str, numbers: Mapping[str, float]) -> None:
@@ -50,18 +93,20 @@ def load_model(context: Context, name: str, model: nn.Module) -> bool:
     return True
 
 
+@torch.no_grad()
 def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Overwrite the named parameters and buffers of a model, leaving the others as they are.
 
     Raises
     ------
-    RuntimeError
+    ValueError
         If the model has no such name, or another shape.
     """
-    # The model's own state dict carries versions without which older formats are assumed.
-    state_dict = model.state_dict()
-    state_dict.update(tensors)
-    model.load_state_dict(state_dict)
+    own = model.state_dict()
+    for name, tensor in tensors.items():
+        if name not in own or own[name].shape != tensor.shape:
+            raise ValueError(f"the model has no {name} of shape {tuple(tensor.shape)}")
+        own[name].copy_(tensor)
 
 
 def save_optimizer(context: Context, name: str, optimizer: torch.optim.Optimizer) -> None:
@@ -87,5 +132,6 @@ def load_optimizer(context: Context, name: str, optimizer: torch.optim.Optimizer
     state: dict[int, dict[str, Tensor]] = {}
     for entry, value in entries.items():
         position, _, key = entry.partition("/")
-        state.setdefault(int(position), {})[key] = value
+        # The optimizer changes its state in place, and the memory has to stay as it is.
+        state.setdefault(int(position), {})[key] = value.clone()
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

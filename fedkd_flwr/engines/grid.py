@@ -7,6 +7,8 @@ single-GPU machines. The apps are the same as everywhere else.
 import itertools
 import time
 from collections.abc import Callable, Iterable
+from copy import copy
+from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.app.user_config import UserConfig
@@ -15,6 +17,9 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+
+from fedkd_flwr.clients.disk import save_archive
+from fedkd_flwr.clients.memory import LiveContext
 
 ClientCall = Callable[[Message, Context], Message]
 """What serves a message: a ClientApp, or a test's stand-in for a broken one."""
@@ -33,6 +38,9 @@ class InProcessGrid(Grid):
         Flower's flat run config, as every client sees it.
     node_configs : dict of int to mapping, optional
         Further node config of some clients, by partition-id.
+    live : bool
+        Whether clients keep their memory as the tensors it is, and the grid writes it for all
+        of them; else as arrays in their contexts, as nodes of a federation do.
     """
 
     def __init__(
@@ -41,14 +49,16 @@ class InProcessGrid(Grid):
         num_clients: int,
         run_config: UserConfig,
         node_configs: dict[int, UserConfig] | None = None,
+        live: bool = False,
     ) -> None:
         self._client_app = client_app
+        self._live = live
         self._run = Run.create_empty(1)
         # Flower's Message reads who sends it from here.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self._contexts = {
             # Node ids are arbitrary keys; a distance from the partition-ids keeps mix-ups visible.
-            1000 + n: Context(
+            1000 + n: (LiveContext if live else Context)(
                 run_id=1,
                 node_id=1000 + n,
                 node_config={
@@ -77,6 +87,11 @@ class InProcessGrid(Grid):
     def contexts(self) -> dict[int, Context]:
         """Every client's context by partition-id, its memory included."""
         return {int(c.node_config["partition-id"]): c for c in self._contexts.values()}
+
+    def keep_memories(self, folder: Path, server_round: int) -> None:
+        """Write what all clients remember after a round, where they do not do so themselves."""
+        if self._live:
+            save_archive(self.contexts, folder, server_round)
 
     def create_message(
         self,
@@ -122,13 +137,10 @@ class InProcessGrid(Grid):
     def _serve(self, message: Message) -> Message:
         node_id = message.metadata.dst_node_id
         kept = self._contexts[node_id]
-        context = Context(
-            run_id=kept.run_id,
-            node_id=node_id,
-            node_config=kept.node_config,
-            state=RecordDict(dict(kept.state)),
-            run_config=kept.run_config,
-        )
+        context = copy(kept)
+        context.state = RecordDict(dict(kept.state))
+        if isinstance(context, LiveContext):
+            context.tensors = dict(context.tensors)
         try:
             reply = self._client_app(message, context)
         except Exception as error:

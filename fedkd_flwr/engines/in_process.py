@@ -48,11 +48,10 @@ def run_in_process(
     if resources:
         raise ConfigError("The in-process engine takes no federation config; use simulation.")
     require_device(configuration.run.torch_device)
-    grid = InProcessGrid(
-        client_app, clients or configuration.run.plan.num_clients, configuration.flat()
-    )
+    started = clients or configuration.run.plan.num_clients
+    grid = InProcessGrid(client_app, started, configuration.flat(), live=True)
     with flower_log_to(on_line) if on_line else flower_log_level(logging.WARNING):
-        return serve(grid, configuration, on_round)
+        return serve(grid, configuration, on_round, grid.keep_memories)
 
 
 def require_device(device: str) -> None:

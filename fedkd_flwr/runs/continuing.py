@@ -136,8 +136,9 @@ def require_memories(run: Run, state_dir: str) -> None:
     """
     if not server_file(run.path).exists():
         return
-    own = f"*/{run.description.get('id', '')}/{MEMORIES}"
-    if not state_dir or next(Path(state_dir).glob(own), None) is None:
+    name = run.description.get("id", "")
+    kept = (f"{name}/{MEMORIES}", f"*/{name}/{MEMORIES}")
+    if not state_dir or not any(next(Path(state_dir).glob(own), None) for own in kept):
         where = f"in the state-dir {state_dir}" if state_dir else "kept, for want of a state-dir"
         raise RunDirectoryError(
             f"{run.path} cannot go on: what its clients learned is not {where}."

@@ -63,11 +63,19 @@ class RunDirectory:
     ----------
     path : Path
         The run directory; see `create` and `reopen`.
+
+    Attributes
+    ----------
+    listeners : list of callable
+        Are called with each finished round's row.
+    keep_memories : callable, optional
+        Is called with each finished round, to write what clients of this process remember.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = absolute(path)
         self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
+        self.keep_memories: Callable[[int], None] | None = None
         self._started_at = monotonic()
         self._seconds_before = 0.0
         self._made: list[Path] = []
@@ -159,6 +167,8 @@ class RunDirectory:
             if strategy.keeps_global_models:
                 self._save_global_model(record.server_round, strategy)
             self._append("rounds.jsonl", [record.row])
+            if self.keep_memories:
+                self.keep_memories(record.server_round)
             write_checkpoint(self.path, strategy, self.seconds)
         except OSError as error:
             go_on = f"continue with `fedkd run --resume {self.path}`"

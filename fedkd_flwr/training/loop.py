@@ -230,20 +230,40 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor) -> Evaluation:
     images, labels : Tensor
         Shapes (n, channels, height, width) and (n,), n at least 1.
     """
-    logits = predict_logits(model, images)
+    return count_correct(predict_logits(model, images), labels)
+
+
+def count_correct(logits: Tensor, labels: Tensor) -> Evaluation:
+    """Count correct answers and the mean loss of logits (n, K) on labels (n,)."""
     correct = int((logits.argmax(dim=1) == labels).sum())
     loss = float(functional.cross_entropy(logits, labels))
     return Evaluation(correct, len(labels), loss)
+
+
+def draws_while_training(model: nn.Module) -> bool:
+    """Return whether a model takes random numbers from PyTorch when it is trained."""
+    return any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in model.modules())
 
 
 @contextmanager
 def seeded(device: str, seed: int, purpose: str, *indices: int) -> Iterator[None]:
     """Make PyTorch's own draws (initial weights, dropout) a function of seed and purpose.
 
-    The process-wide generator is put back afterwards, so that clients that share a
-    process do not feel each other.
+    The process-wide generators are put back afterwards, so that clients that share a process
+    do not feel each other. Only those of the CPU and of the device are touched: PyTorch's own
+    `manual_seed` visits every kind of accelerator that there might be.
     """
-    devices = [torch.device(device)] if device.startswith("cuda") else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(int(random_generator(seed, purpose, *indices).integers(2**62)))
+    generators = [torch.default_generator]
+    if device.startswith("cuda"):
+        index = torch.device(device).index or 0
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        generators.append(torch.cuda.default_generators[index])
+    number = int(random_generator(seed, purpose, *indices).integers(2**62))
+    before = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.manual_seed(number)
+    try:
         yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)

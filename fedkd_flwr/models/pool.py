@@ -1,0 +1,70 @@
+"""Model objects kept per architecture, to be filled with one client's weights after another's.
+
+Building a network and drawing its initial weights costs more than a small client's training.
+"""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.common import Shape
+from fedkd_flwr.models.darts.search_space import SearchSpace
+
+FREE_MODELS = 64
+"""Models of one architecture that a process keeps for the next client."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What makes two models alike but for their numbers.
+
+    Attributes
+    ----------
+    name : str
+        A key of `fedkd_flwr.models.registry.MODELS`.
+    shape : tuple of int
+        Channels, height and width of an image.
+    classes : int
+        Number of classes.
+    search_space : SearchSpace
+        Size of ``darts`` and ``darts-fixed``.
+    device : str
+        Where the model lies.
+    """
+
+    name: str
+    shape: Shape
+    classes: int
+    search_space: SearchSpace
+    device: str
+
+    def build(self) -> nn.Module:
+        """Build a model with weights from torch's global generator, on the CPU."""
+        model = build_model(self.name, self.shape, self.classes, self.search_space)
+        # Not by assignment, which modules reserve for tensors and modules.
+        vars(model)["architecture"] = self
+        return model
+
+
+_FREE: dict[Architecture, list[nn.Module]] = {}
+
+
+def borrow(architecture: Architecture) -> nn.Module:
+    """Return a model with whatever weights it was left with; all of them have to be filled."""
+    free = _FREE.get(architecture)
+    return free.pop() if free else architecture.build().to(architecture.device)
+
+
+def give_back(model: nn.Module) -> None:
+    """Let the next client of the architecture have a model; nobody may use it any more."""
+    free = _FREE.setdefault(architecture_of(model), [])
+    if len(free) < FREE_MODELS:
+        model.zero_grad(set_to_none=True)
+        free.append(model)
+
+
+def architecture_of(model: nn.Module) -> Architecture:
+    """Return the architecture that a model was built from."""
+    architecture: Architecture = vars(model)["architecture"]
+    return architecture
