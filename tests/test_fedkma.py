@@ -129,6 +129,23 @@ def test_a_case_by_hand():
     assert h[0, 1, 0] == pytest.approx(0.5 * divergence + 0.5 * np.log(2))
 
 
+def test_sharpness_is_a_power_of_the_weights():
+    distances = np.array([[0.1, 0.4], [0.5, 1.2], [2.0, 0.3]])
+    labels = np.array([0.25, 0.75])
+    paper = sharing_row(distances, labels)
+    expected = paper**3 / (paper**3).sum()
+    np.testing.assert_allclose(sharing_row(distances, labels, sharpness=3.0), expected)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam)])
+def test_alpha_has_the_optimizer_that_is_asked_for(tiny, name, kind):
+    client = client_of({**tiny, "momentum": 0.7, "fedkma.alpha-optimizer": name})
+    optimizer = client.alpha_optimizer(split_parameters(client.model)[0])
+    assert type(optimizer) is kind
+    if name == "sgd":
+        assert optimizer.param_groups[0]["momentum"] == 0.7
+
+
 def test_as_printed_reverses_the_preference():
     rng = np.random.default_rng(0)
     h, labels = rng.random((6, 4)), rng.dirichlet(np.ones(4))

@@ -3,17 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from helpers import Witness, client_of, run_with
 from torch.nn import functional
 
 import fedkd_flwr
-from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.client_app import build_client
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.engines.grid import InProcessGrid
 from fedkd_flwr.runs import read_checkpoint
-from fedkd_flwr.server_app import serve
-from strategies.fedprox import FedProx
 
 LAYERS = ((100, 784), (100,), (10, 100), (10,))
 """Shapes of the mlp's parameters on digits, in their order."""
@@ -26,44 +21,22 @@ def small(small):
     return {**small, **changes, "strategy": "fedprox", "models": "mlp"}
 
 
-class Recorder:
-    """Serves as the real app does; keeps the weights sent to each client and back, by round."""
-
-    def __init__(self):
-        self.sent, self.returned, self.evaluated = {}, {}, []
-
-    def __call__(self, message, context):
-        reply = client_app(message, context)
-        kind = message.metadata.message_type
-        if kind == "train":
-            server_round = message.content.config_records["config"]["server-round"]
-            key = server_round, context.node_config["partition-id"]
-            self.sent[key] = weights_in(message)
-            self.returned[key] = weights_in(reply)
-        elif kind == "evaluate":
-            self.evaluated.append(weights_in(message))
-        return reply
-
-    @property
-    def last_model(self):
-        """The global model after the last round."""
-        return self.evaluated[-1]
+def witnessed(small, folder, **changes):
+    """Run; return each client's weights as sent and as sent back, by round and client."""
+    witness = Witness()
+    run_with(witness, small, folder, **changes)
+    sent = {(t, n): a["weights"] for (t, phase, n), a in witness.down.items() if phase == "train"}
+    back = {key: witness.up[key[0], "train", key[1]]["weights"] for key in sent}
+    return sent, back
 
 
-def weights_in(message):
-    return message.content.array_records["arrays"]["weights"].numpy()
-
-
-def recorded(small, folder, **changes):
-    configuration = read_config({**small, "output-dir": str(folder), **changes})
-    recorder = Recorder()
-    serve(InProcessGrid(recorder, 2, configuration.flat()), configuration)
-    return recorder
+def last_model(folder):
+    """Return the weights of the global model after a run's last round."""
+    return read_checkpoint(folder).state["model/weights"]
 
 
 def training_data(small, partition_id):
-    flat = read_config(small).flat()
-    data = build_client(Context(1, 1, {"partition-id": partition_id}, RecordDict(), flat)).data
+    data = client_of(small, partition_id).data
     return data.train_images.flatten(1), data.train_labels
 
 
@@ -93,40 +66,40 @@ def by_hand(center, images, labels, mu, rate, steps):
 def test_clients_take_proximal_steps_and_the_server_averages_by_samples(small, tmp_path):
     """In round 2 the center is the model of round 1, not the one that the run began with."""
     small |= {"local-epochs": 3, "batch-size": 512, "momentum": 0.0, "learning-rate": 0.2}
-    run = recorded(small, tmp_path / "run", **{"fedprox.mu": 1.5})
+    sent, back = witnessed(small, tmp_path / "run", **{"fedprox.mu": 1.5})
     data = [training_data(small, n) for n in (0, 1)]
     sizes = np.array([len(labels) for _, labels in data])
     assert sizes[0] != sizes[1]
     for server_round in (1, 2):
-        center = run.sent[server_round, 0]
-        np.testing.assert_array_equal(center, run.sent[server_round, 1])
+        center = sent[server_round, 0]
+        np.testing.assert_array_equal(center, sent[server_round, 1])
         expected = [by_hand(center, *data[n], mu=1.5, rate=0.2, steps=3) for n in (0, 1)]
         for n in (0, 1):
-            np.testing.assert_allclose(run.returned[server_round, n], expected[n], atol=1e-6)
+            np.testing.assert_allclose(back[server_round, n], expected[n], atol=1e-6)
             plain = by_hand(center, *data[n], mu=0.0, rate=0.2, steps=3)
             assert np.abs(plain - expected[n]).max() > 1e-3
         average = np.average(expected, axis=0, weights=sizes)
-        following = run.sent[2, 0] if server_round == 1 else run.last_model
+        following = sent[2, 0] if server_round == 1 else last_model(tmp_path / "run")
         np.testing.assert_allclose(following, average, atol=1e-6)
-    assert np.abs(run.sent[2, 0] - run.sent[1, 0]).max() > 1e-3
+    assert np.abs(sent[2, 0] - sent[1, 0]).max() > 1e-3
 
 
 def test_without_its_term_it_is_fedavg_bit_for_bit(small, tmp_path):
-    without = recorded(small, tmp_path / "without", **{"fedprox.mu": 0.0})
-    fedavg = recorded(small, tmp_path / "fedavg", strategy="fedavg")
-    held = recorded(small, tmp_path / "held", **{"fedprox.mu": 0.1})
-    for key, weights in fedavg.returned.items():
-        np.testing.assert_array_equal(without.returned[key], weights)
-        assert not np.array_equal(held.returned[key], weights)
-    np.testing.assert_array_equal(without.last_model, fedavg.last_model)
+    _, without = witnessed(small, tmp_path / "without", **{"fedprox.mu": 0.0})
+    _, fedavg = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
+    _, held = witnessed(small, tmp_path / "held", **{"fedprox.mu": 0.1})
+    for key, weights in fedavg.items():
+        np.testing.assert_array_equal(without[key], weights)
+        assert not np.array_equal(held[key], weights)
+    np.testing.assert_array_equal(last_model(tmp_path / "without"), last_model(tmp_path / "fedavg"))
 
 
 def test_the_larger_mu_the_closer_clients_stay_to_the_global_model(small, tmp_path):
     small |= {"num-server-rounds": 1, "local-epochs": 3}
     distances = []
     for mu in (0.0, 0.1, 1.0, 10.0):
-        run = recorded(small, tmp_path / str(mu), **{"fedprox.mu": mu})
-        distances.append([np.linalg.norm(run.returned[1, n] - run.sent[1, n]) for n in (0, 1)])
+        sent, back = witnessed(small, tmp_path / str(mu), **{"fedprox.mu": mu})
+        distances.append([np.linalg.norm(back[1, n] - sent[1, n]) for n in (0, 1)])
     assert (np.diff(distances, axis=0) < 0).all()
     assert (np.array(distances[-1]) < 0.5 * np.array(distances[0])).all()
 
@@ -137,16 +110,14 @@ def test_the_larger_mu_the_closer_clients_stay_to_the_global_model(small, tmp_pa
 def test_two_rounds_at_once_end_with_the_model_of_one_and_another(small, tmp_path):
     """The global model is all that the server keeps."""
     small |= {"fedprox.mu": 0.5}
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    after_one = read_checkpoint(run.path).state
-    assert FedProx.kept == ("model",)
-    assert set(after_one) == {"model/weights"}
-    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    after_two, at_once = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
-    np.testing.assert_array_equal(after_two["model/weights"], at_once["model/weights"])
-    assert not np.array_equal(after_one["model/weights"], after_two["model/weights"])
-    assert list(whole.rounds["round"]) == [1, 2]
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    fedkd_flwr.run(small, output_dir=whole)
+    fedkd_flwr.run(small, output_dir=run, num_server_rounds=1)
+    assert set(read_checkpoint(run).state) == {"model/weights"}
+    after_one = last_model(run)
+    fedkd_flwr.resume(run, num_server_rounds=2)
+    np.testing.assert_array_equal(last_model(run), last_model(whole))
+    assert not np.array_equal(last_model(run), after_one)
 
 
 # ---- Settings ------------------------------------------------------------------------

@@ -209,7 +209,7 @@ def test_all_figures_are_written_and_none_is_left_open(comparison, tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(comparison, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunDirectoryError, match=r"folder of figures .* cannot be written") as error:
+    with pytest.raises(RunDirectoryError, match=r"figures cannot be written to .*file") as error:
         plots.save_figures(comparison, tmp_path / "file" / "figures")
     assert "\n" not in str(error.value)
 

@@ -177,6 +177,15 @@ def test_foreign_classes_are_refused(tmp_path):
         load_labels("cifar10", str(tmp_path))
 
 
+@pytest.mark.parametrize("labels", [[1, None], ["cat", "dog"], [0.5, 1.0]])
+def test_classes_that_are_no_whole_numbers_are_refused(tmp_path, labels):
+    folder = tmp_path / "uoft-cs/cifar10"
+    folder.mkdir(parents=True)
+    pyarrow.parquet.write_table(pa.table({"label": labels}), folder / "train.parquet")
+    with pytest.raises(DataError, match="label column holds more than whole numbers"):
+        load_labels("cifar10", str(tmp_path))
+
+
 def test_damaged_parquet_is_refused(tmp_path):
     path = tmp_path / "uoft-cs/cifar10/train.parquet"
     path.parent.mkdir(parents=True)

@@ -18,6 +18,7 @@ from fedkd_flwr.training.loop import (
     require_finite,
 )
 from fedkd_flwr.training.losses import cross_entropy
+from fedkd_flwr.training.optimizers import SGD, Adam
 from strategies.core.randomness import random_generator
 from strategies.fedkma import (
     CLASS_FLAGS,
@@ -154,8 +155,8 @@ class FedKMAClient(ParameterClient):
         settings = self.settings
         rate, decay = settings.alpha_learning_rate, settings.alpha_weight_decay
         if settings.alpha_optimizer == "adam":
-            return torch.optim.Adam(alphas, rate, betas=(0.5, 0.999), weight_decay=decay)
-        return torch.optim.SGD(alphas, rate, self.run.training.momentum, weight_decay=decay)
+            return Adam(alphas, rate, betas=(0.5, 0.999), weight_decay=decay)
+        return SGD(alphas, rate, self.run.training.momentum, weight_decay=decay)
 
     def batches_of(self, samples: Tensor, positions: Iterator[Tensor]) -> Iterator[Batch]:
         """Yield batches of one part of the training data, given by positions in that part."""

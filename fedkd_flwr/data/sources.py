@@ -10,16 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
 from fedkd_flwr.data.catalogue import DATASETS, DataError, Shape, find_source
-from fedkd_flwr.data.tables import encoded_images, read_column, read_parquet
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 BUNDLED_DIGITS = "sklearn/datasets/data/digits.csv.gz"
 """File of scikit-learn with a row a digit: 64 brightnesses from 0 to 16, and the class."""
@@ -94,8 +96,10 @@ def load_images(name: str, data_root: str = "") -> ImageSet:
 def _load_labels(name: str, data_root: str) -> NDArray[np.int64]:
     source = find_source(name)
     if source.hub_id:
-        column = read_column(source.hub_id, source.label_column, data_root)
-        labels = column.to_numpy().astype(np.int64)
+        # Deferred: digits need no Arrow.
+        from fedkd_flwr.data.tables import read_column, whole_numbers
+
+        labels = whole_numbers(read_column(source.hub_id, source.label_column, data_root))
     else:
         labels = _bundled_digits()[1]
     _require_classes(labels, source.classes, f"data set {name!r}")
@@ -107,6 +111,8 @@ def _load_labels(name: str, data_root: str) -> NDArray[np.int64]:
 def _load_images(name: str, data_root: str) -> ImageSet:
     source = find_source(name)
     if source.hub_id:
+        from fedkd_flwr.data.tables import encoded_images, read_column
+
         column = read_column(source.hub_id, source.image_column, data_root)
         images = decode_images(encoded_images(column), source.shape)
     else:
@@ -156,10 +162,13 @@ def decode_images(encoded: Sequence[bytes], shape: Shape) -> Tensor:
     DataError
         If one of them cannot be decoded.
     """
+    from PIL import Image  # deferred: digits are no image files
+
     images = torch.empty((len(encoded), *shape), dtype=torch.uint8)
     for position, file in enumerate(encoded):
         try:
-            image = _decoded(file)
+            with Image.open(io.BytesIO(file)) as opened:
+                image = _pixels(opened)
         # Pillow raises many unrelated kinds of error for a damaged file.
         except Exception as error:
             raise DataError(f"image {position} is no readable PNG, JPEG or WebP file") from error
@@ -167,11 +176,9 @@ def decode_images(encoded: Sequence[bytes], shape: Shape) -> Tensor:
     return images
 
 
-def _decoded(file: bytes) -> Tensor:
-    """Decode one file to (1 or 3, height, width) uint8, grey where the file is."""
-    with Image.open(io.BytesIO(file)) as image:
-        decoded = image if image.mode in ("L", "RGB") else image.convert("RGB")
-        pixels = np.array(decoded)
+def _pixels(image: "Image.Image") -> Tensor:
+    """Decode one image to (1 or 3, height, width) uint8, grey where the file is."""
+    pixels = np.array(image if image.mode in ("L", "RGB") else image.convert("RGB"))
     return torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1)
 
 
@@ -233,18 +240,19 @@ def load_own_data(path: str | Path, shape: Shape, classes: int) -> ImageSet:
         encoded, labels = _read_own_table(path)
     else:
         raise DataError(f"there is no folder or Parquet file at {str(path)!r}")
-    labels = labels.astype(np.int64)
     _require_classes(labels, classes, repr(str(path)))
     return ImageSet(decode_images(encoded, shape), torch.from_numpy(labels), classes)
 
 
 def _read_own_table(path: Path) -> tuple[list[bytes], NDArray[np.int64]]:
     """Return the image files and classes of a Parquet file with one of the hub's columns."""
+    from fedkd_flwr.data.tables import encoded_images, read_parquet, whole_numbers
+
     sources = [source for source in DATASETS.values() if source.hub_id]
     image_columns = sorted({source.image_column for source in sources})
     label_columns = sorted({source.label_column for source in sources}, reverse=True)
     images = read_parquet(path, image_columns)
-    return encoded_images(images), read_parquet(path, label_columns).to_numpy()
+    return encoded_images(images), whole_numbers(read_parquet(path, label_columns))
 
 
 def _read_image_folder(path: Path, classes: int) -> tuple[list[bytes], NDArray[np.int64]]:

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet
+from numpy.typing import NDArray
 
 from fedkd_flwr.data.catalogue import DataError
 
@@ -115,3 +117,19 @@ def encoded_images(column: Column) -> list[bytes]:
         raise DataError("the image column names files and does not hold them")
     files: list[Any] = column.to_pylist()
     return files
+
+
+def whole_numbers(column: Column) -> NDArray[np.int64]:
+    """Return a label column, shape (n,), int64.
+
+    Raises
+    ------
+    DataError
+        If one of its entries is missing or no whole number.
+    """
+    try:
+        # A column's own `to_numpy` loads pandas, which takes a second.
+        numbers = np.from_dlpack(column.cast(pa.int64()).combine_chunks())
+    except pa.ArrowException as error:
+        raise DataError(f"the label column holds more than whole numbers: {error}") from error
+    return numbers.astype(np.int64)

@@ -1,11 +1,12 @@
 """Figures as PNG files."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fedkd_flwr.runs import RunDirectoryError, absolute, require_writable
+from fedkd_flwr.runs import RunDirectoryError, absolute
 
 
 def write_figures(figures: Iterable[tuple[str, Figure]], folder: str | Path) -> list[Path]:
@@ -29,14 +30,22 @@ def write_figures(figures: Iterable[tuple[str, Figure]], folder: str | Path) -> 
         If the folder cannot be made or written.
     """
     directory = absolute(folder)
-    require_writable(directory, "folder of figures")
-    directory.mkdir(parents=True, exist_ok=True)
     paths = []
+    with _written_to(directory):
+        directory.mkdir(parents=True, exist_ok=True)
     for name, figure in figures:
         paths.append(directory / f"{name}.png")
-        try:
+        with _written_to(directory):
             figure.savefig(paths[-1], dpi=150)
-        except OSError as error:
-            reason = error.strerror or error
-            raise RunDirectoryError(f"{paths[-1]} cannot be written: {reason}.") from None
     return paths
+
+
+@contextmanager
+def _written_to(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunDirectoryError(
+            f"The figures cannot be written to {directory}: {reason}."
+        ) from None

@@ -1,10 +1,34 @@
 """Optimizers by name, and how the step size goes over the rounds."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import torch
 from torch import nn
+
+Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
+
+TELL_THE_COMPILER = ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad")
+"""Methods of an optimizer that PyTorch wraps in a word to its compiler."""
+
+
+def _uncompiled(kind: type[Kind]) -> type[Kind]:
+    """Return a kind of optimizer without those wrappers; its steps are the same bit for bit.
+
+    At the first use of any of them PyTorch imports its compiler, which takes as long as
+    importing PyTorch itself, and a node pays that with every message. Nothing here compiles.
+    """
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in TELL_THE_COMPILER}
+    # The wrapper of `step` also turns gradients off.
+    methods["step"] = torch.no_grad()(methods["step"])
+    return type(kind.__name__, (kind,), methods)
+
+
+SGD = _uncompiled(torch.optim.SGD)
+Adam = _uncompiled(torch.optim.Adam)
+AdamW = _uncompiled(torch.optim.AdamW)
 
 
 def build_optimizer(
@@ -30,10 +54,10 @@ def build_optimizer(
         Weight of the penalty, decoupled in ``adamw``.
     """
     if name == "adam":
-        return torch.optim.Adam(parameters, rate, weight_decay=weight_decay)
+        return Adam(parameters, rate, weight_decay=weight_decay)
     if name == "adamw":
-        return torch.optim.AdamW(parameters, rate, weight_decay=weight_decay)
-    return torch.optim.SGD(parameters, rate, momentum, weight_decay=weight_decay)
+        return AdamW(parameters, rate, weight_decay=weight_decay)
+    return SGD(parameters, rate, momentum, weight_decay=weight_decay)
 
 
 def _constant(progress: float) -> float:
