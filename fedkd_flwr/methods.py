@@ -110,7 +110,7 @@ METHODS: dict[str, Method] = {
     ),
     "fedavg": Method(
         "strategies.fedavg:FedAvg",
-        "fedkd_flwr.clients.parameters:ParameterClient",
+        "fedkd_flwr.clients.fedavg:FedAvgClient",
         "parameters",
         "McMahan et al. 2017",
     ),

@@ -82,7 +82,7 @@ def wrong_and_certain(honest):
 
 FAULTS = {
     "NaN or infinity": predictions(with_entry(np.nan)),
-    "sum is off 1": predictions(with_entry(1e38)),
+    "beyond 1e+08": predictions(with_entry(1e38)),
     "has shape": predictions(lambda honest: honest[:-1]),
     "off 1 by 1": predictions(lambda honest: 2 * honest),
     "has shape (26214400, 2)": predictions(large),
@@ -239,11 +239,17 @@ def client_memory(path, times):
     return path.parent.parent.name == "2" and "round-000002" in path.name
 
 
+def archive(path, times):
+    return path.parent.parent.name == "clients" and "round-000002" in path.name
+
+
 CUTS = {
     "in clients.jsonl": cut_in_line("clients.jsonl"),
     "in rounds.jsonl": cut_in_line("rounds.jsonl"),
     "in the server's checkpoint": cut_in_safetensors(server_checkpoint, half=True),
     "before the server's checkpoint is in place": cut_in_safetensors(server_checkpoint, half=False),
+    "in the archive": cut_in_safetensors(archive, half=True),
+    "before the archive is in place": cut_in_safetensors(archive, half=False),
     "in a client's memory": cut_in_safetensors(client_memory, half=True),
     "before a client's memory is in place": cut_in_safetensors(client_memory, half=False),
     "in matrices.npz": cut_in_matrices(half=True),
@@ -275,10 +281,19 @@ def whole(settings, tmp_path_factory):
     return fedkd_flwr.run(settings, output_dir=tmp_path_factory.mktemp("whole") / "run")
 
 
+def run_as_nodes(settings, path):
+    """Run with clients that write their memories themselves, each to its own folder."""
+    folders = {"output-dir": str(path), "state-dir": str(path / "checkpoint" / "clients")}
+    configuration = read_config({**settings, **folders})
+    return serve(InProcessGrid(client_app, 4, configuration.flat()), configuration)
+
+
 @pytest.mark.parametrize("cut", CUTS)
 def test_kill_9_between_any_two_writes_loses_and_doubles_nothing(cut, settings, whole, tmp_path):
     def killed():
         CUTS[cut]()
+        if "client's memory" in cut:
+            run_as_nodes(settings, tmp_path / "cut")
         fedkd_flwr.run(settings, output_dir=tmp_path / "cut")
 
     assert in_child(killed) == -signal.SIGKILL
@@ -439,7 +454,7 @@ def test_a_nodes_full_disk_drops_that_node_with_its_reason(settings, tmp_path, m
             return save(arrays, path, metadata)
 
     monkeypatch.setattr(files, "save_file", refuse)
-    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    run = run_as_nodes(settings, tmp_path / "run")
     assert list(run.rounds["replies"]) == [4, 3, 4]
     failure = run.clients[run.clients["failure"].notna()].iloc[0]
     assert (failure["round"], failure["partition_id"]) == (2, 2)

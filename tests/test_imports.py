@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import numpy as np
-from federation import write_parquet
+from helpers import write_parquet
 
 PLOTS = {"matplotlib", "networkx", "seaborn"}
 # `torch._dynamo` is PyTorch's compiler, which takes as long to load as the rest of PyTorch.
@@ -87,7 +87,7 @@ def test_a_lenet_client_on_digits_loads_nothing_in_vain():
 
 def test_a_lenet_client_on_a_parquet_file_loads_nothing_in_vain(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (100, 28, 28), dtype=np.uint8)
-    write_parquet(tmp_path / "ylecun/mnist/train.parquet", images, np.arange(100) % 10)
+    write_parquet(tmp_path / "ylecun/mnist/train.parquet", images, np.arange(100) % 10, "image")
     config = {
         "dataset": "mnist",
         "data-root": str(tmp_path),

@@ -1,4 +1,4 @@
-"""Client of FedAvg with fine-tuning; that of FedAvg is `ParameterClient` itself."""
+"""Clients of FedAvg, without and with fine-tuning."""
 
 from fedkd_flwr.clients.base import Arrays
 from fedkd_flwr.clients.parameters import ParameterClient
@@ -7,7 +7,13 @@ from fedkd_flwr.training.losses import cross_entropy
 from strategies.fedavg import FineTuningSettings
 
 
-class FineTuningClient(ParameterClient):
+class FedAvgClient(ParameterClient):
+    """Trains the global model; what it has itself is gone with the next one."""
+
+    keeps_model = False
+
+
+class FineTuningClient(FedAvgClient):
     """FedAvg's client that fine-tunes the global model before it is evaluated."""
 
     settings: FineTuningSettings

@@ -61,6 +61,7 @@ class FedKMAClient(ParameterClient):
     not seen.
     """
 
+    keeps_model = False
     settings: FedKMASettings
 
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:

@@ -11,6 +11,7 @@ from strategies.fedprox import FedProxSettings
 class FedProxClient(ParameterClient):
     """Trains the global model on its own data, and is held near it."""
 
+    keeps_model = False
     settings: FedProxSettings
 
     def local_loss(self, received: Arrays) -> Loss:

@@ -81,6 +81,7 @@ class Candidate:
 class PersFLClient(ParameterClient):
     """FedAvg's client that watches the global models, and distils from the best at the end."""
 
+    keeps_model = False
     settings: PersFLSettings
     soft_loss: SoftLoss = staticmethod(kl_to_teacher)
 
