@@ -1,5 +1,7 @@
 """The Flower ClientApp: messages in, NumPyClient calls, messages out, and nothing else."""
 
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +12,11 @@ from numpy.typing import NDArray
 
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.config import Configuration, read_config
+from fedkd_flwr.models.pool import Architecture
+from fedkd_flwr.training.cohort import cohort_size, run_together
+
+Outcome = Message | Exception
+"""A reply, or why there is none."""
 
 INFO = ("partition-id", "model", "public-hash")
 """What a client says of itself in words."""
@@ -56,6 +63,59 @@ def evaluate(message: Message, context: Context) -> Message:
     _, _, metrics = client.evaluate(*_call(message))
     client.close()
     return _reply(message, client.identity, [], [], metrics)
+
+
+def train_together(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Outcome]:
+    """Serve train messages of one exchange, clients of one architecture side by side.
+
+    Parameters
+    ----------
+    messages : sequence of Message
+        One a client.
+    contexts : sequence of Context
+        Theirs; changed as `train` changes them.
+
+    Returns
+    -------
+    list
+        Replies in the order of the messages; an exception for a client that failed.
+    """
+    outcomes: dict[int, Outcome] = {}
+    cohorts: dict[Architecture, list[int]] = defaultdict(list)
+    for position, (message, context) in enumerate(zip(messages, contexts, strict=True)):
+        try:
+            client = build_client(context)
+            if cohort_size(client.architecture, client.run.cohort) > 1:
+                cohorts[client.architecture].append(position)
+            else:
+                outcomes[position] = train(message, context)
+        except Exception as error:
+            outcomes[position] = error
+    for members in cohorts.values():
+        for chunk in _chunks(members, build_client(contexts[members[0]])):
+            served = _serve_together([messages[n] for n in chunk], [contexts[n] for n in chunk])
+            outcomes |= zip(chunk, served, strict=True)
+    return [outcomes[position] for position in range(len(messages))]
+
+
+def _chunks(members: Sequence[int], client: PersonalClient) -> Iterator[Sequence[int]]:
+    size = cohort_size(client.architecture, client.run.cohort)
+    return (members[start : start + size] for start in range(0, len(members), size))
+
+
+def _serve_together(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Outcome]:
+    clients = [build_client(context) for context in contexts]
+    calls = [_call(message) for message in messages]
+    steps = [client.serve_and_count(*call) for client, call in zip(clients, calls, strict=True)]
+    outcomes: list[Outcome] = []
+    for client, message, answer in zip(clients, messages, run_together(steps), strict=True):
+        client.close()
+        if isinstance(answer, Exception):
+            outcomes.append(answer)
+        else:
+            names, arrays = list(answer.arrays), list(answer.arrays.values())
+            outcomes.append(_reply(message, client.identity, names, arrays, answer.metrics))
+    return outcomes
 
 
 def _call(message: Message) -> tuple[list[NDArray[Any]], dict[str, Any]]:

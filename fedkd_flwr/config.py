@@ -9,7 +9,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -57,6 +57,9 @@ class RunConfig(Slice):
         Threads of PyTorch in each process, 0 for its own choice.
     output_dir : str
         The run directory; empty for a new one under the home folder.
+    cohort : str
+        Whether clients of one architecture are trained side by side in one process: ``auto``
+        where that is faster, ``on`` wherever it can be, ``off``.
     state_dir : str
         Folder in which clients keep their memory besides the context; empty for none. A
         node's own config goes before.
@@ -75,6 +78,7 @@ class RunConfig(Slice):
     device: Annotated[str, PLACE] = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     torch_threads: Annotated[int, PLACE] = Field(default=0, ge=0, le=MOST_THREADS)
     output_dir: Annotated[str, PLACE] = ""
+    cohort: Annotated[Literal["auto", "on", "off"], PLACE] = "auto"
     state_dir: Annotated[str, PLACE] = ""
     models_dir: Annotated[str, PLACE] = ""
     resume: Annotated[bool, PLACE] = False

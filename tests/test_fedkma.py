@@ -141,7 +141,7 @@ def test_sharpness_is_a_power_of_the_weights():
 def test_alpha_has_the_optimizer_that_is_asked_for(tiny, name, kind):
     client = client_of({**tiny, "momentum": 0.7, "fedkma.alpha-optimizer": name})
     optimizer = client.alpha_optimizer(split_parameters(client.model)[0])
-    assert type(optimizer) is kind
+    assert isinstance(optimizer, kind)
     if name == "sgd":
         assert optimizer.param_groups[0]["momentum"] == 0.7
 

@@ -116,6 +116,7 @@ def test_two_steps_equal_a_hand_computation(small):
     client = client_of(small, **changes, **{"persfl.distillation-learning-rate": 0.1})
     images, labels = client.data.train_images, client.data.train_labels
     student, teacher = client.new_model(), client.new_model()
+    client.model.load_state_dict(teacher.state_dict())
     share, temperature = 0.75, 5.0
 
     def distribution(logits, t):

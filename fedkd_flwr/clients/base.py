@@ -331,6 +331,16 @@ class PersonalClient(NumPyClient):
         names = list(reply.arrays)
         return list(reply.arrays.values()), self.num_examples, {**reply.metrics, "names": names}
 
+    def serve_and_count(
+        self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
+    ) -> Training:
+        """Serve a train message as `fit` does, job by job, for a model that draws nothing."""
+        reply = yield from self.serve(parameters, config)
+        if config.get("evaluate"):
+            counts = yield from self.count_answers({}, int(config["server-round"]))
+            reply.metrics.update(counts)
+        return reply
+
     def serve(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Training:
         """Train as a message asks, and keep what is to live on."""
         received = dict(zip(config["names"], parameters, strict=True))

@@ -6,11 +6,11 @@ single-GPU machines. The apps are the same as everywhere else.
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from pathlib import Path
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
@@ -20,6 +20,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedkd_flwr.clients.disk import save_archive
 from fedkd_flwr.clients.memory import LiveContext
+
+TogetherCall = Callable[[Sequence[Message], Sequence[Context]], list[Message | Exception]]
+"""What serves many messages at once: replies in their order, or why there is none."""
 
 ClientCall = Callable[[Message, Context], Message]
 """What serves a message: a ClientApp, or a test's stand-in for a broken one."""
@@ -41,6 +44,8 @@ class InProcessGrid(Grid):
     live : bool
         Whether clients keep their memory as the tensors it is, and the grid writes it for all
         of them; else as arrays in their contexts, as nodes of a federation do.
+    together : callable, optional
+        Serves the train messages of one exchange at once, in the place of `client_app`.
     """
 
     def __init__(
@@ -50,9 +55,11 @@ class InProcessGrid(Grid):
         run_config: UserConfig,
         node_configs: dict[int, UserConfig] | None = None,
         live: bool = False,
+        together: TogetherCall | None = None,
     ) -> None:
         self._client_app = client_app
         self._live = live
+        self._together = together
         self._run = Run.create_empty(1)
         # Flower's Message reads who sends it from here.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
@@ -120,6 +127,9 @@ class InProcessGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Serve messages in order; those after the timeout stay without a reply."""
+        messages = list(messages)
+        if self._together and len(messages) > 1 and _are_to_train(messages):
+            return self._serve_together(messages)
         deadline = None if timeout is None else time.monotonic() + timeout
         replies: list[Message] = []
         for message in messages:
@@ -129,23 +139,56 @@ class InProcessGrid(Grid):
         return replies
 
     def _push(self, message: Message) -> str:
-        message_id = str(next(self._message_ids))
-        message.metadata.__dict__["_message_id"] = message_id
+        message_id = self._number(message)
         self._replies[message_id] = self._serve(message)
         return message_id
 
+    def _number(self, message: Message) -> str:
+        message_id = str(next(self._message_ids))
+        message.metadata.__dict__["_message_id"] = message_id
+        return message_id
+
     def _serve(self, message: Message) -> Message:
-        node_id = message.metadata.dst_node_id
-        kept = self._contexts[node_id]
+        context = self._context_for(message)
+        try:
+            return self._kept(context, self._client_app(message, context))
+        except Exception as error:
+            return _failure(message, error)
+
+    def _serve_together(self, messages: list[Message]) -> list[Message]:
+        assert self._together
+        for message in messages:
+            self._number(message)
+        contexts = [self._context_for(message) for message in messages]
+        outcomes = self._together(messages, contexts)
+        return [
+            _failure(message, outcome)
+            if isinstance(outcome, Exception)
+            else self._kept(context, outcome)
+            for message, context, outcome in zip(messages, contexts, outcomes, strict=True)
+        ]
+
+    def _context_for(self, message: Message) -> Context:
+        """Return a copy of a client's context, which is kept only if the client succeeds.
+
+        As in Flower's own engines, a client that fails forgets the failed message.
+        """
+        kept = self._contexts[message.metadata.dst_node_id]
         context = copy(kept)
         context.state = RecordDict(dict(kept.state))
         if isinstance(context, LiveContext):
             context.tensors = dict(context.tensors)
-        try:
-            reply = self._client_app(message, context)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-        # As in Flower's own engines, a client that fails forgets the failed message.
-        self._contexts[node_id] = context
+        return context
+
+    def _kept(self, context: Context, reply: Message) -> Message:
+        self._contexts[context.node_id] = context
         return reply
+
+
+def _are_to_train(messages: Iterable[Message]) -> bool:
+    return all(message.metadata.message_type == MessageType.TRAIN for message in messages)
+
+
+def _failure(message: Message, error: Exception) -> Message:
+    reason = f"{type(error).__name__}: {error}"
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -7,6 +7,7 @@ is how an engine knows that it may train them side by side.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -82,7 +83,8 @@ def kl_to_teacher(
         Scalar.
     """
     log_student = functional.log_softmax(logits / temperature, dim=1)
-    divergence = functional.kl_div(log_student, teacher, reduction="batchmean")
+    # PyTorch's own divergence cannot be computed for many clients at once.
+    divergence = (torch.xlogy(teacher, teacher) - teacher * log_student).sum() / len(logits)
     return divergence * temperature**2 if t_squared else divergence
 
 

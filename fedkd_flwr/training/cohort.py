@@ -1,0 +1,354 @@
+"""Clients of one architecture side by side: one batched model in place of many small ones.
+
+A small network leaves a processor idle: launching its operations costs more than their
+arithmetic. Here the models of a cohort are stacked, parameter by parameter, and every operation is
+done for all of them at once (`torch.func`). Each client keeps its own batches, its own numbers of
+samples, its own optimizer state, and its own divergence; ragged batches are grouped by shape, never
+padded. Results are those of the plain loop up to rounding.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state
+
+from fedkd_flwr.models.pool import Architecture, borrow, give_back
+from fedkd_flwr.training.jobs import Job, PredictJob, Steps, TrainJob
+from fedkd_flwr.training.loop import (
+    INFERENCE_BATCH,
+    Batch,
+    DivergedError,
+    draws_while_training,
+    require_finite,
+)
+
+Answer = TypeVar("Answer")
+
+Tensors = dict[str, Tensor]
+"""Named tensors; stacked ones have one more dimension, clients first."""
+
+LARGEST_COHORT = 64
+"""Clients that are stacked at most."""
+
+STACKED_NUMBERS = 2**25
+"""Parameters of all stacked models together at most; more would not fit a processor's cache."""
+
+
+def run_together(steps: Sequence[Steps[Answer]]) -> list[Answer | Exception]:
+    """Do the jobs of many clients, equal ones at once, until each has its answer.
+
+    Parameters
+    ----------
+    steps : sequence of generator
+        One a client; see `fedkd_flwr.training.jobs`.
+
+    Returns
+    -------
+    list
+        Answers in the order of the clients; an exception for a client that failed.
+    """
+    answers: dict[int, Answer | Exception] = {}
+    results: dict[int, Any] = dict.fromkeys(range(len(steps)))
+    while results:
+        jobs: dict[int, Job] = {}
+        for position, result in results.items():
+            try:
+                jobs[position] = _advance(steps[position], result)
+            except StopIteration as stop:
+                answers[position] = stop.value
+            except Exception as error:
+                answers[position] = error
+        results = _do(jobs)
+    return [answers[position] for position in range(len(steps))]
+
+
+def _advance(steps: Steps[Answer], result: Any) -> Job:
+    """Tell a client the result of its last job, and return its next one."""
+    if isinstance(result, DivergedError):
+        return steps.throw(result)
+    return steps.send(result)
+
+
+def _do(jobs: Mapping[int, Job]) -> dict[int, Any]:
+    """Return the result of every job, or the `DivergedError` that it ended with."""
+    results: dict[int, Any] = {}
+    cohorts: dict[Hashable, list[int]] = defaultdict(list)
+    for position, job in jobs.items():
+        kind = kind_of(job)
+        # An object that equals nothing else stands for a job that is done alone.
+        cohorts[kind if kind is not None else object()].append(position)
+    for members in cohorts.values():
+        results |= zip(members, _do_equal([jobs[n] for n in members]), strict=True)
+    return results
+
+
+def kind_of(job: Job) -> Hashable | None:
+    """Return what two jobs have to share to be done at once; None for a job to be done alone.
+
+    That is the architecture and, in training, loss and optimizer. Models that draw random
+    numbers, losses that are no values, and optimizers other than plain stochastic gradient
+    descent over all parameters are for one client alone.
+    """
+    architecture: Architecture | None = vars(job.model).get("architecture")
+    if architecture is None:
+        return None
+    if isinstance(job, PredictJob):
+        return architecture, tuple(job.images.shape[1:])
+    groups = job.optimizer.param_groups
+    trained = [parameter for group in groups for parameter in group["params"]]
+    is_plain = (
+        isinstance(job.optimizer, torch.optim.SGD)
+        and len(groups) == 1
+        and len(trained) == len(list(job.model.parameters()))
+        and not groups[0]["nesterov"]
+    )
+    if not is_plain or draws_while_training(job.model) or not isinstance(job.loss, Hashable):
+        return None
+    rates = tuple(groups[0][name] for name in ("lr", "momentum", "weight_decay"))
+    return architecture, job.loss, rates
+
+
+def _do_equal(jobs: Sequence[Job]) -> list[Any]:
+    """Do jobs of one kind."""
+    if len(jobs) == 1:
+        return [_alone(jobs[0])]
+    if isinstance(jobs[0], PredictJob):
+        return list(predict_together(jobs))  # type: ignore[arg-type]
+    return train_together(jobs)  # type: ignore[arg-type]
+
+
+def _alone(job: Job) -> Any:
+    try:
+        return job.run()
+    except DivergedError as error:
+        return error
+
+
+class Stack:
+    """The models of a cohort as one.
+
+    Parameters
+    ----------
+    models : sequence of nn.Module
+        C models of one architecture.
+    training : bool
+        Whether they are in training mode.
+
+    Attributes
+    ----------
+    parameters, buffers : dict of str to Tensor
+        Shape (C, …).
+    """
+
+    def __init__(self, models: Sequence[nn.Module], training: bool) -> None:
+        for model in models:
+            model.train(training)
+        self._models = models
+        self.skeleton = models[0]
+        self.parameters, self.buffers = stack_module_state(list(models))
+
+    def unstack(self) -> None:
+        """Write the numbers back into the models."""
+        with torch.no_grad():
+            for position, model in enumerate(self._models):
+                for name, parameter in model.named_parameters():
+                    parameter.copy_(self.parameters[name][position])
+                for name, buffer in model.named_buffers():
+                    buffer.copy_(self.buffers[name][position])
+
+
+def train_together(jobs: Sequence[TrainJob]) -> list[float | DivergedError]:
+    """Take the optimizer steps of a cohort, side by side.
+
+    Parameters
+    ----------
+    jobs : sequence of TrainJob
+        Of one kind; their models and optimizers are changed in place.
+
+    Returns
+    -------
+    list
+        Each client's mean loss over all samples seen, or its error where that is no number.
+    """
+    stack = Stack([job.model for job in jobs], training=True)
+    names = list(stack.parameters)
+    momenta = _stacked_momenta(jobs, stack)
+    group = jobs[0].optimizer.param_groups[0]
+    totals = torch.zeros(len(jobs), device=next(iter(stack.parameters.values())).device)
+    seen = [0] * len(jobs)
+
+    def cohort_loss(parameters: Tensors, buffers: Tensors, batch: Batch) -> Tensor:
+        def model(images: Tensor) -> Tensor:
+            outputs: Tensor = functional_call(stack.skeleton, (parameters, buffers), (images,))
+            return outputs
+
+        return jobs[0].loss(model, *batch)
+
+    losses_of = torch.func.vmap(cohort_loss, randomness="error")
+    for members, batch in _steps_by_shape(jobs):
+        whole = len(members) == len(jobs)
+        index = torch.tensor(members, device=totals.device)
+        parameters = stack.parameters if whole else _taken(stack.parameters, index)
+        buffers = stack.buffers if whole else _taken(stack.buffers, index)
+        leaves = [parameters[name].detach().requires_grad_() for name in names]
+        losses = losses_of(dict(zip(names, leaves, strict=True)), buffers, batch)
+        gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        for name, gradient in zip(names, gradients, strict=True):
+            if gradient is not None:
+                _step(stack.parameters[name], gradient, momenta.get(name), group, index, whole)
+        if not whole:
+            for name, buffer in buffers.items():
+                stack.buffers[name][index] = buffer
+        totals[index] += losses.detach() * batch[0].shape[1]
+        for member in members:
+            seen[member] += batch[0].shape[1]
+    stack.unstack()
+    _unstack_momenta(jobs, momenta, names)
+    means = [total / max(count, 1) for total, count in zip(totals.tolist(), seen, strict=True)]
+    return [_checked(mean) for mean in means]
+
+
+def _checked(loss: float) -> float | DivergedError:
+    try:
+        require_finite(loss)
+    except DivergedError as error:
+        return error
+    return loss
+
+
+def _steps_by_shape(jobs: Sequence[TrainJob]) -> Iterator[tuple[list[int], Batch]]:
+    """Yield, step by step, the clients whose batches have one shape, and these stacked."""
+    batches = {position: iter(job.batches) for position, job in enumerate(jobs)}
+    while batches:
+        by_shape: dict[Hashable, list[tuple[int, Batch]]] = defaultdict(list)
+        for position, iterator in list(batches.items()):
+            batch = next(iterator, None)
+            if batch is None:
+                del batches[position]
+            else:
+                by_shape[tuple(part.shape for part in batch)].append((position, batch))
+        for alike in by_shape.values():
+            members = [position for position, _ in alike]
+            yield members, tuple(map(torch.stack, zip(*(b for _, b in alike), strict=True)))
+
+
+def _taken(stacked: Tensors, index: Tensor) -> Tensors:
+    return {name: tensor[index] for name, tensor in stacked.items()}
+
+
+@torch.no_grad()
+def _step(
+    stacked: Tensor,
+    gradient: Tensor,
+    momentum: Tensor | None,
+    group: Mapping[str, Any],
+    index: Tensor,
+    whole: bool,
+) -> None:
+    """Take a step of stochastic gradient descent on some clients' copies of one parameter.
+
+    Parameters
+    ----------
+    stacked, momentum : Tensor
+        Shape (C, …), changed in place; no momentum where there is none.
+    gradient : Tensor
+        Shape (members, …).
+    group : mapping
+        The optimizer's settings.
+    index : Tensor
+        The members, (members,) int64.
+    whole : bool
+        Whether they are all C clients.
+    """
+    values = stacked if whole else stacked[index]
+    if group["weight_decay"]:
+        gradient = gradient.add(values, alpha=group["weight_decay"])
+    if momentum is not None:
+        velocity = momentum if whole else momentum[index]
+        # PyTorch's first step has the gradient itself for its momentum, as a start at zero has.
+        velocity.mul_(group["momentum"]).add_(gradient)
+        if not whole:
+            momentum[index] = velocity
+        gradient = velocity
+    values.add_(gradient, alpha=-group["lr"])
+    if not whole:
+        stacked[index] = values
+
+
+def _stacked_momenta(jobs: Sequence[TrainJob], stack: Stack) -> Tensors:
+    """Return the clients' momenta by parameter, zero for those that have none yet."""
+    if not jobs[0].optimizer.param_groups[0]["momentum"]:
+        return {}
+    momenta = {name: torch.zeros_like(tensor) for name, tensor in stack.parameters.items()}
+    for position, job in enumerate(jobs):
+        for name, parameter in job.model.named_parameters():
+            kept = job.optimizer.state.get(parameter, {}).get("momentum_buffer")
+            if kept is not None:
+                momenta[name][position] = kept
+    return momenta
+
+
+def _unstack_momenta(jobs: Sequence[TrainJob], momenta: Tensors, names: Sequence[str]) -> None:
+    """Write the momenta back into the clients' optimizers."""
+    for position, job in enumerate(jobs if momenta else ()):
+        parameters = dict(job.model.named_parameters())
+        for name in names:
+            own = momenta[name][position].clone()
+            job.optimizer.state[parameters[name]]["momentum_buffer"] = own
+
+
+@torch.inference_mode()
+def predict_together(jobs: Sequence[PredictJob]) -> Iterator[Tensor]:
+    """Yield each client's logits, (P, K) float32; images of one shape go through at once."""
+    stack = Stack([job.model for job in jobs], training=False)
+
+    def model(parameters: Tensors, buffers: Tensors, images: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(stack.skeleton, (parameters, buffers), (images,))
+        return outputs
+
+    logits: dict[int, Tensor] = {}
+    by_shape: dict[Hashable, list[int]] = defaultdict(list)
+    for position, job in enumerate(jobs):
+        by_shape[job.images.shape].append(position)
+    for members in by_shape.values():
+        index = torch.tensor(members, device=jobs[0].images.device)
+        parameters, buffers = _taken(stack.parameters, index), _taken(stack.buffers, index)
+        images = [jobs[n].images for n in members]
+        # Public images are one tensor for all clients of a process.
+        is_shared = all(image is images[0] for image in images)
+        inputs = images[0] if is_shared else torch.stack(images)
+        through = torch.func.vmap(model, in_dims=(0, 0, None if is_shared else 0))
+        chunks = torch.split(inputs, INFERENCE_BATCH, dim=0 if is_shared else 1)
+        outputs = torch.cat([through(parameters, buffers, chunk) for chunk in chunks], dim=1)
+        logits |= zip(members, outputs.float(), strict=True)
+    for position in range(len(jobs)):
+        yield logits[position].clone()
+
+
+@lru_cache
+def cohort_size(architecture: Architecture, cohort: str) -> int:
+    """Return how many models of an architecture are best trained side by side; 1 for alone.
+
+    A processor has fast kernels for one network's convolutions and none for many networks' at
+    once; a GPU is idle while it waits for a single small one.
+
+    Parameters
+    ----------
+    architecture : Architecture
+        Of the models.
+    cohort : str
+        ``auto``, ``on`` or ``off``, as in the run config.
+    """
+    model = borrow(architecture)
+    convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in model.modules())
+    draws = draws_while_training(model)
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    give_back(model)
+    is_slower = convolves and not architecture.device.startswith("cuda")
+    if draws or cohort == "off" or (cohort == "auto" and is_slower):
+        return 1
+    return min(LARGEST_COHORT, max(1, STACKED_NUMBERS // numbers))
