@@ -65,7 +65,7 @@ def test_a_finished_run_goes_on_to_the_numbers_of_a_longer_one(strategy, small, 
     assert [note["after_round"] for note in longer.description["continued"]] == [2]
 
 
-def test_a_finished_run_keeps_one_memory_of_all_clients_and_no_more(local, tmp_path):
+def test_a_finished_run_keeps_the_memory_of_its_last_round_and_no_more(local, tmp_path):
     run = fedkd_flwr.run(local, output_dir=tmp_path / "run", num_server_rounds=3)
     kept = sorted(path.name for path in (run.path / "checkpoint").rglob("*.safetensors"))
     assert kept == ["round-000003.safetensors", "server.safetensors"]
@@ -84,7 +84,7 @@ def test_a_run_goes_on_a_second_time_and_where_it_was_moved_to(local, tmp_path):
 def test_a_run_without_its_checkpoint_or_memories_says_so(local, tmp_path):
     run = fedkd_flwr.run(local, output_dir=tmp_path / "run")
     (run.path / "checkpoint" / "clients").rename(tmp_path / "clients")
-    with pytest.raises(RunDirectoryError, match="what its clients learned is not in the state-dir"):
+    with pytest.raises(RunDirectoryError, match="learned in round 1 is not in the state-dir"):
         fedkd_flwr.resume(run.path, num_server_rounds=2)
     (run.path / "checkpoint" / "server.safetensors").unlink()
     with pytest.raises(RunDirectoryError, match="finished run without its checkpoint"):

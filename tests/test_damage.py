@@ -155,13 +155,16 @@ def test_a_setting_that_this_version_does_not_know_is_told_with_its_file(run):
     assert "no key magic" in sentence
 
 
-def test_a_damaged_memory_drops_its_client_with_the_reason(run):
-    (memory,) = (run / "checkpoint" / "clients" / "1").rglob("*.safetensors")
+def test_a_damaged_or_lost_memory_stops_a_run_that_is_to_go_on(run):
+    (memory,) = (run / "checkpoint" / "clients").rglob("*.safetensors")
     half(memory)
-    longer = fedkd_flwr.resume(run, num_server_rounds=3)
-    failure = longer.clients[longer.clients["failure"].notna()]
-    assert failure["partition_id"].tolist() == [1]
-    assert f"the memory {memory} is damaged"[:100] in failure["failure"].iloc[0]
+    sentence = refusal(fedkd_flwr.resume, run, num_server_rounds=3)
+    assert sentence.startswith(f"{memory} is damaged (")
+    # An older memory would not fit the server's state.
+    memory.rename(memory.with_name("round-000001.safetensors"))
+    with pytest.raises(RunDirectoryError, match="learned in round 2 is not in the state-dir"):
+        fedkd_flwr.resume(run, num_server_rounds=3)
+    assert load_run(run).finished
 
 
 def test_the_command_line_says_it_in_one_line(run):

@@ -7,11 +7,13 @@ depend on may change, but for the number of rounds, which may grow.
 from pathlib import Path
 from typing import Any
 
-from fedkd_flwr.clients.disk import MEMORIES
+from safetensors import SafetensorError, safe_open
+
+from fedkd_flwr.clients.disk import memory_file
 from fedkd_flwr.config import PLACE_KEYS, ConfigError, Configuration, read_config
-from fedkd_flwr.runs.checkpoint import server_file
+from fedkd_flwr.runs.checkpoint import read_checkpoint, server_file
 from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
-from fedkd_flwr.runs.reading import Run
+from fedkd_flwr.runs.reading import Run, damaged
 
 ROUNDS = "num-server-rounds"
 """The key of the planned rounds."""
@@ -125,21 +127,35 @@ def _require_continuable(run: Run, rounds: int) -> None:
 
 
 def require_memories(run: Run, state_dir: str) -> None:
-    """Make sure that clients on this machine find what they remember of a run.
+    """Make sure that clients on this machine find what they remember of a run's last round.
 
     A client without its memory would start over in silence, in the middle of the run.
 
     Raises
     ------
     RunDirectoryError
-        If rounds are complete and no client has a memory of them.
+        If rounds are complete and no client has a memory of the last, or one is damaged.
     """
-    if not server_file(run.path).exists():
+    completed = read_checkpoint(run.path).completed_rounds
+    if not completed:
         return
-    name = run.description.get("id", "")
-    kept = (f"{name}/{MEMORIES}", f"*/{name}/{MEMORIES}")
-    if not state_dir or not any(next(Path(state_dir).glob(own), None) for own in kept):
+    memories = _memories_of(str(run.description.get("id", "")), state_dir, completed)
+    if not memories:
         where = f"in the state-dir {state_dir}" if state_dir else "kept, for want of a state-dir"
-        raise RunDirectoryError(
-            f"{run.path} cannot go on: what its clients learned is not {where}."
-        )
+        learned = f"what its clients learned in round {completed}"
+        raise RunDirectoryError(f"{run.path} cannot go on: {learned} is not {where}.")
+    remedy = "restore it from a copy, or do the run again"
+    for memory in memories:
+        try:
+            with safe_open(memory, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise damaged(memory, str(error), remedy) from None
+
+
+def _memories_of(run_id: str, state_dir: str, server_round: int) -> list[Path]:
+    """Return the memories of a round: the archive of this process's clients, or each client's."""
+    if not run_id or not state_dir:
+        return []
+    name = memory_file(Path(run_id), server_round)
+    return [*Path(state_dir).glob(str(name)), *Path(state_dir).glob(f"*/{name}")]
