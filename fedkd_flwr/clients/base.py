@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,19 @@ from torch import Tensor, nn
 from fedkd_flwr.clients import disk, memory
 from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.config import RunConfig
-from fedkd_flwr.data.clients import ClientData, client_indices, hash_of_public_pool, load_client
-from fedkd_flwr.data.public import public_subset
+from fedkd_flwr.data.clients import (
+    ClientData,
+    client_indices,
+    hash_of_public_pool,
+    load_client,
+    public_samples,
+)
+from fedkd_flwr.data.settings import DataPlan
 from fedkd_flwr.export import model_card, save_personalized_model
 from fedkd_flwr.models.assignment import assign_models
 from fedkd_flwr.models.pool import Architecture, borrow, give_back
 from fedkd_flwr.models.registry import DARTS_MODELS
+from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob, complete
 from fedkd_flwr.training.loop import (
     Batch,
@@ -149,14 +156,7 @@ class PersonalClient(NumPyClient):
         """The architecture: the node's own choice, else the assignment of the run."""
         if self.node.model:
             return self.node.model
-        sizes = None
-        models, plan = self.run.models, self.run.plan
-        if models.model_assignment == "by-size":
-            sizes = [len(indices) for indices in client_indices(self.run.data_plan)]
-        names = assign_models(
-            models.models, models.model_assignment, plan.num_clients, sizes, plan.seed
-        )
-        return names[self.partition_id]
+        return _assigned_models(self.run.models, self.run.data_plan)[self.partition_id]
 
     @cached_property
     def model(self) -> nn.Module:
@@ -285,10 +285,7 @@ class PersonalClient(NumPyClient):
 
     def public_images(self, server_round: int) -> Tensor:
         """Return the public subset of a round, shape (P, channels, height, width)."""
-        pool = self.data.public_images
-        plan = self.run.plan
-        subset = public_subset(len(pool), plan.public_size, plan.seed, server_round)
-        return pool[torch.from_numpy(subset).to(pool.device)]
+        return public_samples(self.run.data_plan, self.run.plan.public_size, server_round)
 
     def evaluation_metrics(self) -> Steps[dict[str, float]]:
         """Evaluate `model` on the client's test split, and on its validation split if any."""
@@ -405,6 +402,15 @@ class PersonalClient(NumPyClient):
         """
         card = model_card(self.run, self.model_name, self.partition_id, metrics)
         return save_personalized_model(self.model, card, folder)
+
+
+@lru_cache(maxsize=2)
+def _assigned_models(models: ModelSettings, data: DataPlan) -> list[str]:
+    """Return the architecture of every client of a run."""
+    sizes = None
+    if models.model_assignment == "by-size":
+        sizes = [len(indices) for indices in client_indices(data)]
+    return assign_models(models.models, models.model_assignment, data.num_clients, sizes, data.seed)
 
 
 def _named(evaluation: Evaluation, prefix: str = "") -> dict[str, float]:

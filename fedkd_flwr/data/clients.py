@@ -14,7 +14,13 @@ from torch import Tensor
 
 from fedkd_flwr.data.catalogue import HELD_OUT, NO_PUBLIC_SET, DataError, Shape
 from fedkd_flwr.data.partitioners import partition_indices
-from fedkd_flwr.data.public import public_hash, public_images, require_pool, split_public
+from fedkd_flwr.data.public import (
+    public_hash,
+    public_images,
+    public_subset,
+    require_pool,
+    split_public,
+)
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import ImageSet, load_images, load_labels, load_own_data, to_float
 from fedkd_flwr.data.splits import read_split, split_client, stratified_order
@@ -203,6 +209,29 @@ def public_pool(plan: DataPlan) -> Tensor:
         If the public data set is missing or is the private one.
     """
     return _loaded(plan).public_images
+
+
+@functools.lru_cache(maxsize=2)
+def public_samples(plan: DataPlan, size: int, server_round: int) -> Tensor:
+    """Return the public subset of a round, one tensor for all clients of the process.
+
+    Parameters
+    ----------
+    plan : DataPlan
+        The data of the run; its seed draws the subset.
+    size : int
+        P.
+    server_round : int
+        Which subset.
+
+    Returns
+    -------
+    Tensor
+        Shape (P, channels, height, width), float32 on the device.
+    """
+    pool = public_pool(plan)
+    subset = public_subset(len(pool), size, plan.seed, server_round)
+    return pool[torch.from_numpy(subset).to(pool.device)]
 
 
 def load_client(plan: DataPlan, partition_id: int, data_path: str = "") -> ClientData:

@@ -1,0 +1,216 @@
+"""Clients side by side end where they end alone: weights, optimizer states, losses, failures."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import fedkd_flwr
+from fedkd_flwr.models.pool import Architecture
+from fedkd_flwr.models.settings import ModelSettings
+from fedkd_flwr.training.cohort import cohort_size, kind_of, run_together, train_together
+from fedkd_flwr.training.jobs import PredictJob, TrainJob, complete
+from fedkd_flwr.training.loop import DivergedError, train_on
+from fedkd_flwr.training.losses import Distillation, cross_entropy
+from fedkd_flwr.training.optimizers import build_optimizer
+from fedkd_flwr.training.regularizers import parameters_of, proximal
+
+SIZES = (20, 20, 13)
+"""Samples of each client; with batches of 8 the last ones differ in size."""
+
+
+def architecture(name):
+    return Architecture(name, (1, 28, 28), 10, ModelSettings().search_space, "cpu")
+
+
+def models_of(name, dtype=torch.float32):
+    torch.manual_seed(0)
+    return [architecture(name).build().to(dtype) for _ in SIZES]
+
+
+def batches_of(client, dtype=torch.float32, epochs=2):
+    generator = torch.Generator().manual_seed(client)
+    images = torch.randn(SIZES[client], 1, 28, 28, generator=generator, dtype=dtype)
+    labels = torch.randint(0, 10, (SIZES[client],), generator=generator)
+    starts = range(0, SIZES[client], 8)
+    return [(images[s : s + 8], labels[s : s + 8]) for s in starts] * epochs
+
+
+def jobs_of(models, dtype=torch.float32, rate=0.02, **settings):
+    return [
+        TrainJob(
+            model,
+            cross_entropy,
+            build_optimizer("sgd", model.parameters(), rate, **settings),
+            batches_of(client, dtype),
+        )
+        for client, model in enumerate(models)
+    ]
+
+
+# Rounding alone moves a residual network with batches of eight by more than 1e-5 within a few
+# steps, alone as in a cohort, so those with many layers are compared in double precision.
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("mlp", torch.float32),
+        ("lenet", torch.float32),
+        ("cnn", torch.float32),
+        ("resnet18", torch.float64),
+    ],
+)
+def test_weights_losses_and_momenta_are_those_of_clients_alone(name, dtype):
+    side_by_side = models_of(name, dtype)
+    alone = copy.deepcopy(side_by_side)
+    settings = {"momentum": 0.9, "weight_decay": 1e-3}
+    for _ in range(3 if name != "resnet18" else 1):
+        jobs, others = jobs_of(side_by_side, dtype, **settings), jobs_of(alone, dtype, **settings)
+        losses = train_together(jobs)
+        assert losses == pytest.approx([job.run() for job in others], rel=1e-5)
+    for mine, theirs in zip(side_by_side, alone, strict=True):
+        for key, value in theirs.state_dict().items():
+            torch.testing.assert_close(mine.state_dict()[key], value, rtol=1e-5, atol=1e-5)
+    for job, other in zip(jobs, others, strict=True):
+        found = job.optimizer.state_dict()["state"]
+        for position, state in other.optimizer.state_dict()["state"].items():
+            expected = state["momentum_buffer"]
+            torch.testing.assert_close(
+                found[position]["momentum_buffer"], expected, rtol=1e-4, atol=1e-5
+            )
+
+
+def test_momenta_of_earlier_rounds_go_on():
+    models, momenta = models_of("mlp"), []
+    for step in (train_together, lambda jobs: [job.run() for job in jobs]):
+        own = copy.deepcopy(models)
+        jobs = jobs_of(own, momentum=0.9)
+        for client, job in enumerate(jobs):
+            for parameter in job.model.parameters():
+                job.optimizer.state[parameter]["momentum_buffer"] = torch.full_like(
+                    parameter, 0.01 * (client + 1)
+                )
+        step(jobs)
+        momenta.append([model.state_dict() for model in own])
+    for mine, theirs in zip(*momenta, strict=True):
+        for key, value in theirs.items():
+            torch.testing.assert_close(mine[key], value, rtol=1e-5, atol=1e-6)
+
+
+def test_one_clients_divergence_is_its_own():
+    models = models_of("mlp")
+    jobs = jobs_of(models)
+    broken = [(images * float("inf"), labels) for images, labels in batches_of(1)]
+    jobs[1] = TrainJob(models[1], cross_entropy, jobs[1].optimizer, broken)
+    losses = train_together(jobs)
+    assert isinstance(losses[1], DivergedError)
+    assert np.isfinite([losses[0], losses[2]]).all()
+    for position in (0, 2):
+        assert all(value.isfinite().all() for value in models[position].parameters())
+
+
+def test_a_client_is_told_of_its_divergence_and_of_its_results():
+    models = models_of("mlp")
+
+    def client(position):
+        try:
+            loss = yield jobs_of(models)[position]
+        except DivergedError:
+            return "diverged"
+        logits = yield PredictJob(models[position], batches_of(position)[0][0])
+        return round(loss, 3), tuple(logits.shape)
+
+    def failing():
+        yield PredictJob(models[0], batches_of(0)[0][0])
+        raise OSError("its disk is gone")
+
+    answers = run_together([client(0), failing(), client(2)])
+    assert answers[0][1] == (8, 10) and answers[2][1] == (8, 10)
+    assert isinstance(answers[1], OSError)
+    fresh = models_of("mlp")
+    losses = [job.run() for job in jobs_of(fresh)]
+    assert [answers[0][0], answers[2][0]] == [round(losses[0], 3), round(losses[2], 3)]
+
+
+def test_predictions_on_shared_and_on_own_images():
+    models = models_of("mlp")
+    shared = torch.randn(30, 1, 28, 28)
+    own = [torch.randn(n, 1, 28, 28) for n in SIZES]
+    for images in ([shared] * 3, own):
+
+        def client(position, images=images):
+            logits = yield PredictJob(models[position], images[position])
+            return logits
+
+        together = run_together([client(position) for position in range(3)])
+        for position, logits in enumerate(together):
+            torch.testing.assert_close(logits, complete(client(position)), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_done_alone():
+    """Nothing that would make one client's numbers depend on who is beside it."""
+    model = models_of("mlp")[0]
+    plain = jobs_of([model])[0]
+    assert kind_of(plain) == kind_of(jobs_of([copy.deepcopy(model)])[0])
+    assert kind_of(plain) != kind_of(jobs_of([model], rate=0.1)[0])
+    held = proximal(cross_entropy, parameters_of(model), 0.1)
+    assert kind_of(TrainJob(model, held, plain.optimizer, [])) != kind_of(plain)
+    adam = build_optimizer("adam", model.parameters(), 0.1)
+    assert kind_of(TrainJob(model, cross_entropy, adam, [])) is None
+    some = build_optimizer("sgd", list(model.parameters())[:1], 0.1)
+    assert kind_of(TrainJob(model, cross_entropy, some, [])) is None
+    assert cohort_size(architecture("alexnet"), "on") == 1  # it has dropout
+    assert cohort_size(architecture("lenet"), "auto") == 1
+    assert cohort_size(architecture("lenet"), "on") > 1
+    assert cohort_size(architecture("mlp"), "auto") > 1
+    assert cohort_size(architecture("mlp"), "off") == 1
+
+
+def test_distillation_side_by_side_is_distillation():
+    teacher = torch.softmax(torch.randn(8, 10), dim=1)
+    images = torch.randn(8, 1, 28, 28)
+    models = models_of("mlp")
+    alone = copy.deepcopy(models)
+
+    def job(model):
+        loss = Distillation(3.0, True)
+        return TrainJob(
+            model, loss, build_optimizer("sgd", model.parameters(), 0.1), [(images, teacher)]
+        )
+
+    train_together([job(model) for model in models])
+    for mine, theirs in zip(models, alone, strict=True):
+        own = job(theirs)
+        train_on(own.model, own.loss, own.optimizer, own.batches)
+        for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt", "local", "fedavg"])
+def test_a_run_with_cohorts_ends_like_one_without(strategy, small, tmp_path):
+    changes = {"strategy": strategy, "models": "mlp", "partition": "dirichlet", "alpha": 1.0}
+    runs = {
+        cohort: fedkd_flwr.run(
+            {**small, **changes, "cohort": cohort, "models-dir": str(tmp_path / cohort / "models")},
+            output_dir=tmp_path / cohort / "run",
+        )
+        for cohort in ("on", "off")
+    }
+    for column in ("accuracy_mean", "accuracy_weighted"):
+        assert list(runs["on"].rounds[column]) == list(runs["off"].rounds[column])
+    for column in ("loss_mean", "train_loss_mean"):
+        np.testing.assert_allclose(runs["on"].rounds[column], runs["off"].rounds[column], rtol=1e-4)
+    for n in range(4):
+        mine, theirs = (
+            load_file(tmp_path / cohort / "models" / f"{n}.safetensors") for cohort in runs
+        )
+        for key, value in theirs.items():
+            np.testing.assert_allclose(mine[key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_client_that_fails_in_a_cohort_is_dropped_and_the_others_go_on(small, tmp_path):
+    """Its step is so large that its loss is no number; the others share its architecture."""
+    changes = {"strategy": "local", "models": "mlp", "learning-rate": 1e30, "momentum": 0.0}
+    with pytest.raises(Exception, match="training diverged"):
+        fedkd_flwr.run({**small, **changes, "cohort": "on"}, output_dir=tmp_path / "run")
