@@ -24,6 +24,7 @@ from fedkd_flwr.models.darts.settings import OPERATIONS as ALL_OPERATIONS
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import initial_model
+from fedkd_flwr.training import optimizers
 from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.loop import predict_logits, refresh_statistics
 from strategies.core.plan import RunPlan
@@ -137,7 +138,7 @@ def test_sharpness_is_a_power_of_the_weights():
     np.testing.assert_allclose(sharing_row(distances, labels, sharpness=3.0), expected)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam)])
+@pytest.mark.parametrize(("name", "kind"), [("sgd", optimizers.SGD), ("adam", optimizers.Adam)])
 def test_alpha_has_the_optimizer_that_is_asked_for(tiny, name, kind):
     client = client_of({**tiny, "momentum": 0.7, "fedkma.alpha-optimizer": name})
     optimizer = client.alpha_optimizer(split_parameters(client.model)[0])

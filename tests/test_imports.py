@@ -30,9 +30,8 @@ HEAVY = {"torch", *NEVER_ON_A_CLIENT, *FILES}
 def loaded_by(code):
     """Return the names of the modules that a fresh process has loaded after running code."""
     script = f"{code}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
-    finished = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
     return set(json.loads(finished.stdout.splitlines()[-1]))
 
 

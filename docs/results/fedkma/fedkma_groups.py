@@ -2,7 +2,7 @@
 
 Prints, for finished runs on ``k-classes-grouped``, the mean weight that clients give each other
 within a group and across groups, round by round, and draws M of the last round. To run it:
-``python benchmarks/fedkma_groups.py FIGURES RUN...``.
+``python docs/results/fedkma/fedkma_groups.py FIGURES RUN...``.
 """
 
 import json

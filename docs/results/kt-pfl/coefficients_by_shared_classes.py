@@ -2,7 +2,7 @@
 
 Prints, for a finished KT-pFL run on a split by classes, the mean coefficient between clients
 by the number of classes that they share. To run it:
-``python benchmarks/coefficients_by_shared_classes.py RUN``.
+``python docs/results/kt-pfl/coefficients_by_shared_classes.py RUN``.
 """
 
 import json

@@ -1,10 +1,10 @@
 """What one round of FedKMA costs at the paper's size: server time and memory, client time.
 
-    python benchmarks/fedkma_round.py [--clients 10] [--threads 1]
+    python docs/results/fedkma/fedkma_round.py [--clients 10] [--threads 1]
 
 The server's part is one aggregation of the models of all clients: decoding and checking the
-replies, H, mixing by M, packing, and the state for the checkpoint. The client's part is one
-alpha step and one omega step on a batch of 16 images of CIFAR-10's size.
+replies, H and M, and mixing by M. The client's part is one alpha step and one omega step on a
+batch of 16 images of CIFAR-10's size.
 """
 
 import argparse
@@ -90,8 +90,6 @@ def measure_server(num_clients: int) -> dict[str, float]:
         }
     with measured(seconds, "aggregate"):
         strategy.aggregate(1, replies)
-    with measured(seconds, "state for the checkpoint"):
-        strategy.state()
     return seconds
 
 

@@ -1,6 +1,6 @@
 """Turn finished runs on the same splits into what is committed: a table and a small JSON file.
 
-    python benchmarks/publish_runs.py RUNS OUTPUT
+    python docs/results/publish_runs.py RUNS OUTPUT
 
 writes OUTPUT.md (the table and verdicts of `fedkd compare`) and OUTPUT.json: what the runs have
 in common, and of each run its own settings, mean accuracy by round, accuracy of every client

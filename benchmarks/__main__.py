@@ -1,0 +1,102 @@
+"""``python -m benchmarks [NAME ...]``: run benchmarks, print one table of ratios.
+
+Ends with status 1 if a target is missed.
+"""
+
+import math
+import os
+import platform
+from collections.abc import Callable, Collection, Iterable
+from importlib.metadata import version
+from pkgutil import resolve_name
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console, JustifyMethod
+from rich.table import Table
+
+from benchmarks.pairs import Result
+
+BENCHMARKS = {
+    "starting": "benchmarks.starting:measure",
+}
+"""Where each benchmark is, by name; imported on use."""
+
+Measure = Callable[[], Iterable[Result]]
+"""A benchmark: measures, and yields one result after the other."""
+
+COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
+    ("measured", "left"),
+    ("median", "right"),
+    ("beside", "left"),
+    ("median", "right"),
+    ("ratio", "right"),
+    ("at most", "right"),
+)
+"""Headings of the table, and where their cells stand."""
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command(help=f"Run benchmarks: {', '.join(BENCHMARKS)}.")
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help="Which to run; all if none.")] = None,
+) -> None:
+    """Run benchmarks by name, all if none is given."""
+    console = Console(width=120)  # rows stay whole where the table goes into a file
+    title = machine()
+    with console.status("measuring"):
+        results = [result for measure in chosen(names or BENCHMARKS) for result in measure()]
+    console.print(table_of(results, title))
+    missed = [result for result in results if result.falls_short]
+    for result in missed:
+        typer.echo(
+            f"falls short: {result.name}, {result.ratio:.2f} where {result.at_most:g} is due"
+        )
+    raise typer.Exit(bool(missed))
+
+
+def chosen(names: Collection[str]) -> list[Measure]:
+    """Return benchmarks by name.
+
+    Raises
+    ------
+    typer.BadParameter
+        If there is none of that name.
+    """
+    unknown = sorted({*names} - BENCHMARKS.keys())
+    if unknown:
+        raise typer.BadParameter(
+            f"there is no benchmark {', '.join(unknown)}; allowed are {', '.join(BENCHMARKS)}"
+        )
+    return [resolve_name(BENCHMARKS[name]) for name in names]
+
+
+def machine() -> str:
+    """Say what the figures were taken on, and how busy it was before."""
+    return (
+        f"{os.cpu_count()} cores ({platform.machine()}), load {os.getloadavg()[0]:.1f}, "
+        f"Python {platform.python_version()}, PyTorch {version('torch')}"
+    )
+
+
+def table_of(results: Iterable[Result], title: str) -> Table:
+    """Lay out results, one a row."""
+    table = Table(title=title, box=box.MARKDOWN)
+    for heading, justify in COLUMNS:
+        table.add_column(heading, justify=justify)
+    for result in results:
+        table.add_row(
+            result.name,
+            f"{result.measured:,.2f} {result.unit}",
+            result.baseline_name,
+            f"{result.baseline:,.2f} {result.unit}",
+            f"{result.ratio:.2f}",
+            "" if math.isinf(result.at_most) else f"{result.at_most:g}",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    app()

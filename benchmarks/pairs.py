@@ -1,0 +1,91 @@
+"""Two things measured in turns: what every benchmark is made of."""
+
+import math
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+REPETITIONS = 5
+"""How often each of the two is measured."""
+
+Task = Callable[[], object]
+"""Something whose time is taken."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row of the table.
+
+    Attributes
+    ----------
+    name, baseline_name : str
+        What is measured, and beside what.
+    measured, baseline : float
+        The medians.
+    ratio : float
+        The measured in multiples of the baseline.
+    at_most : float
+        The largest ratio that is good enough; infinity where none is asked for.
+    unit : str
+        Of both medians.
+    """
+
+    name: str
+    baseline_name: str
+    measured: float
+    baseline: float
+    ratio: float
+    at_most: float = math.inf
+    unit: str = "s"
+
+    @property
+    def falls_short(self) -> bool:
+        """Whether the target is missed."""
+        return not self.ratio <= self.at_most
+
+
+def in_turns(
+    name: str, task: Task, baseline_name: str, baseline: Task, at_most: float = math.inf
+) -> Result:
+    """Time two tasks in turns, after each has run once untimed.
+
+    Each repetition gives a ratio, and their median is the result: a machine that grows busy in
+    the meantime slows down both sides of a ratio.
+
+    Parameters
+    ----------
+    name, baseline_name : str
+        What the tasks are called.
+    task, baseline : callable
+        What is timed, and what beside.
+    at_most : float
+        The largest ratio that is good enough.
+    """
+    task()
+    baseline()
+    pairs = [(seconds(task), seconds(baseline)) for _ in range(REPETITIONS)]
+    measured, beside = (statistics.median(times) for times in zip(*pairs, strict=True))
+    ratio = statistics.median(one / other for one, other in pairs)
+    return Result(name, baseline_name, measured, beside, ratio, at_most)
+
+
+def seconds(task: Task) -> float:
+    """Return how long a task takes."""
+    started_at = time.perf_counter()
+    task()
+    return time.perf_counter() - started_at
+
+
+def process(*command: str | Path) -> Task:
+    """Return a task that runs a command as a process of its own, with byte code kept.
+
+    The task raises `subprocess.CalledProcessError` if the command fails.
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    }
+    return lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
