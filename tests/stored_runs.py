@@ -28,13 +28,22 @@ SUPERNET = {
 }
 
 
+PAPER = {
+    "kt-pfl.temperature": 10.0,
+    "kt-pfl.t-squared": False,
+    "kt-pfl.distillation-learning-rate": 0.01,
+    "kt-pfl.distillation-epochs": 1,
+    "kt-pfl.public-batch-size": 256,
+}
+
+
 def settings_of(strategy):
     """Return a small run that uses all that the method has: mixed models where it can."""
     if strategy in ("fedkma", "fednas"):
         return {**SMALL, **SUPERNET, "strategy": strategy}
     one_model = METHODS[strategy].strategy.needs_one_model
     models = "lenet" if one_model else "mlp,lenet,shufflenetv2,lenet"
-    return {**SMALL, "strategy": strategy, "models": models, "fraction-train": 0.75}
+    return {**SMALL, **PAPER, "strategy": strategy, "models": models, "fraction-train": 0.75}
 
 
 def numbers_of(strategy, folder):

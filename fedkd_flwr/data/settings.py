@@ -52,13 +52,13 @@ class DataSettings(Slice):
     dataset: str = "digits"
     data_root: Annotated[str, PLACE] = ""
     max_samples: int = Field(default=0, ge=0)
-    partition: str = "k-classes"
+    partition: str = "k-classes-grouped"
     alpha: float = Field(default=0.5, gt=0)
-    classes_per_client: int = Field(default=4, ge=1)
-    groups: int = Field(default=3, ge=1)
+    classes_per_client: int = Field(default=5, ge=1)
+    groups: int = Field(default=2, ge=1)
     samples_per_class: int = Field(default=0, ge=0)
     minimum_size: int = Field(default=20, ge=1)
-    client_split: str = "75/0/25"
+    client_split: str = "12/0/88"
     public_dataset: str = HELD_OUT
     held_out_size: int = Field(default=200, ge=0)
 

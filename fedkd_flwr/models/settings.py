@@ -30,10 +30,10 @@ class ModelSettings(Slice):
     """
 
     models: Annotated[tuple[str, ...], BeforeValidator(words)] = (
+        "mlp",
         "lenet",
-        "alexnet",
-        "resnet18",
-        "shufflenetv2",
+        "cnn-persfl",
+        "cnn",
     )
     model_assignment: str = "cyclic"
     supernet_channels: int = SupernetSettings.channels

@@ -32,7 +32,7 @@ class TrainingSettings(Slice):
 
     local_epochs: int = Field(default=2, ge=1)
     local_iterations: int = Field(default=0, ge=0)
-    batch_size: int = Field(default=32, ge=1)
+    batch_size: int = Field(default=8, ge=1)
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     learning_rate: float = Field(default=0.02, gt=0)
     learning_rate_schedule: Literal["constant", "cosine", "step"] = "constant"
