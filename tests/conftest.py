@@ -24,6 +24,7 @@ SMALL = {
     "client-split": "60/20/20",
     "device": "cpu",
     "torch-threads": 1,
+    "cohort": "off",
     "persfl.distillation-epochs": 1,
     "persfl.imitation": "0,0.5",
     "persfl.temperatures": "1,5",
