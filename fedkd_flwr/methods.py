@@ -126,4 +126,10 @@ METHODS: dict[str, Method] = {
         "parameters",
         "Li et al. 2020",
     ),
+    "hypcluster": Method(
+        "strategies.hypcluster:HypCluster",
+        "fedkd_flwr.clients.hypcluster:HypClusterClient",
+        "parameters",
+        "Mansour et al. 2020",
+    ),
 }

@@ -32,6 +32,7 @@ from strategies.core.rounds import (
     mean_metrics,
     read_evaluation,
 )
+from strategies.core.server_models import ServerModels
 
 TRAIN_LOSS = Metric("train-loss")
 """Mean loss on private data over all samples seen."""
@@ -83,6 +84,9 @@ class PersonalizedStrategy(Strategy):
 
     keeps_global_models: ClassVar[bool] = False
     """Whether each round's global model belongs in the run directory."""
+
+    server_models: ServerModels
+    """The run's models, for methods whose server builds some; given before `begin`."""
 
     def __init__(
         self, plan: RunPlan, settings: Settings, observer: RunObserver | None = None
