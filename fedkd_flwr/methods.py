@@ -132,4 +132,10 @@ METHODS: dict[str, Method] = {
         "parameters",
         "Mansour et al. 2020",
     ),
+    "fesem": Method(
+        "strategies.fesem:FeSEM",
+        "fedkd_flwr.clients.fedavg:FedAvgClient",
+        "parameters",
+        "Xie et al. 2020",
+    ),
 }

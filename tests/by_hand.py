@@ -36,12 +36,14 @@ def logits(weights, images):
 
 def loss_of(weights, images, labels):
     """Return the cross-entropy of flat weights, a number."""
-    return float(functional.cross_entropy(logits(torch.tensor(weights), images), labels))
+    return float(
+        functional.cross_entropy(logits(torch.tensor(weights, dtype=torch.float32), images), labels)
+    )
 
 
 def trained(weights, images, labels, rate=0.2, steps=1):
     """Take steps of gradient descent on all samples at once."""
-    weights = torch.tensor(weights)
+    weights = torch.tensor(weights, dtype=torch.float32)
     for _ in range(steps):
         weights.requires_grad_()
         loss = functional.cross_entropy(logits(weights, images), labels)
