@@ -138,4 +138,16 @@ METHODS: dict[str, Method] = {
         "parameters",
         "Xie et al. 2020",
     ),
+    "feddf": Method(
+        "strategies.feddf:FedDF",
+        "fedkd_flwr.clients.fedavg:FedAvgClient",
+        "parameters",
+        "Lin et al. 2020",
+    ),
+    "pfeddf": Method(
+        "strategies.feddf:PFedDF",
+        "fedkd_flwr.clients.fedavg:FineTuningClient",
+        "parameters",
+        "Zhang et al. 2021, §5.1",
+    ),
 }

@@ -51,6 +51,8 @@ def main(grid: Grid, context: Context) -> None:
         configuration = read_config(context.run_config)
         if isinstance(grid, InMemoryGrid):
             check_run(configuration)
+        elif configuration.run.method.strategy.distils_on_server:
+            check_server_data(configuration)
         serve(grid, configuration)
     except (ConfigError, DataError, RunDirectoryError, TooFewRepliesError) as error:
         # Flower prints a traceback; the sentence for the user comes before it.
@@ -80,8 +82,19 @@ def check_run(configuration: Configuration) -> None:
     for name, folder in (("state-dir", run.state_dir), ("models-dir", run.models_dir)):
         if folder:
             require_writable(absolute(folder), name)
-    public_size = run.plan.public_size if run.method.strategy.needs_public_data else 0
-    check_data(run.data_plan, public_size)
+    check_server_data(configuration)
+
+
+def check_server_data(configuration: Configuration) -> None:
+    """Refuse a run whose data, the server's public set included, cannot be had on this machine.
+
+    Raises
+    ------
+    DataError
+        If the data set is missing or the partition cannot be met.
+    """
+    run = configuration.run
+    check_data(run.server_data_plan, run.plan.public_size if run.uses_public_data else 0)
 
 
 def serve(

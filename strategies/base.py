@@ -79,6 +79,9 @@ class PersonalizedStrategy(Strategy):
     needs_public_data: ClassVar[bool] = False
     """Whether clients predict on public data."""
 
+    distils_on_server: ClassVar[bool] = False
+    """Whether the server predicts on public data; clients need none of it for that."""
+
     needs_validation_data: ClassVar[bool] = False
     """Whether clients need a validation split."""
 
