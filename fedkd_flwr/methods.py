@@ -150,4 +150,10 @@ METHODS: dict[str, Method] = {
         "parameters",
         "Zhang et al. 2021, §5.1",
     ),
+    "pfedhn": Method(
+        "strategies.pfedhn:PFedHN",
+        "fedkd_flwr.clients.fedavg:FedAvgClient",
+        "parameters",
+        "Shamsian et al. 2021",
+    ),
 }

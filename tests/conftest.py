@@ -29,6 +29,7 @@ SMALL = {
     "persfl.temperatures": "1,5",
     "feddf.distillation-steps": 2,
     "pfeddf.epochs": 1,
+    "pfedhn.hidden-size": 8,
     "local-iterations": 0,
 }
 
