@@ -156,4 +156,10 @@ METHODS: dict[str, Method] = {
         "parameters",
         "Shamsian et al. 2021",
     ),
+    "spider": Method(
+        "strategies.spider:Spider",
+        "fedkd_flwr.clients.spider:SpiderClient",
+        "parameters",
+        "Mushtaq et al. 2021",
+    ),
 }
