@@ -95,11 +95,25 @@ class RunConfig(Slice):
 
     @property
     def data_plan(self) -> DataPlan:
-        """What the data depends on; clients of equal plans share one decoded copy."""
+        """What the clients' data depends on; those of equal plans share one decoded copy."""
+        return self._data_plan(self.method.strategy.needs_public_data)
+
+    @property
+    def server_data_plan(self) -> DataPlan:
+        """What all data depends on, the server's public set included."""
+        return self._data_plan(self.uses_public_data)
+
+    @property
+    def uses_public_data(self) -> bool:
+        """Whether anybody predicts on public data."""
+        strategy = self.method.strategy
+        return strategy.needs_public_data or strategy.distils_on_server
+
+    def _data_plan(self, with_public_set: bool) -> DataPlan:
         settings = self.data
         # The held-out part leaves the pool whether or not a method uses it: all methods are
         # compared on the same private data. Another data set need not even be there.
-        if settings.public_dataset != HELD_OUT and not self.method.strategy.needs_public_data:
+        if settings.public_dataset != HELD_OUT and not with_public_set:
             settings = settings.model_copy(update={"public_dataset": NO_PUBLIC_SET})
         return DataPlan(settings, self.plan.num_clients, self.plan.seed, self.torch_device)
 
@@ -251,11 +265,10 @@ def _check_combinations(configuration: Configuration) -> None:
             f"{run.strategy} averages parameters and needs one architecture for all clients, and "
             f"models = {','.join(models)} names {len(set(models))}; set models to one."
         )
-    if strategy.needs_public_data and (
-        run.data.public_dataset == NO_PUBLIC_SET or plan.public_size < 1
-    ):
+    if run.uses_public_data and (run.data.public_dataset == NO_PUBLIC_SET or plan.public_size < 1):
+        does = "distils on the server" if strategy.distils_on_server else "exchanges predictions"
         raise ConfigError(
-            f"{run.strategy} exchanges predictions on public samples; set public-dataset to "
+            f"{run.strategy} {does} on public samples; set public-dataset to "
             "held-out or a data set, and public-size to at least 1."
         )
     if strategy.needs_validation_data and not min(read_split(run.data.client_split)[1]):

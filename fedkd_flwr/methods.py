@@ -126,4 +126,40 @@ METHODS: dict[str, Method] = {
         "parameters",
         "Li et al. 2020",
     ),
+    "hypcluster": Method(
+        "strategies.hypcluster:HypCluster",
+        "fedkd_flwr.clients.hypcluster:HypClusterClient",
+        "parameters",
+        "Mansour et al. 2020",
+    ),
+    "fesem": Method(
+        "strategies.fesem:FeSEM",
+        "fedkd_flwr.clients.fedavg:FedAvgClient",
+        "parameters",
+        "Xie et al. 2020",
+    ),
+    "feddf": Method(
+        "strategies.feddf:FedDF",
+        "fedkd_flwr.clients.fedavg:FedAvgClient",
+        "parameters",
+        "Lin et al. 2020",
+    ),
+    "pfeddf": Method(
+        "strategies.feddf:PFedDF",
+        "fedkd_flwr.clients.fedavg:FineTuningClient",
+        "parameters",
+        "Zhang et al. 2021, §5.1",
+    ),
+    "pfedhn": Method(
+        "strategies.pfedhn:PFedHN",
+        "fedkd_flwr.clients.fedavg:FedAvgClient",
+        "parameters",
+        "Shamsian et al. 2021",
+    ),
+    "spider": Method(
+        "strategies.spider:Spider",
+        "fedkd_flwr.clients.spider:SpiderClient",
+        "parameters",
+        "Mushtaq et al. 2021",
+    ),
 }

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.clients import check_data
-from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.vectors import model_vectors
 from fedkd_flwr.runs import (
     Checkpoint,
     Run,
@@ -33,7 +31,7 @@ from fedkd_flwr.runs import (
     require_new,
     require_writable,
 )
-from fedkd_flwr.training.loop import seeded
+from fedkd_flwr.server_models import RunModels
 from strategies.core.replies import TooFewRepliesError
 
 app = ServerApp()
@@ -53,6 +51,8 @@ def main(grid: Grid, context: Context) -> None:
         configuration = read_config(context.run_config)
         if isinstance(grid, InMemoryGrid):
             check_run(configuration)
+        elif configuration.run.method.strategy.distils_on_server:
+            check_server_data(configuration)
         serve(grid, configuration)
     except (ConfigError, DataError, RunDirectoryError, TooFewRepliesError) as error:
         # Flower prints a traceback; the sentence for the user comes before it.
@@ -82,8 +82,19 @@ def check_run(configuration: Configuration) -> None:
     for name, folder in (("state-dir", run.state_dir), ("models-dir", run.models_dir)):
         if folder:
             require_writable(absolute(folder), name)
-    public_size = run.plan.public_size if run.method.strategy.needs_public_data else 0
-    check_data(run.data_plan, public_size)
+    check_server_data(configuration)
+
+
+def check_server_data(configuration: Configuration) -> None:
+    """Refuse a run whose data, the server's public set included, cannot be had on this machine.
+
+    Raises
+    ------
+    DataError
+        If the data set is missing or the partition cannot be met.
+    """
+    run = configuration.run
+    check_data(run.server_data_plan, run.plan.public_size if run.uses_public_data else 0)
 
 
 def serve(
@@ -144,6 +155,7 @@ def run_rounds(
         log(WARNING, "%s", warning)
     plan = run.server_plan().model_copy(update={"run_id": directory.run_id})
     strategy = run.method.strategy(plan, configuration.settings, directory)
+    strategy.server_models = RunModels(run)
     initial = initial_model(configuration)
     strategy.begin(initial)
     strategy.restore(checkpoint.completed_rounds, checkpoint.state)
@@ -171,11 +183,4 @@ def initial_model(configuration: Configuration) -> dict[str, NDArray[np.float32]
     run = configuration.run
     if not run.method.strategy.needs_one_model:
         return {}
-    with seeded("cpu", run.plan.seed, "initial-weights"):
-        model = build_model(
-            run.models.models[0],
-            run.data.image_shape,
-            run.data.num_classes,
-            run.models.search_space,
-        )
-    return model_vectors(model)
+    return RunModels(run).initial()

@@ -32,6 +32,7 @@ from strategies.core.rounds import (
     mean_metrics,
     read_evaluation,
 )
+from strategies.core.server_models import ServerModels
 
 TRAIN_LOSS = Metric("train-loss")
 """Mean loss on private data over all samples seen."""
@@ -78,11 +79,17 @@ class PersonalizedStrategy(Strategy):
     needs_public_data: ClassVar[bool] = False
     """Whether clients predict on public data."""
 
+    distils_on_server: ClassVar[bool] = False
+    """Whether the server predicts on public data; clients need none of it for that."""
+
     needs_validation_data: ClassVar[bool] = False
     """Whether clients need a validation split."""
 
     keeps_global_models: ClassVar[bool] = False
     """Whether each round's global model belongs in the run directory."""
+
+    server_models: ServerModels
+    """The run's models, for methods whose server builds some; given before `begin`."""
 
     def __init__(
         self, plan: RunPlan, settings: Settings, observer: RunObserver | None = None

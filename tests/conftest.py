@@ -28,6 +28,9 @@ SMALL = {
     "persfl.distillation-epochs": 1,
     "persfl.imitation": "0,0.5",
     "persfl.temperatures": "1,5",
+    "feddf.distillation-steps": 2,
+    "pfeddf.epochs": 1,
+    "pfedhn.hidden-size": 8,
     "local-iterations": 0,
 }
 

@@ -1,10 +1,11 @@
-"""Clients of FedAvg, without and with fine-tuning."""
+"""Clients of FedAvg and of methods that send models as it does, without and with fine-tuning."""
 
 from fedkd_flwr.clients.base import Arrays
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.training.loop import epoch_batches, gathered, train_on
 from fedkd_flwr.training.losses import cross_entropy
 from strategies.fedavg import FineTuningSettings
+from strategies.feddf import PFedDFSettings
 
 
 class FedAvgClient(ParameterClient):
@@ -14,9 +15,9 @@ class FedAvgClient(ParameterClient):
 
 
 class FineTuningClient(FedAvgClient):
-    """FedAvg's client that fine-tunes the global model before it is evaluated."""
+    """A client of FedAvg or FedDF that fine-tunes the global model before it is evaluated."""
 
-    settings: FineTuningSettings
+    settings: FineTuningSettings | PFedDFSettings
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
         """Fine-tune the global model on the client's own training data."""

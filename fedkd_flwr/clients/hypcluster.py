@@ -1,0 +1,49 @@
+"""The client of HypCluster: choose a hypothesis, train it, send it back with its number."""
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional
+
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.training.jobs import PredictJob, Steps, complete
+from strategies.hypcluster import CLUSTER
+
+
+class HypClusterClient(ParameterClient):
+    """Trains the hypothesis with the lowest loss on its own data."""
+
+    keeps_model = False
+
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Choose, train locally, reply with the result and the number of the choice."""
+        chosen = yield from self.choose(received)
+        loss = yield from self.train_locally(server_round)
+        number = np.array([chosen], dtype=np.int64)
+        return TrainReply({**self.model_arrays(), CLUSTER: number}, {"train-loss": loss})
+
+    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+        """Evaluate the hypothesis that fits the training data best."""
+        complete(self.choose(received))
+        return {}
+
+    def choose(self, received: Arrays) -> Steps[int]:
+        """Make the hypothesis with the lowest training loss the model; return its number.
+
+        Parameters
+        ----------
+        received : dict of str to ndarray
+            All hypotheses, (c, length) by kind.
+        """
+        hypotheses = [
+            dict(zip(received, rows, strict=True)) for rows in zip(*received.values(), strict=True)
+        ]
+        losses = []
+        for hypothesis in hypotheses:
+            self.receive_model(hypothesis)
+            logits: Tensor = yield PredictJob(self.model, self.data.train_images)
+            losses.append(float(functional.cross_entropy(logits, self.data.train_labels)))
+        # A hypothesis whose loss is no number suits nobody.
+        chosen = int(np.argmin(np.nan_to_num(losses, nan=np.inf)))
+        self.receive_model(hypotheses[chosen])
+        return chosen

@@ -1,0 +1,117 @@
+"""The client of SPIDER: train the shared supernet, train and prune the personal one."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedkd_flwr.clients import memory
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.fedkma import split_parameters
+from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.models.pool import borrow, give_back
+from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
+from fedkd_flwr.training.jobs import Steps, TrainJob
+from fedkd_flwr.training.loop import Evaluation, Loss, evaluate, refresh_statistics
+from fedkd_flwr.training.losses import cross_entropy
+from fedkd_flwr.training.regularizers import proximal
+from strategies.spider import SpiderSettings
+
+PRUNED = -1e4
+"""Architecture weight of a pruned operation: its softmax is exactly zero."""
+
+
+def most_needed(without: Sequence[Evaluation]) -> int:
+    """Return which operation to keep: the one whose absence costs most.
+
+    Parameters
+    ----------
+    without : sequence of Evaluation
+        Validation results with each operation left out in turn.
+    """
+    return min(range(len(without)), key=lambda k: (without[k].correct, -without[k].loss))
+
+
+def tie_to(shared: nn.Module, personal: nn.Module) -> list[Tensor]:
+    """Return the center of the proximal term: w, and for architecture weights v's own.
+
+    Parameters
+    ----------
+    shared, personal : nn.Module
+        w as received and v, of one architecture.
+    """
+    pairs = zip(personal.named_parameters(), shared.parameters(), strict=True)
+    return [
+        (own if name.startswith("alpha") else other).detach().clone()
+        for (name, own), other in pairs
+    ]
+
+
+class SpiderClient(ParameterClient):
+    """Keeps a personal supernet and replies with the shared one; `model` is the personal one."""
+
+    settings: SpiderSettings
+
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Prune where it is time, then train both supernets on the same batches."""
+        shared = borrow(self.architecture)
+        fill_from_vectors(shared, received)
+        if memory.load_tensors(self.context, "model") is None:
+            self.receive_model(received)
+        if self.settings.prunes_in(server_round):
+            self.prune(server_round)
+        loss = proximal(cross_entropy, tie_to(shared, self.model), self.settings.proximal_weight)
+        yield from self.train_weights(shared, cross_entropy, server_round)
+        mean_loss = yield from self.train_weights(self.model, loss, server_round)
+        arrays = dict(model_vectors(shared))
+        give_back(shared)
+        return TrainReply(arrays, {"train-loss": mean_loss, "operations": self.num_operations()})
+
+    def train_weights(self, model: nn.Module, loss: Loss, server_round: int) -> Steps[float]:
+        """Train a supernet on private data, all of it but its architecture weights."""
+        _, weights = split_parameters(model)
+        optimizer = self.private_optimizer(weights, server_round)
+        batches = self.private_batches(server_round)
+        mean_loss: float = yield TrainJob(model, loss, optimizer, batches)
+        return mean_loss
+
+    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+        """Evaluate the personal supernet."""
+        return {}
+
+    def num_operations(self) -> int:
+        """Return how many operations the personal supernet has left."""
+        alphas = split_parameters(self.model)[0]
+        return sum(int((alpha > PRUNED).sum()) for alpha in alphas)
+
+    def prune(self, server_round: int) -> None:
+        """Decide one edge of the normal and one of the reduction cells, drawn at random."""
+        generator = self.generator("pruning", server_round)
+        for alpha in split_parameters(self.model)[0]:
+            undecided = torch.nonzero((alpha > PRUNED).sum(dim=1) > 1).flatten().tolist()
+            if undecided:
+                self.decide(alpha, int(generator.choice(undecided)))
+
+    @torch.no_grad()
+    def decide(self, alpha: Tensor, edge: int) -> None:
+        """Keep the operation of an edge that validation accuracy needs most.
+
+        Parameters
+        ----------
+        alpha : Tensor
+            Architecture weights of the model, (edges, operations); the edge's row is changed.
+        edge : int
+            The row.
+        """
+        row = alpha[edge].clone()
+        candidates = torch.nonzero(row > PRUNED).flatten().tolist()
+        without = []
+        for left_out in candidates:
+            alpha[edge, left_out] = PRUNED
+            refresh_statistics(self.model, self.data.train_images)
+            data = self.data
+            without.append(evaluate(self.model, data.validation_images, data.validation_labels))
+            alpha[edge] = row
+        kept = candidates[most_needed(without)]
+        alpha[edge] = PRUNED
+        alpha[edge, kept] = row[kept]

@@ -1,0 +1,111 @@
+"""The run's models on the server, for methods whose server does more than arithmetic."""
+
+import itertools
+from collections.abc import Mapping
+from functools import cache
+from logging import WARNING
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.supercore import log
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedkd_flwr.config import RunConfig
+from fedkd_flwr.data.clients import public_pool
+from fedkd_flwr.data.public import public_subset
+from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
+from fedkd_flwr.training.loop import (
+    DivergedError,
+    gathered,
+    predict_logits,
+    random_batches,
+    require_finite,
+    seeded,
+    train_on,
+)
+from fedkd_flwr.training.losses import Distillation
+from fedkd_flwr.training.optimizers import build_optimizer
+from strategies.core.randomness import random_generator
+
+Vectors = Mapping[str, NDArray[Any]]
+"""A model as flat vectors by kind."""
+
+
+class RunModels:
+    """The models and the public data of a run, as `ServerModels` of `strategies` asks.
+
+    Parameters
+    ----------
+    run : RunConfig
+        The common run config.
+    """
+
+    def __init__(self, run: RunConfig) -> None:
+        self.run = run
+        # One network an architecture serves all clients' vectors in turn.
+        self._network = cache(self._build)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The run's architectures, each once."""
+        return tuple(dict.fromkeys(self.run.models.models))
+
+    def initial(self, number: int = 0, name: str = "") -> dict[str, NDArray[np.float32]]:
+        """Return fresh weights; draw 0 of the first architecture is the initial global model."""
+        return model_vectors(self._build(name or self.names[0], number))
+
+    def predict(self, name: str, model: Vectors, server_round: int) -> NDArray[np.float32]:
+        """Return a model's logits on the public samples of a round, shape (P, K)."""
+        logits = predict_logits(self._filled(name, model), self._public_images(server_round))
+        return logits.cpu().numpy()
+
+    def distil(
+        self,
+        name: str,
+        model: Vectors,
+        logits: NDArray[Any],
+        server_round: int,
+        *,
+        steps: int,
+        batch_size: int,
+        learning_rate: float,
+    ) -> dict[str, NDArray[Any]]:
+        """Train a model by Adam towards ``softmax(logits)``; give it back where that diverges."""
+        network, images = self._filled(name, model), self._public_images(server_round)
+        teacher = torch.from_numpy(logits).to(images.device).float().softmax(dim=1)
+        plan = self.run.plan
+        generator = random_generator(plan.seed, "server-distillation", server_round)
+        positions = itertools.islice(random_batches(len(images), batch_size, generator), steps)
+        loss = Distillation(temperature=1.0, t_squared=False)
+        optimizer = build_optimizer("adam", network.parameters(), learning_rate)
+        try:
+            with seeded(self.run.torch_device, plan.seed, "server-distillation", server_round):
+                train_on(network, loss, optimizer, gathered(positions, images, teacher))
+            distilled = model_vectors(network)
+            require_finite(sum(float(np.abs(vector).sum()) for vector in distilled.values()))
+        except DivergedError as error:
+            log(WARNING, "Round %d: %s stays undistilled, %s", server_round, name, error)
+            return dict(model)
+        return distilled
+
+    def _public_images(self, server_round: int) -> Tensor:
+        """Return the server's public samples of a round, (P, channels, height, width)."""
+        pool, plan = public_pool(self.run.server_data_plan), self.run.plan
+        subset = public_subset(len(pool), plan.public_size, plan.seed, server_round)
+        return pool[torch.from_numpy(subset).to(pool.device)]
+
+    def _filled(self, name: str, model: Vectors) -> nn.Module:
+        network = self._network(name)
+        fill_from_vectors(network, model)
+        return network
+
+    def _build(self, name: str, number: int = 0) -> nn.Module:
+        data, plan = self.run.data, self.run.plan
+        with seeded("cpu", plan.seed, "initial-weights", number):
+            network = build_model(
+                name, data.image_shape, data.num_classes, self.run.models.search_space
+            )
+        return network.to(self.run.torch_device)

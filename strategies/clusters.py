@@ -1,0 +1,99 @@
+"""What methods share that keep several global models: centers, and who belongs to which."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
+from strategies.core.replies import Arrays
+from strategies.parameters import Model, ParameterStrategy, mean_model
+
+
+class ClusterSettings(Settings):
+    """Settings of methods with several global models.
+
+    Attributes
+    ----------
+    clusters : int
+        c, the number of centers.
+    """
+
+    clusters: int = Field(default=3, ge=1)
+
+
+def moved_centers(
+    centers: Model,
+    models: Sequence[Model],
+    labels: NDArray[np.int64],
+    weights: NDArray[np.float64],
+) -> Model:
+    """Move each center to the mean of its members; one without members stays.
+
+    Parameters
+    ----------
+    centers : dict of str to ndarray
+        Shape (c, length), by kind.
+    models : sequence of dict
+        R models.
+    labels : ndarray
+        Shape (R,), the center of each model.
+    weights : ndarray
+        Shape (R,), positive weights of the models.
+
+    Returns
+    -------
+    dict of str to ndarray
+        The new centers, (c, length) by kind.
+    """
+    moved = {kind: rows.copy() for kind, rows in centers.items()}
+    for center in np.unique(labels):
+        members = np.flatnonzero(labels == center).tolist()
+        mean = mean_model([models[member] for member in members], weights[members])
+        for kind, vector in mean.items():
+            moved[kind][center] = vector
+    return moved
+
+
+class ClusteredStrategy(ParameterStrategy):
+    """A strategy with c global models, each the mean of the models of its clients.
+
+    Attributes
+    ----------
+    centers : dict of str to ndarray
+        The global models by kind, shape (c, length).
+    labels : ndarray
+        Shape (N,), the center to which each client's newest model belongs; -1 before its first.
+    """
+
+    kept = (*ParameterStrategy.kept, "centers", "labels")
+    settings: ClusterSettings
+    centers: Model
+    labels: NDArray[np.int64]
+
+    @classmethod
+    def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
+        """Refuse more clusters than clients."""
+        clusters = ClusterSettings.model_validate(settings).clusters
+        if clusters > plan.num_clients:
+            raise ImpossiblePlanError(
+                f"{settings.table}.clusters = {clusters} is more than the {plan.num_clients} "
+                "clients."
+            )
+
+    def begin(self, initial: Arrays) -> None:
+        """Start with nobody in a cluster."""
+        super().begin(initial)
+        self.labels = np.full(self.plan.num_clients, -1)
+
+    def cluster_models(self, models: dict[int, Model], labels: NDArray[np.int64]) -> None:
+        """Take note of who belongs to which center, and move the centers there."""
+        self.labels[list(models)] = labels
+        sizes = self.sizes(models)
+        self.centers = moved_centers(self.centers, list(models.values()), labels, sizes)
+
+    def matrices(self) -> dict[str, NDArray[Any]]:
+        """Return the center of each client as ``clusters``, (N,), -1 for those not met yet."""
+        return {"clusters": self.labels.copy()}

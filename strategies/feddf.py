@@ -1,0 +1,180 @@
+"""FedDF: average the models of each architecture, then teach them what all clients predict.
+
+T. Lin, L. Kong, S. U. Stich, M. Jaggi, *Ensemble Distillation for Robust Model Fusion in Federated
+Learning*, NeurIPS 2020, arXiv:2006.07242 (Algorithms 1 and 3).
+
+The server averages what comes back for each architecture by training samples. From there it trains
+each average x by ``KL(softmax(mean_k z_k) || softmax(z_x))`` on unlabeled samples of its own, with
+the logits z_k of all received models, of whatever architecture. Without a step this is FedAvg.
+
+pFedDF is the baseline of Zhang et al., *Parameterized Knowledge Transfer for Personalized Federated
+Learning*, NeurIPS 2021 (§5.1): clients fine-tune FedDF's models on their own data.
+
+Differences from the paper
+--------------------------
+- Adam takes a fixed number of steps at a constant step size. The paper anneals it by a cosine over
+  up to 10,000 steps, and stops early on validation data, which this server does not have.
+- Each round distils on P samples of the public pool, so that every model predicts on them once.
+- An architecture none of whose clients replied is distilled too, from where it was.
+- A model whose predictions are no numbers is left out of the ensemble. The paper can also drop
+  models that are no better than chance, again on validation data.
+- Fine-tuned models are evaluated in every evaluated round, not only after the last; they stay with
+  the clients, and FedDF goes on from its own.
+"""
+
+from logging import WARNING
+from typing import Any
+
+import numpy as np
+from flwr.supercore import log
+from numpy.typing import NDArray
+from pydantic import Field
+
+from strategies.core.plan import Settings
+from strategies.core.replies import Arrays, Due, Metric, Reply
+from strategies.parameters import Model, ParameterStrategy, mean_model, model_due
+
+
+class FedDFSettings(Settings):
+    """Settings of the distillation on the server.
+
+    Attributes
+    ----------
+    distillation_steps : int
+        Steps of Adam for each architecture in a round; 0 is FedAvg.
+    distillation_batch_size : int
+        Public samples in a step.
+    distillation_learning_rate : float
+        Step size.
+    """
+
+    table = "feddf"
+    distillation_steps: int = Field(default=500, ge=0)
+    distillation_batch_size: int = Field(default=128, ge=1)
+    distillation_learning_rate: float = Field(default=0.001, gt=0)
+
+
+def ensemble_logits(logits: dict[int, NDArray[Any]]) -> NDArray[np.float32] | None:
+    """Return the mean of the clients' logits, without those that are no numbers.
+
+    Parameters
+    ----------
+    logits : dict of int to ndarray
+        Shape (P, K), by partition-id.
+
+    Returns
+    -------
+    ndarray or None
+        Shape (P, K); None where no client's are numbers.
+    """
+    usable = [z.astype(np.float64) for z in logits.values() if np.isfinite(z).all()]
+    if not usable:
+        return None
+    return np.mean(usable, axis=0).astype(np.float32)
+
+
+class FedDF(ParameterStrategy):
+    """One global model an architecture, each distilled from the ensemble of all clients.
+
+    Attributes
+    ----------
+    models : dict of str to ndarray
+        The global models, by ``architecture/kind``.
+    """
+
+    settings_type = FedDFSettings
+    needs_one_model = False
+    distils_on_server = True
+    kept = ("models",)
+    settings: FedDFSettings
+    models: Model
+
+    def begin(self, initial: Arrays) -> None:
+        """Start every architecture from its own initial weights."""
+        self.models = {}
+        for name in self.server_models.names:
+            self._set_model(name, self.server_models.initial(name=name))
+
+    def _set_model(self, name: str, model: Arrays) -> None:
+        self.models |= {f"{name}/{kind}": vector for kind, vector in model.items()}
+
+    def architecture_of(self, partition_id: int) -> str:
+        """Return a client's architecture; the first where it claims one that the run has not."""
+        names, claimed = self.server_models.names, self.clients[partition_id].model
+        return claimed if claimed in names else names[0]
+
+    def model_of(self, name: str) -> Model:
+        """Return the global model of one architecture, by kind."""
+        prefix = f"{name}/"
+        return {
+            key.removeprefix(prefix): vector
+            for key, vector in self.models.items()
+            if key.startswith(prefix)
+        }
+
+    def model_for(self, partition_id: int) -> Model:
+        """Return the global model of the client's architecture."""
+        return self.model_of(self.architecture_of(partition_id))
+
+    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
+        """Ask for a model of the client's architecture."""
+        return model_due(self.model_for(partition_id))
+
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
+        """Average the models of each architecture, then distil the ensemble into all."""
+        members: dict[str, list[int]] = {}
+        for n in replies:
+            members.setdefault(self.architecture_of(n), []).append(n)
+        for name, group in members.items():
+            models = [replies[n].arrays for n in group]
+            self._set_model(name, mean_model(models, self.sizes(group)))
+        if self.settings.distillation_steps:
+            self._distil(server_round, replies)
+
+    def _distil(self, server_round: int, replies: dict[int, Reply]) -> None:
+        predict, settings = self.server_models.predict, self.settings
+        logits = ensemble_logits(
+            {
+                n: predict(self.architecture_of(n), r.arrays, server_round)
+                for n, r in replies.items()
+            }
+        )
+        if logits is None:
+            log(WARNING, "Round %d: no model predicts numbers, nothing is distilled", server_round)
+            return
+        for name in self.server_models.names:
+            distilled = self.server_models.distil(
+                name,
+                self.model_of(name),
+                logits,
+                server_round,
+                steps=settings.distillation_steps,
+                batch_size=settings.distillation_batch_size,
+                learning_rate=settings.distillation_learning_rate,
+            )
+            self._set_model(name, distilled)
+
+    def global_model(self) -> Arrays:
+        """Return the global models of all architectures."""
+        return self.models
+
+
+class PFedDFSettings(FedDFSettings):
+    """Settings of FedDF with local fine-tuning.
+
+    Attributes
+    ----------
+    epochs : int
+        Epochs on the client's own training data before it is evaluated.
+    """
+
+    table = "pfeddf"
+    epochs: int = Field(default=5, ge=1)
+
+
+class PFedDF(FedDF):
+    """FedDF whose clients fine-tune the model of their architecture before evaluation."""
+
+    settings_type = PFedDFSettings
+    settings: PFedDFSettings
+    evaluation_metrics = (Metric("fine-tuning-loss", averaged=False),)

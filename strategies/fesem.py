@@ -1,0 +1,125 @@
+"""FeSEM: several global models, each the mean of the clients whose parameters are nearest to it.
+
+M. Xie, G. Long, T. Shen, T. Zhou, X. Wang, J. Jiang, C. Zhang, *Multi-Center Federated
+Learning*, 2020, arXiv:2005.01026; again as arXiv:2108.08647, 2021.
+
+Each round is one step of expectation maximization on the clients' models ``W_i`` (Algorithm 1):
+
+- E-step: ``r_i = argmin_k ||W_i - C_k||²`` with the centers ``C_k`` of the round before;
+- M-step: ``C_k`` becomes the mean of the models with ``r_i = k``.
+
+Client i trains on from its own center. With one center this is FedAvg.
+
+Differences from the paper
+--------------------------
+- The paper draws centers at random. Networks from different draws are so far apart that no client
+  would ever leave the center it began with; so all clients begin with the initial global model,
+  and after the first round the centers are some of their models, chosen by k-means++.
+- The mean is weighted by training samples as in FedAvg, and taken over the round's repliers, not
+  over models of former rounds too: the server keeps no client's model.
+- A client that has not replied yet is sent the mean of all models of the last round.
+- Only weights count for the distance, not the statistics of batch normalization.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.clusters import ClusteredStrategy, ClusterSettings
+from strategies.core.randomness import random_generator
+from strategies.core.replies import Arrays
+from strategies.parameters import Model
+
+WEIGHTS = "weights"
+
+
+class FeSEMSettings(ClusterSettings):
+    """Settings of FeSEM."""
+
+    table = "fesem"
+
+
+def nearest_centers(
+    models: Sequence[NDArray[np.float32]], centers: NDArray[np.float32]
+) -> NDArray[np.int64]:
+    """Return the center nearest to each model in squared L2 distance (the E-step).
+
+    Parameters
+    ----------
+    models : sequence of ndarray
+        R weight vectors, (d,).
+    centers : ndarray
+        Shape (c, d).
+
+    Returns
+    -------
+    ndarray
+        Shape (R,).
+    """
+    # One pair at a time: all differences together would be R times c models.
+    distances = [[np.square(model - center).sum() for center in centers] for model in models]
+    return np.argmin(distances, axis=1)
+
+
+def first_centers(
+    models: Sequence[NDArray[np.float32]], clusters: int, seed: int
+) -> NDArray[np.int64]:
+    """Choose models that lie apart, by k-means++.
+
+    Parameters
+    ----------
+    models : sequence of ndarray
+        R weight vectors, (d,).
+    clusters : int
+        c.
+    seed : int
+        Of the draw.
+
+    Returns
+    -------
+    ndarray
+        Positions of min(c, R) models.
+    """
+    from sklearn.cluster import kmeans_plusplus  # deferred: clients import this module
+
+    _, chosen = kmeans_plusplus(np.stack(models), min(clusters, len(models)), random_state=seed)
+    positions: NDArray[np.int64] = chosen
+    return positions
+
+
+class FeSEM(ClusteredStrategy):
+    """Alternates between who is nearest to a center and where the center is."""
+
+    settings_type = FeSEMSettings
+    settings: FeSEMSettings
+
+    def begin(self, initial: Arrays) -> None:
+        """Start with all centers at the initial global model."""
+        super().begin(initial)
+        shape = self.settings.clusters, 1
+        self.centers = {kind: np.tile(vector, shape) for kind, vector in initial.items()}
+
+    def model_for(self, partition_id: int) -> Model:
+        """Return the client's center; the global mean before it has one."""
+        center = self.labels[partition_id]
+        if center < 0:
+            return self.model
+        return {kind: rows[center] for kind, rows in self.centers.items()}
+
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
+        """Assign the models to the centers, move the centers, and average all for newcomers."""
+        super().aggregate_models(server_round, models)
+        if (self.labels < 0).all():
+            self._scatter_centers(server_round, list(models.values()))
+        weights = [model[WEIGHTS] for model in models.values()]
+        self.cluster_models(models, nearest_centers(weights, self.centers[WEIGHTS]))
+
+    def _scatter_centers(self, server_round: int, models: Sequence[Model]) -> None:
+        """Put the first centers on models of the first repliers."""
+        generator = random_generator(self.plan.seed, "first-centers", server_round)
+        seed = int(generator.integers(2**31))
+        weights = [model[WEIGHTS] for model in models]
+        for center, chosen in enumerate(first_centers(weights, self.settings.clusters, seed)):
+            for kind, rows in self.centers.items():
+                rows[center] = models[chosen][kind]

@@ -1,0 +1,74 @@
+"""HypCluster: several global models, of which each client trains the one that suits it best.
+
+Y. Mansour, M. Mohri, J. Ro, A. T. Suresh, *Three Approaches for Personalization with
+Applications to Federated Learning*, 2020, arXiv:2002.10619 (§3, Algorithm 1).
+
+The server sends c hypotheses to every sampled client. The client takes the one with the lowest
+loss on its training data, trains it and sends it back with its number; the server averages what
+comes back for each hypothesis by training samples. With one cluster this is FedAvg.
+
+Differences from the paper
+--------------------------
+- Hypotheses begin as independent draws of the model's initial weights. The paper leaves the
+  start open and remarks that it matters; one that no client takes stays as it was drawn.
+- Every round and every evaluation a client chooses anew, by cross-entropy on its training data.
+- A client says which hypothesis it took, and the server has to believe it: only the client can
+  measure its losses. The weight of its model is not its to say.
+"""
+
+import numpy as np
+
+from strategies.clusters import ClusteredStrategy, ClusterSettings
+from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
+from strategies.parameters import Model
+
+CLUSTER = "cluster"
+"""Array of a reply: the number of the hypothesis that was trained, shape (1,)."""
+
+
+class HypClusterSettings(ClusterSettings):
+    """Settings of HypCluster."""
+
+    table = "hypcluster"
+
+
+class HypCluster(ClusteredStrategy):
+    """All hypotheses down, the trained one up."""
+
+    settings_type = HypClusterSettings
+    settings: HypClusterSettings
+
+    def begin(self, initial: Arrays) -> None:
+        """Start with the initial global model and c - 1 further draws."""
+        super().begin(initial)
+        draws = [self.server_models.initial(k) for k in range(1, self.settings.clusters)]
+        self.centers = {
+            kind: np.stack([vector, *(draw[kind] for draw in draws)])
+            for kind, vector in self.model.items()
+        }
+
+    def model_for(self, partition_id: int) -> Model:
+        """Return all hypotheses, (c, length) by kind: the same for every client."""
+        return self.centers
+
+    def extra_due(self) -> dict[str, Due]:
+        """Ask which hypothesis the model comes from."""
+        return {CLUSTER: Due((1,), "int64")}
+
+    def check_reply(self, reply: Reply) -> None:
+        """Refuse the number of a hypothesis that does not exist."""
+        if not 0 <= reply.arrays[CLUSTER][0] < self.settings.clusters:
+            raise InvalidReplyError(
+                f"{CLUSTER} = {reply.arrays[CLUSTER][0]} is none of the "
+                f"{self.settings.clusters} clusters"
+            )
+
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
+        """Average the models that come from one hypothesis."""
+        models = {n: {kind: r.arrays[kind] for kind in self.model} for n, r in replies.items()}
+        labels = np.array([reply.arrays[CLUSTER][0] for reply in replies.values()])
+        self.cluster_models(models, labels)
+
+    def global_model(self) -> Arrays:
+        """Return all hypotheses."""
+        return self.centers

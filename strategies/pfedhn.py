@@ -1,0 +1,199 @@
+"""pFedHN: a hypernetwork on the server writes every client's weights.
+
+A. Shamsian, A. Navon, E. Fetaya, G. Chechik, *Personalized Federated Learning using
+Hypernetworks*, ICML 2021, arXiv:2103.04628.
+
+Client i has an embedding v_i, and its weights are ``θ_i = h(v_i; φ)``. It trains them to ``θ̃_i``;
+the server takes a gradient step on φ and v_i with the vector-Jacobian product
+``(∂θ_i / ∂(φ, v_i))ᵀ (θ_i - θ̃_i)`` (Algorithm 1). h is a perceptron with one linear head a layer
+of the client's model, here one head for the whole vector, which is the same.
+
+Differences from the paper
+--------------------------
+- All clients begin with the run's initial model: the head begins at zero, and its bias at those
+  weights. The paper draws both, as wide for every layer whatever its size.
+- The paper samples one client a round. Here the products of all repliers are averaged, and the step
+  size is larger to match.
+- The gradient's norm is bounded by 50 as in the authors' implementation, over hypernetwork and
+  embeddings together; no weight decay.
+- Only weights are generated; statistics of batch normalization are averaged as in FedAvg.
+- The head has ``hidden-size`` numbers for each weight of the client's model, and momentum as many.
+- Clients train as the run config says; the paper's 50 iterations are ``local-iterations = 50``.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from strategies.core.plan import Settings
+from strategies.core.randomness import random_generator
+from strategies.core.replies import Arrays
+from strategies.parameters import Model, ParameterStrategy
+
+Network = dict[str, NDArray[np.float32]]
+"""A hypernetwork: ``embeddings`` (N, e), ``weight-k`` and ``bias-k`` of its layers from 0,
+``head`` (d, h) and ``head-bias`` (d,)."""
+
+
+class PFedHNSettings(Settings):
+    """Settings of the hypernetwork.
+
+    Attributes
+    ----------
+    embedding_size : int
+        e; 0 for ``1 + N // 4`` as in the paper.
+    hidden_size, hidden_layers : int
+        h, units in a layer, and how many layers lie between the first and the head.
+    learning_rate, momentum : float
+        Of the gradient descent on hypernetwork and embeddings.
+    gradient_norm : float
+        A longer gradient is cut to this norm.
+    """
+
+    table = "pfedhn"
+    embedding_size: int = Field(default=0, ge=0)
+    hidden_size: int = Field(default=100, ge=1)
+    hidden_layers: int = Field(default=3, ge=0)
+    learning_rate: float = Field(default=0.05, gt=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    gradient_norm: float = Field(default=50.0, gt=0)
+
+
+def new_network(
+    settings: PFedHNSettings,
+    num_clients: int,
+    weights: NDArray[np.float32],
+    generator: np.random.Generator,
+) -> Network:
+    """Draw a hypernetwork that gives every client the same weights.
+
+    Parameters
+    ----------
+    settings : PFedHNSettings
+        Its size.
+    num_clients : int
+        N.
+    weights : ndarray
+        Shape (d,), what all clients begin with.
+    generator : numpy.random.Generator
+        Draws embeddings and hidden layers.
+    """
+    inputs = settings.embedding_size or 1 + num_clients // 4
+    network = {"embeddings": generator.standard_normal((num_clients, inputs), dtype=np.float32)}
+    for layer in range(settings.hidden_layers + 1):
+        bound = 1 / np.sqrt(inputs)
+        for name, shape in (
+            ("weight", (settings.hidden_size, inputs)),
+            ("bias", (settings.hidden_size,)),
+        ):
+            network[f"{name}-{layer}"] = generator.uniform(-bound, bound, shape).astype(np.float32)
+        inputs = settings.hidden_size
+    network["head"] = np.zeros((len(weights), inputs), dtype=np.float32)
+    network["head-bias"] = np.array(weights)
+    return network
+
+
+def layer_inputs(network: Network, clients: Sequence[int]) -> list[NDArray[np.float32]]:
+    """Return what each layer gets for some clients, the head last; shape (R, inputs) each."""
+    inputs = [network["embeddings"][list(clients)]]
+    last = num_layers(network) - 1
+    for layer in range(last + 1):
+        output = inputs[-1] @ network[f"weight-{layer}"].T + network[f"bias-{layer}"]
+        inputs.append(output if layer == last else np.maximum(output, 0))
+    return inputs
+
+
+def num_layers(network: Network) -> int:
+    """Return how many layers a hypernetwork has below its head."""
+    return sum(name.startswith("weight-") for name in network)
+
+
+def generated_weights(network: Network, client: int) -> NDArray[np.float32]:
+    """Return ``θ_i = h(v_i; φ)``, shape (d,)."""
+    return network["head"] @ layer_inputs(network, [client])[-1][0] + network["head-bias"]
+
+
+def vector_jacobian_product(
+    network: Network, clients: Sequence[int], vectors: NDArray[np.float32]
+) -> Network:
+    """Return ``Σ_i (∂θ_i / ∂(φ, v))ᵀ u_i``, the gradient of ``Σ_i <u_i, θ_i>``.
+
+    Parameters
+    ----------
+    network : dict of str to ndarray
+        The hypernetwork.
+    clients : sequence of int
+        R partition-ids, each once.
+    vectors : ndarray
+        u, shape (R, d).
+
+    Returns
+    -------
+    dict of str to ndarray
+        Like the network.
+    """
+    inputs = layer_inputs(network, clients)
+    gradient = {"head": vectors.T @ inputs[-1], "head-bias": vectors.sum(axis=0)}
+    upstream = vectors @ network["head"]
+    for layer in reversed(range(num_layers(network))):
+        gradient[f"weight-{layer}"] = upstream.T @ inputs[layer]
+        gradient[f"bias-{layer}"] = upstream.sum(axis=0)
+        upstream = upstream @ network[f"weight-{layer}"]
+        if layer:
+            # The layer's inputs are what the one below let through.
+            upstream = upstream * (inputs[layer] > 0)
+    gradient["embeddings"] = np.zeros_like(network["embeddings"])
+    gradient["embeddings"][list(clients)] = upstream
+    return gradient
+
+
+def cut_to_norm(gradient: Network, norm: float) -> Network:
+    """Return a gradient that is no longer than a norm, over all its parts together."""
+    squares = sum(float(np.square(part, dtype=np.float64).sum()) for part in gradient.values())
+    factor = np.float32(min(1.0, norm / max(np.sqrt(squares), 1e-12)))
+    return {name: part * factor for name, part in gradient.items()}
+
+
+class PFedHN(ParameterStrategy):
+    """Sends each client the weights that the hypernetwork writes for it (Algorithm 1).
+
+    Attributes
+    ----------
+    network, velocity : dict of str to ndarray
+        The hypernetwork with the clients' embeddings, and the momentum of its descent.
+    """
+
+    settings_type = PFedHNSettings
+    kept = (*ParameterStrategy.kept, "network", "velocity")
+    settings: PFedHNSettings
+    network: Network
+    velocity: Network
+
+    def begin(self, initial: Arrays) -> None:
+        """Draw the hypernetwork around the initial model."""
+        super().begin(initial)
+        generator = random_generator(self.plan.seed, "hypernetwork")
+        weights = initial["weights"]
+        self.network = new_network(self.settings, self.plan.num_clients, weights, generator)
+        self.velocity = {name: np.zeros_like(part) for name, part in self.network.items()}
+
+    def model_for(self, partition_id: int) -> Model:
+        """Return the client's generated weights, beside what is averaged."""
+        return {**self.model, "weights": generated_weights(self.network, partition_id)}
+
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
+        """Average, then step on the hypernetwork with the vector-Jacobian product."""
+        super().aggregate_models(server_round, models)
+        settings, clients = self.settings, list(models)
+        # What a client was sent is generated again rather than kept.
+        changes = np.stack(
+            [generated_weights(self.network, n) - models[n]["weights"] for n in clients]
+        )
+        product = vector_jacobian_product(self.network, clients, changes / np.float32(len(clients)))
+        gradient = cut_to_norm(product, settings.gradient_norm)
+        rate, momentum = np.float32(settings.learning_rate), np.float32(settings.momentum)
+        for name, part in gradient.items():
+            self.velocity[name] = momentum * self.velocity[name] + part
+            self.network[name] = self.network[name] - rate * self.velocity[name]

@@ -1,0 +1,221 @@
+"""FedDF (Lin et al. 2020) and pFedDF: means by architecture, and what the ensemble teaches them."""
+
+import numpy as np
+import pytest
+import torch
+from by_hand import TWO_CLIENTS, logits, trained, training_data
+from flwr.app import Context, RecordDict
+from helpers import Witness, breaking, client_of, raising, run_with
+from torch.nn import functional
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.data.public import public_subset
+from fedkd_flwr.engines.grid import InProcessGrid
+from fedkd_flwr.runs import read_checkpoint
+from fedkd_flwr.server_app import main
+from fedkd_flwr.server_models import RunModels
+from fedkd_flwr.training.jobs import complete
+from strategies.feddf import ensemble_logits
+
+
+@pytest.fixture
+def small(small):
+    return {**small, "strategy": "feddf"}
+
+
+@pytest.fixture
+def two(small):
+    return {**small, **TWO_CLIENTS}
+
+
+def witnessed(flat, folder, answer=None, **changes):
+    witness = Witness(answer) if answer else Witness()
+    run, _ = run_with(witness, flat, folder, **changes)
+    return witness, run
+
+
+def public_samples(flat, server_round):
+    pool = client_of(flat).data.public_images.flatten(1)
+    return pool[public_subset(len(pool), flat["public-size"], 0, server_round)]
+
+
+def distilled(average, models, images, rate, steps):
+    """Take steps of Adam from the average towards the softmax of the models' mean logits."""
+    teacher = sum(logits(torch.tensor(model), images) for model in models) / len(models)
+    teacher = functional.softmax(teacher, dim=1)
+    weights = torch.tensor(average, requires_grad=True)
+    adam = torch.optim.Adam([weights], rate)
+    for _ in range(steps):
+        adam.zero_grad()
+        log_student = functional.log_softmax(logits(weights, images), dim=1)
+        (teacher * (teacher.log() - log_student)).sum(dim=1).mean().backward()
+        adam.step()
+    return weights.detach().numpy()
+
+
+# ---- The update ----------------------------------------------------------------------
+
+
+def test_the_mean_of_the_models_is_distilled_from_the_mean_of_their_logits(two, tmp_path):
+    two |= {"feddf.distillation-steps": 3, "feddf.distillation-learning-rate": 0.01}
+    witness, _ = witnessed(two, tmp_path / "run")
+    data = [training_data(two, n) for n in (0, 1)]
+    sizes = [len(labels) for _, labels in data]
+    for server_round in (1, 2):
+        start = witness.down[server_round, "train", 0]["weights"]
+        models = [trained(start, *own) for own in data]
+        average = np.average(models, axis=0, weights=sizes).astype(np.float32)
+        images = public_samples(two, server_round)
+        expected = distilled(average, models, images, rate=0.01, steps=3)
+        following = witness.down[server_round, "evaluate", 1]["weights"]
+        # Where a gradient is all but zero, Adam steps as far in either direction.
+        is_close = np.isclose(following, expected, atol=1e-4)
+        assert is_close.mean() > 0.999
+        assert np.abs(following - average).max() > 0.01
+
+
+def test_without_a_step_it_is_fedavg_bit_for_bit(two, tmp_path):
+    without, _ = witnessed(two, tmp_path / "without", **{"feddf.distillation-steps": 0})
+    fedavg, _ = witnessed(two, tmp_path / "fedavg", strategy="fedavg")
+    for key, arrays in fedavg.down.items():
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(without.down[key][name], array)
+    assert (2, "evaluate", 1) in fedavg.down
+
+
+def test_architectures_are_averaged_apart_and_taught_together(small, tmp_path, monkeypatch):
+    """Clients 0 and 2 have an mlp, 1 and 3 a lenet."""
+    taught = {}
+
+    def distil(self, name, model, logits, server_round, **settings):
+        taught[name] = dict(model), logits
+        return dict(model)
+
+    monkeypatch.setattr(RunModels, "distil", distil)
+    witness, run = witnessed(small, tmp_path / "run", **{"num-server-rounds": 1})
+    sizes = run.clients["num_examples"].to_numpy()
+    up = [witness.up[1, "train", n]["weights"] for n in range(4)]
+    for name, members in (("mlp", [0, 2]), ("lenet", [1, 3])):
+        mean = np.average([up[n] for n in members], axis=0, weights=sizes[members])
+        np.testing.assert_allclose(taught[name][0]["weights"], mean, atol=1e-6)
+    images = public_samples({**small, "models": "mlp"}, 1).view(-1, 1, 28, 28)
+    predictions = []
+    for n in range(4):
+        client = client_of(small, n)
+        client.receive_model({"weights": up[n]})
+        with torch.no_grad():
+            predictions.append(client.model(images).numpy())
+    for _, ensemble in taught.values():
+        np.testing.assert_allclose(ensemble, np.mean(predictions, axis=0), atol=1e-5)
+
+
+def test_an_architecture_without_replies_learns_from_the_others(small, tmp_path):
+    app = breaking(raising("gone"), partition_id=1)
+    changes = {"num-clients": 2, "num-server-rounds": 1}
+    witness, run = witnessed(small, tmp_path / "run", app, **changes)
+    assert run.clients["failure"].notna().tolist() == [False, True]
+    before = read_config({**small, **changes}).run
+    initial = RunModels(before).initial(name="lenet")["weights"]
+    after = witness.down[1, "evaluate", 1]["weights"]
+    assert after.shape == initial.shape
+    assert not np.array_equal(after, initial)
+
+
+# ---- What must not enter -------------------------------------------------------------
+
+
+def test_predictions_that_are_no_numbers_leave_the_ensemble():
+    good = {n: np.full((2, 3), float(n), dtype=np.float32) for n in (0, 2)}
+    bad = {1: np.array([[0, np.nan, 0], [0, 0, 0]], dtype=np.float32)}
+    np.testing.assert_allclose(ensemble_logits({**good, **bad}), np.full((2, 3), 1.0))
+    assert ensemble_logits(bad) is None
+
+
+def test_a_distillation_that_diverges_leaves_the_average(two, tmp_path, logged):
+    changes = {"feddf.distillation-steps": 3, "feddf.distillation-learning-rate": 1e30}
+    wild, _ = witnessed(two, tmp_path / "wild", **changes)
+    without, _ = witnessed(two, tmp_path / "without", **{"feddf.distillation-steps": 0})
+    assert any("mlp stays undistilled" in line for line in logged())
+    last = 2, "evaluate", 0
+    np.testing.assert_array_equal(wild.down[last]["weights"], without.down[last]["weights"])
+
+
+def test_a_client_with_an_architecture_of_its_own_is_dropped(two, tmp_path):
+    run, _ = run_with(Witness(), two, tmp_path / "run", node_configs={1: {"model": "lenet"}})
+    failures = run.clients.set_index(["round", "partition_id"])["failure"]
+    assert failures.isna()[1, 0]
+    assert "another architecture" in failures[1, 1]
+
+
+# ---- State ---------------------------------------------------------------------------
+
+
+def test_two_rounds_at_once_end_where_one_and_another_do(small, tmp_path):
+    fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    after_one = read_checkpoint(run.path).state
+    assert set(after_one) == {"models/mlp/weights", "models/lenet/weights"}
+    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    after_two, whole = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
+    for name, array in whole.items():
+        np.testing.assert_array_equal(after_two[name], array)
+        assert not np.array_equal(after_one[name], array)
+
+
+# ---- pFedDF --------------------------------------------------------------------------
+
+
+def test_pfeddf_is_feddf_that_clients_fine_tune_before_they_are_evaluated(two, tmp_path):
+    feddf, plain = witnessed(two, tmp_path / "feddf")
+    pfeddf, tuned = witnessed(two, tmp_path / "pfeddf", strategy="pfeddf", **{"pfeddf.epochs": 2})
+    for key, arrays in feddf.down.items():
+        np.testing.assert_array_equal(pfeddf.down[key]["weights"], arrays["weights"])
+    for n in (0, 1):
+        weights = trained(pfeddf.down[2, "evaluate", n]["weights"], *training_data(two, n), steps=2)
+        client = client_of({**two, "strategy": "fedavg"}, n)
+        expected = complete(client.count_answers({"weights": weights}, 2))["loss"]
+        losses = [run.clients.query("round == 2")["loss"].iloc[n] for run in (plain, tuned)]
+        assert losses[1] == pytest.approx(expected, abs=1e-5)
+        assert losses[0] != pytest.approx(expected, abs=1e-3)
+
+
+# ---- Settings ------------------------------------------------------------------------
+
+
+def test_only_the_server_needs_the_public_set():
+    run = read_config({"strategy": "feddf", "public-dataset": "mnist"}).run
+    assert run.server_data_plan.settings.public_dataset == "mnist"
+    assert run.data_plan.settings.public_dataset == "none"
+    fedmd = read_config({"strategy": "fedmd", "public-dataset": "mnist"}).run
+    assert fedmd.data_plan == fedmd.server_data_plan
+
+
+def test_a_server_without_its_public_set_stops_before_any_client_works(small, tmp_path):
+    def never(message, context):
+        raise AssertionError("a client was asked")
+
+    flat = {**small, "public-dataset": "mnist", "data-root": str(tmp_path)}
+    run_config = read_config({**flat, "output-dir": str(tmp_path / "run")}).flat()
+    grid = InProcessGrid(never, 4, run_config)
+    with pytest.raises(DataError, match="mnist"):
+        main(grid, Context(1, 1, {}, RecordDict(), run_config))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("strategy", ["feddf", "pfeddf"])
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"public-dataset": "none"}, "distils on the server on public samples; set public-dataset"),
+        ({"public-size": 0}, "distils on the server on public samples.*public-size"),
+        ({"feddf.distillation-steps": -1}, "feddf.distillation-steps = -1: it should be greater"),
+        ({"feddf.distillation-batch-size": 0}, "feddf.distillation-batch-size = 0"),
+        ({"pfeddf.epochs": 0}, "pfeddf.epochs = 0"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, strategy, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, "strategy": strategy, **changes})
+    assert "\n" not in str(caught.value)

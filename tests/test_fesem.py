@@ -1,0 +1,122 @@
+"""FeSEM (Xie et al. 2020): nearest centers, their means, and FedAvg where there is one."""
+
+import numpy as np
+import pytest
+from by_hand import TWO_CLIENTS, trained, training_data
+from helpers import Witness, run_with
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.runs import read_checkpoint
+from strategies.fesem import first_centers, nearest_centers
+
+
+@pytest.fixture
+def small(small):
+    return {**small, **TWO_CLIENTS, "strategy": "fesem", "fesem.clusters": 2}
+
+
+def witnessed(small, folder, **changes):
+    witness = Witness()
+    run, _ = run_with(witness, small, folder, **changes)
+    return witness, run
+
+
+def test_clients_train_from_their_center_and_centers_become_the_means_of_their_clients(
+    small, tmp_path
+):
+    """Three clients and two centers: some two share one, weighed by their samples."""
+    small |= {"num-clients": 3, "num-server-rounds": 3, "local-epochs": 2}
+    witness, run = witnessed(small, tmp_path / "run")
+    data = [training_data(small, n) for n in range(3)]
+    sizes = np.array([len(labels) for _, labels in data])
+    initial = witness.down[1, "train", 0]["weights"]
+    models = [trained(initial, *own, steps=2) for own in data]
+    for server_round in (1, 2, 3):
+        for n in range(3):
+            up = witness.up[server_round, "train", n]["weights"]
+            np.testing.assert_allclose(up, models[n], atol=1e-6)
+        labels = run.matrices["clusters"][server_round - 1]
+        assert set(labels) == {0, 1}
+        centers = {
+            k: np.average(
+                [models[n] for n in range(3) if labels[n] == k],
+                axis=0,
+                weights=sizes[labels == k],
+            )
+            for k in (0, 1)
+        }
+        for n in range(3):
+            sent = witness.down[server_round, "evaluate", n]["weights"]
+            np.testing.assert_allclose(sent, centers[labels[n]], atol=1e-6)
+        models = [trained(centers[labels[n]], *data[n], steps=2) for n in range(3)]
+        if server_round < 3:
+            nearest = [
+                min((0, 1), key=lambda k: np.linalg.norm(model - centers[k])) for model in models
+            ]
+            assert nearest == list(run.matrices["clusters"][server_round])
+
+
+def test_one_center_is_fedavg_bit_for_bit(small, tmp_path):
+    one, _ = witnessed(small, tmp_path / "one", **{"fesem.clusters": 1})
+    fedavg, _ = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
+    for key, arrays in fedavg.down.items():
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(one.down[key][name], array)
+    assert (2, "evaluate", 1) in fedavg.down
+
+
+def test_two_rounds_at_once_end_where_one_and_another_do(small, tmp_path):
+    fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    after_one = read_checkpoint(run.path).state
+    assert set(after_one) == {"model/weights", "centers/weights", "labels"}
+    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    after_two, whole = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
+    for name, array in whole.items():
+        np.testing.assert_array_equal(after_two[name], array)
+    assert not np.array_equal(after_one["centers/weights"], whole["centers/weights"])
+
+
+def test_who_has_no_center_yet_is_sent_the_mean_of_all(small, tmp_path):
+    small |= {"num-clients": 3, "fraction-train": 0.67, "num-server-rounds": 1}
+    witness, run = witnessed(small, tmp_path / "run")
+    (absent,) = np.flatnonzero(run.matrices["clusters"][0] < 0)
+    present = [n for n in range(3) if n != absent]
+    sizes = [len(training_data(small, n)[1]) for n in present]
+    trained_models = [witness.up[1, "train", n]["weights"] for n in present]
+    mean = np.average(trained_models, axis=0, weights=sizes)
+    sent = witness.down[1, "evaluate", absent]["weights"]
+    np.testing.assert_allclose(sent, mean, atol=1e-6)
+
+
+def test_the_nearest_center_is_that_of_the_smallest_distance():
+    generator = np.random.default_rng(0)
+    models = generator.normal(size=(7, 5)).astype(np.float32)
+    centers = generator.normal(size=(3, 5)).astype(np.float32)
+    labels = nearest_centers(list(models), centers)
+    distances = np.linalg.norm(models[:, None] - centers[None], axis=2)
+    np.testing.assert_array_equal(labels, distances.argmin(axis=1))
+    assert len(set(labels)) > 1
+
+
+def test_first_centers_lie_in_different_groups_and_are_no_more_than_the_models():
+    models = [np.full(4, place, dtype=np.float32) for place in (0.0, 0.01, 50.0, 50.01, 100.0)]
+    for seed in range(5):
+        chosen = first_centers(models, 3, seed)
+        assert {round(float(models[k][0])) for k in chosen} == {0, 50, 100}
+    assert sorted(first_centers(models[:2], 3, 0)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"fesem.clusters": 3}, "fesem.clusters = 3 is more than the 2 clients"),
+        ({"fesem.clusters": 0}, "fesem.clusters = 0: it should be greater than or equal"),
+        ({"models": "mlp,lenet"}, "fesem averages parameters and needs one architecture"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)

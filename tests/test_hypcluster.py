@@ -1,0 +1,121 @@
+"""HypCluster (Mansour et al. 2020): who takes which hypothesis, and what becomes of them."""
+
+import numpy as np
+import pytest
+from by_hand import TWO_CLIENTS, loss_of, trained, training_data
+from helpers import Witness, breaking, client_of, replacing, run_with
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.runs import read_checkpoint
+from fedkd_flwr.training.jobs import complete
+from strategies.clusters import moved_centers
+
+
+@pytest.fixture
+def small(small):
+    return {**small, **TWO_CLIENTS, "strategy": "hypcluster", "hypcluster.clusters": 2}
+
+
+def witnessed(small, folder, **changes):
+    witness = Witness()
+    run, _ = run_with(witness, small, folder, **changes)
+    return witness, run
+
+
+def test_clients_train_the_best_hypothesis_and_each_becomes_the_mean_of_its_clients(
+    small, tmp_path
+):
+    # With three clients on two hypotheses, some two share one.
+    small |= {"num-clients": 3, "num-server-rounds": 3, "partition": "k-classes", "seed": 1}
+    small["classes-per-client"] = 5
+    witness, run = witnessed(small, tmp_path / "run")
+    data = [training_data(small, n) for n in range(3)]
+    sizes = np.array([len(labels) for _, labels in data])
+    shared = 0
+    for server_round in (1, 2, 3):
+        hypotheses = witness.down[server_round, "train", 0]["weights"]
+        assert hypotheses.shape[0] == 2 and not np.array_equal(*hypotheses)
+        labels = [int(np.argmin([loss_of(h, *own) for h in hypotheses])) for own in data]
+        expected = [trained(hypotheses[k], *data[n]) for n, k in enumerate(labels)]
+        for n in range(3):
+            up = witness.up[server_round, "train", n]
+            assert up["cluster"] == labels[n]
+            np.testing.assert_allclose(up["weights"], expected[n], atol=1e-6)
+        means = hypotheses.copy()
+        for k in set(labels):
+            members = [n for n in range(3) if labels[n] == k]
+            shared += len(members) == 2
+            weights = sizes[members]
+            means[k] = np.average([expected[n] for n in members], axis=0, weights=weights)
+        following = witness.down[server_round, "evaluate", 2]["weights"]
+        np.testing.assert_allclose(following, means, atol=1e-6)
+        np.testing.assert_array_equal(run.matrices["clusters"][server_round - 1], labels)
+    assert shared
+
+
+def test_a_client_is_evaluated_with_what_suits_its_training_data(small, tmp_path):
+    witness, run = witnessed(small, tmp_path / "run", **{"num-server-rounds": 1})
+    (hypotheses,) = witness.down[1, "evaluate", 0].values()
+    for n in (0, 1):
+        best = min(hypotheses, key=lambda h: loss_of(h, *training_data(small, n)))
+        fedavg = {**small, "strategy": "fedavg"}
+        metrics = complete(client_of(fedavg, n).count_answers({"weights": best}, 1))
+        assert run.clients["loss"][n] == pytest.approx(metrics["loss"], abs=1e-6)
+
+
+def test_one_cluster_is_fedavg_bit_for_bit(small, tmp_path):
+    one, _ = witnessed(small, tmp_path / "one", **{"hypcluster.clusters": 1})
+    fedavg, _ = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
+    for server_round in (1, 2):
+        for n in (0, 1):
+            key = server_round, "train", n
+            np.testing.assert_array_equal(one.up[key]["weights"], fedavg.up[key]["weights"])
+    last = 2, "evaluate", 0
+    np.testing.assert_array_equal(one.down[last]["weights"][0], fedavg.down[last]["weights"])
+
+
+def test_two_rounds_at_once_end_where_one_and_another_do(small, tmp_path):
+    fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    after_one = read_checkpoint(run.path).state
+    assert set(after_one) == {"model/weights", "centers/weights", "labels"}
+    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    after_two, whole = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
+    for name, array in whole.items():
+        np.testing.assert_array_equal(after_two[name], array)
+    assert not np.array_equal(after_one["centers/weights"], whole["centers/weights"])
+
+
+def test_centers_move_to_weighted_means_and_stay_where_nobody_is():
+    centers = {"weights": np.array([[1.0, 1.0], [5.0, 5.0], [9.0, 9.0]])}
+    models = [{"weights": np.array([float(x), 0.0])} for x in (2, 8, 4)]
+    moved = moved_centers(centers, models, np.array([0, 0, 2]), np.array([1.0, 2.0, 7.0]))
+    np.testing.assert_allclose(moved["weights"], [[6, 0], [5, 5], [4, 0]])
+    assert centers["weights"][0, 0] == 1.0
+
+
+@pytest.mark.parametrize("number", [-1, 2])
+def test_the_number_of_a_hypothesis_that_does_not_exist_costs_only_the_liar(
+    number, small, tmp_path
+):
+    lie = replacing(cluster=np.array([number]))
+    run, _ = run_with(breaking(lie), small, tmp_path / "run", **{"num-server-rounds": 1})
+    failures = run.clients.set_index("partition_id")["failure"]
+    assert "none of the 2 clusters" in failures[1]
+    assert failures.isna()[0]
+    assert run.matrices["clusters"][0, 1] == -1
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"hypcluster.clusters": 3}, "hypcluster.clusters = 3 is more than the 2 clients"),
+        ({"hypcluster.clusters": 0}, "hypcluster.clusters = 0: it should be greater than or equal"),
+        ({"models": "mlp,lenet"}, "hypcluster averages parameters and needs one architecture"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,165 @@
+"""SPIDER (Mushtaq et al. 2021): two supernets a client, their tie, and how one is pruned."""
+
+import numpy as np
+import pytest
+import torch
+from by_hand import TWO_CLIENTS, logits, training_data
+from helpers import Witness, client_of, run_with
+from torch.nn import functional
+
+import fedkd_flwr
+from fedkd_flwr.clients.spider import PRUNED, most_needed
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.training.jobs import complete
+from fedkd_flwr.training.loop import Evaluation, evaluate, refresh_statistics
+from strategies.spider import SpiderSettings
+
+OPERATIONS = "none,skip_connect,max_pool_3x3,sep_conv_3x3"
+
+
+@pytest.fixture
+def small(small):
+    return {**small, **TWO_CLIENTS, "strategy": "spider"}
+
+
+@pytest.fixture
+def tiny(small):
+    """The smallest supernet, with two edges of four operations a cell."""
+    supernet = {"supernet-channels": 2, "supernet-cells": 3, "supernet-nodes": 1}
+    names = {"models": "darts", "supernet-operations": OPERATIONS, "batch-size": 16}
+    schedule = {"spider.prune-from": 1, "spider.prune-every": 1}
+    return {**small, **supernet, **names, **schedule, "max-samples": 160}
+
+
+def personal_model(grid, partition_id):
+    """Return what a client keeps, flat, in the order of its state dict."""
+    record = grid.contexts[partition_id].state.array_records["model"]
+    return np.concatenate([array.numpy().ravel() for array in record.values()])
+
+
+def tied(start, center, images, labels, weight, rate, steps):
+    """Take steps ``v - rate * (grad F(v) + weight * (v - w))``."""
+    center, personal = torch.tensor(center), torch.tensor(start)
+    for _ in range(steps):
+        personal.requires_grad_()
+        loss = functional.cross_entropy(logits(personal, images), labels)
+        (gradient,) = torch.autograd.grad(loss, personal)
+        personal = personal.detach()
+        personal = personal - rate * (gradient + weight * (personal - center))
+    return personal.numpy()
+
+
+# ---- Two models ----------------------------------------------------------------------
+
+
+def test_the_shared_model_is_that_of_fedavg_bit_for_bit(small, tmp_path):
+    spider, fedavg = Witness(), Witness()
+    run_with(spider, small, tmp_path / "spider")
+    run_with(fedavg, small, tmp_path / "fedavg", strategy="fedavg")
+    for server_round in (1, 2):
+        for n in (0, 1):
+            key = server_round, "train", n
+            np.testing.assert_array_equal(spider.down[key]["weights"], fedavg.down[key]["weights"])
+            np.testing.assert_array_equal(spider.up[key]["weights"], fedavg.up[key]["weights"])
+
+
+def test_the_personal_model_goes_on_from_itself_and_is_tied_to_the_one_received(small, tmp_path):
+    small |= {"local-epochs": 2, "spider.proximal-weight": 1.5}
+    personal = {}
+    for server_round in (1, 2):
+        witness = Witness()
+        folder = tmp_path / str(server_round)
+        _, grid = run_with(witness, small, folder, **{"num-server-rounds": server_round})
+        for n in (0, 1):
+            center = witness.down[server_round, "train", n]["weights"]
+            start = personal.get(n, center)
+            expected = tied(start, center, *training_data(small, n), 1.5, 0.2, steps=2)
+            untied = tied(start, center, *training_data(small, n), 0.0, 0.2, steps=2)
+            assert np.abs(untied - expected).max() > 1e-3
+            kept = personal_model(grid, n)
+            np.testing.assert_allclose(kept, expected, atol=1e-6)
+            personal[n] = kept
+
+
+def test_a_client_is_evaluated_with_its_personal_model(small, tmp_path):
+    run, grid = run_with(Witness(), small, tmp_path / "run")
+    for n in (0, 1):
+        client = client_of({**small, "strategy": "fedavg"}, n)
+        expected = complete(client.count_answers({"weights": personal_model(grid, n)}, 2))["loss"]
+        loss = run.clients.query("round == 2")["loss"].iloc[n]
+        assert loss == pytest.approx(expected, abs=1e-6)
+
+
+# ---- Pruning -------------------------------------------------------------------------
+
+
+def test_the_operation_is_kept_whose_absence_costs_most():
+    without = [Evaluation(9, 10, 0.5), Evaluation(6, 10, 0.9), Evaluation(6, 10, 1.1)]
+    assert most_needed(without) == 2
+    assert most_needed(without[:2]) == 1
+
+
+def test_edges_are_decided_in_the_rounds_of_the_schedule():
+    settings = SpiderSettings(prune_from=3, prune_every=2)
+    assert [t for t in range(1, 10) if settings.prunes_in(t)] == [3, 5, 7, 9]
+
+
+def test_an_edge_keeps_what_validation_needs_most_and_the_others_weigh_nothing(tiny):
+    client = client_of(tiny)
+    alpha = client.model.alpha_normal.requires_grad_(False)
+    before = alpha.clone()
+    data, results = client.data, []
+    for left_out in range(4):
+        alpha[1, left_out] = PRUNED
+        refresh_statistics(client.model, data.train_images)
+        results.append(evaluate(client.model, data.validation_images, data.validation_labels))
+        alpha[1] = before[1]
+    kept = min(range(4), key=lambda k: (results[k].correct, -results[k].loss))
+    client.decide(alpha, 1)
+    expected = torch.zeros(4)
+    expected[kept] = 1.0
+    assert torch.equal(alpha.softmax(dim=1)[1], expected)
+    assert torch.equal(alpha[0], before[0])
+
+
+def test_a_run_prunes_one_edge_of_each_cell_a_round_and_sends_none_of_it(tiny, tmp_path):
+    tiny["num-server-rounds"] = 3
+    witness = Witness()
+    run, grid = run_with(witness, tiny, tmp_path / "run")
+    # Two edges of four operations in each of the two kinds of cell; one remains of each.
+    operations = run.clients.pivot(index="round", columns="partition_id", values="operations")
+    assert operations.to_numpy().tolist() == [[10, 10], [4, 4], [4, 4]]
+    for server_round in (1, 2, 3):
+        for n in (0, 1):
+            assert witness.up[server_round, "train", n].keys() == {"weights", "buffers", "alphas"}
+            assert (witness.up[server_round, "train", n]["alphas"] > -1).all()
+    for n in (0, 1):
+        record = grid.contexts[n].state.array_records["model"]
+        kept = [record[name].numpy() > PRUNED for name in ("alpha_normal", "alpha_reduce")]
+        assert all((rows.sum(axis=1) == 1).all() for rows in kept)
+
+
+def test_two_rounds_at_once_end_where_one_and_another_do(tiny, tmp_path):
+    whole = fedkd_flwr.run(tiny, output_dir=tmp_path / "whole")
+    fedkd_flwr.run(tiny, output_dir=tmp_path / "run", num_server_rounds=1)
+    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    for column in ("loss_mean", "accuracy_mean", "operations_mean"):
+        assert list(resumed.rounds[column]) == list(whole.rounds[column])
+
+
+# ---- Settings ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"spider.proximal-weight": -1}, "spider.proximal-weight = -1"),
+        ({"spider.prune-every": 0}, "spider.prune-every = 0"),
+        ({"client-split": "75/0/25"}, "spider needs validation data"),
+        ({"models": "mlp,lenet"}, "spider averages parameters and needs one architecture"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)
