@@ -126,4 +126,10 @@ METHODS: dict[str, Method] = {
         "parameters",
         "Li et al. 2020",
     ),
+    "ds-fl": Method(
+        "strategies.ds_fl:DSFL",
+        "fedkd_flwr.clients.kt_pfl:KTpFLClient",
+        "soft predictions",
+        "Itahara et al. 2021",
+    ),
 }
