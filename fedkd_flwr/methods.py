@@ -132,4 +132,10 @@ METHODS: dict[str, Method] = {
         "soft predictions",
         "Itahara et al. 2021",
     ),
+    "fd": Method(
+        "strategies.fd:FD",
+        "fedkd_flwr.clients.fd:FDClient",
+        "class-mean predictions",
+        "Jeong et al. 2018",
+    ),
 }
