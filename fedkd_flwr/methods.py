@@ -138,4 +138,10 @@ METHODS: dict[str, Method] = {
         "class-mean predictions",
         "Jeong et al. 2018",
     ),
+    "fedproto": Method(
+        "strategies.fedproto:FedProto",
+        "fedkd_flwr.clients.fedproto:FedProtoClient",
+        "class-mean features",
+        "Tan et al. 2022",
+    ),
 }
