@@ -144,4 +144,10 @@ METHODS: dict[str, Method] = {
         "class-mean features",
         "Tan et al. 2022",
     ),
+    "fedgh": Method(
+        "strategies.fedgh:FedGH",
+        "fedkd_flwr.clients.fedgh:FedGHClient",
+        "class-mean features and a head",
+        "Yi et al. 2023",
+    ),
 }

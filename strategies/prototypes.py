@@ -22,6 +22,9 @@ CLASS_MEANS = "class-means"
 CLASS_COUNTS = "class-counts"
 """Name of a reply's numbers of samples, (K,), 0 for a class that the client lacks."""
 
+HEAD_WEIGHT, HEAD_BIAS = "head-weight", "head-bias"
+"""Names of a head that travels: its weight, (K, d), and its bias, (K,)."""
+
 
 class FeatureSettings(Settings):
     """Settings of all methods whose clients agree on a width of their features.

@@ -3,15 +3,17 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient
 from fedkd_flwr.export import model_card, save_personalized_model
 from fedkd_flwr.models.features import FeatureExtractor, fold_into, with_common_width
+from fedkd_flwr.models.parts import head_of
 from fedkd_flwr.training.jobs import PredictJob, Steps
 from fedkd_flwr.training.loop import seeded
-from strategies.prototypes import CLASS_COUNTS, CLASS_MEANS
+from strategies.prototypes import CLASS_COUNTS, CLASS_MEANS, HEAD_BIAS, HEAD_WEIGHT
 
 
 def class_means(values: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -55,6 +57,14 @@ class CommonWidthClient(ClassMeanClient):
         model = super().new_model()
         with seeded("cpu", self.run.plan.seed, "projection", self.partition_id):
             return with_common_width(model, self.settings.feature_width).to(self.device)
+
+    @torch.no_grad()
+    def receive_head(self, received: Arrays) -> None:
+        """Overwrite the model's head where one came."""
+        if HEAD_WEIGHT in received:
+            head = head_of(self.model)
+            head.weight.copy_(self.tensor(received[HEAD_WEIGHT]))
+            head.bias.copy_(self.tensor(received[HEAD_BIAS]))
 
     def features(self) -> Steps[Tensor]:
         """Return the features of the training samples, shape (D_n, d)."""
