@@ -150,4 +150,10 @@ METHODS: dict[str, Method] = {
         "class-mean features and a head",
         "Yi et al. 2023",
     ),
+    "lg-fedavg": Method(
+        "strategies.lg_fedavg:LGFedAvg",
+        "fedkd_flwr.clients.lg_fedavg:LGFedAvgClient",
+        "heads",
+        "Liang et al. 2020",
+    ),
 }
