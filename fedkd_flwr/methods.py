@@ -156,4 +156,10 @@ METHODS: dict[str, Method] = {
         "heads",
         "Liang et al. 2020",
     ),
+    "fml": Method(
+        "strategies.fml:FML",
+        "fedkd_flwr.clients.fml:FMLClient",
+        "parameters of a shared model",
+        "Shen et al. 2020",
+    ),
 }

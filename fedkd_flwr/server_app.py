@@ -169,11 +169,11 @@ def open_run_directory(configuration: Configuration) -> tuple[RunDirectory, Chec
 def initial_model(configuration: Configuration) -> dict[str, NDArray[np.float32]]:
     """Return the initial global model of a method that shares one; empty for the others."""
     run = configuration.run
-    if not run.method.strategy.needs_one_model:
+    if not configuration.shared_model:
         return {}
     with seeded("cpu", run.plan.seed, "initial-weights"):
         model = build_model(
-            run.models.models[0],
+            configuration.shared_model,
             run.data.image_shape,
             run.data.num_classes,
             run.models.search_space,

@@ -228,8 +228,9 @@ class PersonalClient(NumPyClient):
         server_round: int,
         loss: Loss = cross_entropy,
         beside: Iterator[Batch] | None = None,
+        model: nn.Module | None = None,
     ) -> Steps[float]:
-        """Train `model` on private data as the run config asks.
+        """Train a model on private data as the run config asks.
 
         Parameters
         ----------
@@ -239,20 +240,23 @@ class PersonalClient(NumPyClient):
             Mean loss on a private batch, images and labels.
         beside : iterator of tuple of Tensor, optional
             Further batches that the loss takes after each private one, without end.
+        model : nn.Module, optional
+            What is trained, the client's own if left out.
 
         Returns
         -------
         float
             Mean loss over all samples seen.
         """
-        optimizer = self.private_optimizer(self.model.parameters(), server_round)
+        model = self.model if model is None else model
+        optimizer = self.private_optimizer(model.parameters(), server_round)
         if self.keeps_optimizer:
             memory.load_optimizer(self.context, "optimizer", optimizer)
         batches = self.private_batches(server_round)
         if beside is not None:
             # The private batches come first: they end, the others do not.
             batches = ((*own, *other) for own, other in zip(batches, beside, strict=False))
-        mean_loss: float = yield TrainJob(self.model, loss, optimizer, batches)
+        mean_loss: float = yield TrainJob(model, loss, optimizer, batches)
         if self.keeps_optimizer:
             memory.save_optimizer(self.context, "optimizer", optimizer)
         return mean_loss
