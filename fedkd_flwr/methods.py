@@ -162,4 +162,10 @@ METHODS: dict[str, Method] = {
         "parameters of a shared model",
         "Shen et al. 2020",
     ),
+    "fedkd": Method(
+        "strategies.fedkd:FedKD",
+        "fedkd_flwr.clients.fedkd:FedKDClient",
+        "compressed parameters of a shared model",
+        "Wu et al. 2022",
+    ),
 }

@@ -7,7 +7,6 @@ from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
@@ -19,7 +18,7 @@ from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.clients import check_data
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.vectors import model_vectors
+from fedkd_flwr.models.vectors import matrix_shapes, model_vectors
 from fedkd_flwr.runs import (
     Checkpoint,
     Run,
@@ -166,7 +165,7 @@ def open_run_directory(configuration: Configuration) -> tuple[RunDirectory, Chec
     return RunDirectory.create(path, configuration), Checkpoint()
 
 
-def initial_model(configuration: Configuration) -> dict[str, NDArray[np.float32]]:
+def initial_model(configuration: Configuration) -> dict[str, NDArray[Any]]:
     """Return the initial global model of a method that shares one; empty for the others."""
     run = configuration.run
     if not configuration.shared_model:
@@ -178,4 +177,5 @@ def initial_model(configuration: Configuration) -> dict[str, NDArray[np.float32]
             run.data.num_classes,
             run.models.search_space,
         )
-    return model_vectors(model)
+    shapes = {"shapes": matrix_shapes(model)} if run.method.strategy.needs_shapes else {}
+    return {**model_vectors(model), **shapes}
