@@ -168,4 +168,10 @@ METHODS: dict[str, Method] = {
         "compressed parameters of a shared model",
         "Wu et al. 2022",
     ),
+    "fedtgp": Method(
+        "strategies.fedtgp:FedTGP",
+        "fedkd_flwr.clients.fedproto:FedProtoClient",
+        "class-mean features",
+        "Zhang et al. 2024",
+    ),
 }
