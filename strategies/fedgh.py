@@ -97,9 +97,10 @@ class FedGH(ClassMeanStrategy):
     def begin(self, initial: Arrays) -> None:
         """Draw the head as torch draws a linear layer."""
         generator, bound = random_generator(self.plan.seed, "head"), self.width**-0.5
-        shapes = {
-            HEAD_WEIGHT: (self.plan.num_classes, self.width),
-            HEAD_BIAS: self.plan.num_classes,
+        classes = self.plan.num_classes
+        shapes: dict[str, tuple[int, ...]] = {
+            HEAD_WEIGHT: (classes, self.width),
+            HEAD_BIAS: (classes,),
         }
         self.head = {
             name: generator.uniform(-bound, bound, shape).astype(np.float32)

@@ -23,8 +23,6 @@ Differences from the paper
 - The mentor is evaluated, and momentum starts anew in each round.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
@@ -112,7 +110,7 @@ class FedKD(SharedModelStrategy):
         mean = mean_model(parts, self.sizes(replies))
         self.model = {**mean, WEIGHTS: self.model[WEIGHTS] + mean[WEIGHTS]}
 
-    def update_in(self, arrays: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+    def update_in(self, arrays: Arrays) -> NDArray[np.float32]:
         """Multiply the factors of a reply to the update of all weights, one vector."""
         matrices = restored(arrays[FACTORS], arrays[RANKS], self.shapes)
         return np.concatenate([matrix.reshape(-1) for matrix in matrices])

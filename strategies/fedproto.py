@@ -19,12 +19,13 @@ Differences from the paper
 - ``fedproto.predict = "head"`` classifies by the head, as the other methods do.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Reply
 from strategies.prototypes import ClassMeanStrategy, FeatureSettings, mean_by_class, stacked
 
@@ -62,10 +63,10 @@ class FedProto(ClassMeanStrategy):
         The prototypes (K, d) and their flags (K,), as they travel.
     """
 
-    settings_type: type[PrototypeSettings] = FedProtoSettings
+    settings_type: ClassVar[type[Settings]] = FedProtoSettings
     settings: PrototypeSettings
     evaluates_trained_model = False
-    kept = ("prototypes",)
+    kept: ClassVar[tuple[str, ...]] = ("prototypes",)
     prototypes: dict[str, NDArray[np.float32]]
 
     def begin(self, initial: Arrays) -> None:
@@ -87,7 +88,7 @@ class FedProto(ClassMeanStrategy):
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
         """Renew the prototypes of the classes that the repliers hold."""
         means, counts = stacked(replies)
-        held = counts.any(axis=0)
+        held = counts.sum(axis=0) > 0
         new = self.new_prototypes(server_round, means, counts)
         known = held | (self.prototypes[PROTOTYPE_FLAGS] > 0)
         self.prototypes = {

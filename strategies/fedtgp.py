@@ -116,8 +116,8 @@ class FedTGP(FedProto):
         super().begin(initial)
         draw, width = random_generator(self.plan.seed, "prototypes"), self.width
         vectors = draw.normal(size=(self.plan.num_classes, width))
-        shapes = {"hidden": (width, width), "hidden-bias": width}
-        shapes |= {"output": (width, width), "output-bias": width}
+        shapes: dict[str, tuple[int, ...]] = {"hidden": (width, width), "hidden-bias": (width,)}
+        shapes |= {"output": (width, width), "output-bias": (width,)}
         layers = {name: draw.uniform(-1, 1, shape) / width**0.5 for name, shape in shapes.items()}
         self.generator = {
             name: array.astype(np.float32) for name, array in {"vectors": vectors, **layers}.items()

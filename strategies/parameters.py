@@ -148,7 +148,7 @@ class SharedModelStrategy(ParameterStrategy):
     are what is evaluated.
     """
 
-    settings_type: type[SharedModelSettings] = SharedModelSettings
+    settings_type: ClassVar[type[Settings]] = SharedModelSettings
     settings: SharedModelSettings
     needs_one_model = False
     evaluates_trained_model = True

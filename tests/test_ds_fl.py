@@ -46,7 +46,7 @@ def test_sharpening_lowers_the_entropy_and_keeps_the_order():
 
 def test_without_sharpening_it_is_fedmd(small, tmp_path):
     """FedMD reads its settings from KT-pFL's table."""
-    small |= {"num-server-rounds": 3}
+    small |= {"num-server-rounds": 3, "cohort": "off"}
     changes = {"ds-fl.aggregation": "simple", "ds-fl.temperature": 2.0}
     simple, fedmd = Witness(), Witness()
     ours, _ = run_with(simple, small, tmp_path / "simple", strategy="ds-fl", **changes)

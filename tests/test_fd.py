@@ -19,7 +19,7 @@ from strategies.fd import FD, FDSettings, means_of_others
 
 @pytest.fixture
 def small(small):
-    return {**small, "strategy": "fd", "fd.gamma": 0.5}
+    return {**small, "strategy": "fd", "fd.gamma": 0.5, "cohort": "off"}
 
 
 # ---- The update ----------------------------------------------------------------------

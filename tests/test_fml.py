@@ -14,7 +14,7 @@ from fedkd_flwr.runs import read_checkpoint
 
 @pytest.fixture
 def small(small):
-    return {**small, "strategy": "fml", "momentum": 0.0}
+    return {**small, "strategy": "fml", "momentum": 0.0, "cohort": "off"}
 
 
 def linear(a, b):

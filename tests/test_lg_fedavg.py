@@ -13,7 +13,7 @@ from fedkd_flwr.runs import read_checkpoint
 
 @pytest.fixture
 def small(small):
-    return {**small, "strategy": "lg-fedavg", "lg-fedavg.feature-width": 12}
+    return {**small, "strategy": "lg-fedavg", "lg-fedavg.feature-width": 12, "cohort": "off"}
 
 
 # ---- The update ----------------------------------------------------------------------

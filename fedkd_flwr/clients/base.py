@@ -42,7 +42,6 @@ from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob, complete
 from fedkd_flwr.training.loop import (
     Batch,
-    Evaluation,
     Loss,
     count_correct,
     epoch_batches,
@@ -55,7 +54,6 @@ from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
-from strategies.core.replies import LARGEST_LOSS
 
 Arrays = dict[str, NDArray[Any]]
 """Named arrays of a message."""
@@ -101,6 +99,9 @@ class PersonalClient(NumPyClient):
 
     keeps_model = True
     """Whether the model lives on from round to round, and is not sent anew in each."""
+
+    trains_alone = False
+    """Whether more than its model is trained, so that it cannot be served side by side."""
 
     keeps_optimizer = True
     """Whether momentum lives on from round to round, as the model does."""
@@ -166,6 +167,11 @@ class PersonalClient(NumPyClient):
         model = borrow(self.architecture)
         memory.load_model(self.context, "model", model)
         return model
+
+    @property
+    def classifier(self) -> nn.Module:
+        """What is evaluated, once it is prepared: the client's model."""
+        return self.model
 
     @property
     def architecture(self) -> Architecture:
@@ -292,13 +298,13 @@ class PersonalClient(NumPyClient):
         return public_samples(self.run.data_plan, self.run.plan.public_size, server_round)
 
     def evaluation_metrics(self) -> Steps[dict[str, float]]:
-        """Evaluate `model` on the client's test split, and on its validation split if any."""
+        """Evaluate `classifier` on the client's test split, and on its validation split if any."""
         data = self.data
-        logits = yield PredictJob(self.model, data.test_images)
-        metrics = _named(count_correct(logits, data.test_labels))
+        logits = yield PredictJob(self.classifier, data.test_images)
+        metrics = count_correct(logits, data.test_labels).numbers()
         if len(data.validation_labels):
-            logits = yield PredictJob(self.model, data.validation_images)
-            metrics |= _named(count_correct(logits, data.validation_labels), "validation-")
+            logits = yield PredictJob(self.classifier, data.validation_images)
+            metrics |= count_correct(logits, data.validation_labels).numbers("validation-")
         return metrics
 
     # ---- NumPyClient -----------------------------------------------------------------
@@ -415,14 +421,3 @@ def _assigned_models(models: ModelSettings, data: DataPlan) -> list[str]:
     if models.model_assignment == "by-size":
         sizes = [len(indices) for indices in client_indices(data)]
     return assign_models(models.models, models.model_assignment, data.num_clients, sizes, data.seed)
-
-
-def _named(evaluation: Evaluation, prefix: str = "") -> dict[str, float]:
-    """Name the results; a loss that no mean could take stays out."""
-    counts: dict[str, float] = {
-        f"{prefix}correct": evaluation.correct,
-        f"{prefix}total": evaluation.total,
-    }
-    if not abs(evaluation.loss) <= LARGEST_LOSS:
-        return counts
-    return {**counts, f"{prefix}loss": evaluation.loss}

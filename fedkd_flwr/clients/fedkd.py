@@ -8,6 +8,7 @@ from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.fml import Pair, SharedModelClient
 from fedkd_flwr.models.features import feature_width, features_and_logits
+from fedkd_flwr.models.pool import give_back
 from fedkd_flwr.models.vectors import WEIGHTS, matrix_shapes, model_vectors
 from fedkd_flwr.training.loop import seeded
 from fedkd_flwr.training.losses import kl_to_teacher
@@ -61,7 +62,9 @@ class FedKDClient(SharedModelClient):
         memory.load_model(self.context, "between-features", pair.between)
         loss = yield from self.train_locally(server_round, adaptive_mutual_loss, model=pair)
         memory.save_model(self.context, "between-features", pair.between)
-        return TrainReply(self.update(received, pair.shared, server_round), {"train-loss": loss})
+        arrays = self.update(received, pair.shared, server_round)
+        give_back(pair.shared)
+        return TrainReply(arrays, {"train-loss": loss})
 
     def update(self, received: Arrays, trained: nn.Module, server_round: int) -> Arrays:
         """Return the factors of a model's update, and all else of it whole."""

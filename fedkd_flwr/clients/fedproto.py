@@ -78,11 +78,12 @@ class FedProtoClient(CommonWidthClient):
         self.classifies_by = self.prototypes(received)
         return {}
 
-    def evaluation_metrics(self, model: nn.Module) -> dict[str, float]:
-        """Evaluate by the nearest prototype, or by the head where the settings say so."""
-        if self.settings.predict == "prototype":
-            model = NearestPrototype(model, *self.classifies_by)
-        return super().evaluation_metrics(model)
+    @property
+    def classifier(self) -> nn.Module:
+        """The nearest prototype, or the head where the settings say so."""
+        if self.settings.predict == "head":
+            return self.model
+        return NearestPrototype(self.model, *self.classifies_by)
 
     def prototypes(self, received: Arrays) -> tuple[Tensor, Tensor]:
         """Return the prototypes of a message, (K, d), and their flags, (K,)."""

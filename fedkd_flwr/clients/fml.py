@@ -1,12 +1,12 @@
 """The client of FML (Shen et al. 2020), and what clients with two models share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient, Training, TrainReply
-from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.pool import borrow, give_back
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.losses import kl_to_teacher
 from strategies.fml import FMLSettings
@@ -71,15 +71,13 @@ class SharedModelClient(PersonalClient):
     settings: SharedModelSettings
     # The shared model is replaced each round, so old momentum points nowhere.
     keeps_optimizer = False
+    trains_alone = True
 
     def shared_model(self, received: Arrays) -> nn.Module:
-        """Build the shared model as it was sent."""
-        run, data = self.run, self.data
-        model = build_model(
-            self.settings.shared_model, data.shape, data.classes, run.models.search_space
-        )
+        """Return the shared model as it was sent, to be given back."""
+        model = borrow(replace(self.architecture, name=self.settings.shared_model))
         fill_from_vectors(model, received)
-        return model.to(self.device)
+        return model
 
 
 class FMLClient(SharedModelClient):
@@ -92,4 +90,6 @@ class FMLClient(SharedModelClient):
         pair = Pair(self.model, self.shared_model(received))
         loss = MutualLearning(self.settings.alpha, self.settings.beta)
         mean_loss = yield from self.train_locally(server_round, loss, model=pair)
-        return TrainReply(dict(model_vectors(pair.shared)), {"train-loss": mean_loss})
+        arrays = model_vectors(pair.shared)
+        give_back(pair.shared)
+        return TrainReply(dict(arrays), {"train-loss": mean_loss})

@@ -14,7 +14,7 @@ class LGFedAvgClient(CommonWidthClient):
         self.receive_head(received)
         loss = yield from self.train_locally(server_round)
         head = head_of(self.model)
-        weight, bias = (tensor.detach().cpu().numpy() for tensor in (head.weight, head.bias))
+        weight, bias = (tensor.detach().cpu().numpy().copy() for tensor in (head.weight, head.bias))
         return TrainReply({HEAD_WEIGHT: weight, HEAD_BIAS: bias}, {"train-loss": loss})
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:

@@ -1,18 +1,19 @@
 """What clients share that exchange class means, and those that agree on a width of features."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient
 from fedkd_flwr.export import model_card, save_personalized_model
-from fedkd_flwr.models.features import FeatureExtractor, fold_into, with_common_width
+from fedkd_flwr.models.features import FeatureExtractor, fold_into
 from fedkd_flwr.models.parts import head_of
+from fedkd_flwr.models.pool import Architecture
 from fedkd_flwr.training.jobs import PredictJob, Steps
-from fedkd_flwr.training.loop import seeded
 from strategies.prototypes import CLASS_COUNTS, CLASS_MEANS, HEAD_BIAS, HEAD_WEIGHT
 
 
@@ -52,11 +53,10 @@ class ClassMeanClient(PersonalClient):
 class CommonWidthClient(ClassMeanClient):
     """A client whose features have the width that all clients agree on."""
 
-    def new_model(self) -> nn.Module:
-        """Build the client's architecture, with a projection where its own width is another."""
-        model = super().new_model()
-        with seeded("cpu", self.run.plan.seed, "projection", self.partition_id):
-            return with_common_width(model, self.settings.feature_width).to(self.device)
+    @property
+    def architecture(self) -> Architecture:
+        """What the client's model is, with a projection where its own width is another."""
+        return replace(super().architecture, feature_width=self.settings.feature_width)
 
     @torch.no_grad()
     def receive_head(self, received: Arrays) -> None:
@@ -74,5 +74,5 @@ class CommonWidthClient(ClassMeanClient):
     def export_model(self, folder: Path, metrics: Mapping[str, float]) -> Path:
         """Write the personalized model as its architecture is, the projection in its head."""
         card = model_card(self.run, self.model_name, self.partition_id, metrics)
-        plain = fold_into(super().new_model(), self.model)
+        plain = fold_into(super().architecture.build(), self.model)
         return save_personalized_model(plain, card, folder)

@@ -69,7 +69,7 @@ def with_common_width(model: nn.Module, width: int) -> nn.Module:
     projected = nn.Sequential(
         nn.Linear(head.in_features, width), nn.Linear(width, head.out_features)
     )
-    model.set_submodule(_name_of_head(model), projected.to(head.weight.device))
+    model.set_submodule(_name_of_head(model), projected)
     return model
 
 
@@ -93,13 +93,11 @@ def fold_into(plain: nn.Module, model: nn.Module) -> nn.Module:
     """
     name = _name_of_head(plain)
     tensors = dict(model.state_dict())
-    last = model.get_submodule(name)
-    if isinstance(last, nn.Sequential):
-        projection, outputs = last[0], last[1]
-        for own in [key for key in tensors if key.startswith(f"{name}.")]:
-            del tensors[own]
-        tensors[f"{name}.weight"] = outputs.weight @ projection.weight
-        tensors[f"{name}.bias"] = outputs.weight @ projection.bias + outputs.bias
+    if f"{name}.weight" not in tensors:
+        inner, inner_bias = tensors.pop(f"{name}.0.weight"), tensors.pop(f"{name}.0.bias")
+        outer, outer_bias = tensors.pop(f"{name}.1.weight"), tensors.pop(f"{name}.1.bias")
+        tensors[f"{name}.weight"] = outer @ inner
+        tensors[f"{name}.bias"] = outer @ inner_bias + outer_bias
     plain.load_state_dict(tensors)
     return plain
 
