@@ -7,7 +7,7 @@ from helpers import Witness, client_of, random_simplex, reply_with, run_with
 from torch import nn
 
 import fedkd_flwr
-from fedkd_flwr.clients.fd import towards_class_predictions
+from fedkd_flwr.clients.fd import ClassDistillation
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.membership import ClientInfo
@@ -43,13 +43,13 @@ def test_a_step_on_two_parameters_by_hand():
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[0.3], [-0.2]]))
     targets = torch.tensor([[0.6, 0.4], [0.0, 0.0]])
-    loss = towards_class_predictions(targets, weight=0.5)
-    loss(model, torch.ones(1, 1), torch.tensor([0])).backward()
+    loss = ClassDistillation(weight=0.5)
+    loss(model, torch.ones(1, 1), torch.tensor([0]), targets).backward()
     s = np.exp([0.3, -0.2]) / np.exp([0.3, -0.2]).sum()
     expected = s - [1, 0] + 0.5 * (s - [0.6, 0.4])
     np.testing.assert_allclose(model.weight.grad.flatten(), expected, atol=1e-6)
     model.weight.grad = None
-    loss(model, torch.ones(1, 1), torch.tensor([1])).backward()
+    loss(model, torch.ones(1, 1), torch.tensor([1]), targets).backward()
     np.testing.assert_allclose(model.weight.grad.flatten(), s - [0, 1], atol=1e-6)
 
 
@@ -84,6 +84,15 @@ def test_without_its_term_it_is_local(small, tmp_path):
     )
     np.testing.assert_array_equal(without, local)
     assert not np.array_equal(pulled, local)
+
+
+def test_side_by_side_is_one_after_the_other_but_for_rounding(small, tmp_path):
+    columns = ["round", "partition_id", "accuracy", "loss"]
+    alone, together = (
+        fedkd_flwr.run({**small, "models": "mlp", "cohort": cohort}, output_dir=tmp_path / cohort)
+        for cohort in ("off", "on")
+    )
+    np.testing.assert_allclose(together.clients[columns], alone.clients[columns], rtol=1e-4)
 
 
 # ---- State ---------------------------------------------------------------------------
