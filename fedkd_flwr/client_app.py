@@ -85,7 +85,7 @@ def train_together(messages: Sequence[Message], contexts: Sequence[Context]) -> 
     for position, (message, context) in enumerate(zip(messages, contexts, strict=True)):
         try:
             client = build_client(context)
-            if cohort_size(client.architecture, client.run.cohort) > 1:
+            if not client.trains_alone and cohort_size(client.architecture, client.run.cohort) > 1:
                 cohorts[client.architecture].append(position)
             else:
                 outcomes[position] = train(message, context)

@@ -17,10 +17,12 @@ from fedkd_flwr.data.catalogue import HELD_OUT, NO_PUBLIC_SET
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.methods import METHODS, Method
+from fedkd_flwr.models.registry import MODELS
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.settings import TrainingSettings
 from strategies.core.plan import PlanSettings, RunPlan, Settings
 from strategies.core.slices import PLACE, Slice, kebab_case, one_of
+from strategies.parameters import SharedModelSettings
 
 Part = TypeVar("Part", bound=Slice)
 
@@ -161,6 +163,14 @@ class Configuration(BaseModel):
         return settings
 
     @property
+    def shared_model(self) -> str:
+        """The architecture whose parameters travel; empty for methods that send none."""
+        settings, strategy = self.settings, self.run.method.strategy
+        if isinstance(settings, SharedModelSettings):
+            return settings.shared_model
+        return self.run.models.models[0] if strategy.needs_one_model else ""
+
+    @property
     def warnings(self) -> list[str]:
         """What the user has set in vain: other methods' settings, one sentence or none."""
         own = self.settings.flat_keys()
@@ -264,6 +274,11 @@ def _check_combinations(configuration: Configuration) -> None:
         raise ConfigError(
             f"{run.strategy} averages parameters and needs one architecture for all clients, and "
             f"models = {','.join(models)} names {len(set(models))}; set models to one."
+        )
+    if configuration.shared_model not in ("", *MODELS):
+        raise ConfigError(
+            f"{configuration.settings.table}.shared-model = {configuration.shared_model!r}: is "
+            f"none of the allowed {', '.join(MODELS)}."
         )
     if run.uses_public_data and (run.data.public_dataset == NO_PUBLIC_SET or plan.public_size < 1):
         does = "distils on the server" if strategy.distils_on_server else "exchanges predictions"

@@ -162,4 +162,52 @@ METHODS: dict[str, Method] = {
         "parameters",
         "Mushtaq et al. 2021",
     ),
+    "ds-fl": Method(
+        "strategies.ds_fl:DSFL",
+        "fedkd_flwr.clients.kt_pfl:KTpFLClient",
+        "soft predictions",
+        "Itahara et al. 2021",
+    ),
+    "fd": Method(
+        "strategies.fd:FD",
+        "fedkd_flwr.clients.fd:FDClient",
+        "class-mean predictions",
+        "Jeong et al. 2018",
+    ),
+    "fedproto": Method(
+        "strategies.fedproto:FedProto",
+        "fedkd_flwr.clients.fedproto:FedProtoClient",
+        "class-mean features",
+        "Tan et al. 2022",
+    ),
+    "fedgh": Method(
+        "strategies.fedgh:FedGH",
+        "fedkd_flwr.clients.fedgh:FedGHClient",
+        "class-mean features and a head",
+        "Yi et al. 2023",
+    ),
+    "lg-fedavg": Method(
+        "strategies.lg_fedavg:LGFedAvg",
+        "fedkd_flwr.clients.lg_fedavg:LGFedAvgClient",
+        "heads",
+        "Liang et al. 2020",
+    ),
+    "fml": Method(
+        "strategies.fml:FML",
+        "fedkd_flwr.clients.fml:FMLClient",
+        "parameters of a shared model",
+        "Shen et al. 2020",
+    ),
+    "fedkd": Method(
+        "strategies.fedkd:FedKD",
+        "fedkd_flwr.clients.fedkd:FedKDClient",
+        "compressed parameters of a shared model",
+        "Wu et al. 2022",
+    ),
+    "fedtgp": Method(
+        "strategies.fedtgp:FedTGP",
+        "fedkd_flwr.clients.fedproto:FedProtoClient",
+        "class-mean features",
+        "Zhang et al. 2024",
+    ),
 }

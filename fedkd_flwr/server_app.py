@@ -7,7 +7,6 @@ from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
@@ -178,9 +177,11 @@ def open_run_directory(configuration: Configuration) -> tuple[RunDirectory, Chec
     return RunDirectory.create(path, configuration), Checkpoint()
 
 
-def initial_model(configuration: Configuration) -> dict[str, NDArray[np.float32]]:
+def initial_model(configuration: Configuration) -> dict[str, NDArray[Any]]:
     """Return the initial global model of a method that shares one; empty for the others."""
     run = configuration.run
-    if not run.method.strategy.needs_one_model:
+    if not configuration.shared_model:
         return {}
-    return RunModels(run).initial()
+    models, name = RunModels(run), configuration.shared_model
+    shapes = {"shapes": models.shapes(name)} if run.method.strategy.needs_shapes else {}
+    return {**models.initial(name=name), **shapes}

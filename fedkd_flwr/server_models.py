@@ -16,7 +16,7 @@ from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.clients import public_pool
 from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
+from fedkd_flwr.models.vectors import fill_from_vectors, matrix_shapes, model_vectors
 from fedkd_flwr.training.loop import (
     DivergedError,
     gathered,
@@ -56,6 +56,10 @@ class RunModels:
     def initial(self, number: int = 0, name: str = "") -> dict[str, NDArray[np.float32]]:
         """Return fresh weights; draw 0 of the first architecture is the initial global model."""
         return model_vectors(self._build(name or self.names[0], number))
+
+    def shapes(self, name: str) -> NDArray[np.int64]:
+        """Return rows and columns of a model's matrices, (L, 2)."""
+        return matrix_shapes(self._network(name))
 
     def predict(self, name: str, model: Vectors, server_round: int) -> NDArray[np.float32]:
         """Return a model's logits on the public samples of a round, shape (P, K)."""

@@ -31,13 +31,13 @@ from pydantic import Field
 from strategies.base import TRAIN_LOSS
 from strategies.core.replies import Arrays, Metric, Reply
 from strategies.core.simplex import normalized_rows, project_onto_simplex, weighted_mean
-from strategies.soft_predictions import SoftPredictionSettings, SoftPredictionStrategy
+from strategies.soft_predictions import DistillationSettings, SoftPredictionStrategy
 
 SMALLEST_PROBABILITY = 1e-12
 """Probabilities are raised to this before their logarithm is taken."""
 
 
-class KTpFLSettings(SoftPredictionSettings):
+class KTpFLSettings(DistillationSettings):
     """Settings of KT-pFL and its variants.
 
     The defaults let knowledge flow: a distillation step that moves the weights about as much as
@@ -55,14 +55,6 @@ class KTpFLSettings(SoftPredictionSettings):
         Pull of c towards 1/N, Eq. 4.
     coefficient_learning_rate : float
         eta_3, step size on c, Eq. 7.
-    distillation_epochs : int
-        R, epochs over the public samples towards the teacher.
-    distillation_learning_rate : float
-        eta_2, Eq. 6.
-    public_batch_size : int
-        Batch size on public samples.
-    t_squared : bool
-        Whether the distillation loss is multiplied by T² (the paper has no such factor).
     top_k : int
         Givers of each client in `strategies.sim_pfl.TopKPFL`.
     """
@@ -72,10 +64,6 @@ class KTpFLSettings(SoftPredictionSettings):
     knowledge_weight: float = Field(default=1.0, ge=0)
     rho: float = Field(default=0.6, ge=0)
     coefficient_learning_rate: float = Field(default=0.01, ge=0)
-    distillation_epochs: int = Field(default=2, ge=0)
-    distillation_learning_rate: float = Field(default=0.05, gt=0)
-    public_batch_size: int = Field(default=64, ge=1)
-    t_squared: bool = True
     top_k: int = Field(default=5, ge=1)
 
 

@@ -12,10 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.base import PersonalizedStrategy
+from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Due, Reply
 
 Model = dict[str, NDArray[Any]]
 """A model as it travels: its vectors by kind, float32."""
+
+
+class SharedModelSettings(Settings):
+    """Settings of methods whose clients train a shared model beside their own.
+
+    Attributes
+    ----------
+    shared_model : str
+        Architecture of the shared model, the same for all clients, whatever theirs are.
+    """
+
+    shared_model: str = "mlp"
 
 
 def mean_model(models: Sequence[Model], weights: NDArray[np.float64]) -> Model:
@@ -126,6 +139,23 @@ class ParameterStrategy(PersonalizedStrategy):
     def global_model(self) -> Arrays:
         """Return the global model."""
         return self.model
+
+
+class SharedModelStrategy(ParameterStrategy):
+    """A strategy whose clients share the parameters of one model and keep another of their own.
+
+    The shared one is FedAvg's global model. The clients' own may differ, never leave them, and
+    are what is evaluated.
+    """
+
+    settings_type: ClassVar[type[Settings]] = SharedModelSettings
+    settings: SharedModelSettings
+    needs_one_model = False
+    evaluates_trained_model = True
+
+    def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
+        """Send nothing: the client's own model is evaluated."""
+        return {}
 
 
 def model_due(model: Mapping[str, NDArray[Any]]) -> dict[str, Due]:

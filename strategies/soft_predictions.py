@@ -60,6 +60,30 @@ class SoftPredictionSettings(Settings):
         return NUMBER_FORMATS[self.number_format]
 
 
+class DistillationSettings(SoftPredictionSettings):
+    """Settings of methods whose clients distil a teacher, as `KTpFLClient` does.
+
+    Attributes
+    ----------
+    temperature : float
+        T of the soft predictions.
+    distillation_epochs : int
+        Epochs over the public samples towards the teacher.
+    distillation_learning_rate : float
+        Step size on public samples.
+    public_batch_size : int
+        Batch size on public samples.
+    t_squared : bool
+        Whether the distillation loss is multiplied by T² (KT-pFL's Eq. 6 has no such factor).
+    """
+
+    temperature: float = Field(default=1.0, gt=0)
+    distillation_epochs: int = Field(default=2, ge=0)
+    distillation_learning_rate: float = Field(default=0.05, gt=0)
+    public_batch_size: int = Field(default=64, ge=1)
+    t_squared: bool = True
+
+
 class SoftPredictionStrategy(PersonalizedStrategy):
     """A strategy whose clients reply with soft predictions on public samples, and nothing else.
 

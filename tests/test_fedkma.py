@@ -12,12 +12,8 @@ import fedkd_flwr
 from fedkd_flwr import plots
 from fedkd_flwr.analysis.genotypes import client_genotypes, local_inference_accuracy
 from fedkd_flwr.clients import fedkma as client_module
-from fedkd_flwr.clients.fedkma import (
-    FedKMAClient,
-    class_mean_logits,
-    split_parameters,
-    step,
-)
+from fedkd_flwr.clients.fedkma import FedKMAClient, split_parameters, step
+from fedkd_flwr.clients.prototypes import class_means
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.darts.settings import OPERATIONS as ALL_OPERATIONS
@@ -182,11 +178,11 @@ def test_mixing_equals_loops():
             np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_class_means_equal_loops_and_flag_absent_classes():
+def test_class_means_equal_loops_and_count_absent_classes():
     torch.manual_seed(0)
     logits, labels = torch.randn(9, 4), torch.tensor([0, 0, 1, 3, 3, 3, 1, 0, 0])
-    means, flags = class_mean_logits(logits, labels)
-    assert flags.tolist() == [1, 1, 0, 1]
+    means, counts = class_means(logits, labels, 4)
+    assert counts.tolist() == [4, 2, 0, 3]
     for k in (0, 1, 3):
         members = [z for z, label in zip(logits, labels, strict=True) if label == k]
         torch.testing.assert_close(means[k], sum(members) / len(members))
@@ -374,7 +370,7 @@ def test_clients_flag_the_classes_they_hold(tiny, tmp_path):
         )
         with torch.inference_mode():
             logits = client.model.eval()(client.data.train_images)
-        means, _ = class_mean_logits(logits, client.data.train_labels)
+        means, _ = class_means(logits, client.data.train_labels, client.data.classes)
         sent = witness.up[1, "train", n][CLASS_LOGITS]
         np.testing.assert_allclose(sent[held], means[held], rtol=1e-3, atol=1e-4)
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from fedkd_flwr.models.assignment import ASSIGNMENTS, assign_models
 from fedkd_flwr.models.build import build_model, num_parameters
+from fedkd_flwr.models.parts import head_of, layers_of
 from fedkd_flwr.models.registry import MODELS
 
 GRAY = (1, 28, 28)
@@ -218,3 +219,17 @@ def test_assignment_errors() -> None:
         assign_models(["a"], "by-size", 3, sizes=[1, 2])
     with pytest.raises(ValueError, match=r"needs 3 sizes of at least 0, got \[1, 2, -1\]"):
         assign_models(["a"], "by-size", 3, sizes=[1, 2, -1])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_last_layer_is_the_head(name: str) -> None:
+    model = build_model(name, COLOUR, 7)
+    assert head_of(model).out_features == 7
+    assert layers_of(model)[-1] is head_of(model)
+
+
+def test_layers_hold_all_numbers_of_a_model_and_a_model_without_linear_layer_has_no_head() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Sequential(nn.BatchNorm2d(2)))
+    assert [type(layer) for layer in layers_of(model)] == [nn.Conv2d, nn.BatchNorm2d]
+    with pytest.raises(ValueError, match="no linear layer"):
+        head_of(model)

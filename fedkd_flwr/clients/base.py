@@ -42,7 +42,6 @@ from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob, complete
 from fedkd_flwr.training.loop import (
     Batch,
-    Evaluation,
     Loss,
     count_correct,
     epoch_batches,
@@ -55,7 +54,6 @@ from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
-from strategies.core.replies import LARGEST_LOSS
 
 Arrays = dict[str, NDArray[Any]]
 """Named arrays of a message."""
@@ -101,6 +99,9 @@ class PersonalClient(NumPyClient):
 
     keeps_model = True
     """Whether the model lives on from round to round, and is not sent anew in each."""
+
+    trains_alone = False
+    """Whether more than its model is trained, so that it cannot be served side by side."""
 
     keeps_optimizer = True
     """Whether momentum lives on from round to round, as the model does."""
@@ -168,6 +169,11 @@ class PersonalClient(NumPyClient):
         return model
 
     @property
+    def classifier(self) -> nn.Module:
+        """What is evaluated, once it is prepared: the client's model."""
+        return self.model
+
+    @property
     def architecture(self) -> Architecture:
         """What the client's model is, but for its numbers."""
         data, search_space = self.data, self.run.models.search_space
@@ -228,8 +234,9 @@ class PersonalClient(NumPyClient):
         server_round: int,
         loss: Loss = cross_entropy,
         beside: Iterator[Batch] | None = None,
+        model: nn.Module | None = None,
     ) -> Steps[float]:
-        """Train `model` on private data as the run config asks.
+        """Train a model on private data as the run config asks.
 
         Parameters
         ----------
@@ -239,20 +246,23 @@ class PersonalClient(NumPyClient):
             Mean loss on a private batch, images and labels.
         beside : iterator of tuple of Tensor, optional
             Further batches that the loss takes after each private one, without end.
+        model : nn.Module, optional
+            What is trained, the client's own if left out.
 
         Returns
         -------
         float
             Mean loss over all samples seen.
         """
-        optimizer = self.private_optimizer(self.model.parameters(), server_round)
+        model = self.model if model is None else model
+        optimizer = self.private_optimizer(model.parameters(), server_round)
         if self.keeps_optimizer:
             memory.load_optimizer(self.context, "optimizer", optimizer)
         batches = self.private_batches(server_round)
         if beside is not None:
             # The private batches come first: they end, the others do not.
             batches = ((*own, *other) for own, other in zip(batches, beside, strict=False))
-        mean_loss: float = yield TrainJob(self.model, loss, optimizer, batches)
+        mean_loss: float = yield TrainJob(model, loss, optimizer, batches)
         if self.keeps_optimizer:
             memory.save_optimizer(self.context, "optimizer", optimizer)
         return mean_loss
@@ -288,13 +298,13 @@ class PersonalClient(NumPyClient):
         return public_samples(self.run.data_plan, self.run.plan.public_size, server_round)
 
     def evaluation_metrics(self) -> Steps[dict[str, float]]:
-        """Evaluate `model` on the client's test split, and on its validation split if any."""
+        """Evaluate `classifier` on the client's test split, and on its validation split if any."""
         data = self.data
-        logits = yield PredictJob(self.model, data.test_images)
-        metrics = _named(count_correct(logits, data.test_labels))
+        logits = yield PredictJob(self.classifier, data.test_images)
+        metrics = count_correct(logits, data.test_labels).numbers()
         if len(data.validation_labels):
-            logits = yield PredictJob(self.model, data.validation_images)
-            metrics |= _named(count_correct(logits, data.validation_labels), "validation-")
+            logits = yield PredictJob(self.classifier, data.validation_images)
+            metrics |= count_correct(logits, data.validation_labels).numbers("validation-")
         return metrics
 
     # ---- NumPyClient -----------------------------------------------------------------
@@ -411,14 +421,3 @@ def _assigned_models(models: ModelSettings, data: DataPlan) -> list[str]:
     if models.model_assignment == "by-size":
         sizes = [len(indices) for indices in client_indices(data)]
     return assign_models(models.models, models.model_assignment, data.num_clients, sizes, data.seed)
-
-
-def _named(evaluation: Evaluation, prefix: str = "") -> dict[str, float]:
-    """Name the results; a loss that no mean could take stays out."""
-    counts: dict[str, float] = {
-        f"{prefix}correct": evaluation.correct,
-        f"{prefix}total": evaluation.total,
-    }
-    if not abs(evaluation.loss) <= LARGEST_LOSS:
-        return counts
-    return {**counts, f"{prefix}loss": evaluation.loss}

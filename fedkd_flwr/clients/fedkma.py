@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.clients.prototypes import class_means
 from fedkd_flwr.training.jobs import PredictJob, Steps
 from fedkd_flwr.training.loop import (
     Batch,
@@ -27,31 +27,6 @@ from strategies.fedkma import (
     FedKMASettings,
     sharing_row,
 )
-
-
-def class_mean_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean logit vector of each class's samples (Eq. 10).
-
-    Parameters
-    ----------
-    logits : Tensor
-        Shape (n, K).
-    labels : Tensor
-        Shape (n,), int64.
-
-    Returns
-    -------
-    means : Tensor
-        Shape (K, K), row k the mean over the samples of class k; rows of absent classes have
-        no meaning.
-    flags : Tensor
-        Shape (K,), 1 where the class is present, else 0.
-    """
-    num_classes = logits.shape[1]
-    members = functional.one_hot(labels, num_classes).to(logits.dtype)
-    counts = members.sum(dim=0)
-    means = members.T @ logits / counts.clamp(min=1)[:, None]
-    return means, (counts > 0).to(logits.dtype)
 
 
 class FedKMAClient(ParameterClient):
@@ -78,7 +53,8 @@ class FedKMAClient(ParameterClient):
         loss = yield from self.search(server_round)
         refresh_statistics(self.model, self.data.train_images)
         logits = yield PredictJob(self.model, self.data.train_images)
-        means, flags = class_mean_logits(logits, self.data.train_labels)
+        means, counts = class_means(logits, self.data.train_labels, self.data.classes)
+        flags = (counts > 0).to(means.dtype)
         arrays = self.model_arrays()
         arrays[CLASS_LOGITS], arrays[CLASS_FLAGS] = means.cpu().numpy(), flags.cpu().numpy()
         return TrainReply(arrays, {"train-loss": loss})

@@ -7,13 +7,13 @@ from fedkd_flwr.clients.soft_predictions import SoftPredictionClient
 from fedkd_flwr.training.jobs import Steps, TrainJob
 from fedkd_flwr.training.loop import epoch_batches, gathered
 from fedkd_flwr.training.losses import Distillation
-from strategies.kt_pfl import KTpFLSettings
+from strategies.soft_predictions import DistillationSettings
 
 
 class KTpFLClient(SoftPredictionClient):
     """Learns from its teacher on public samples, then on its own data (Algorithm 1)."""
 
-    settings: KTpFLSettings
+    settings: DistillationSettings
 
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Distil towards the teacher if one came, train locally, reply with soft predictions."""

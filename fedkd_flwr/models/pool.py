@@ -10,6 +10,7 @@ from torch import nn
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.common import Shape
 from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.features import with_common_width
 
 FREE_MODELS = 64
 """Models of one architecture that a process keeps for the next client."""
@@ -31,6 +32,8 @@ class Architecture:
         Size of ``darts`` and ``darts-fixed``.
     device : str
         Where the model lies.
+    feature_width : int
+        Width to which a projection brings the features that enter the head; 0 for their own.
     """
 
     name: str
@@ -38,10 +41,13 @@ class Architecture:
     classes: int
     search_space: SearchSpace
     device: str
+    feature_width: int = 0
 
     def build(self) -> nn.Module:
         """Build a model with weights from torch's global generator, on the CPU."""
         model = build_model(self.name, self.shape, self.classes, self.search_space)
+        if self.feature_width:
+            with_common_width(model, self.feature_width)
         # Not by assignment, which modules reserve for tensors and modules.
         vars(model)["architecture"] = self
         return model

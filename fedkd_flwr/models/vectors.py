@@ -48,6 +48,15 @@ def model_vectors(model: nn.Module) -> dict[str, NDArray[np.float32]]:
     }
 
 
+def matrix_shapes(model: nn.Module) -> NDArray[np.int64]:
+    """Return the rows and columns of each stretch of a model's weights, shape (L, 2).
+
+    A kernel has a row for each output channel, and whatever has one dimension a single column.
+    """
+    shapes = [(len(tensor), tensor[0].numel()) for tensor in tensors_by_kind(model)[WEIGHTS]]
+    return np.array(shapes, dtype=np.int64)
+
+
 @torch.no_grad()
 def fill_from_vectors(model: nn.Module, vectors: Mapping[str, NDArray[Any]]) -> None:
     """Overwrite a model with vectors; kinds that are not given stay as they are.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from strategies.core.randomness import random_generator
+from strategies.core.replies import LARGEST_LOSS
 
 INFERENCE_BATCH = 1024
 """Samples in a batch without gradients."""
@@ -47,6 +48,16 @@ class Evaluation:
     correct: int
     total: int
     loss: float
+
+    def numbers(self, prefix: str = "") -> dict[str, float]:
+        """Return the results by name; a loss that no mean could take stays out."""
+        counts: dict[str, float] = {
+            f"{prefix}correct": self.correct,
+            f"{prefix}total": self.total,
+        }
+        if not abs(self.loss) <= LARGEST_LOSS:
+            return counts
+        return {**counts, f"{prefix}loss": self.loss}
 
 
 def epoch_batches(

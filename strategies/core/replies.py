@@ -48,10 +48,19 @@ class Due:
         Its shape.
     dtype : str
         NumPy's name of its type.
+    at_most : bool
+        Whether it may have fewer rows than `shape` says, where only the client knows how many.
     """
 
     shape: tuple[int, ...]
     dtype: str = "float32"
+    at_most: bool = False
+
+    def admits(self, shape: tuple[int, ...]) -> bool:
+        """Return whether an array of a shape is what is due."""
+        if not self.at_most or len(shape) != len(self.shape):
+            return shape == self.shape
+        return 0 <= shape[0] <= self.shape[0] and shape[1:] == self.shape[1:]
 
 
 @dataclass(frozen=True)
@@ -169,10 +178,12 @@ def checked_arrays(arrays: Payload, due: Mapping[str, Due]) -> dict[str, NDArray
 
 
 def _checked_array(name: str, array: Array, due: Due) -> NDArray[Any]:
-    shape = due.shape
-    if tuple(array.shape) != shape:
-        claimed = shortened(tuple(array.shape))
-        raise InvalidReplyError(f"{name} has shape {claimed} where {shape} is due")
+    shape = tuple(array.shape)
+    if not due.admits(shape):
+        limit = "at most " if due.at_most else ""
+        raise InvalidReplyError(
+            f"{name} has shape {shortened(shape)} where {limit}{due.shape} is due"
+        )
     # The bytes past the numbers are room for the header.
     if len(array.data) > np.dtype(due.dtype).itemsize * math.prod(shape) + 1024:
         raise InvalidReplyError(f"{name} is larger than its shape {shape} allows")

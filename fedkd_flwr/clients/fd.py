@@ -1,0 +1,47 @@
+"""The client of FD (Jeong et al. 2018)."""
+
+import itertools
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.prototypes import ClassMeanClient
+from strategies.fd import FDSettings
+
+
+@dataclass(frozen=True)
+class ClassDistillation:
+    """Cross-entropy plus a weight times that to the mean prediction of a sample's class.
+
+    Attributes
+    ----------
+    weight : float
+        gamma.
+    """
+
+    weight: float
+
+    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss; `targets` is (K, K), one row a class, and zeros add nothing."""
+        logits = model(images)
+        distilled = functional.cross_entropy(logits, targets[labels])
+        return functional.cross_entropy(logits, labels) + self.weight * distilled
+
+
+class FDClient(ClassMeanClient):
+    """Trains with a pull towards the others' mean prediction, replies with its own (Alg. 1)."""
+
+    settings: FDSettings
+
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Train locally, reply with the mean soft prediction of each class."""
+        if "targets" in received:
+            targets = itertools.repeat((self.tensor(received["targets"]),))
+            distillation = ClassDistillation(self.settings.gamma)
+            loss = yield from self.train_locally(server_round, distillation, beside=targets)
+        else:
+            loss = yield from self.train_locally(server_round)
+        predictions = yield from self.predict(self.data.train_images, temperature=1.0)
+        return TrainReply(self.class_mean_arrays(predictions), {"train-loss": loss})

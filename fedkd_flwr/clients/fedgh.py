@@ -1,0 +1,15 @@
+"""The client of FedGH (Yi et al. 2023)."""
+
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.prototypes import CommonWidthClient
+
+
+class FedGHClient(CommonWidthClient):
+    """Takes over the global head, trains, and replies with its mean features (Algorithm 1)."""
+
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Train the whole model from the global head on, reply with the mean of each class."""
+        self.receive_head(received)
+        loss = yield from self.train_locally(server_round)
+        entered = yield from self.features()
+        return TrainReply(self.class_mean_arrays(entered), {"train-loss": loss})

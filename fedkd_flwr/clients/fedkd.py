@@ -1,0 +1,77 @@
+"""The client of FedKD (Wu et al. 2022)."""
+
+import numpy as np
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedkd_flwr.clients import memory
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.fml import Pair, SharedModelClient
+from fedkd_flwr.models.features import feature_width, features_and_logits
+from fedkd_flwr.models.pool import give_back
+from fedkd_flwr.models.vectors import WEIGHTS, matrix_shapes, model_vectors
+from fedkd_flwr.training.loop import seeded
+from fedkd_flwr.training.losses import kl_to_teacher
+from strategies.core.low_rank import compressed
+from strategies.fedkd import FACTORS, RANKS, FedKDSettings
+
+SMALLEST_TASK_LOSS = 0.1
+"""Imitation is divided by the sum of the task losses, but not by less than this."""
+
+
+class FeaturePair(Pair):
+    """A mentor and a mentee, with the matrix between their features.
+
+    Parameters
+    ----------
+    private, shared : nn.Module
+        Mentor and mentee; stay the same objects.
+    """
+
+    def __init__(self, private: nn.Module, shared: nn.Module) -> None:
+        super().__init__(private, shared)
+        self.between = nn.Linear(feature_width(shared), feature_width(private), bias=False)
+
+
+def adaptive_mutual_loss(pair: FeaturePair, images: Tensor, labels: Tensor) -> Tensor:
+    """Return the sum of both losses of FedKD (Eqs. 1 to 7).
+
+    With the task losses ``C_t`` and ``C_s`` it is ``C_t + C_s + (KL(s || t) + KL(t || s) +
+    |h_t - W h_s|²) / (C_t + C_s)``, where each model takes the other's predictions as given.
+    """
+    own, mentor = features_and_logits(pair.private, images)
+    other, mentee = features_and_logits(pair.shared, images)
+    task = functional.cross_entropy(mentor, labels) + functional.cross_entropy(mentee, labels)
+    imitation = (
+        kl_to_teacher(mentor, functional.softmax(mentee.detach(), dim=1), temperature=1.0)
+        + kl_to_teacher(mentee, functional.softmax(mentor.detach(), dim=1), temperature=1.0)
+        + functional.mse_loss(pair.between(other), own)
+    )
+    return task + imitation / task.detach().clamp(min=SMALLEST_TASK_LOSS)
+
+
+class FedKDClient(SharedModelClient):
+    """Trains both models, and sends the factors of the shared one's update."""
+
+    settings: FedKDSettings
+
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Train the pair locally, reply with the compressed update of the shared model."""
+        with seeded("cpu", self.run.plan.seed, "between-features", self.partition_id):
+            pair = FeaturePair(self.model, self.shared_model(received)).to(self.device)
+        memory.load_model(self.context, "between-features", pair.between)
+        loss = yield from self.train_locally(server_round, adaptive_mutual_loss, model=pair)
+        memory.save_model(self.context, "between-features", pair.between)
+        arrays = self.update(received, pair.shared, server_round)
+        give_back(pair.shared)
+        return TrainReply(arrays, {"train-loss": loss})
+
+    def update(self, received: Arrays, trained: nn.Module, server_round: int) -> Arrays:
+        """Return the factors of a model's update, and all else of it whole."""
+        vectors, shapes = model_vectors(trained), matrix_shapes(trained)
+        change = vectors.pop(WEIGHTS) - received[WEIGHTS]
+        stretches = np.split(change, np.cumsum(shapes.prod(axis=1))[:-1])
+        matrices = [part.reshape(shape) for part, shape in zip(stretches, shapes, strict=True)]
+        energy = self.settings.energy(server_round, self.run.plan.num_server_rounds)
+        factors, ranks = compressed(matrices, energy)
+        return {FACTORS: factors, RANKS: ranks, **vectors}

@@ -1,0 +1,90 @@
+"""The client of FedProto (Tan et al. 2022) and FedTGP (Zhang et al. 2024)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.prototypes import CommonWidthClient
+from fedkd_flwr.models.features import features, features_and_logits
+from fedkd_flwr.training.loop import Loss
+from fedkd_flwr.training.losses import cross_entropy
+from strategies.fedproto import PROTOTYPE_FLAGS, PROTOTYPES, PrototypeSettings
+
+FARTHEST = 1e5
+"""What a class without a prototype counts as far; a loss beyond it would leave every mean."""
+
+
+def towards_prototypes(prototypes: Tensor, flags: Tensor, weight: float) -> Loss:
+    """Return cross-entropy plus ``weight * ||h(x) - prototype[y]||²``.
+
+    Parameters
+    ----------
+    prototypes : Tensor
+        Shape (K, d).
+    flags : Tensor
+        Shape (K,), 1 for a class that has a prototype, else 0; samples of the others add nothing.
+    weight : float
+        lambda.
+    """
+
+    def loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        entered, logits = features_and_logits(model, images)
+        distances = (entered - prototypes[labels]).square().sum(dim=1)
+        pull = (flags[labels] * distances).mean()
+        return functional.cross_entropy(logits, labels) + weight * pull
+
+    return loss
+
+
+class NearestPrototype(nn.Module):
+    """Classifies an image by its nearest prototype: logits are negative squared distances.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Gives the features.
+    prototypes, flags : Tensor
+        Shapes (K, d) and (K,); a class whose flag is 0 is never chosen.
+    """
+
+    def __init__(self, model: nn.Module, prototypes: Tensor, flags: Tensor) -> None:
+        super().__init__()
+        self.model, self.prototypes, self.flags = model, prototypes, flags
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits, shape (n, K)."""
+        entered = features(self.model, images)
+        squared = torch.cdist(entered, self.prototypes).square()
+        return -torch.where(self.flags > 0, squared.clamp(max=FARTHEST), 2 * FARTHEST)
+
+
+class FedProtoClient(CommonWidthClient):
+    """Trains with a pull towards the prototypes, and replies with its own (Algorithm 1)."""
+
+    settings: PrototypeSettings
+
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Train locally, reply with the mean feature of each class."""
+        loss: Loss = cross_entropy
+        if received:
+            loss = towards_prototypes(*self.prototypes(received), self.settings.prototype_weight)
+        mean_loss = yield from self.train_locally(server_round, loss)
+        entered = yield from self.features()
+        return TrainReply(self.class_mean_arrays(entered), {"train-loss": mean_loss})
+
+    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+        """Take up the prototypes by which samples are classified."""
+        self.classifies_by = self.prototypes(received)
+        return {}
+
+    @property
+    def classifier(self) -> nn.Module:
+        """The nearest prototype, or the head where the settings say so."""
+        if self.settings.predict == "head":
+            return self.model
+        return NearestPrototype(self.model, *self.classifies_by)
+
+    def prototypes(self, received: Arrays) -> tuple[Tensor, Tensor]:
+        """Return the prototypes of a message, (K, d), and their flags, (K,)."""
+        return self.tensor(received[PROTOTYPES]), self.tensor(received[PROTOTYPE_FLAGS])

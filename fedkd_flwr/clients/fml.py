@@ -1,0 +1,95 @@
+"""The client of FML (Shen et al. 2020), and what clients with two models share."""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedkd_flwr.clients.base import Arrays, PersonalClient, Training, TrainReply
+from fedkd_flwr.models.pool import borrow, give_back
+from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
+from fedkd_flwr.training.losses import kl_to_teacher
+from strategies.fml import FMLSettings
+from strategies.parameters import SharedModelSettings
+
+
+class Pair(nn.Module):
+    """A client's private model and its copy of the shared one, to be trained together.
+
+    Parameters
+    ----------
+    private, shared : nn.Module
+        Stay the same objects.
+    """
+
+    def __init__(self, private: nn.Module, shared: nn.Module) -> None:
+        super().__init__()
+        self.private, self.shared = private, shared
+
+
+@dataclass(frozen=True)
+class MutualLearning:
+    """The sum of both losses of FML; each has a gradient in its own model alone.
+
+    Attributes
+    ----------
+    alpha, beta : float
+        Weights of the labels for the private and for the shared model, in [0, 1].
+    """
+
+    alpha: float
+    beta: float
+
+    def __call__(self, pair: Pair, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of a batch."""
+        private, shared = pair.private(images), pair.shared(images)
+        return taught(private, labels, shared, self.alpha) + taught(
+            shared, labels, private, self.beta
+        )
+
+
+def taught(logits: Tensor, labels: Tensor, teacher: Tensor, weight: float) -> Tensor:
+    """Return ``weight * CE + (1 - weight) * KL(teacher || student)``; the teacher stays.
+
+    Parameters
+    ----------
+    logits, teacher : Tensor
+        Shapes (batch, K), logits of the student and of the teacher.
+    labels : Tensor
+        Shape (batch,).
+    weight : float
+        In [0, 1].
+    """
+    predictions = functional.softmax(teacher.detach(), dim=1)
+    imitation = kl_to_teacher(logits, predictions, temperature=1.0)
+    return weight * functional.cross_entropy(logits, labels) + (1 - weight) * imitation
+
+
+class SharedModelClient(PersonalClient):
+    """A client that trains a copy of the shared model beside its own."""
+
+    settings: SharedModelSettings
+    # The shared model is replaced each round, so old momentum points nowhere.
+    keeps_optimizer = False
+    trains_alone = True
+
+    def shared_model(self, received: Arrays) -> nn.Module:
+        """Return the shared model as it was sent, to be given back."""
+        model = borrow(replace(self.architecture, name=self.settings.shared_model))
+        fill_from_vectors(model, received)
+        return model
+
+
+class FMLClient(SharedModelClient):
+    """Trains both models by mutual learning, and sends the shared one back."""
+
+    settings: FMLSettings
+
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Train the pair locally, reply with the shared model."""
+        pair = Pair(self.model, self.shared_model(received))
+        loss = MutualLearning(self.settings.alpha, self.settings.beta)
+        mean_loss = yield from self.train_locally(server_round, loss, model=pair)
+        arrays = model_vectors(pair.shared)
+        give_back(pair.shared)
+        return TrainReply(dict(arrays), {"train-loss": mean_loss})

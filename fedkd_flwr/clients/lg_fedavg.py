@@ -1,0 +1,23 @@
+"""The client of LG-FedAvg (Liang et al. 2020)."""
+
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.prototypes import CommonWidthClient
+from fedkd_flwr.models.parts import head_of
+from strategies.prototypes import HEAD_BIAS, HEAD_WEIGHT
+
+
+class LGFedAvgClient(CommonWidthClient):
+    """Trains the mean head and its own body together, and sends the head back."""
+
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Take over the head where one came, train locally, reply with the head."""
+        self.receive_head(received)
+        loss = yield from self.train_locally(server_round)
+        head = head_of(self.model)
+        weight, bias = (tensor.detach().cpu().numpy().copy() for tensor in (head.weight, head.bias))
+        return TrainReply({HEAD_WEIGHT: weight, HEAD_BIAS: bias}, {"train-loss": loss})
+
+    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+        """Evaluate the mean head on the client's own body."""
+        self.receive_head(received)
+        return {}

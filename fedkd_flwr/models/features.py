@@ -1,0 +1,107 @@
+"""What enters a model's head: its features, their width, and a common width for all models."""
+
+import torch
+from torch import Tensor, nn
+
+from fedkd_flwr.models.parts import head_of
+
+
+def feature_width(model: nn.Module) -> int:
+    """Return d, how many features enter a model's head."""
+    return head_of(model).in_features
+
+
+def features_and_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what enters a model's head, shape (n, d), and its logits (n, K), in one pass."""
+    entered: list[Tensor] = []
+    hook = head_of(model).register_forward_pre_hook(lambda head, inputs: entered.append(inputs[0]))
+    try:
+        logits: Tensor = model(images)
+    finally:
+        hook.remove()
+    return entered[0], logits
+
+
+def features(model: nn.Module, images: Tensor) -> Tensor:
+    """Return what enters a model's head, shape (n, d), with gradients where they are on."""
+    return features_and_logits(model, images)[0]
+
+
+class FeatureExtractor(nn.Module):
+    """A model that answers with its features, for whatever predicts with models.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Stays the same object; its weights are shared.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return features, shape (n, d)."""
+        return features(self.model, images)
+
+
+def with_common_width(model: nn.Module, width: int) -> nn.Module:
+    """Bring a model's features to a common width by a linear layer of its own before its head.
+
+    A model of that width stays as it is. In another one the head is replaced by a projection
+    and a new head, whose features are then what leaves the projection.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Changed in place; the new layers start as torch draws them.
+    width : int
+        d, the same for all clients.
+
+    Returns
+    -------
+    nn.Module
+        The same model.
+    """
+    head = head_of(model)
+    if head.in_features == width:
+        return model
+    projected = nn.Sequential(
+        nn.Linear(head.in_features, width), nn.Linear(width, head.out_features)
+    )
+    model.set_submodule(_name_of_head(model), projected)
+    return model
+
+
+@torch.no_grad()
+def fold_into(plain: nn.Module, model: nn.Module) -> nn.Module:
+    """Write a model that has a projection into one of its architecture that has none.
+
+    Two linear layers in a row are one, ``W_2 (W_1 h + b_1) + b_2``.
+
+    Parameters
+    ----------
+    plain : nn.Module
+        As the architecture is built; overwritten.
+    model : nn.Module
+        As `with_common_width` left it, whether or not it has a projection.
+
+    Returns
+    -------
+    nn.Module
+        `plain`.
+    """
+    name = _name_of_head(plain)
+    tensors = dict(model.state_dict())
+    if f"{name}.weight" not in tensors:
+        inner, inner_bias = tensors.pop(f"{name}.0.weight"), tensors.pop(f"{name}.0.bias")
+        outer, outer_bias = tensors.pop(f"{name}.1.weight"), tensors.pop(f"{name}.1.bias")
+        tensors[f"{name}.weight"] = outer @ inner
+        tensors[f"{name}.bias"] = outer @ inner_bias + outer_bias
+    plain.load_state_dict(tensors)
+    return plain
+
+
+def _name_of_head(model: nn.Module) -> str:
+    head = head_of(model)
+    return next(name for name, part in model.named_modules() if part is head)

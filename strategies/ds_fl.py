@@ -1,0 +1,103 @@
+"""DS-FL: every client learns from the sharpened mean of all soft predictions.
+
+S. Itahara, T. Nishio, Y. Koda, M. Morikura, K. Yamamoto, *Distillation-Based Semi-Supervised
+Federated Learning for Communication-Efficient Collaborative Training with Non-IID Private
+Data*, IEEE Transactions on Mobile Computing, 2021, arXiv:2008.06180.
+
+The mean of the clients' soft predictions ``s(x)`` is broadcast as ``softmax(s(x) / T)`` with a T
+well below 1 (*entropy reduction aggregation*, ERA): the more the clients' data differ, the
+flatter is their mean, and the less would be learned from it.
+
+Differences from the paper
+--------------------------
+- The server trains no model of its own, and what is evaluated are the clients' models, which may
+  differ in architecture. The paper evaluates the one model of the server.
+- Clients distil the teacher of round t at the start of round t + 1, by KL divergence, whose
+  gradient is that of the paper's cross-entropy.
+- ``mixing = "median"`` and privacy are those of all methods that exchange soft predictions.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from strategies.base import TRAIN_LOSS
+from strategies.core.replies import Arrays, Metric, Reply
+from strategies.soft_predictions import DistillationSettings, SoftPredictionStrategy
+
+Aggregation = Literal["entropy-reduction", "simple"]
+"""The paper's two ways to make a teacher of the mean."""
+
+
+class DSFLSettings(DistillationSettings):
+    """Settings of DS-FL.
+
+    Attributes
+    ----------
+    aggregation : str
+        ``entropy-reduction`` sharpens the mean (ERA); ``simple`` leaves it as it is (SA).
+    era_temperature : float
+        T of the sharpening; the smaller, the sharper.
+    """
+
+    table = "ds-fl"
+    aggregation: Aggregation = "entropy-reduction"
+    era_temperature: float = Field(default=0.1, gt=0)
+
+
+def entropy_reduced(mean: NDArray[Any], temperature: float) -> NDArray[Any]:
+    """Return ``softmax(mean / T)``, the softmax of probabilities as if they were logits.
+
+    Parameters
+    ----------
+    mean : ndarray
+        Shape (..., K), rows on the simplex.
+    temperature : float
+        T > 0.
+    """
+    exponentials = np.exp((mean - mean.max(axis=-1, keepdims=True)) / temperature)
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+AGGREGATIONS: dict[str, Callable[[NDArray[Any], float], NDArray[Any]]] = {
+    "entropy-reduction": entropy_reduced,
+    "simple": lambda mean, temperature: mean,
+}
+"""From the mean (P, K) and the temperature of the sharpening to the teacher (P, K)."""
+
+
+class DSFL(SoftPredictionStrategy):
+    """DS-FL: one teacher for all, the sharpened mean of last round's predictions.
+
+    Attributes
+    ----------
+    teacher : dict of str to ndarray
+        The teacher (P, K) as it travels in the next round; empty before the first.
+    """
+
+    settings_type = DSFLSettings
+    settings: DSFLSettings
+    train_metrics = (TRAIN_LOSS, Metric("distillation-loss"))
+    kept = (*SoftPredictionStrategy.kept, "teacher")
+    teacher: Arrays
+
+    def begin(self, initial: Arrays) -> None:
+        """Start without a teacher."""
+        super().begin(initial)
+        self.teacher = {}
+
+    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
+        """Send the teacher, the same to every client, from the second round on."""
+        return self.teacher
+
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
+        """Average the predictions of the round and sharpen their mean."""
+        (mean,) = self.mix(
+            np.full((1, len(replies)), 1 / len(replies)), self.stack_predictions(replies)
+        )
+        sharpen = AGGREGATIONS[self.settings.aggregation]
+        teacher = sharpen(mean, self.settings.era_temperature)
+        self.teacher = self.settings.wire.encode("teacher", teacher)

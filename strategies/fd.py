@@ -1,0 +1,109 @@
+"""FD, federated distillation: clients learn from each other's mean prediction for a class.
+
+E. Jeong, S. Oh, H. Kim, J. Park, M. Bennis, S.-L. Kim, *Communication-Efficient On-Device
+Machine Learning: Federated Distillation and Augmentation under Non-IID Private Data*, NeurIPS
+2018 workshop, arXiv:1811.11479.
+
+Client n replies with its mean soft prediction ``F_n[k]`` for the samples of each class k, (K, K).
+In the next round it adds gamma times the cross-entropy to the mean of the *other* clients that
+hold the class of the sample (Algorithm 1).
+
+Differences from the paper
+--------------------------
+- Means are taken of the trained model over all training samples; the paper accumulates them
+  along the training of a round.
+- Classes are averaged over the clients that hold them. In the paper all clients hold all.
+- The server leaves a client's own share out, which the paper's client does for itself. A class
+  that no other client holds is a row of zeros, and adds nothing.
+- Only the clients of the last round give to the next. Federated augmentation is left out.
+- Predictions are softmax outputs at temperature 1, as in the paper, which calls them logits.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from strategies.core.plan import Settings
+from strategies.core.replies import Arrays, Reply
+from strategies.core.simplex import check_simplex
+from strategies.prototypes import CLASS_COUNTS, CLASS_MEANS, ClassMeanStrategy, stacked
+
+
+class FDSettings(Settings):
+    """Settings of FD.
+
+    Attributes
+    ----------
+    gamma : float
+        Weight of the cross-entropy to the others' mean prediction; 0 is `local`.
+    """
+
+    table = "fd"
+    gamma: float = Field(default=0.1, ge=0)
+
+
+def means_of_others(means: NDArray[Any], holds: NDArray[Any]) -> NDArray[Any]:
+    """Average each class over all other clients that hold it.
+
+    With ``M_k`` holders of class k the paper's ``(M F[k] - F_n[k]) / (M - 1)``, F their mean.
+
+    Parameters
+    ----------
+    means : ndarray
+        Shape (N, K, K), zeros where a client lacks a class.
+    holds : ndarray
+        Shape (N, K), 1 where a client holds a class, else 0.
+
+    Returns
+    -------
+    ndarray
+        Shape (N, K, K): client, class of the sample, probability; zeros where no other holds it.
+    """
+    others = holds.sum(axis=0) - holds
+    sums = np.maximum(means.sum(axis=0) - means, 0)
+    return np.where(others[..., None] > 0, sums / np.maximum(others, 1)[..., None], 0)
+
+
+class FD(ClassMeanStrategy):
+    """FD: class-mean predictions up, those of the others down.
+
+    Attributes
+    ----------
+    targets : ndarray
+        Shape (N, K, K), due in the next round; of no client before the first.
+    """
+
+    settings_type = FDSettings
+    settings: FDSettings
+    kept = ("targets",)
+    targets: NDArray[np.float32]
+
+    @property
+    def width(self) -> int:
+        """K, a prediction for each class."""
+        return self.plan.num_classes
+
+    def begin(self, initial: Arrays) -> None:
+        """Start without targets."""
+        self.targets = np.empty((0, self.width, self.width), dtype=np.float32)
+
+    def check_reply(self, reply: Reply) -> None:
+        """Refuse mean predictions that are off the simplex."""
+        super().check_reply(reply)
+        held = reply.arrays[CLASS_COUNTS] > 0
+        check_simplex(reply.arrays[CLASS_MEANS][held], CLASS_MEANS)
+
+    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
+        """Send the client the means of the others, from the second round on."""
+        return {"targets": self.targets[partition_id]} if len(self.targets) else {}
+
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
+        """Average the classes, for every client without its own share."""
+        clients, repliers = self.plan.num_clients, list(replies)
+        means = np.zeros((clients, self.width, self.width))
+        holds = np.zeros((clients, self.width))
+        own_means, counts = stacked(replies)
+        means[repliers], holds[repliers] = own_means, counts > 0
+        self.targets = means_of_others(means, holds).astype(np.float32)

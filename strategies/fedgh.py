@@ -1,0 +1,123 @@
+"""FedGH: the server trains one head on the clients' mean features, for models of any kind.
+
+L. Yi, G. Wang, X. Liu, Z. Shi, H. Yu, *FedGH: Heterogeneous Federated Learning with Generalized
+Global Header*, ACM MM 2023, arXiv:2303.13137.
+
+A client takes over the global head, trains its whole model on its own data and replies with the
+mean feature of each class. The server goes on training the head on pairs (mean feature, class).
+
+Differences from the paper
+--------------------------
+- The server takes a step on all pairs of one client at once, client by client, ``server-epochs``
+  times over; the paper one on each pair, once.
+- A client is evaluated with the head that it has trained further on its own data.
+- Models of different widths agree on one by a linear layer of their own. The paper's models do.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from strategies.core.randomness import random_generator
+from strategies.core.replies import Arrays, Reply
+from strategies.prototypes import (
+    HEAD_BIAS,
+    HEAD_WEIGHT,
+    ClassMeanStrategy,
+    FeatureSettings,
+    stacked,
+)
+
+
+class FedGHSettings(FeatureSettings):
+    """Settings of FedGH.
+
+    Attributes
+    ----------
+    server_learning_rate : float
+        Step size of the server on the head.
+    server_epochs : int
+        How often the server goes through the clients of a round.
+    """
+
+    table = "fedgh"
+    server_learning_rate: float = Field(default=0.01, gt=0)
+    server_epochs: int = Field(default=10, ge=1)
+
+
+def head_step(
+    weight: NDArray[Any],
+    bias: NDArray[Any],
+    features: NDArray[Any],
+    classes: NDArray[np.intp],
+    rate: float,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Take one gradient step of a head on the mean cross-entropy of features and their classes.
+
+    Parameters
+    ----------
+    weight, bias : ndarray
+        Shapes (K, d) and (K,).
+    features : ndarray
+        Shape (M, d).
+    classes : ndarray
+        Shape (M,).
+    rate : float
+        Step size.
+
+    Returns
+    -------
+    tuple of ndarray
+        The new weight and bias.
+    """
+    logits = features @ weight.T + bias
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    errors = exponentials / exponentials.sum(axis=1, keepdims=True)
+    errors[np.arange(len(classes)), classes] -= 1
+    errors /= len(classes)
+    return weight - rate * errors.T @ features, bias - rate * errors.sum(axis=0)
+
+
+class FedGH(ClassMeanStrategy):
+    """FedGH (Algorithm 1): class-mean features up, the head down.
+
+    Attributes
+    ----------
+    head : dict of str to ndarray
+        The global head, as it travels.
+    """
+
+    settings_type = FedGHSettings
+    settings: FedGHSettings
+    kept = ("head",)
+    head: dict[str, NDArray[np.float32]]
+
+    def begin(self, initial: Arrays) -> None:
+        """Draw the head as torch draws a linear layer."""
+        generator, bound = random_generator(self.plan.seed, "head"), self.width**-0.5
+        classes = self.plan.num_classes
+        shapes: dict[str, tuple[int, ...]] = {
+            HEAD_WEIGHT: (classes, self.width),
+            HEAD_BIAS: (classes,),
+        }
+        self.head = {
+            name: generator.uniform(-bound, bound, shape).astype(np.float32)
+            for name, shape in shapes.items()
+        }
+
+    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
+        """Send the head, the same to every client."""
+        return self.head
+
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
+        """Train the head on the mean features, client by client."""
+        weight, bias = (self.head[name].astype(np.float64) for name in (HEAD_WEIGHT, HEAD_BIAS))
+        for _ in range(self.settings.server_epochs):
+            for means, counts in zip(*stacked(replies), strict=True):
+                held = np.flatnonzero(counts)
+                if len(held):
+                    rate = self.settings.server_learning_rate
+                    weight, bias = head_step(weight, bias, means[held], held, rate)
+        self.head = {HEAD_WEIGHT: weight.astype("float32"), HEAD_BIAS: bias.astype("float32")}

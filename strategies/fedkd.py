@@ -1,0 +1,116 @@
+"""FedKD: a private and a shared model teach each other, and only factors of updates are sent.
+
+C. Wu, F. Wu, L. Lyu, Y. Huang, X. Xie, *Communication-efficient federated learning via knowledge
+distillation*, Nature Communications 13, 2032, 2022, arXiv:2108.13323.
+
+On every client a private *mentor* and a copy of the shared *mentee* learn from the labels, from
+each other's predictions, and from each other's features through a learned matrix; the less sure
+both are, the less they imitate. The update of each weight matrix of the mentee is sent as the
+factors of its singular value decomposition with the fewest singular values that hold a share of
+its energy; the share rises over the rounds. The server averages the updates by samples.
+
+Differences from the paper
+--------------------------
+- **What travels**: up, factors, and only where they are shorter than the matrix. Down, the whole
+  mentee as one vector; the paper sends factors of the averaged update both ways, of which a
+  client that is not sampled in every round would miss some. Bytes are counted as sent.
+- An update is the change over a round of local steps, the paper's a gradient. A convolution's
+  kernel is decomposed as a matrix with a row for each output channel.
+- Features before the head are imitated; the paper's language models have more hidden states, and
+  attention, which is left out.
+- Imitation is divided by the sum of both task losses as in Eqs. 2 to 4, through which no gradient
+  flows, and not by less than a tenth: it would grow without bound where a client knows its data.
+- The mentor is evaluated, and momentum starts anew in each round.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from strategies.core.low_rank import Shape, lengths, restored
+from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
+from strategies.core.replies import LARGEST_NUMBER, Arrays, Due, InvalidReplyError, Reply
+from strategies.parameters import SharedModelSettings, SharedModelStrategy, mean_model, model_due
+
+FACTORS, RANKS = "factors", "ranks"
+"""Names of an update's factors, one-dimensional, and of the rank of each matrix, (L,)."""
+
+WEIGHTS = "weights"
+"""Kind of the vector that travels as factors."""
+
+
+class FedKDSettings(SharedModelSettings):
+    """Settings of FedKD.
+
+    Attributes
+    ----------
+    energy_start, energy_end : float
+        Share of an update's energy that is kept in the first and in the last round; 1 sends all.
+    """
+
+    table = "fedkd"
+    energy_start: float = Field(default=0.95, gt=0, le=1)
+    energy_end: float = Field(default=0.98, gt=0, le=1)
+
+    def energy(self, server_round: int, num_rounds: int) -> float:
+        """Return the share that is kept in a round, which rises evenly."""
+        progress = (server_round - 1) / max(num_rounds - 1, 1)
+        return self.energy_start + (self.energy_end - self.energy_start) * progress
+
+
+class FedKD(SharedModelStrategy):
+    """FedKD (Algorithm 1): factors of the shared model's updates up, the model down."""
+
+    settings_type = FedKDSettings
+    needs_shapes = True
+
+    @classmethod
+    def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
+        """Refuse an energy that falls."""
+        own = FedKDSettings.model_validate(settings)
+        if own.energy_end < own.energy_start:
+            raise ImpossiblePlanError(
+                f"fedkd.energy-end = {own.energy_end:g} is below fedkd.energy-start = "
+                f"{own.energy_start:g}: the energy rises, or stays."
+            )
+
+    def begin(self, initial: Arrays) -> None:
+        """Start from the initial shared model, and take note of its matrices."""
+        self.shapes: list[Shape] = [(int(m), int(n)) for m, n in initial["shapes"]]
+        super().begin({kind: vector for kind, vector in initial.items() if kind != "shapes"})
+
+    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
+        """Ask for factors, no longer than the weights, and for all else of a model whole."""
+        due = model_due(self.model)
+        factors = Due(due.pop(WEIGHTS).shape, at_most=True)
+        return {FACTORS: factors, RANKS: Due((len(self.shapes),), "int32"), **due}
+
+    def check_reply(self, reply: Reply) -> None:
+        """Refuse ranks that no matrix has, and factors that do not fit them or multiply badly."""
+        factors, ranks = reply.arrays[FACTORS], reply.arrays[RANKS]
+        highest = np.min(self.shapes, axis=1)
+        if (ranks < 0).any() or (ranks > highest).any():
+            raise InvalidReplyError(f"{RANKS} holds a rank that its matrix cannot have")
+        due = sum(lengths(self.shapes, ranks))
+        if len(factors) != due:
+            raise InvalidReplyError(f"{FACTORS} holds {len(factors)} numbers where {due} are due")
+        if not np.abs(self.update_in(reply.arrays)).max() <= LARGEST_NUMBER:
+            raise InvalidReplyError(f"{FACTORS} multiply to a number beyond {LARGEST_NUMBER:g}")
+
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
+        """Add the mean update to the weights; average all else."""
+        others = [kind for kind in self.model if kind != WEIGHTS]
+        parts = [
+            {
+                WEIGHTS: self.update_in(reply.arrays),
+                **{kind: reply.arrays[kind] for kind in others},
+            }
+            for reply in replies.values()
+        ]
+        mean = mean_model(parts, self.sizes(replies))
+        self.model = {**mean, WEIGHTS: self.model[WEIGHTS] + mean[WEIGHTS]}
+
+    def update_in(self, arrays: Arrays) -> NDArray[np.float32]:
+        """Multiply the factors of a reply to the update of all weights, one vector."""
+        matrices = restored(arrays[FACTORS], arrays[RANKS], self.shapes)
+        return np.concatenate([matrix.reshape(-1) for matrix in matrices])

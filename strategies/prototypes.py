@@ -1,0 +1,89 @@
+"""What methods share whose clients exchange one mean a class: of predictions or of features.
+
+A client replies with the means of its training samples class by class, (K, d), and how many
+samples each is of, (K,). No public data and no model crosses the network, so models may differ
+as long as they agree on d.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from strategies.base import PersonalizedStrategy
+from strategies.core.plan import Settings
+from strategies.core.replies import Due, InvalidReplyError, Reply
+
+CLASS_MEANS = "class-means"
+"""Name of a reply's means, (K, d), one row a class; rows of absent classes have no meaning."""
+
+CLASS_COUNTS = "class-counts"
+"""Name of a reply's numbers of samples, (K,), 0 for a class that the client lacks."""
+
+HEAD_WEIGHT, HEAD_BIAS = "head-weight", "head-bias"
+"""Names of a head that travels: its weight, (K, d), and its bias, (K,)."""
+
+
+class FeatureSettings(Settings):
+    """Settings of all methods whose clients agree on a width of their features.
+
+    Attributes
+    ----------
+    feature_width : int
+        d, features that enter the head. A model of another width gets a linear layer of its
+        own before its head.
+    """
+
+    feature_width: int = Field(default=64, ge=1)
+
+
+class ClassMeanStrategy(PersonalizedStrategy):
+    """A strategy whose clients reply with class means and counts, and nothing else."""
+
+    @property
+    def width(self) -> int:
+        """d, the length of a mean."""
+        width: int = self.settings.feature_width  # type: ignore[attr-defined]
+        return width
+
+    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
+        """Ask for class means, (K, d), and counts, (K,)."""
+        classes = self.plan.num_classes
+        return {CLASS_MEANS: Due((classes, self.width)), CLASS_COUNTS: Due((classes,))}
+
+    def check_reply(self, reply: Reply) -> None:
+        """Refuse counts that no data set of the client's size has."""
+        counts, size = reply.arrays[CLASS_COUNTS], self.clients[reply.partition_id].num_examples
+        if counts.min() < 0 or (counts != np.floor(counts)).any():
+            raise InvalidReplyError(f"{CLASS_COUNTS} holds something that counts no samples")
+        if counts.sum(dtype=np.float64) > size:
+            raise InvalidReplyError(f"{CLASS_COUNTS} sums to {counts.sum():g}, of {size} samples")
+
+
+def stacked(replies: Mapping[int, Reply]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the repliers' class means (R, K, d), absent ones as zeros, and counts (R, K)."""
+    counts = np.stack([reply.arrays[CLASS_COUNTS] for reply in replies.values()])
+    means = np.stack([reply.arrays[CLASS_MEANS] for reply in replies.values()])
+    return np.where(counts[..., None] > 0, means, 0), counts
+
+
+def mean_by_class(means: NDArray[Any], weights: NDArray[Any]) -> NDArray[Any]:
+    """Average class means over clients, each class by weights of its own.
+
+    Parameters
+    ----------
+    means : ndarray
+        Shape (R, K, d).
+    weights : ndarray
+        Shape (R, K), non-negative.
+
+    Returns
+    -------
+    ndarray
+        Shape (K, d); a class without weight is zeros.
+    """
+    totals = weights.sum(axis=0)
+    shares = weights / np.where(totals > 0, totals, 1)
+    return (shares[..., None] * means).sum(axis=0)

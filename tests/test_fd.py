@@ -1,0 +1,139 @@
+"""FD (Jeong et al. 2018): the others' mean predictions, the term, and local where gamma is 0."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import Witness, client_of, random_simplex, reply_with, run_with
+from torch import nn
+
+import fedkd_flwr
+from fedkd_flwr.clients.fd import ClassDistillation
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.runs import read_checkpoint
+from strategies.core.membership import ClientInfo
+from strategies.core.plan import RunPlan
+from strategies.core.replies import InvalidReplyError
+from strategies.core.simplex import NotOnSimplexError
+from strategies.fd import FD, FDSettings, means_of_others
+
+
+@pytest.fixture
+def small(small):
+    return {**small, "strategy": "fd", "fd.gamma": 0.5, "cohort": "off"}
+
+
+# ---- The update ----------------------------------------------------------------------
+
+
+def test_the_means_of_others_client_by_client():
+    generator = np.random.default_rng(0)
+    holds = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1]])
+    means = random_simplex(generator, 3, 3, 3) * holds[..., None]
+    found = means_of_others(means, holds)
+    for n in range(3):
+        for k in range(3):
+            others = [means[m, k] for m in range(3) if m != n and holds[m, k]]
+            expected = np.mean(others, axis=0) if others else np.zeros(3)
+            np.testing.assert_allclose(found[n, k], expected, atol=1e-12)
+
+
+def test_a_step_on_two_parameters_by_hand():
+    """Logits (a x, b x) at x = 1 and label 0: the gradient is s - e_0 + gamma (s - target)."""
+    model = nn.Linear(1, 2, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.3], [-0.2]]))
+    targets = torch.tensor([[0.6, 0.4], [0.0, 0.0]])
+    loss = ClassDistillation(weight=0.5)
+    loss(model, torch.ones(1, 1), torch.tensor([0]), targets).backward()
+    s = np.exp([0.3, -0.2]) / np.exp([0.3, -0.2]).sum()
+    expected = s - [1, 0] + 0.5 * (s - [0.6, 0.4])
+    np.testing.assert_allclose(model.weight.grad.flatten(), expected, atol=1e-6)
+    model.weight.grad = None
+    loss(model, torch.ones(1, 1), torch.tensor([1]), targets).backward()
+    np.testing.assert_allclose(model.weight.grad.flatten(), s - [0, 1], atol=1e-6)
+
+
+def test_clients_send_what_they_predict_for_their_classes_and_get_the_others(small, tmp_path):
+    small |= {"num-clients": 2, "max-samples": 300}
+    witness = Witness()
+    _, grid = run_with(witness, small, tmp_path / "run")
+    first = {n: witness.up[1, "train", n] for n in (0, 1)}
+    assert witness.down[1, "train", 0] == {}
+    for n in (0, 1):
+        held = first[1 - n]["class-counts"] > 0
+        targets = witness.down[2, "train", n]["targets"]
+        np.testing.assert_allclose(targets[held], first[1 - n]["class-means"][held], atol=1e-6)
+        assert not targets[~held].any()
+        client = client_of(small, n, grid.contexts[n])
+        with torch.inference_mode():
+            predictions = client.model.eval()(client.data.train_images).softmax(dim=1)
+        labels = client.data.train_labels
+        for k in labels.unique():
+            mean = predictions[labels == k].mean(dim=0)
+            sent = witness.up[2, "train", n]["class-means"][k]
+            np.testing.assert_allclose(sent, mean, atol=1e-5)
+        counts = torch.bincount(labels, minlength=10)
+        np.testing.assert_array_equal(witness.up[2, "train", n]["class-counts"], counts)
+
+
+def test_without_its_term_it_is_local(small, tmp_path):
+    columns = ["round", "partition_id", "accuracy", "loss"]
+    local, without, pulled = (
+        fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / str(name)).clients[columns]
+        for name, changes in enumerate(({"strategy": "local"}, {"fd.gamma": 0.0}, {}))
+    )
+    np.testing.assert_array_equal(without, local)
+    assert not np.array_equal(pulled, local)
+
+
+def test_side_by_side_is_one_after_the_other_but_for_rounding(small, tmp_path):
+    columns = ["round", "partition_id", "accuracy", "loss"]
+    alone, together = (
+        fedkd_flwr.run({**small, "models": "mlp", "cohort": cohort}, output_dir=tmp_path / cohort)
+        for cohort in ("off", "on")
+    )
+    np.testing.assert_allclose(together.clients[columns], alone.clients[columns], rtol=1e-4)
+
+
+# ---- State ---------------------------------------------------------------------------
+
+
+def test_the_targets_of_the_next_round_are_all_that_is_kept(small, tmp_path):
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    assert list(whole.rounds["numbers_up"]) == [4 * 110] * 2
+    assert list(whole.rounds["numbers_down"]) == [0, 4 * 100]
+    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    after_one = read_checkpoint(tmp_path / "run").state
+    assert set(after_one) == {"targets"}
+    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    after_two, at_once = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
+    np.testing.assert_array_equal(after_two["targets"], at_once["targets"])
+    assert not np.array_equal(after_one["targets"], after_two["targets"])
+
+
+# ---- Refusals ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("means", "counts", "reason"),
+    [
+        ([[0.5, 0.5], [2.0, 0.0]], [1, 1], "a row whose sum is off 1"),
+        ([[0.5, 0.5], [2.0, 0.0]], [9, 0], "sums to 9, of 3 samples"),
+        ([[0.5, 0.5], [2.0, 0.0]], [-1, 0], "counts no samples"),
+        ([[0.5, 0.5], [2.0, 0.0]], [0.5, 0], "counts no samples"),
+    ],
+)
+def test_means_and_counts_that_make_no_sense_are_refused(means, counts, reason):
+    strategy = FD(RunPlan(num_clients=1, num_classes=2), FDSettings())
+    strategy.clients[0] = ClientInfo(0, 7, "mlp", num_examples=3)
+    arrays = {"class-means": np.array(means), "class-counts": np.array(counts)}
+    with pytest.raises((InvalidReplyError, NotOnSimplexError), match=reason):
+        strategy.check_reply(reply_with(arrays))
+    strategy.check_reply(reply_with({**arrays, "class-counts": np.array([3, 0])}))
+
+
+@pytest.mark.parametrize("gamma", [-0.1, float("inf")])
+def test_a_weight_below_zero_is_refused_in_one_line(gamma, small):
+    with pytest.raises(ConfigError, match=r"fd\.gamma = ") as caught:
+        read_config({**small, "fd.gamma": gamma})
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,107 @@
+"""FedGH (Yi et al. 2023): the server's steps on a head, and clients that go on from it."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import Witness, client_of, reply_with, run_with
+from torch.nn import functional
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.models.parts import head_of
+from fedkd_flwr.runs import read_checkpoint
+from strategies.core.plan import RunPlan
+from strategies.fedgh import FedGH, FedGHSettings, head_step
+
+
+@pytest.fixture
+def small(small):
+    return {**small, "strategy": "fedgh", "fedgh.feature-width": 12}
+
+
+# ---- The update ----------------------------------------------------------------------
+
+
+def torch_step(weight, bias, features, classes, rate):
+    weight, bias = (torch.tensor(value, requires_grad=True) for value in (weight, bias))
+    logits = torch.tensor(features) @ weight.T + bias
+    functional.cross_entropy(logits, torch.tensor(classes)).backward()
+    return (weight - rate * weight.grad).detach(), (bias - rate * bias.grad).detach()
+
+
+def test_a_step_of_the_head_is_that_of_autograd():
+    generator = np.random.default_rng(0)
+    weight, bias, features = (generator.normal(size=s) for s in ((4, 3), 4, (5, 3)))
+    classes = np.array([0, 2, 3, 3, 1])
+    found = head_step(weight, bias, features, classes, 0.3)
+    for value, expected in zip(
+        found, torch_step(weight, bias, features, classes, 0.3), strict=True
+    ):
+        np.testing.assert_allclose(value, expected, atol=1e-12)
+
+
+def test_the_server_goes_through_two_clients_twice_and_passes_over_classes_they_lack():
+    plan = RunPlan(num_clients=2, num_classes=3)
+    strategy = FedGH(
+        plan, FedGHSettings(feature_width=2, server_epochs=2, server_learning_rate=0.5)
+    )
+    strategy.begin({})
+    head = strategy.train_payload(1, 0)
+    weight, bias = (head[name].astype(float) for name in ("head-weight", "head-bias"))
+    assert np.abs(weight).max() <= 2**-0.5
+    means = np.random.default_rng(1).normal(size=(2, 3, 2)).astype(np.float32)
+    counts = np.array([[3, 0, 1], [0, 2, 0]], dtype=np.float32)
+    replies = {n: reply_with({"class-means": means[n], "class-counts": counts[n]}) for n in (0, 1)}
+    strategy.aggregate(1, replies)
+    for _ in range(2):
+        for n, held in enumerate(([0, 2], [1])):
+            stepped = torch_step(weight, bias, means[n][held].astype(float), held, 0.5)
+            weight, bias = (value.numpy() for value in stepped)
+    np.testing.assert_allclose(strategy.train_payload(2, 1)["head-weight"], weight, atol=1e-6)
+    np.testing.assert_allclose(strategy.train_payload(2, 1)["head-bias"], bias, atol=1e-6)
+
+
+def test_clients_train_from_the_head_that_came(small, tmp_path):
+    """With steps too small to be seen, mixed models end with the head of the server."""
+    witness = Witness()
+    _, grid = run_with(witness, small, tmp_path / "run", **{"learning-rate": 1e-12})
+    first, second = (witness.down[t, "train", 0]["head-weight"] for t in (1, 2))
+    assert first.shape == (10, 12)
+    assert np.abs(first - second).max() > 1e-4
+    for n in range(4):
+        client = client_of(small, n, grid.contexts[n])
+        np.testing.assert_allclose(head_of(client.model).weight.detach(), second, atol=1e-6)
+
+
+# ---- State ---------------------------------------------------------------------------
+
+
+def test_the_head_is_all_that_is_kept(small, tmp_path):
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    assert list(whole.rounds["numbers_up"]) == [4 * 130] * 2
+    assert list(whole.rounds["numbers_down_broadcast"]) == [130] * 2
+    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    after_one = read_checkpoint(tmp_path / "run").state
+    assert set(after_one) == {"head/head-weight", "head/head-bias"}
+    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    after_two, at_once = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
+    for name, array in at_once.items():
+        np.testing.assert_array_equal(after_two[name], array)
+        assert not np.array_equal(after_one[name], array)
+
+
+# ---- Settings ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"fedgh.feature-width": 0}, r"fedgh\.feature-width = 0: it should be greater than"),
+        ({"fedgh.server-learning-rate": 0}, r"fedgh\.server-learning-rate = 0"),
+        ({"fedgh.server-epochs": 0}, r"fedgh\.server-epochs = 0"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)

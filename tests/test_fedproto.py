@@ -1,0 +1,157 @@
+"""FedProto (Tan et al. 2022): prototypes, the pull towards them, and who is nearest."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from helpers import Witness, client_of, reply_with, run_with
+from torch import nn
+
+import fedkd_flwr
+from fedkd_flwr.clients.fedproto import NearestPrototype, towards_prototypes
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.data.clients import load_client
+from fedkd_flwr.models.features import feature_width, features
+from fedkd_flwr.runs import read_checkpoint
+from strategies.core.plan import RunPlan
+from strategies.fedproto import FedProto, FedProtoSettings
+
+
+@pytest.fixture
+def small(small):
+    return {**small, "strategy": "fedproto", "fedproto.feature-width": 12}
+
+
+def replies_of(*clients):
+    return {
+        n: reply_with(
+            {"class-means": np.float32(means), "class-counts": np.float32(counts)},
+        )
+        for n, (means, counts) in enumerate(clients)
+    }
+
+
+# ---- The update ----------------------------------------------------------------------
+
+
+def test_two_clients_prototypes_are_weighed_by_samples_and_kept_where_nobody_holds_a_class():
+    plan = RunPlan(num_clients=2, num_classes=3)
+    strategy = FedProto(plan, FedProtoSettings(feature_width=2))
+    strategy.begin({})
+    assert strategy.train_payload(1, 0) == {}
+    first = ([[1, 2], [9, 9], [5, 5]], [3, 0, 2])
+    second = ([[5, 6], [9, 9], [9, 9]], [1, 0, 0])
+    strategy.aggregate(1, replies_of(first, second))
+    sent = strategy.train_payload(2, 0)
+    np.testing.assert_allclose(sent["prototypes"], [[2, 3], [0, 0], [5, 5]])
+    np.testing.assert_array_equal(sent["prototype-flags"], [1, 0, 1])
+    strategy.aggregate(2, replies_of(second, ([[0, 0], [7, 8], [0, 0]], [0, 4, 0])))
+    sent = strategy.evaluate_payload(2, 1)
+    np.testing.assert_allclose(sent["prototypes"], [[5, 6], [7, 8], [5, 5]])
+    np.testing.assert_array_equal(sent["prototype-flags"], [1, 1, 1])
+
+
+def test_the_pull_by_hand():
+    """Features (a x, b x) at x = 1: the pull's gradient is 2 lambda (h - prototype)."""
+    model = nn.Sequential(nn.Linear(1, 2, bias=False), nn.Linear(2, 2, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[0.3], [-0.2]]))
+        model[1].weight.zero_()
+    prototypes, flags = torch.tensor([[1.0, 2.0], [5.0, 5.0]]), torch.tensor([1.0, 0.0])
+    loss = towards_prototypes(prototypes, flags, weight=0.25)
+    images = torch.ones(2, 1)
+    value = loss(model, images, torch.tensor([0, 1]))
+    value.backward()
+    assert value.item() == pytest.approx(np.log(2) + 0.25 * (0.7**2 + 2.2**2) / 2, abs=1e-5)
+    # Half, since the other sample's class has no prototype.
+    expected = 0.25 * 2 * np.array([0.3 - 1, -0.2 - 2]) / 2
+    np.testing.assert_allclose(model[0].weight.grad.flatten(), expected, atol=1e-6)
+
+
+def test_the_nearest_prototype_is_chosen_among_those_that_there_are():
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(2))
+    prototypes = torch.tensor([[0.0, 0.0], [1.0, 1.0], [3.0, 3.0]])
+    nearest = NearestPrototype(model, prototypes, torch.tensor([1.0, 0.0, 1.0]))
+    logits = nearest(torch.tensor([[1.1, 1.1], [2.5, 2.0], [1e6, 1e6]]))
+    assert logits.argmax(dim=1).tolist()[:2] == [0, 2]
+    assert logits[0, 0].item() == pytest.approx(-2 * 1.1**2, abs=1e-4)
+    assert torch.isfinite(logits).all()
+
+
+def test_mixed_models_agree_on_a_width_and_send_their_mean_features(small, tmp_path):
+    witness = Witness()
+    _, grid = run_with(witness, small, tmp_path / "run")
+    for n in range(4):
+        client = client_of(small, n, grid.contexts[n])
+        assert feature_width(client.model) == 12
+        with torch.inference_mode():
+            entered = features(client.model.eval(), client.data.train_images)
+        labels, sent = client.data.train_labels, witness.up[2, "train", n]
+        for k in labels.unique():
+            mean = entered[labels == k].mean(dim=0)
+            np.testing.assert_allclose(sent["class-means"][k], mean, atol=1e-4, rtol=1e-4)
+
+
+def test_without_its_term_it_trains_as_local_does(small, tmp_path):
+    """A width that the model has by itself needs no projection; predictions are the head's."""
+    small |= {"models": "mlp", "fedproto.feature-width": 100, "fedproto.predict": "head"}
+    columns = ["round", "partition_id", "accuracy", "loss"]
+    local, without, pulled = (
+        fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / str(name)).clients[columns]
+        for name, changes in enumerate(
+            ({"strategy": "local"}, {"fedproto.prototype-weight": 0.0}, {})
+        )
+    )
+    np.testing.assert_allclose(without, local, rtol=1e-6)
+    assert not np.allclose(pulled, local)
+
+
+def test_exported_models_have_their_projection_in_the_head(small, tmp_path):
+    small |= {"fedproto.predict": "head", "models-dir": str(tmp_path / "models")}
+    run = fedkd_flwr.run(small, output_dir=tmp_path / "run")
+    for n in (0, 1):
+        model = fedkd_flwr.load_model(tmp_path / "models" / f"{n}.safetensors")
+        data = load_client(read_config(run.config).run.data_plan, n)
+        with torch.inference_mode():
+            correct = (model(data.test_images).argmax(dim=1) == data.test_labels).sum()
+        card = json.loads((tmp_path / "models" / f"{n}.json").read_text())
+        assert int(correct) == card["metrics"]["correct"]
+
+
+# ---- State ---------------------------------------------------------------------------
+
+
+def test_the_prototypes_are_all_that_is_kept(small, tmp_path):
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    assert list(whole.rounds["numbers_up"]) == [4 * (120 + 10)] * 2
+    assert list(whole.rounds["numbers_down_broadcast"]) == [0, 120 + 10]
+    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    after_one = read_checkpoint(tmp_path / "run").state
+    assert set(after_one) == {"prototypes/prototypes", "prototypes/prototype-flags"}
+    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    after_two, at_once = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
+    for name, array in at_once.items():
+        np.testing.assert_array_equal(after_two[name], array)
+    assert not np.array_equal(
+        after_one["prototypes/prototypes"], after_two["prototypes/prototypes"]
+    )
+
+
+# ---- Settings ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"fedproto.feature-width": 0}, "fedproto.feature-width = 0: it should be greater than"),
+        ({"fedproto.prototype-weight": -1}, "fedproto.prototype-weight = -1"),
+        ({"fedproto.predict": "both"}, "fedproto.predict = 'both'.*'prototype' or 'head'"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)

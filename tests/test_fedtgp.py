@@ -1,0 +1,136 @@
+"""FedTGP (Zhang et al. 2024): the margin, the contrastive loss, and what the server trains."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import Witness, reply_with, run_with
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.runs import read_checkpoint
+from strategies.core.plan import RunPlan
+from strategies.fedtgp import FedTGP, FedTGPSettings, adaptive_margin, margin_loss
+
+
+@pytest.fixture
+def small(small):
+    return {**small, "strategy": "fedtgp", "fedtgp.feature-width": 12, "fedtgp.server-epochs": 5}
+
+
+def prototypes_by_hand(generator):
+    hidden = generator["vectors"] @ generator["hidden"].T + generator["hidden-bias"]
+    return np.maximum(hidden, 0) @ generator["output"].T + generator["output-bias"]
+
+
+def loss_by_hand(prototypes, sent, classes, margin):
+    losses = []
+    for prototype, c in zip(sent, classes, strict=True):
+        near = np.exp(-np.linalg.norm(prototype - prototypes, axis=1))
+        right = near[c] * np.exp(-margin)
+        losses.append(-np.log(right / (right + near.sum() - near[c])))
+    return np.mean(losses)
+
+
+# ---- The update ----------------------------------------------------------------------
+
+
+def test_the_margin_is_the_largest_distance_of_classes_that_there_are():
+    means = np.array([[[0.0, 0], [3, 4], [90, 90]], [[0, 0], [9, 12], [90, 90]]])
+    counts = np.array([[5, 1, 0], [1, 9, 0]])
+    assert adaptive_margin(means, counts, 100.0) == pytest.approx(10)
+    assert adaptive_margin(means, counts, 4.0) == 4
+    assert adaptive_margin(means[:, :1], counts[:, :1], 100.0) == 0
+
+
+def test_the_loss_by_hand():
+    generator = np.random.default_rng(0)
+    prototypes, sent = generator.normal(size=(4, 3)), generator.normal(size=(2, 3))
+    found = margin_loss(torch.tensor(prototypes), torch.tensor(sent), torch.tensor([3, 1]), 0.7)
+    assert found.item() == pytest.approx(loss_by_hand(prototypes, sent, [3, 1], 0.7))
+
+
+def test_the_server_takes_a_gradient_step_for_each_of_two_clients():
+    """Against differences of the loss by hand in every entry of the generator."""
+    settings = FedTGPSettings(feature_width=2, server_epochs=1, server_learning_rate=0.1)
+    strategy = FedTGP(RunPlan(num_clients=2, num_classes=3), settings)
+    strategy.begin({})
+    generator = {name: array.astype(float) for name, array in strategy.generator.items()}
+    means = np.random.default_rng(1).normal(size=(2, 3, 2)).astype(np.float32)
+    counts = np.array([[2, 0, 1], [0, 3, 1]], dtype=np.float32)
+    margin = adaptive_margin(np.where(counts[..., None] > 0, means, 0), counts, 100.0)
+    for n, held in enumerate(([0, 2], [1, 2])):
+        gradient = {name: np.zeros_like(array) for name, array in generator.items()}
+        for name, array in generator.items():
+            for place in np.ndindex(array.shape):
+                ends = []
+                for step in (1e-6, -1e-6):
+                    moved = {**generator, name: array.copy()}
+                    moved[name][place] += step
+                    shifted = prototypes_by_hand(moved)
+                    ends.append(loss_by_hand(shifted, means[n][held], held, margin))
+                gradient[name][place] = (ends[0] - ends[1]) / 2e-6
+        generator = {name: array - 0.1 * gradient[name] for name, array in generator.items()}
+    replies = {n: reply_with({"class-means": means[n], "class-counts": counts[n]}) for n in (0, 1)}
+    strategy.aggregate(1, replies)
+    for name, array in generator.items():
+        np.testing.assert_allclose(strategy.generator[name], array, atol=1e-5)
+    sent = strategy.train_payload(2, 0)["prototypes"]
+    np.testing.assert_allclose(sent, prototypes_by_hand(generator), atol=1e-5)
+
+
+def test_training_brings_prototypes_to_their_class_and_apart_from_others():
+    strategy = FedTGP(RunPlan(num_clients=2, num_classes=3), FedTGPSettings(feature_width=4))
+    strategy.begin({})
+    centers = np.eye(3, 4, dtype=np.float32)
+    noise = np.random.default_rng(2).normal(scale=0.1, size=(2, 3, 4)).astype(np.float32)
+    counts = np.ones(3, dtype=np.float32)
+    replies = {
+        n: reply_with({"class-means": centers + noise[n], "class-counts": counts}) for n in (0, 1)
+    }
+    for server_round in range(1, 11):
+        strategy.aggregate(server_round, replies)
+    found = strategy.train_payload(11, 0)["prototypes"]
+    nearest = np.linalg.norm(centers[:, None] - found[None], axis=-1).argmin(axis=1)
+    assert nearest.tolist() == [0, 1, 2]
+    gaps = [np.linalg.norm(found[a] - found[b]) for a, b in ((0, 1), (0, 2), (1, 2))]
+    assert min(gaps) > np.sqrt(2)
+
+
+def test_mixed_clients_are_sent_the_trained_prototypes(small, tmp_path):
+    witness = Witness()
+    run_with(witness, small, tmp_path / "run")
+    assert witness.down[1, "train", 0] == {}
+    trained = witness.down[2, "train", 0]["prototypes"]
+    np.testing.assert_array_equal(trained, witness.down[1, "evaluate", 3]["prototypes"])
+    means = [witness.up[1, "train", n]["class-means"] for n in range(4)]
+    assert np.abs(trained - np.mean(means, axis=0)).max() > 1e-2
+
+
+# ---- State ---------------------------------------------------------------------------
+
+
+def test_prototypes_and_generator_are_kept(small, tmp_path):
+    fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    after_one = read_checkpoint(tmp_path / "run").state
+    parts = ("vectors", "hidden", "hidden-bias", "output", "output-bias")
+    assert {f"generator/{part}" for part in parts} < set(after_one)
+    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    after_two, at_once = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
+    for name, array in at_once.items():
+        np.testing.assert_array_equal(after_two[name], array)
+    assert not np.array_equal(after_one["generator/output"], after_two["generator/output"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"fedtgp.margin-threshold": -1}, r"fedtgp\.margin-threshold = -1"),
+        ({"fedtgp.server-epochs": 0}, r"fedtgp\.server-epochs = 0"),
+        ({"fedtgp.predict": "both"}, r"fedtgp\.predict = 'both'.*'prototype' or 'head'"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)

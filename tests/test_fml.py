@@ -1,0 +1,111 @@
+"""FML (Shen et al. 2020): the two losses, the average of the memes, local and FedAvg as limits."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import Witness, run_with
+from torch import nn
+
+import fedkd_flwr
+from fedkd_flwr.clients.fml import MutualLearning, Pair
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.runs import read_checkpoint
+
+
+@pytest.fixture
+def small(small):
+    return {**small, "strategy": "fml", "momentum": 0.0, "cohort": "off"}
+
+
+def linear(a, b):
+    model = nn.Linear(1, 2, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[a], [b]]))
+    return model
+
+
+def softmax(a, b):
+    return np.exp([a, b]) / np.exp([a, b]).sum()
+
+
+# ---- The update ----------------------------------------------------------------------
+
+
+def test_each_model_follows_its_own_loss():
+    """At x = 1 and label 0 the gradient is w (s - e_0) + (1 - w) (s - the other's s)."""
+    pair = Pair(linear(0.3, -0.2), linear(-1.0, 0.5))
+    loss = MutualLearning(alpha=0.7, beta=0.4)(pair, torch.ones(1, 1), torch.tensor([0]))
+    loss.backward()
+    private, shared = softmax(0.3, -0.2), softmax(-1.0, 0.5)
+    for model, s, other, weight in (
+        (pair.private, private, shared, 0.7),
+        (pair.shared, shared, private, 0.4),
+    ):
+        expected = weight * (s - [1, 0]) + (1 - weight) * (s - other)
+        np.testing.assert_allclose(model.weight.grad.flatten(), expected, atol=1e-6)
+    divergence = (shared * np.log(shared / private)).sum()
+    reverse = (private * np.log(private / shared)).sum()
+    by_hand = -0.7 * np.log(private[0]) + 0.3 * divergence
+    by_hand += -0.4 * np.log(shared[0]) + 0.6 * reverse
+    assert loss.item() == pytest.approx(by_hand, abs=1e-6)
+
+
+def test_two_clients_memes_are_averaged_by_samples(small, tmp_path):
+    changes = {"num-clients": 2, "partition": "dirichlet", "max-samples": 300}
+    witness = Witness()
+    finished, _ = run_with(witness, small, tmp_path / "run", **changes)
+    sizes = finished.clients.query("round == 1")["num_examples"].to_numpy()
+    memes = [witness.up[1, "train", n]["weights"] for n in (0, 1)]
+    assert sizes[0] != sizes[1]
+    for n in (0, 1):
+        found = witness.down[2, "train", n]["weights"]
+        np.testing.assert_allclose(found, np.average(memes, axis=0, weights=sizes), atol=1e-6)
+
+
+def test_with_labels_alone_it_is_local_beside_fedavg(small, tmp_path):
+    """Private models of two architectures are trained as by `local`, the memes as by FedAvg."""
+    columns = ["round", "partition_id", "accuracy", "loss"]
+    ours, fedavg = Witness(), Witness()
+    alone, _ = run_with(ours, small, tmp_path / "fml", **{"fml.alpha": 1.0, "fml.beta": 1.0})
+    local = fedkd_flwr.run({**small, "strategy": "local"}, output_dir=tmp_path / "local")
+    run_with(fedavg, small, tmp_path / "fedavg", strategy="fedavg", models="mlp")
+    np.testing.assert_array_equal(alone.clients[columns], local.clients[columns])
+    for key in ((2, "train", n) for n in range(4)):
+        np.testing.assert_array_equal(ours.up[key]["weights"], fedavg.up[key]["weights"])
+    mutual = fedkd_flwr.run(small, output_dir=tmp_path / "mutual")
+    assert not np.array_equal(mutual.clients[columns], local.clients[columns])
+
+
+# ---- State ---------------------------------------------------------------------------
+
+
+def test_the_shared_model_is_all_that_the_server_keeps(small, tmp_path):
+    small |= {"fml.shared-model": "lenet"}
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    after_one = read_checkpoint(tmp_path / "run").state
+    assert set(after_one) == {"model/weights"}
+    size = len(after_one["model/weights"])
+    assert list(whole.rounds["numbers_up"]) == [4 * size] * 2
+    assert list(whole.rounds["numbers_down_broadcast"]) == [size] * 2
+    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    after_two, at_once = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
+    np.testing.assert_array_equal(after_two["model/weights"], at_once["model/weights"])
+    assert not np.array_equal(after_one["model/weights"], after_two["model/weights"])
+
+
+# ---- Settings ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"fml.alpha": 1.1}, r"fml\.alpha = 1.1: it should be less than or equal to 1"),
+        ({"fml.beta": -0.1}, r"fml\.beta = -0.1"),
+        ({"fml.shared-model": "nope"}, r"fml\.shared-model = 'nope'.*allowed lenet"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,86 @@
+"""LG-FedAvg (Liang et al. 2020): heads are averaged, bodies stay, alone it is local."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import Witness, client_of, run_with
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.models.parts import head_of
+from fedkd_flwr.runs import read_checkpoint
+
+
+@pytest.fixture
+def small(small):
+    return {**small, "strategy": "lg-fedavg", "lg-fedavg.feature-width": 12, "cohort": "off"}
+
+
+# ---- The update ----------------------------------------------------------------------
+
+
+def test_two_clients_of_unequal_sizes_get_the_mean_head_by_samples(small, tmp_path):
+    changes = {"num-clients": 2, "partition": "dirichlet", "max-samples": 300}
+    witness = Witness()
+    finished, _ = run_with(witness, small, tmp_path / "run", **changes)
+    sizes = finished.clients.query("round == 1").set_index("partition_id")["num_examples"]
+    assert sizes[0] != sizes[1]
+    assert witness.down[1, "train", 0] == {}
+    for name in ("head-weight", "head-bias"):
+        sent = [witness.up[1, "train", n][name] for n in (0, 1)]
+        mean = (sizes[0] * sent[0] + sizes[1] * sent[1]) / (sizes[0] + sizes[1])
+        for n in (0, 1):
+            np.testing.assert_allclose(witness.down[1, "evaluate", n][name], mean, atol=1e-6)
+            np.testing.assert_allclose(witness.down[2, "train", n][name], mean, atol=1e-6)
+
+
+def test_bodies_stay_and_are_trained_from_round_to_round(small, tmp_path):
+    """A full-batch step from the mean head and the own body of round 1, by autograd."""
+    small |= {"batch-size": 512, "momentum": 0.0, "client-split": "75/0/25", "models": "mlp"}
+    witness = Witness()
+    _, grid = run_with(witness, small, tmp_path / "one", **{"num-server-rounds": 1})
+    client = client_of(small, 1, grid.contexts[1])
+    model, data = client.model, client.data
+    with torch.no_grad():
+        head_of(model).weight.copy_(torch.tensor(witness.down[1, "evaluate", 1]["head-weight"]))
+        head_of(model).bias.copy_(torch.tensor(witness.down[1, "evaluate", 1]["head-bias"]))
+    logits = model.train()(data.train_images)
+    torch.nn.functional.cross_entropy(logits, data.train_labels).backward()
+    expected = head_of(model).weight - 0.05 * head_of(model).weight.grad
+    second = Witness()
+    run_with(second, small, tmp_path / "two")
+    found = second.up[2, "train", 1]["head-weight"]
+    np.testing.assert_allclose(found, expected.detach(), atol=1e-5)
+
+
+def test_alone_a_client_shares_its_head_with_nobody_and_is_local(small, tmp_path):
+    small |= {"num-clients": 1, "models": "mlp", "lg-fedavg.feature-width": 100}
+    columns = ["round", "accuracy", "loss"]
+    local, alone = (
+        fedkd_flwr.run({**small, "strategy": strategy}, output_dir=tmp_path / strategy)
+        for strategy in ("local", "lg-fedavg")
+    )
+    np.testing.assert_array_equal(alone.clients[columns], local.clients[columns])
+
+
+# ---- State ---------------------------------------------------------------------------
+
+
+def test_the_head_is_all_that_is_kept(small, tmp_path):
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    assert list(whole.rounds["numbers_up"]) == [4 * 130] * 2
+    assert list(whole.rounds["numbers_down_broadcast"]) == [0, 130]
+    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    after_one = read_checkpoint(tmp_path / "run").state
+    assert set(after_one) == {"head/head-weight", "head/head-bias"}
+    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    after_two, at_once = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
+    for name, array in at_once.items():
+        np.testing.assert_array_equal(after_two[name], array)
+        assert not np.array_equal(after_one[name], array)
+
+
+def test_a_width_below_one_is_refused_in_one_line(small):
+    with pytest.raises(ConfigError, match=r"lg-fedavg\.feature-width = 0") as caught:
+        read_config({**small, "lg-fedavg.feature-width": 0})
+    assert "\n" not in str(caught.value)
