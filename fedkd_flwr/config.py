@@ -163,14 +163,6 @@ class Configuration(BaseModel):
         return settings
 
     @property
-    def shared_model(self) -> str:
-        """The architecture whose parameters travel; empty for methods that send none."""
-        settings, strategy = self.settings, self.run.method.strategy
-        if isinstance(settings, SharedModelSettings):
-            return settings.shared_model
-        return self.run.models.models[0] if strategy.needs_one_model else ""
-
-    @property
     def warnings(self) -> list[str]:
         """What the user has set in vain: other methods' settings, one sentence or none."""
         own = self.settings.flat_keys()
@@ -275,10 +267,11 @@ def _check_combinations(configuration: Configuration) -> None:
             f"{run.strategy} averages parameters and needs one architecture for all clients, and "
             f"models = {','.join(models)} names {len(set(models))}; set models to one."
         )
-    if configuration.shared_model not in ("", *MODELS):
+    settings = configuration.settings
+    if isinstance(settings, SharedModelSettings) and settings.shared_model not in MODELS:
         raise ConfigError(
-            f"{configuration.settings.table}.shared-model = {configuration.shared_model!r}: is "
-            f"none of the allowed {', '.join(MODELS)}."
+            f"{settings.table}.shared-model = {settings.shared_model!r}: is none of the allowed "
+            f"{', '.join(MODELS)}."
         )
     if run.uses_public_data and (run.data.public_dataset == NO_PUBLIC_SET or plan.public_size < 1):
         does = "distils on the server" if strategy.distils_on_server else "exchanges predictions"

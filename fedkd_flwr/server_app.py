@@ -180,8 +180,4 @@ def open_run_directory(configuration: Configuration) -> tuple[RunDirectory, Chec
 def initial_model(configuration: Configuration) -> dict[str, NDArray[Any]]:
     """Return the initial global model of a method that shares one; empty for the others."""
     run = configuration.run
-    if not configuration.shared_model:
-        return {}
-    models, name = RunModels(run), configuration.shared_model
-    shapes = {"shapes": models.shapes(name)} if run.method.strategy.needs_shapes else {}
-    return {**models.initial(name=name), **shapes}
+    return RunModels(run).initial() if run.method.strategy.needs_one_model else {}

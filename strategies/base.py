@@ -76,9 +76,6 @@ class PersonalizedStrategy(Strategy):
     needs_one_model: ClassVar[bool] = False
     """Whether all clients need the same architecture."""
 
-    needs_shapes: ClassVar[bool] = False
-    """Whether `begin` is also told the ``shapes`` of the model's matrices, (L, 2)."""
-
     needs_public_data: ClassVar[bool] = False
     """Whether clients predict on public data."""
 

@@ -62,7 +62,6 @@ class FedKD(SharedModelStrategy):
     """FedKD (Algorithm 1): factors of the shared model's updates up, the model down."""
 
     settings_type = FedKDSettings
-    needs_shapes = True
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
@@ -76,8 +75,9 @@ class FedKD(SharedModelStrategy):
 
     def begin(self, initial: Arrays) -> None:
         """Start from the initial shared model, and take note of its matrices."""
-        self.shapes: list[Shape] = [(int(m), int(n)) for m, n in initial["shapes"]]
-        super().begin({kind: vector for kind, vector in initial.items() if kind != "shapes"})
+        super().begin(initial)
+        shapes = self.server_models.shapes(self.settings.shared_model)
+        self.shapes: list[Shape] = [(int(rows), int(columns)) for rows, columns in shapes]
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
         """Ask for factors, no longer than the weights, and for all else of a model whole."""

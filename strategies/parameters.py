@@ -153,6 +153,10 @@ class SharedModelStrategy(ParameterStrategy):
     needs_one_model = False
     evaluates_trained_model = True
 
+    def begin(self, initial: Arrays) -> None:
+        """Start from fresh weights of the shared model."""
+        super().begin(self.server_models.initial(name=self.settings.shared_model))
+
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send nothing: the client's own model is evaluated."""
         return {}

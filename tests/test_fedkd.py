@@ -134,6 +134,16 @@ def test_two_rounds_at_once_end_with_the_model_of_one_and_another(small, tmp_pat
 # ---- Refusals ------------------------------------------------------------------------
 
 
+class SmallModels:
+    """A shared model of two matrices, 5 by 2 and 7 by 1."""
+
+    def initial(self, number=0, name=""):
+        return {"weights": np.zeros(17, dtype=np.float32)}
+
+    def shapes(self, name):
+        return np.array([[5, 2], [7, 1]])
+
+
 @pytest.mark.parametrize(
     ("arrays", "reason"),
     [
@@ -146,8 +156,8 @@ def test_two_rounds_at_once_end_with_the_model_of_one_and_another(small, tmp_pat
 )
 def test_factors_that_make_no_model_are_refused(arrays, reason):
     strategy = FedKD(RunPlan(num_clients=1, num_classes=2), FedKDSettings())
-    shapes = np.array([[5, 2], [7, 1]])
-    strategy.begin({"weights": np.zeros(17, dtype=np.float32), "shapes": shapes})
+    strategy.server_models = SmallModels()
+    strategy.begin({})
     honest = {"factors": np.ones(14, np.float32), "ranks": np.array([1, 0], np.int32)}
     strategy.check_reply(reply_with(honest))
     with pytest.raises(InvalidReplyError, match=reason), np.errstate(all="ignore"):

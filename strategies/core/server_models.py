@@ -31,6 +31,9 @@ class ServerModels(Protocol):
             The architecture; empty for the run's first.
         """
 
+    def shapes(self, name: str) -> NDArray[Any]:
+        """Return the rows and columns of each stretch of an architecture's weights, (L, 2)."""
+
     def predict(self, name: str, model: Arrays, server_round: int) -> NDArray[Any]:
         """Return a model's logits on the server's public samples of a round, (P, K)."""
 
