@@ -37,6 +37,12 @@ from strategies.core.server_models import ServerModels
 TRAIN_LOSS = Metric("train-loss")
 """Mean loss on private data over all samples seen."""
 
+MOVED_PRIVATE = Metric("moved-private", low=0)
+"""How far private training has moved the weights, relative to their norm."""
+
+MOVED_PUBLIC = Metric("moved-public", low=0)
+"""How far what came from the others has moved the weights, relative to their norm."""
+
 
 class PersonalizedStrategy(Strategy):
     """A Flower strategy in which every client keeps a model of its own.
@@ -60,7 +66,7 @@ class PersonalizedStrategy(Strategy):
     kept: ClassVar[tuple[str, ...]] = ()
     """Attributes from which the method can be continued: arrays, or dicts of arrays by name."""
 
-    train_metrics: ClassVar[tuple[Metric, ...]] = (TRAIN_LOSS,)
+    train_metrics: ClassVar[tuple[Metric, ...]] = (TRAIN_LOSS, MOVED_PRIVATE)
     """What clients report with a train reply."""
 
     evaluation_metrics: ClassVar[tuple[Metric, ...]] = ()

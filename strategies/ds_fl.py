@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.base import TRAIN_LOSS
+from strategies.base import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
 from strategies.core.replies import Arrays, Metric, Reply
 from strategies.soft_predictions import DistillationSettings, SoftPredictionStrategy
 
@@ -80,7 +80,7 @@ class DSFL(SoftPredictionStrategy):
 
     settings_type = DSFLSettings
     settings: DSFLSettings
-    train_metrics = (TRAIN_LOSS, Metric("distillation-loss"))
+    train_metrics = (TRAIN_LOSS, Metric("distillation-loss"), MOVED_PRIVATE, MOVED_PUBLIC)
     kept = (*SoftPredictionStrategy.kept, "teacher")
     teacher: Arrays
 

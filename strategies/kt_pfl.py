@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.base import TRAIN_LOSS
+from strategies.base import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
 from strategies.core.replies import Arrays, Metric, Reply
 from strategies.core.simplex import normalized_rows, project_onto_simplex, weighted_mean
 from strategies.soft_predictions import DistillationSettings, SoftPredictionStrategy
@@ -130,7 +130,7 @@ class KTpFL(SoftPredictionStrategy):
 
     settings_type = KTpFLSettings
     settings: KTpFLSettings
-    train_metrics = (TRAIN_LOSS, Metric("distillation-loss"))
+    train_metrics = (TRAIN_LOSS, Metric("distillation-loss"), MOVED_PRIVATE, MOVED_PUBLIC)
     kept = (*SoftPredictionStrategy.kept, "coefficients", "teachers")
     coefficients: NDArray[np.float64]
     teachers: NDArray[Any]

@@ -193,3 +193,15 @@ def test_averaging_methods_hand_out_the_mean_weighted_by_samples(strategy, small
         np.testing.assert_array_equal(first, witness.down[1, "train", 0]["weights"])
         np.testing.assert_allclose(second, expected, rtol=1e-5, atol=1e-6)
         assert not np.array_equal(first, second)
+
+
+def test_the_columns_say_how_far_knowledge_moves_the_weights(small, tmp_path):
+    """A distillation step a thousand times smaller moves them about a thousand times less."""
+    moved = {}
+    for rate in (0.05, 0.00005):
+        changes = {"strategy": "kt-pfl", "kt-pfl.distillation-learning-rate": rate}
+        finished = run(small, tmp_path, name=str(rate), **changes)
+        assert finished.rounds["moved_private_mean"].gt(0.001).all()
+        assert finished.clients.query("round == 1")["moved_public"].isna().all()
+        moved[rate] = finished.rounds["moved_public_mean"].iloc[1]
+    assert 300 < moved[0.05] / moved[0.00005] < 3000

@@ -52,6 +52,7 @@ from fedkd_flwr.training.loop import (
 )
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
+from fedkd_flwr.training.regularizers import parameters_of, relative_distance
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 
@@ -138,8 +139,10 @@ class PersonalClient(NumPyClient):
         TrainReply
             What the server gets.
         """
+        before = parameters_of(self.model)
         loss = yield from self.train_locally(server_round)
-        return TrainReply(metrics={"train-loss": loss})
+        moved = relative_distance(self.model, before)
+        return TrainReply(metrics={"train-loss": loss, "moved-private": moved})
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
         """Bring `model` into the state that is to be evaluated; return further metrics."""

@@ -7,6 +7,7 @@ from fedkd_flwr.clients.soft_predictions import SoftPredictionClient
 from fedkd_flwr.training.jobs import Steps, TrainJob
 from fedkd_flwr.training.loop import epoch_batches, gathered
 from fedkd_flwr.training.losses import Distillation
+from fedkd_flwr.training.regularizers import parameters_of, relative_distance
 from strategies.soft_predictions import DistillationSettings
 
 
@@ -20,8 +21,12 @@ class KTpFLClient(SoftPredictionClient):
         metrics = {}
         if "teacher" in received:
             teacher = self.received_predictions("teacher", received)
+            before = parameters_of(self.model)
             metrics["distillation-loss"] = yield from self.distil(teacher, server_round)
+            metrics["moved-public"] = relative_distance(self.model, before)
+        before = parameters_of(self.model)
         metrics["train-loss"] = yield from self.train_locally(server_round)
+        metrics["moved-private"] = relative_distance(self.model, before)
         images = self.public_images(server_round)
         predictions = yield from self.predict(images, self.settings.temperature)
         return self.release(predictions, metrics, server_round)

@@ -55,3 +55,13 @@ def linear(loss: Loss, direction: Sequence[Tensor]) -> Loss:
 def parameters_of(model: nn.Module) -> list[Tensor]:
     """Return copies of a model's parameters, in their order, cut off from its gradients."""
     return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+@torch.no_grad()
+def relative_distance(model: nn.Module, before: Sequence[Tensor]) -> float:
+    """Return ``||w - before|| / ||before||`` over all of a model's parameters."""
+    moved = torch.stack(
+        [(new - old).square().sum() for new, old in zip(model.parameters(), before, strict=True)]
+    )
+    norm = torch.stack([old.square().sum() for old in before])
+    return float((moved.sum() / norm.sum()).sqrt())
