@@ -210,4 +210,10 @@ METHODS: dict[str, Method] = {
         "class-mean features",
         "Zhang et al. 2024",
     ),
+    "scaffold": Method(
+        "strategies.scaffold:Scaffold",
+        "fedkd_flwr.clients.scaffold:ScaffoldClient",
+        "parameters and control variates",
+        "Karimireddy et al. 2020",
+    ),
 }

@@ -85,6 +85,9 @@ class PersonalizedStrategy(Strategy):
     needs_validation_data: ClassVar[bool] = False
     """Whether clients need a validation split."""
 
+    needs_plain_descent: ClassVar[bool] = False
+    """Whether the method's formulas hold for stochastic gradient descent alone."""
+
     keeps_global_models: ClassVar[bool] = False
     """Whether each round's global model belongs in the run directory."""
 

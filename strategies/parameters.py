@@ -18,6 +18,9 @@ from strategies.core.replies import Arrays, Due, Reply
 Model = dict[str, NDArray[Any]]
 """A model as it travels: its vectors by kind, float32."""
 
+BUFFERS = "buffers"
+"""The kind that nobody trains: it is averaged, and no step is taken on it."""
+
 
 class SharedModelSettings(Settings):
     """Settings of methods whose clients train a shared model beside their own.
@@ -72,6 +75,31 @@ def mix_models(weights: NDArray[Any], models: Sequence[Model]) -> Model:
     """
     stacked = {kind: np.stack([model[kind] for model in models]) for kind in models[0]}
     return {kind: weights.astype(rows.dtype) @ rows for kind, rows in stacked.items()}
+
+
+def step_towards(model: Model, mean: Model, rate: float) -> Model:
+    """Return ``(1 - rate) model + rate mean``; exactly the mean where the rate is 1.
+
+    Buffers are those of the mean: a step beyond them could leave a negative variance.
+
+    Parameters
+    ----------
+    model, mean : dict of str to ndarray
+        The global model and the mean of the clients' models.
+    rate : float
+        Above 0; the server's step size.
+    """
+    if rate == 1:
+        return mean
+    return {
+        kind: vector if kind == BUFFERS else model[kind] + rate * (vector - model[kind])
+        for kind, vector in mean.items()
+    }
+
+
+def num_parameters(model: Model) -> int:
+    """Count a model's trained numbers, without its buffers."""
+    return sum(len(vector) for kind, vector in model.items() if kind != BUFFERS)
 
 
 class ParameterStrategy(PersonalizedStrategy):
