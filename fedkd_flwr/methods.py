@@ -216,4 +216,10 @@ METHODS: dict[str, Method] = {
         "parameters and control variates",
         "Karimireddy et al. 2020",
     ),
+    "per-fedavg": Method(
+        "strategies.per_fedavg:PerFedAvg",
+        "fedkd_flwr.clients.per_fedavg:PerFedAvgClient",
+        "parameters",
+        "Fallah et al. 2020",
+    ),
 }
