@@ -222,4 +222,10 @@ METHODS: dict[str, Method] = {
         "parameters",
         "Fallah et al. 2020",
     ),
+    "pfedme": Method(
+        "strategies.pfedme:PFedMe",
+        "fedkd_flwr.clients.pfedme:PFedMeClient",
+        "parameters",
+        "Dinh et al. 2020",
+    ),
 }

@@ -37,6 +37,9 @@ from strategies.core.server_models import ServerModels
 TRAIN_LOSS = Metric("train-loss")
 """Mean loss on private data over all samples seen."""
 
+GLOBAL_ACCURACY = Metric("global-accuracy", averaged=False, low=0, high=1)
+"""Accuracy of the global model on the client's test split, beside that of the personal one."""
+
 
 class PersonalizedStrategy(Strategy):
     """A Flower strategy in which every client keeps a model of its own.

@@ -68,3 +68,10 @@ def split_like_parameters(vector: Tensor, model: nn.Module) -> list[Tensor]:
 def parameters_of(model: nn.Module) -> list[Tensor]:
     """Return copies of a model's parameters, in their order, cut off from its gradients."""
     return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+@torch.no_grad()
+def fill_parameters(model: nn.Module, values: Sequence[Tensor]) -> None:
+    """Overwrite a model's parameters, in their order; its buffers stay as they are."""
+    for parameter, value in zip(model.parameters(), values, strict=True):
+        parameter.copy_(value)
