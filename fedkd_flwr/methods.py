@@ -228,4 +228,10 @@ METHODS: dict[str, Method] = {
         "parameters",
         "Dinh et al. 2020",
     ),
+    "ditto": Method(
+        "strategies.ditto:Ditto",
+        "fedkd_flwr.clients.ditto:DittoClient",
+        "parameters",
+        "Li et al. 2021",
+    ),
 }

@@ -8,7 +8,7 @@ from two_clients import (
     CHANGES,
     assert_same_models,
     gradient,
-    loss_of,
+    loss_on_test_data,
     sizes_of,
     training_data,
     witnessed,
@@ -68,10 +68,8 @@ def test_theta_is_what_is_evaluated(small, tmp_path):
     run, finished = witnessed({**small, "num-server-rounds": 1}, tmp_path / "run", **OWN)
 
     for n in (0, 1):
-        data = client_of(small, n).data
-        test = data.test_images.flatten(1), data.test_labels
         local, personal = by_hand(run.down[1, "train", n]["weights"], *training_data(small, n))
-        expected, other = (float(loss_of(torch.from_numpy(w), *test)) for w in (personal, local))
+        expected, other = (loss_on_test_data(weights, small, n) for weights in (personal, local))
         assert finished.clients["loss"].iloc[n] == pytest.approx(expected, abs=1e-5)
         assert abs(expected - other) > 1e-3
 

@@ -32,6 +32,12 @@ def loss_of(weights, images, labels):
     return functional.cross_entropy(logits, labels)
 
 
+def loss_on_test_data(weights, flat, partition_id):
+    data = client_of(flat, partition_id).data
+    weights = torch.from_numpy(np.array(weights))
+    return float(loss_of(weights, data.test_images.flatten(1), data.test_labels))
+
+
 def gradient(weights, images, labels):
     """Return the gradient of `loss_of`; weights and gradient are flat arrays."""
     weights = torch.from_numpy(np.array(weights)).requires_grad_()
