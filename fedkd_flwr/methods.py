@@ -234,4 +234,10 @@ METHODS: dict[str, Method] = {
         "parameters",
         "Li et al. 2021",
     ),
+    "fedper": Method(
+        "strategies.fedper:FedPer",
+        "fedkd_flwr.clients.parameters:ParameterClient",
+        "parameters of the body",
+        "Arivazhagan et al. 2019",
+    ),
 }

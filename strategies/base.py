@@ -123,6 +123,14 @@ class PersonalizedStrategy(Strategy):
             In one sentence that says what is allowed.
         """
 
+    @classmethod
+    def shared_layers(cls, settings: Settings) -> slice:
+        """Return which of a model's layers cross the network, by position; all of them here.
+
+        Server and clients ask for it alike, so that their vectors have one length.
+        """
+        return slice(None)
+
     def begin(self, initial: Arrays) -> None:
         """Set the attributes in `kept` to what they are before the first round.
 

@@ -42,13 +42,18 @@ class ParameterClient(PersonalClient):
         self.receive_model(received)
         return {}
 
+    @property
+    def shared_layers(self) -> slice:
+        """Which of the model's layers cross the network."""
+        return self.run.method.strategy.shared_layers(self.settings)
+
     def receive_model(self, received: Arrays) -> None:
-        """Overwrite the model with the vectors that the server sent."""
-        fill_from_vectors(self.model, received)
+        """Overwrite the model with the vectors that the server sent; its other layers stay."""
+        fill_from_vectors(self.model, received, self.shared_layers)
 
     def model_arrays(self) -> dict[str, NDArray[np.float32]]:
-        """Return the model as flat vectors by kind."""
-        return model_vectors(self.model)
+        """Return what is shared of the model as flat vectors by kind."""
+        return model_vectors(self.model, self.shared_layers)
 
     def test_accuracy(self) -> float:
         """Return the accuracy of `model` on the client's test split."""
