@@ -240,4 +240,10 @@ METHODS: dict[str, Method] = {
         "parameters of the body",
         "Arivazhagan et al. 2019",
     ),
+    "kt-pfl-params": Method(
+        "strategies.kt_pfl_params:KTpFLParams",
+        "fedkd_flwr.clients.kt_pfl_params:KTpFLParamsClient",
+        "parameters",
+        "Zhang et al. 2021, appendix C",
+    ),
 }

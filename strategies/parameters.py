@@ -73,8 +73,36 @@ def mix_models(weights: NDArray[Any], models: Sequence[Model]) -> Model:
     dict of str to ndarray
         The mixed vectors of each kind, shape (R, length).
     """
-    stacked = {kind: np.stack([model[kind] for model in models]) for kind in models[0]}
-    return {kind: weights.astype(rows.dtype) @ rows for kind, rows in stacked.items()}
+    return {kind: weights.astype(rows.dtype) @ rows for kind, rows in stacked(models).items()}
+
+
+def stacked(models: Sequence[Model]) -> Model:
+    """Return R models as one, with (R, length) for the vectors of each kind."""
+    return {kind: np.stack([model[kind] for model in models]) for kind in models[0]}
+
+
+def gram_matrix(models: Sequence[Model]) -> NDArray[np.float64]:
+    """Return the inner products of models' parameters, measured from their mean.
+
+    Distances between the models do not depend on where they are measured from, and from the
+    mean they do not drown in rounding: clients' models have far more in common than not.
+
+    Parameters
+    ----------
+    models : sequence of dict
+        R models of one architecture; their buffers do not count.
+
+    Returns
+    -------
+    ndarray
+        Shape (R, R).
+    """
+    products = np.zeros((len(models), len(models)))
+    for kind in models[0].keys() - {BUFFERS}:
+        rows = np.stack([model[kind] for model in models])
+        rows -= rows.mean(axis=0)
+        products += rows @ rows.T
+    return products
 
 
 def step_towards(model: Model, mean: Model, rate: float) -> Model:
