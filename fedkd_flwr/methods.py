@@ -246,4 +246,16 @@ METHODS: dict[str, Method] = {
         "parameters",
         "Zhang et al. 2021, appendix C",
     ),
+    "fedamp": Method(
+        "strategies.fedamp:FedAMP",
+        "fedkd_flwr.clients.fedamp:FedAMPClient",
+        "parameters",
+        "Huang et al. 2021",
+    ),
+    "fedfomo": Method(
+        "strategies.fedfomo:FedFomo",
+        "fedkd_flwr.clients.fedfomo:FedFomoClient",
+        "parameters and weights of others",
+        "Zhang et al. 2021 (FedFomo)",
+    ),
 }

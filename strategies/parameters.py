@@ -105,6 +105,12 @@ def gram_matrix(models: Sequence[Model]) -> NDArray[np.float64]:
     return products
 
 
+def squared_distances(products: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ``||w_i - w_j||²`` for all pairs from the inner products, (R, R), at least 0."""
+    norms = np.diag(products)
+    return np.maximum(norms[:, None] + norms - 2 * products, 0.0)
+
+
 def step_towards(model: Model, mean: Model, rate: float) -> Model:
     """Return ``(1 - rate) model + rate mean``; exactly the mean where the rate is 1.
 
@@ -216,6 +222,46 @@ class SharedModelStrategy(ParameterStrategy):
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send nothing: the client's own model is evaluated."""
         return {}
+
+
+class LibraryStrategy(ParameterStrategy):
+    """A strategy that keeps the last model of every client it got one from.
+
+    Clients go on with their own models and are evaluated after training. The server's memory
+    grows with the clients that took part: such methods are for the few large clients of
+    cross-silo learning.
+
+    Attributes
+    ----------
+    library : dict of str to ndarray
+        The vectors by ``<partition-id>/<kind>``.
+    """
+
+    evaluates_trained_model = True
+    kept = (*ParameterStrategy.kept, "library")
+    library: dict[str, NDArray[Any]]
+
+    def begin(self, initial: Arrays) -> None:
+        """Start from the initial model, with an empty library."""
+        super().begin(initial)
+        self.library = {}
+
+    def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
+        """Send nothing: the client has its model."""
+        return {}
+
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
+        """Keep the repliers' models in place of their earlier ones."""
+        for n, model in models.items():
+            self.library |= {f"{n}/{kind}": vector for kind, vector in model.items()}
+
+    def collected(self) -> dict[int, Model]:
+        """Return the models of the library by ascending partition-id."""
+        models: dict[int, Model] = {}
+        for name, vector in self.library.items():
+            n, _, kind = name.partition("/")
+            models.setdefault(int(n), {})[kind] = vector
+        return dict(sorted(models.items()))
 
 
 def model_due(model: Mapping[str, NDArray[Any]]) -> dict[str, Due]:
