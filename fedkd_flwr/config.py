@@ -283,6 +283,11 @@ def _check_combinations(configuration: Configuration) -> None:
         raise ConfigError(
             f"{run.strategy} needs validation data; set client-split to something like 60/20/20."
         )
+    if strategy.needs_plain_descent and run.training.optimizer != "sgd":
+        raise ConfigError(
+            f"{run.strategy} is derived for stochastic gradient descent, and optimizer = "
+            f"{run.training.optimizer}; set optimizer to sgd."
+        )
     if run.resume and not run.output_dir:
         raise ConfigError("resume = true needs output-dir, the run directory to continue.")
     if plan.min_replies > plan.sample_size:

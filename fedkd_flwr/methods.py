@@ -210,4 +210,52 @@ METHODS: dict[str, Method] = {
         "class-mean features",
         "Zhang et al. 2024",
     ),
+    "scaffold": Method(
+        "strategies.scaffold:Scaffold",
+        "fedkd_flwr.clients.scaffold:ScaffoldClient",
+        "parameters and control variates",
+        "Karimireddy et al. 2020",
+    ),
+    "per-fedavg": Method(
+        "strategies.per_fedavg:PerFedAvg",
+        "fedkd_flwr.clients.per_fedavg:PerFedAvgClient",
+        "parameters",
+        "Fallah et al. 2020",
+    ),
+    "pfedme": Method(
+        "strategies.pfedme:PFedMe",
+        "fedkd_flwr.clients.pfedme:PFedMeClient",
+        "parameters",
+        "Dinh et al. 2020",
+    ),
+    "ditto": Method(
+        "strategies.ditto:Ditto",
+        "fedkd_flwr.clients.ditto:DittoClient",
+        "parameters",
+        "Li et al. 2021",
+    ),
+    "fedper": Method(
+        "strategies.fedper:FedPer",
+        "fedkd_flwr.clients.parameters:ParameterClient",
+        "parameters of the body",
+        "Arivazhagan et al. 2019",
+    ),
+    "kt-pfl-params": Method(
+        "strategies.kt_pfl_params:KTpFLParams",
+        "fedkd_flwr.clients.kt_pfl_params:KTpFLParamsClient",
+        "parameters",
+        "Zhang et al. 2021, appendix C",
+    ),
+    "fedamp": Method(
+        "strategies.fedamp:FedAMP",
+        "fedkd_flwr.clients.fedamp:FedAMPClient",
+        "parameters",
+        "Huang et al. 2021",
+    ),
+    "fedfomo": Method(
+        "strategies.fedfomo:FedFomo",
+        "fedkd_flwr.clients.fedfomo:FedFomoClient",
+        "parameters and weights of others",
+        "Zhang et al. 2021 (FedFomo)",
+    ),
 }

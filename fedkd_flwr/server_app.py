@@ -178,6 +178,8 @@ def open_run_directory(configuration: Configuration) -> tuple[RunDirectory, Chec
 
 
 def initial_model(configuration: Configuration) -> dict[str, NDArray[Any]]:
-    """Return the initial global model of a method that shares one; empty for the others."""
-    run = configuration.run
-    return RunModels(run).initial() if run.method.strategy.needs_one_model else {}
+    """Return what a method shares of the initial global model; empty where it shares none."""
+    run, strategy = configuration.run, configuration.run.method.strategy
+    if not strategy.needs_one_model:
+        return {}
+    return RunModels(run).initial(layers=strategy.shared_layers(configuration.settings))

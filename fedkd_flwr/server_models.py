@@ -16,7 +16,7 @@ from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.clients import public_pool
 from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.vectors import fill_from_vectors, matrix_shapes, model_vectors
+from fedkd_flwr.models.vectors import ALL, fill_from_vectors, matrix_shapes, model_vectors
 from fedkd_flwr.training.loop import (
     DivergedError,
     gathered,
@@ -53,9 +53,11 @@ class RunModels:
         """The run's architectures, each once."""
         return tuple(dict.fromkeys(self.run.models.models))
 
-    def initial(self, number: int = 0, name: str = "") -> dict[str, NDArray[np.float32]]:
+    def initial(
+        self, number: int = 0, name: str = "", layers: slice = ALL
+    ) -> dict[str, NDArray[np.float32]]:
         """Return fresh weights; draw 0 of the first architecture is the initial global model."""
-        return model_vectors(self._build(name or self.names[0], number))
+        return model_vectors(self._build(name or self.names[0], number), layers)
 
     def shapes(self, name: str) -> NDArray[np.int64]:
         """Return rows and columns of a model's matrices, (L, 2)."""

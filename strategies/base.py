@@ -43,6 +43,9 @@ MOVED_PRIVATE = Metric("moved-private", low=0)
 MOVED_PUBLIC = Metric("moved-public", low=0)
 """How far what came from the others has moved the weights, relative to their norm."""
 
+GLOBAL_ACCURACY = Metric("global-accuracy", averaged=False, low=0, high=1)
+"""Accuracy of the global model on the client's test split, beside that of the personal one."""
+
 
 class PersonalizedStrategy(Strategy):
     """A Flower strategy in which every client keeps a model of its own.
@@ -91,6 +94,9 @@ class PersonalizedStrategy(Strategy):
     needs_validation_data: ClassVar[bool] = False
     """Whether clients need a validation split."""
 
+    needs_plain_descent: ClassVar[bool] = False
+    """Whether the method's formulas hold for stochastic gradient descent alone."""
+
     keeps_global_models: ClassVar[bool] = False
     """Whether each round's global model belongs in the run directory."""
 
@@ -122,6 +128,14 @@ class PersonalizedStrategy(Strategy):
         ImpossiblePlanError
             In one sentence that says what is allowed.
         """
+
+    @classmethod
+    def shared_layers(cls, settings: Settings) -> slice:
+        """Return which of a model's layers cross the network, by position; all of them here.
+
+        Server and clients ask for it alike, so that their vectors have one length.
+        """
+        return slice(None)
 
     def begin(self, initial: Arrays) -> None:
         """Set the attributes in `kept` to what they are before the first round.

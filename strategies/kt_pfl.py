@@ -22,6 +22,7 @@ Differences from the paper
 - The last teachers of a run would arrive after its last evaluation and are not sent.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,46 @@ def knowledge_gradient(
     return shares[:, None] * ((log_ratio + 1) @ flat.T)
 
 
+def projected_step(
+    block: NDArray[Any],
+    shares: NDArray[Any],
+    gradient: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]],
+    knowledge_weight: float,
+    rho: float,
+    rate: float,
+    num_clients: int,
+) -> NDArray[Any]:
+    """Take one projected gradient step on the repliers' coefficients (Eqs. 7 and 11).
+
+    ``c <- c - rate (lambda ∇knowledge + 2 rho (c - 1/N))``, then back to rows of the mass that
+    they had: what a client gives to those who did not reply does not move.
+
+    Parameters
+    ----------
+    block : ndarray
+        Shape (R, R), the repliers' rows and columns of c.
+    shares : ndarray
+        Shape (R,), D_n/D.
+    gradient : callable
+        Gradient of the knowledge term in rows on the simplex, (R, R), from them and the weight
+        of each row, (R,).
+    knowledge_weight, rho, rate : float
+        lambda, the pull towards 1/N, and eta_3.
+    num_clients : int
+        N.
+
+    Returns
+    -------
+    ndarray
+        Shape (R, R), non-negative, every row with the sum it had before.
+    """
+    mass = block.sum(axis=1)
+    weights = shares / np.where(mass > 0, mass, 1)
+    knowledge = gradient(normalized_rows(block), weights)
+    step = rate * (knowledge_weight * knowledge + 2 * rho * (block - 1 / num_clients))
+    return project_onto_simplex(block - step, mass)
+
+
 def _log(probabilities: NDArray[Any]) -> NDArray[Any]:
     return np.log(np.maximum(probabilities, SMALLEST_PROBABILITY))
 
@@ -180,15 +221,22 @@ class KTpFL(SoftPredictionStrategy):
         ndarray
             Shape (R, R), non-negative, every row with the sum it had before.
         """
-        mass = block.sum(axis=1)
-        weights = shares / np.where(mass > 0, mass, 1)
         samples = predictions.shape[1]
         batch_share = min(self.settings.public_batch_size, samples) / samples
-        knowledge = batch_share * knowledge_gradient(normalized_rows(block), predictions, weights)
-        regularization = 2 * self.settings.rho * (block - 1 / self.plan.num_clients)
-        gradient = self.settings.knowledge_weight * knowledge + regularization
-        step = block - self.settings.coefficient_learning_rate * gradient
-        return project_onto_simplex(step, mass)
+
+        def gradient(rows: NDArray[Any], weights: NDArray[Any]) -> NDArray[Any]:
+            return batch_share * knowledge_gradient(rows, predictions, weights)
+
+        settings = self.settings
+        return projected_step(
+            block,
+            shares,
+            gradient,
+            settings.knowledge_weight,
+            settings.rho,
+            settings.coefficient_learning_rate,
+            self.plan.num_clients,
+        )
 
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return c as ``coefficients``, (N, N)."""

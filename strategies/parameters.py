@@ -18,6 +18,9 @@ from strategies.core.replies import Arrays, Due, Reply
 Model = dict[str, NDArray[Any]]
 """A model as it travels: its vectors by kind, float32."""
 
+BUFFERS = "buffers"
+"""The kind that nobody trains: it is averaged, and no step is taken on it."""
+
 
 class SharedModelSettings(Settings):
     """Settings of methods whose clients train a shared model beside their own.
@@ -70,8 +73,67 @@ def mix_models(weights: NDArray[Any], models: Sequence[Model]) -> Model:
     dict of str to ndarray
         The mixed vectors of each kind, shape (R, length).
     """
-    stacked = {kind: np.stack([model[kind] for model in models]) for kind in models[0]}
-    return {kind: weights.astype(rows.dtype) @ rows for kind, rows in stacked.items()}
+    return {kind: weights.astype(rows.dtype) @ rows for kind, rows in stacked(models).items()}
+
+
+def stacked(models: Sequence[Model]) -> Model:
+    """Return R models as one, with (R, length) for the vectors of each kind."""
+    return {kind: np.stack([model[kind] for model in models]) for kind in models[0]}
+
+
+def gram_matrix(models: Sequence[Model]) -> NDArray[np.float64]:
+    """Return the inner products of models' parameters, measured from their mean.
+
+    Distances between the models do not depend on where they are measured from, and from the
+    mean they do not drown in rounding: clients' models have far more in common than not.
+
+    Parameters
+    ----------
+    models : sequence of dict
+        R models of one architecture; their buffers do not count.
+
+    Returns
+    -------
+    ndarray
+        Shape (R, R).
+    """
+    products = np.zeros((len(models), len(models)))
+    for kind in models[0].keys() - {BUFFERS}:
+        rows = np.stack([model[kind] for model in models])
+        rows -= rows.mean(axis=0)
+        products += rows @ rows.T
+    return products
+
+
+def squared_distances(products: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ``||w_i - w_j||²`` for all pairs from the inner products, (R, R), at least 0."""
+    norms = np.diag(products)
+    return np.maximum(norms[:, None] + norms - 2 * products, 0.0)
+
+
+def step_towards(model: Model, mean: Model, rate: float) -> Model:
+    """Return ``(1 - rate) model + rate mean``; exactly the mean where the rate is 1.
+
+    Buffers are those of the mean: a step beyond them could leave a negative variance.
+
+    Parameters
+    ----------
+    model, mean : dict of str to ndarray
+        The global model and the mean of the clients' models.
+    rate : float
+        Above 0; the server's step size.
+    """
+    if rate == 1:
+        return mean
+    return {
+        kind: vector if kind == BUFFERS else model[kind] + rate * (vector - model[kind])
+        for kind, vector in mean.items()
+    }
+
+
+def num_parameters(model: Model) -> int:
+    """Count a model's trained numbers, without its buffers."""
+    return sum(len(vector) for kind, vector in model.items() if kind != BUFFERS)
 
 
 class ParameterStrategy(PersonalizedStrategy):
@@ -160,6 +222,46 @@ class SharedModelStrategy(ParameterStrategy):
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send nothing: the client's own model is evaluated."""
         return {}
+
+
+class LibraryStrategy(ParameterStrategy):
+    """A strategy that keeps the last model of every client it got one from.
+
+    Clients go on with their own models and are evaluated after training. The server's memory
+    grows with the clients that took part: such methods are for the few large clients of
+    cross-silo learning.
+
+    Attributes
+    ----------
+    library : dict of str to ndarray
+        The vectors by ``<partition-id>/<kind>``.
+    """
+
+    evaluates_trained_model = True
+    kept = (*ParameterStrategy.kept, "library")
+    library: dict[str, NDArray[Any]]
+
+    def begin(self, initial: Arrays) -> None:
+        """Start from the initial model, with an empty library."""
+        super().begin(initial)
+        self.library = {}
+
+    def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
+        """Send nothing: the client has its model."""
+        return {}
+
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
+        """Keep the repliers' models in place of their earlier ones."""
+        for n, model in models.items():
+            self.library |= {f"{n}/{kind}": vector for kind, vector in model.items()}
+
+    def collected(self) -> dict[int, Model]:
+        """Return the models of the library by ascending partition-id."""
+        models: dict[int, Model] = {}
+        for name, vector in self.library.items():
+            n, _, kind = name.partition("/")
+            models.setdefault(int(n), {})[kind] = vector
+        return dict(sorted(models.items()))
 
 
 def model_due(model: Mapping[str, NDArray[Any]]) -> dict[str, Due]:

@@ -47,9 +47,7 @@ def interrupted(settings, folder, at_round, at_client):
         serve(grid, configuration)
 
 
-@pytest.mark.parametrize(
-    "strategy", ["kt-pfl", "perfed-ckt", "persfl", "fedavg", "local", "fedkma"]
-)
+@pytest.mark.parametrize("strategy", METHODS)
 def test_a_resumed_run_equals_an_uninterrupted_one(strategy, small, tmp_path):
     settings = settings_for(strategy, small)
     whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")

@@ -229,7 +229,8 @@ def test_with_noise_a_client_reports_nothing_of_its_training(private, tmp_path):
 
     assert reported("noised") == set()
     plain = {"kt-pfl.noise-multiplier": 0.0}
-    assert reported("plain", **plain) == {"train-loss", "distillation-loss"}
+    told = {"train-loss", "distillation-loss", "moved-private", "moved-public"}
+    assert reported("plain", **plain) == told
 
 
 def test_noise_without_a_bound_is_refused(small):

@@ -223,14 +223,18 @@ class PersonalClient(NumPyClient):
         self, parameters: Iterable[nn.Parameter], server_round: int
     ) -> torch.optim.Optimizer:
         """Build the optimizer for private data, at the round's step size."""
+        training, rate = self.run.training, self.private_rate(server_round)
+        return self.optimizer(parameters, rate, training.momentum, training.weight_decay)
+
+    def private_rate(self, server_round: int) -> float:
+        """Return the round's step size on private data."""
         training = self.run.training
-        rate = scheduled_rate(
+        return scheduled_rate(
             training.learning_rate,
             training.learning_rate_schedule,
             server_round,
             self.run.plan.num_server_rounds,
         )
-        return self.optimizer(parameters, rate, training.momentum, training.weight_decay)
 
     def train_locally(
         self,

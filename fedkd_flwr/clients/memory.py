@@ -38,6 +38,13 @@ def save_tensors(context: Context, name: str, tensors: Mapping[str, Tensor]) -> 
     context.state[name] = ArrayRecord(arrays)
 
 
+def holds(context: Context, name: str) -> bool:
+    """Return whether tensors are kept under a name."""
+    if isinstance(context, LiveContext):
+        return name in context.tensors
+    return name in context.state.array_records
+
+
 def load_tensors(context: Context, name: str) -> dict[str, Tensor] | None:
     """Return the tensors kept under a name, not to be changed; None where there are none."""
     if isinstance(context, LiveContext):

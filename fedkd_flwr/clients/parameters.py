@@ -3,9 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays, PersonalClient, Training, TrainReply
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
-from fedkd_flwr.training.loop import Loss
+from fedkd_flwr.training.loop import Loss, evaluate
 from fedkd_flwr.training.losses import cross_entropy
 
 
@@ -41,10 +42,40 @@ class ParameterClient(PersonalClient):
         self.receive_model(received)
         return {}
 
+    @property
+    def shared_layers(self) -> slice:
+        """Which of the model's layers cross the network."""
+        return self.run.method.strategy.shared_layers(self.settings)
+
     def receive_model(self, received: Arrays) -> None:
-        """Overwrite the model with the vectors that the server sent."""
-        fill_from_vectors(self.model, received)
+        """Overwrite the model with the vectors that the server sent; its other layers stay."""
+        fill_from_vectors(self.model, received, self.shared_layers)
 
     def model_arrays(self) -> dict[str, NDArray[np.float32]]:
-        """Return the model as flat vectors by kind."""
-        return model_vectors(self.model)
+        """Return what is shared of the model as flat vectors by kind."""
+        return model_vectors(self.model, self.shared_layers)
+
+    def test_accuracy(self) -> float:
+        """Return the accuracy of `model` on the client's test split."""
+        result = evaluate(self.model, self.data.test_images, self.data.test_labels)
+        return result.correct / result.total
+
+
+class PersonalModelClient(ParameterClient):
+    """Keeps a personal model beside the global one, and is evaluated with it.
+
+    The personal model is what `model` is when a training ends. Before its first, a client has
+    the model that it is sent. The accuracy of that model is reported too.
+    """
+
+    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+        """Evaluate the personal model, after a look at the global one."""
+        self.receive_model(received)
+        global_accuracy = self.test_accuracy()
+        self.recall_personal_model(received)
+        return {"global-accuracy": global_accuracy}
+
+    def recall_personal_model(self, received: Arrays) -> None:
+        """Let `model` be the personal model of the last training, else the one that was sent."""
+        if not memory.load_model(self.context, "model", self.model):
+            self.receive_model(received)

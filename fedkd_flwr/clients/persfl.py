@@ -176,11 +176,6 @@ class PersFLClient(ParameterClient):
         """Return what remains of the kept pair; empty before stage 2."""
         return memory.load_numbers(self.context, "choice")
 
-    def test_accuracy(self) -> float:
-        """Return the accuracy of `model` on the client's test split."""
-        result = evaluate(self.model, self.data.test_images, self.data.test_labels)
-        return result.correct / result.total
-
     def distilled(
         self, teacher_logits: Tensor, imitation: float, temperature: float, server_round: int
     ) -> Steps[Candidate]:

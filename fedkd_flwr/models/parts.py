@@ -1,6 +1,6 @@
 """A model as layers, the last of which is its head: what methods share or keep by layer."""
 
-from torch import nn
+from torch import Tensor, nn
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
@@ -9,12 +9,12 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     Batch normalization is a layer like any other. A search network's architecture weights lie
     in the network itself, which comes first.
     """
-    return [
-        module
-        for module in model.modules()
-        if any(True for _ in module.parameters(recurse=False))
-        or any(True for _ in module.buffers(recurse=False))
-    ]
+    return [module for module in model.modules() if own_tensors(module)]
+
+
+def own_tensors(layer: nn.Module) -> list[Tensor]:
+    """Return the parameters and buffers of a module, without those of modules inside it."""
+    return [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
 
 
 def head_of(model: nn.Module) -> nn.Linear:

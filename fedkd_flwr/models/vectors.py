@@ -12,14 +12,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedkd_flwr.models.parts import layers_of, own_tensors
+
 WEIGHTS, BUFFERS, ALPHAS = "weights", "buffers", "alphas"
 """The kinds: network weights, running statistics, architecture weights of a search."""
 
 KINDS = (WEIGHTS, BUFFERS, ALPHAS)
 
+ALL = slice(None)
+"""All layers of a model."""
 
-def tensors_by_kind(model: nn.Module) -> dict[str, list[Tensor]]:
+
+def tensors_by_kind(model: nn.Module, layers: slice = ALL) -> dict[str, list[Tensor]]:
     """Return a model's floating-point tensors by kind, in the order in which they travel.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Any model.
+    layers : slice
+        Positions of the layers to take, in the order of `layers_of`.
 
     Returns
     -------
@@ -27,10 +39,11 @@ def tensors_by_kind(model: nn.Module) -> dict[str, list[Tensor]]:
         The tensors themselves, detached; a kind that the model lacks is left out.
     """
     parameters = {name for name, _ in model.named_parameters()}
+    chosen = {id(tensor) for layer in layers_of(model)[layers] for tensor in own_tensors(layer)}
     tensors: dict[str, list[Tensor]] = {}
-    for name, tensor in model.state_dict().items():
-        if tensor.is_floating_point():
-            tensors.setdefault(_kind_of(name, name in parameters), []).append(tensor)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) in chosen and tensor.is_floating_point():
+            tensors.setdefault(_kind_of(name, name in parameters), []).append(tensor.detach())
     return tensors
 
 
@@ -40,11 +53,11 @@ def _kind_of(name: str, is_parameter: bool) -> str:
     return ALPHAS if name.startswith("alpha") else WEIGHTS
 
 
-def model_vectors(model: nn.Module) -> dict[str, NDArray[np.float32]]:
-    """Return a model as flat vectors by kind, on the CPU."""
+def model_vectors(model: nn.Module, layers: slice = ALL) -> dict[str, NDArray[np.float32]]:
+    """Return a model, or some of its layers, as flat vectors by kind, on the CPU."""
     return {
         kind: torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu().numpy()
-        for kind, tensors in tensors_by_kind(model).items()
+        for kind, tensors in tensors_by_kind(model, layers).items()
     }
 
 
@@ -58,7 +71,9 @@ def matrix_shapes(model: nn.Module) -> NDArray[np.int64]:
 
 
 @torch.no_grad()
-def fill_from_vectors(model: nn.Module, vectors: Mapping[str, NDArray[Any]]) -> None:
+def fill_from_vectors(
+    model: nn.Module, vectors: Mapping[str, NDArray[Any]], layers: slice = ALL
+) -> None:
     """Overwrite a model with vectors; kinds that are not given stay as they are.
 
     Parameters
@@ -67,13 +82,15 @@ def fill_from_vectors(model: nn.Module, vectors: Mapping[str, NDArray[Any]]) -> 
         Changed in place.
     vectors : mapping of str to ndarray
         Shape (length,), by kind; other names are passed over.
+    layers : slice
+        The layers that the vectors are made of; the others stay as they are.
 
     Raises
     ------
     ValueError
         If a vector has another length than the model's entries of its kind.
     """
-    for kind, tensors in tensors_by_kind(model).items():
+    for kind, tensors in tensors_by_kind(model, layers).items():
         if kind not in vectors:
             continue
         sizes = [tensor.numel() for tensor in tensors]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 
 from fedkd_flwr.training.loop import Loss
 
@@ -52,6 +53,18 @@ def linear(loss: Loss, direction: Sequence[Tensor]) -> Loss:
     return regularized
 
 
+def flat_parameters(model: nn.Module) -> Tensor:
+    """Return a copy of a model's parameters as one vector, in their order."""
+    return parameters_to_vector(model.parameters()).detach()
+
+
+def split_like_parameters(vector: Tensor, model: nn.Module) -> list[Tensor]:
+    """Cut a flat vector into tensors of the shapes of a model's parameters, in their order."""
+    parameters = list(model.parameters())
+    parts = torch.split(vector, [parameter.numel() for parameter in parameters])
+    return [part.view_as(like) for part, like in zip(parts, parameters, strict=True)]
+
+
 def parameters_of(model: nn.Module) -> list[Tensor]:
     """Return copies of a model's parameters, in their order, cut off from its gradients."""
     return [parameter.detach().clone() for parameter in model.parameters()]
@@ -65,3 +78,10 @@ def relative_distance(model: nn.Module, before: Sequence[Tensor]) -> float:
     )
     norm = torch.stack([old.square().sum() for old in before])
     return float((moved.sum() / norm.sum()).sqrt())
+
+
+@torch.no_grad()
+def fill_parameters(model: nn.Module, values: Sequence[Tensor]) -> None:
+    """Overwrite a model's parameters, in their order; its buffers stay as they are."""
+    for parameter, value in zip(model.parameters(), values, strict=True):
+        parameter.copy_(value)

@@ -1,0 +1,24 @@
+"""The client of Ditto."""
+
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.parameters import PersonalModelClient
+from fedkd_flwr.training.losses import cross_entropy
+from fedkd_flwr.training.regularizers import parameters_of, proximal
+from strategies.ditto import DittoSettings
+
+
+class DittoClient(PersonalModelClient):
+    """Trains the global model and sends it back, then its own, which it keeps."""
+
+    settings: DittoSettings
+
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Train w, then v towards the w that was sent."""
+        self.receive_model(received)
+        center = parameters_of(self.model)
+        loss = yield from self.train_locally(server_round)
+        arrays = self.model_arrays()
+        self.recall_personal_model(received)
+        held = proximal(cross_entropy, center, self.settings.personalization_weight)
+        personal_loss = yield from self.train_locally(server_round, held)
+        return TrainReply(arrays, {"train-loss": loss, "personal-loss": personal_loss})

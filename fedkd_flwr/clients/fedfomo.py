@@ -1,0 +1,78 @@
+"""The client of FedFomo."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkd_flwr.clients import memory
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.models.vectors import KINDS, fill_from_vectors, model_vectors
+from fedkd_flwr.training.loop import evaluate
+from strategies.fedfomo import WEIGHTS_OF_OTHERS, FedFomoSettings, weights_of_others
+from strategies.parameters import BUFFERS, Model
+
+
+class FedFomoClient(ParameterClient):
+    """Weighs the models that it is sent, mixes them into its own, and trains that."""
+
+    settings: FedFomoSettings
+
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Mix, train, and reply with the model and the weights of the others."""
+        if not memory.holds(self.context, "model"):
+            self.receive_model(received)
+        others = models_by_position(received)
+        weights = self.weigh(others)
+        fill_from_vectors(self.model, mixed(model_vectors(self.model), others, weights))
+        loss = yield from self.train_locally(server_round)
+        reported = np.zeros(self.settings.models_sent, dtype=np.float32)
+        reported[: len(weights)] = weights
+        return TrainReply(
+            {**self.model_arrays(), WEIGHTS_OF_OTHERS: reported}, {"train-loss": loss}
+        )
+
+    def weigh(self, others: Sequence[Model]) -> NDArray[np.float64]:
+        """Return the weight of each model, (M,), by its loss on the validation data."""
+        own = model_vectors(self.model)
+        loss = self.validation_loss()
+        losses = []
+        for other in others:
+            fill_from_vectors(self.model, other)
+            losses.append(self.validation_loss())
+        fill_from_vectors(self.model, own)
+        distances = [distance(own, other) for other in others]
+        return weights_of_others(loss, np.array(losses), np.array(distances))
+
+    def validation_loss(self) -> float:
+        """Return the model's cross-entropy on the validation data."""
+        data = self.data
+        return evaluate(self.model, data.validation_images, data.validation_labels).loss
+
+
+def models_by_position(received: Arrays) -> list[Model]:
+    """Return the models that came as ``<position>/<kind>``, in their order."""
+    models: dict[int, Model] = {}
+    for name, vector in received.items():
+        position, _, kind = name.rpartition("/")
+        if position and kind in KINDS:
+            models.setdefault(int(position), {})[kind] = vector
+    return [models[position] for position in sorted(models)]
+
+
+def distance(one: Model, other: Model) -> float:
+    """Return how far two models' parameters are apart."""
+    squares = (np.square(one[kind] - other[kind]).sum() for kind in one if kind != BUFFERS)
+    return float(np.sqrt(sum(squares)))
+
+
+def mixed(
+    own: Mapping[str, NDArray[np.float32]], others: Sequence[Model], weights: NDArray[np.float64]
+) -> Model:
+    """Return ``w_i + Σ_j weight_j (w_j - w_i)``, for the vectors of each kind."""
+    result = {kind: vector.copy() for kind, vector in own.items()}
+    for other, weight in zip(others, weights, strict=True):
+        for kind, vector in own.items():
+            result[kind] += np.float32(weight) * (other[kind] - vector)
+    return result

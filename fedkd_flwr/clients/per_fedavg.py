@@ -1,0 +1,75 @@
+"""The client of Per-FedAvg."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.training.loop import Batch, gathered, random_batches, train_on
+from fedkd_flwr.training.losses import cross_entropy
+from fedkd_flwr.training.optimizers import SGD
+from strategies.per_fedavg import PerFedAvgSettings
+
+
+@dataclass(frozen=True, eq=False)
+class LossAfterStep:
+    """``f(w'; b2)`` at ``w' = w - a ∇f(w; b1)``, with the gradient ``∇f(w'; b2)`` in w.
+
+    The step is taken as a constant, which makes that gradient the first-order one. It needs the
+    model's own parameters, so that no two clients' losses are equal and done at once.
+
+    Attributes
+    ----------
+    rate : float
+        a.
+    """
+
+    rate: float
+
+    def __call__(
+        self, model: nn.Module, images: Tensor, labels: Tensor, own: Tensor, own_labels: Tensor
+    ) -> Tensor:
+        """Return the loss on b2, images and labels, after a step on b1, `own` and its labels."""
+        names, parameters = zip(*model.named_parameters(), strict=True)
+        gradients = torch.autograd.grad(cross_entropy(model, own, own_labels), parameters)
+        stepped = {
+            name: parameter - self.rate * gradient
+            for name, parameter, gradient in zip(names, parameters, gradients, strict=True)
+        }
+        logits = functional_call(model, stepped, (images,))
+        return nn.functional.cross_entropy(logits, labels)
+
+
+class PerFedAvgClient(ParameterClient):
+    """Trains the global model for what it is after one step, and is evaluated after one."""
+
+    keeps_model = False
+    settings: PerFedAvgSettings
+
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Train on pairs of batches and reply with the model."""
+        self.receive_model(received)
+        loss = LossAfterStep(self.settings.inner_learning_rate)
+        own_batches = self.random_batches("inner-batches", server_round)
+        mean_loss = yield from self.train_locally(server_round, loss, own_batches)
+        return TrainReply(self.model_arrays(), {"train-loss": mean_loss})
+
+    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+        """Take one step from the global model on a batch of training data, if asked to."""
+        self.receive_model(received)
+        if self.settings.evaluate_on == "adapted":
+            optimizer = SGD(self.model.parameters(), self.settings.inner_learning_rate)
+            batch = next(self.random_batches("adaptation-batches", server_round))
+            train_on(self.model, cross_entropy, optimizer, [batch])
+        return {}
+
+    def random_batches(self, purpose: str, server_round: int) -> Iterator[Batch]:
+        """Yield random private batches without end."""
+        generator = self.generator(purpose, server_round)
+        size = self.run.training.batch_size
+        positions = random_batches(self.num_examples, size, generator)
+        return gathered(positions, self.data.train_images, self.data.train_labels)

@@ -1,0 +1,61 @@
+"""The client of pFedMe."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor
+
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.parameters import PersonalModelClient
+from fedkd_flwr.training.jobs import TrainJob
+from fedkd_flwr.training.loop import random_batches
+from fedkd_flwr.training.losses import cross_entropy
+from fedkd_flwr.training.optimizers import SGD
+from fedkd_flwr.training.regularizers import fill_parameters, parameters_of, proximal
+from strategies.pfedme import PFedMeSettings
+
+
+def moved_towards(local: list[Tensor], personal: Iterable[Tensor], share: float) -> list[Tensor]:
+    """Return ``w - share * (w - theta)`` for each tensor; the share is ``eta lambda``."""
+    return [w - share * (w - theta) for w, theta in zip(local, personal, strict=True)]
+
+
+class PFedMeClient(PersonalModelClient):
+    """Trains theta near w, and lets w follow; sends w, keeps theta."""
+
+    settings: PFedMeSettings
+
+    def private_positions(self, server_round: int, num_samples: int) -> Iterator[Tensor]:
+        """Yield random batches of full size, as many as the round has.
+
+        theta is what the last batch makes it: the few samples that an epoch leaves over would
+        make a poor one.
+        """
+        size, generator = self.run.training.batch_size, self.generator("batches", server_round)
+        count = sum(1 for _ in super().private_positions(server_round, num_samples))
+        return itertools.islice(random_batches(num_samples, size, generator), count)
+
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Take K steps on theta for each batch of the round, and one on w."""
+        self.receive_model(received)
+        settings, training = self.settings, self.run.training
+        weight = settings.personalization_weight
+        rate = self.private_rate(server_round)
+        optimizer = SGD(
+            self.model.parameters(),
+            settings.personal_learning_rate,
+            weight_decay=training.weight_decay,
+        )
+        local, losses, samples = parameters_of(self.model), 0.0, 0
+        for batch in self.private_batches(server_round):
+            loss = proximal(cross_entropy, local, weight)
+            steps = [batch] * settings.personal_steps
+            mean_loss = yield TrainJob(self.model, loss, optimizer, steps)
+            local = moved_towards(local, parameters_of(self.model), rate * weight)
+            losses += mean_loss * len(batch[0])
+            samples += len(batch[0])
+        personal = parameters_of(self.model)
+        fill_parameters(self.model, local)
+        arrays = self.model_arrays()
+        fill_parameters(self.model, personal)
+        return TrainReply(arrays, {"train-loss": losses / samples})

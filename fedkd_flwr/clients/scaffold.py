@@ -1,0 +1,44 @@
+"""The client of SCAFFOLD."""
+
+import torch
+from torch import Tensor
+
+from fedkd_flwr.clients import memory
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.training.losses import cross_entropy
+from fedkd_flwr.training.regularizers import flat_parameters, linear, split_like_parameters
+from strategies.scaffold import CONTROL, ScaffoldSettings, counted_steps
+
+
+class ScaffoldClient(ParameterClient):
+    """Trains the global model with corrected steps, and keeps its own control variate."""
+
+    keeps_model = False
+    settings: ScaffoldSettings
+
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Train, renew c_n, and reply with the model and the change of c_n."""
+        self.receive_model(received)
+        start = flat_parameters(self.model)
+        own = self.own_control(start)
+        correction = self.settings.correction * (self.tensor(received[CONTROL]) - own)
+        loss = yield from self.train_locally(
+            server_round, linear(cross_entropy, split_like_parameters(correction, self.model))
+        )
+        mean_step = (start - flat_parameters(self.model)) / self.distance_scale(server_round)
+        renewed = mean_step - correction
+        memory.save_tensors(self.context, CONTROL, {CONTROL: renewed})
+        change = (renewed - own).cpu().numpy()
+        return TrainReply({**self.model_arrays(), CONTROL: change}, {"train-loss": loss})
+
+    def own_control(self, start: Tensor) -> Tensor:
+        """Return c_n, shape (parameters,); zero before the client has trained."""
+        kept = memory.load_tensors(self.context, CONTROL)
+        return torch.zeros_like(start) if kept is None else kept[CONTROL].to(self.device)
+
+    def distance_scale(self, server_round: int) -> float:
+        """Return K eta of the round's training: what a unit gradient would move the model by."""
+        steps = sum(1 for _ in self.private_positions(server_round, self.num_examples))
+        momentum = self.run.training.momentum
+        return self.private_rate(server_round) * counted_steps(steps, momentum)

@@ -1,0 +1,121 @@
+"""FedAMP: each client has a model in the cloud, mixed from those whose models are near its own.
+
+Yutao Huang, Lingyang Chu, Zirui Zhou, Lanjun Wang, Jiangchuan Liu, Jian Pei, Yong Zhang,
+*Personalized Cross-Silo Federated Learning on Non-IID Data*, AAAI 2021, arXiv:2007.03797.
+
+The server mixes ``u_i = (1 - Σ_j a A'(d_ij)) w_i + a Σ_j A'(d_ij) w_j`` over the other clients j,
+with ``d_ij = ||w_i - w_j||²`` and ``A(x) = 1 - exp(-x / sigma)``: the nearer two models are, the
+more they attract each other. Client i then minimizes ``F_i(w) + lambda / (2 a) * ||w - u_i||²``.
+
+Differences from the paper
+--------------------------
+- Where the weights of the others come to more than 1, they are scaled to sum 1, and that of
+  w_i itself is 0: a negative one would push the client away from its own model.
+- A client starts from u_i, where the proximal term is 0, and trains for the run's epochs. The
+  paper asks for the minimum and leaves the start open.
+- a is one number for the run; the paper lets it fall from round to round.
+- Distances are those of the parameters; batch normalization's statistics are mixed along.
+- Clients may be sampled: the others' models are the last ones that the server has of them. In
+  the paper all take part in each round.
+- HeurFedAMP, the variant with cosines, is left out.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from strategies.core.plan import Settings
+from strategies.core.replies import Arrays
+from strategies.parameters import (
+    LibraryStrategy,
+    Model,
+    gram_matrix,
+    mean_model,
+    squared_distances,
+)
+
+
+class FedAMPSettings(Settings):
+    """Settings of FedAMP.
+
+    Attributes
+    ----------
+    attention_step : float
+        a, the step of the server; ``a / sigma`` is the weight of another client whose model is
+        the same.
+    sigma : float
+        Squared distance at which that weight has fallen to 1/e.
+    regularization_weight : float
+        lambda: clients are held near u_i with ``lambda / (2 a)``.
+    """
+
+    table = "fedamp"
+    attention_step: float = Field(default=0.05, gt=0)
+    sigma: float = Field(default=1.0, gt=0)
+    regularization_weight: float = Field(default=0.01, ge=0)
+
+
+def attention_weights(
+    distances: NDArray[np.float64], step: float, sigma: float
+) -> NDArray[np.float64]:
+    """Return the weights of u: ``a A'(d_ij)`` off the diagonal, and the rest of 1 on it.
+
+    Parameters
+    ----------
+    distances : ndarray
+        d, shape (R, R), squared distances.
+    step, sigma : float
+        a and sigma; ``A'(x) = exp(-x / sigma) / sigma``.
+
+    Returns
+    -------
+    ndarray
+        Shape (R, R), rows on the simplex: receiver, giver.
+    """
+    others = step * np.exp(-distances / sigma) / sigma
+    np.fill_diagonal(others, 0.0)
+    others /= np.maximum(others.sum(axis=1, keepdims=True), 1.0)
+    return others + np.diag(1.0 - others.sum(axis=1))
+
+
+class FedAMP(LibraryStrategy):
+    """FedAMP's server (Algorithm 1).
+
+    Attributes
+    ----------
+    attention : ndarray
+        Weights of u, shape (N, N); a client of which there is no model has weight on itself alone.
+    """
+
+    settings_type = FedAMPSettings
+    settings: FedAMPSettings
+    kept = (*LibraryStrategy.kept, "attention")
+    attention: NDArray[np.float64]
+
+    def begin(self, initial: Arrays) -> None:
+        """Start with everybody alone."""
+        super().begin(initial)
+        self.attention = np.eye(self.plan.num_clients)
+
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
+        """Keep the models and weigh all that there are anew."""
+        super().aggregate_models(server_round, models)
+        collected = self.collected()
+        known = list(collected)
+        distances = squared_distances(gram_matrix(list(collected.values())))
+        self.attention[np.ix_(known, known)] = attention_weights(
+            distances, self.settings.attention_step, self.settings.sigma
+        )
+
+    def model_for(self, partition_id: int) -> Model:
+        """Return u_i, or the initial model where there is none of the client yet."""
+        collected = self.collected()
+        if partition_id not in collected:
+            return self.model
+        return mean_model(list(collected.values()), self.attention[partition_id, list(collected)])
+
+    def matrices(self) -> dict[str, NDArray[Any]]:
+        """Return the weights of u as ``attention``, (N, N)."""
+        return {"attention": self.attention.copy()}

@@ -1,0 +1,157 @@
+"""FedFomo: a client weighs other clients' models by what each does for its validation loss.
+
+Michael Zhang, Karan Sapra, Sanja Fidler, Serena Yeung, Jose M. Alvarez, *Personalized Federated
+Learning with First Order Model Optimization*, ICLR 2021, arXiv:2012.08565.
+
+Client i is sent M other clients' models, weighs each by ``max(0, (L_i(w_i) - L_i(w_j)) /
+||w_j - w_i||)`` with its validation loss L_i, scales the weights to sum 1 where one is above 0,
+and goes on from ``w_i + Σ_j weight_j (w_j - w_i)`` (Eqs. 4 and 5). The server adds up the weights
+in a matrix of affinities and sends a client those with the largest; with probability epsilon it
+sends a random one instead.
+
+Differences from the paper
+--------------------------
+- w_i is the client's last model. In the paper it is the one of the round before, and the last one
+  is among the candidates.
+- A client mixes first and trains then, so that the models that it gets are those of the round
+  before: one message each way a round in place of two.
+- Affinities grow by the weights that were scaled to sum 1. A client's reply moves its own row
+  alone, and so what it is sent itself.
+- epsilon falls by ``exploration-decay`` a round; the paper does not say how fast it should.
+- Batch normalization's statistics are mixed like parameters. Distances leave them out.
+- Accuracy is that of the model after local training.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from strategies.core.plan import Settings
+from strategies.core.randomness import random_generator
+from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
+from strategies.parameters import LibraryStrategy, model_due
+
+WEIGHTS_OF_OTHERS = "weights-of-others"
+"""Name of a reply's weights of the models that the client was sent, (M,), 0 where none was."""
+
+
+class FedFomoSettings(Settings):
+    """Settings of FedFomo.
+
+    Attributes
+    ----------
+    models_sent : int
+        M, how many models a client is sent; all there are where they are fewer.
+    exploration : float
+        epsilon in the first round: the share of them that is drawn at random.
+    exploration_decay : float
+        What epsilon loses each round, down to 0.
+    """
+
+    table = "fedfomo"
+    models_sent: int = Field(default=5, ge=1)
+    exploration: float = Field(default=0.3, ge=0, le=1)
+    exploration_decay: float = Field(default=0.05, ge=0, le=1)
+
+
+def weights_of_others(
+    loss: float, losses: NDArray[np.float64], distances: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return ``max(0, (L(w_i) - L(w_j)) / ||w_j - w_i||)``, scaled to sum 1, or all 0.
+
+    Parameters
+    ----------
+    loss : float
+        L(w_i), of the client's own model.
+    losses, distances : ndarray
+        L(w_j) and ||w_j - w_i||, shape (M,); a model that is the own one, or whose loss is no
+        number, weighs nothing.
+    """
+    is_usable = np.isfinite(losses) & (distances > 0)
+    gains = np.where(is_usable, loss - losses, 0.0) / np.where(is_usable, distances, 1.0)
+    weights = np.maximum(gains, 0.0)
+    return weights / weights.sum() if weights.sum() > 0 else weights
+
+
+def chosen_models(
+    affinities: NDArray[np.float64], size: int, epsilon: float, generator: np.random.Generator
+) -> NDArray[np.intp]:
+    """Return the positions of the models to send: the best, and random ones in some places.
+
+    Parameters
+    ----------
+    affinities : ndarray
+        Shape (R,), of the client that is sent them, to each that could be.
+    size : int
+        How many; all where there are no more than that.
+    epsilon : float
+        Probability that one is drawn at random from those that are left.
+    generator : numpy.random.Generator
+        Draws.
+    """
+    ranking = np.argsort(-affinities, kind="stable")
+    best = max(0, min(size, len(ranking)) - int((generator.random(size) < epsilon).sum()))
+    left = generator.permutation(ranking[best:])
+    return np.concatenate([ranking[:best], left])[:size]
+
+
+class FedFomo(LibraryStrategy):
+    """FedFomo's server: learns whom to send.
+
+    Attributes
+    ----------
+    affinities : ndarray
+        Sums of weights, shape (N, N): receiver, giver.
+    """
+
+    settings_type = FedFomoSettings
+    settings: FedFomoSettings
+    needs_validation_data = True
+    kept = (*LibraryStrategy.kept, "affinities")
+    affinities: NDArray[np.float64]
+
+    def begin(self, initial: Arrays) -> None:
+        """Start with no affinities."""
+        super().begin(initial)
+        self.affinities = np.zeros((self.plan.num_clients, self.plan.num_clients))
+
+    def others_for(self, server_round: int, partition_id: int) -> list[int]:
+        """Return whose models a client is sent in a round, a function of seed and round."""
+        others = [n for n in self.collected() if n != partition_id]
+        settings, seed = self.settings, self.plan.seed
+        epsilon = max(0.0, settings.exploration - settings.exploration_decay * (server_round - 1))
+        generator = random_generator(seed, "models-of-others", server_round, partition_id)
+        row = self.affinities[partition_id, others]
+        return [others[i] for i in chosen_models(row, settings.models_sent, epsilon, generator)]
+
+    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
+        """Send the initial model at first, later models of others as ``<position>/<kind>``."""
+        collected = self.collected()
+        payload = {} if partition_id in collected else dict(self.model)
+        for position, other in enumerate(self.others_for(server_round, partition_id)):
+            model = collected[other]
+            payload |= {f"{position}/{kind}": vector for kind, vector in model.items()}
+        return payload
+
+    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
+        """Ask for the model and the weights of those that were sent."""
+        return {**model_due(self.model), WEIGHTS_OF_OTHERS: Due((self.settings.models_sent,))}
+
+    def check_reply(self, reply: Reply) -> None:
+        """Refuse weights that are negative or sum to more than 1."""
+        weights = reply.arrays[WEIGHTS_OF_OTHERS]
+        if weights.min() < 0 or weights.sum() > 1 + 1e-3:
+            raise InvalidReplyError(f"{WEIGHTS_OF_OTHERS} are negative or sum to more than 1")
+
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
+        """Add up the weights, then keep the models."""
+        for n, reply in replies.items():
+            others = self.others_for(server_round, n)
+            self.affinities[n, others] += reply.arrays[WEIGHTS_OF_OTHERS][: len(others)]
+        super().aggregate(server_round, replies)
+
+    def matrices(self) -> dict[str, NDArray[Any]]:
+        """Return the sums of weights as ``affinities``, (N, N)."""
+        return {"affinities": self.affinities.copy()}

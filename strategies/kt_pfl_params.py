@@ -1,0 +1,136 @@
+"""KT-pFL on parameters: personalized models mixed by coefficients that learn.
+
+J. Zhang, S. Guo, X. Ma, H. Wang, W. Xu, F. Wu, *Parameterized Knowledge Transfer for
+Personalized Federated Learning*, NeurIPS 2021, arXiv:2111.02862, appendix C.
+
+All clients have one architecture and send their parameters w_n. The server moves the
+coefficients c (N, N), row = receiver, column = giver, by Eq. 11 with the squared distance,
+``c <- c - eta_3 (lambda Σ_n D_n/D ∇_c ||Σ_m c[n, m] w_m - w_n||² + 2 rho (c - 1/N))``, and client n
+starts its next round from ``w_n + tau (Σ_m c[n, m] w_m - w_n)``.
+
+Differences from the paper
+--------------------------
+- Rows of c are projected onto the probability simplex, as in `strategies.kt_pfl`.
+- Eq. 10 moves w_n towards the mixed model by a gradient step of eta_2 = 0.01, which changes about
+  nothing. Here tau is ``transfer-step``, and 1, the default, takes the mixed model over.
+- The gradient comes from the models' inner products, (N, N), and no pair of models is compared.
+  They are measured from the mean model, which shifts each row of the gradient by a constant,
+  and those the projection takes out.
+- Clients may be sampled. Then only the repliers' rows and columns of c move, and a client gets
+  the mixture of the last round's repliers, its row renormalized over them: the server keeps as
+  many models as were sampled, not N.
+- A client that takes part for the first time starts from what it is sent, whatever tau is.
+- Batch normalization's running statistics are mixed like parameters.
+- Accuracy is that of the model after local training, as in `strategies.kt_pfl`.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from strategies.core.plan import Settings
+from strategies.core.replies import Arrays
+from strategies.core.simplex import normalized_rows
+from strategies.kt_pfl import projected_step
+from strategies.parameters import Model, ParameterStrategy, gram_matrix, stacked
+
+
+class KTpFLParamsSettings(Settings):
+    """Settings of KT-pFL on parameters; the defaults are those of the paper's B.2.
+
+    Attributes
+    ----------
+    knowledge_weight : float
+        lambda of Eq. 11.
+    rho : float
+        Pull of c towards 1/N.
+    coefficient_learning_rate : float
+        eta_3; 0 leaves c at 1/N.
+    transfer_step : float
+        tau, how far a client goes from its own model to the mixed one.
+    """
+
+    table = "kt-pfl-params"
+    knowledge_weight: float = Field(default=1.0, ge=0)
+    rho: float = Field(default=0.6, ge=0)
+    coefficient_learning_rate: float = Field(default=0.005, ge=0)
+    transfer_step: float = Field(default=1.0, ge=0, le=1)
+
+
+def distance_gradient(
+    coefficients: NDArray[Any], products: NDArray[Any], shares: NDArray[Any]
+) -> NDArray[Any]:
+    """Return the gradient in c of ``Σ_n p_n ||Σ_m c[n, m] w_m - w_n||²``, ``2 p (c - I) W Wᵀ``.
+
+    Parameters
+    ----------
+    coefficients : ndarray
+        Shape (N, N), rows on the simplex.
+    products : ndarray
+        W Wᵀ, the inner products of the models, shape (N, N).
+    shares : ndarray
+        p, shape (N,).
+    """
+    return 2 * shares[:, None] * ((coefficients - np.eye(len(coefficients))) @ products)
+
+
+class KTpFLParams(ParameterStrategy):
+    """KT-pFL's server for parameters (Algorithm 2).
+
+    Attributes
+    ----------
+    coefficients : ndarray
+        c, shape (N, N) float64, rows on the simplex; starts at 1/N.
+    repliers : ndarray
+        Shape (R,), the last round's; of no client before the first.
+    models : dict of str to ndarray
+        Their models by kind, each (R, length).
+    """
+
+    settings_type = KTpFLParamsSettings
+    settings: KTpFLParamsSettings
+    evaluates_trained_model = True
+    kept = (*ParameterStrategy.kept, "coefficients", "repliers", "models")
+    coefficients: NDArray[np.float64]
+    repliers: NDArray[np.int64]
+    models: Model
+
+    def begin(self, initial: Arrays) -> None:
+        """Start with one model for all, and everybody weighed alike."""
+        super().begin(initial)
+        num_clients = self.plan.num_clients
+        self.coefficients = np.full((num_clients, num_clients), 1 / num_clients)
+        self.repliers, self.models = np.empty(0, dtype=np.int64), {}
+
+    def model_for(self, partition_id: int) -> Model:
+        """Mix the last round's models by the client's row of c."""
+        if not len(self.repliers):
+            return self.model
+        row = normalized_rows(self.coefficients[[partition_id]][:, self.repliers])[0]
+        return {kind: row.astype(rows.dtype) @ rows for kind, rows in self.models.items()}
+
+    def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
+        """Send nothing: the client has its model."""
+        return {}
+
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
+        """Move the repliers' coefficients, and keep their models for the next round."""
+        repliers, settings = list(models), self.settings
+        products = gram_matrix(list(models.values()))
+        block = np.ix_(repliers, repliers)
+        self.coefficients[block] = projected_step(
+            self.coefficients[block],
+            self.sizes(repliers) / self.sizes(self.clients).sum(),
+            lambda rows, shares: distance_gradient(rows, products, shares),
+            settings.knowledge_weight,
+            settings.rho,
+            settings.coefficient_learning_rate,
+            self.plan.num_clients,
+        )
+        self.repliers, self.models = np.array(repliers), stacked(list(models.values()))
+
+    def matrices(self) -> dict[str, NDArray[Any]]:
+        """Return c as ``coefficients``, (N, N)."""
+        return {"coefficients": self.coefficients.copy()}

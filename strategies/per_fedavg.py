@@ -1,0 +1,47 @@
+"""Per-FedAvg: a global model that is good after one step on a client's own data.
+
+Alireza Fallah, Aryan Mokhtari, Asuman Ozdaglar, *Personalized Federated Learning with Theoretical
+Guarantees: A Model-Agnostic Meta-Learning Approach*, NeurIPS 2020, arXiv:2002.07948.
+
+Clients minimize ``f(w - a ∇f(w))`` (Eq. 3). A local step draws two batches b1 and b2, takes
+``w' = w - a ∇f(w; b1)`` and then ``w <- w - b ∇f(w'; b2)``; the server averages. A client is
+evaluated with the global model after one step of size a on its training data.
+
+Differences from the paper
+--------------------------
+- This is the paper's first-order variant, FO: the factor ``I - a ∇²f(w)`` of the exact
+  gradient is left out.
+- b is the run's ``learning-rate``, with its schedule and momentum; the b2 are the batches of
+  FedAvg, epoch by epoch, the b1 are drawn at random. The paper draws both, and has no momentum.
+- Models are averaged by training samples; the paper weighs all sampled clients alike.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from strategies.core.plan import Settings
+from strategies.parameters import ParameterStrategy
+
+
+class PerFedAvgSettings(Settings):
+    """Settings of Per-FedAvg.
+
+    Attributes
+    ----------
+    inner_learning_rate : float
+        a, the size of the step on a client's own data, in training and before evaluation; 0 is
+        FedAvg.
+    evaluate_on : str
+        ``adapted``, the model after that step, or ``global``, the model before it.
+    """
+
+    table = "per-fedavg"
+    inner_learning_rate: float = Field(default=0.01, ge=0)
+    evaluate_on: Literal["adapted", "global"] = "adapted"
+
+
+class PerFedAvg(ParameterStrategy):
+    """FedAvg's server; the clients' loss and their evaluation differ."""
+
+    settings_type = PerFedAvgSettings

@@ -1,0 +1,73 @@
+"""pFedMe: personal models near a global one that is trained for them.
+
+Canh T. Dinh, Nguyen H. Tran, Tuan Dung Nguyen, *Personalized Federated Learning with Moreau
+Envelopes*, NeurIPS 2020, arXiv:2006.08848.
+
+For each batch a client brings its personal model theta near the minimum of
+``f(theta; batch) + lambda / 2 * ||theta - w||²`` by K steps, and moves its copy of the global
+model, ``w <- w - eta lambda (w - theta)``. The server goes on with
+``(1 - beta) w + beta * mean of the clients' w``; theta is evaluated (Algorithm 1).
+
+Differences from the paper
+--------------------------
+- theta starts at w in each round, and at a further batch where it was after the last, as in the
+  authors' released implementation. The paper leaves its start open.
+- Models are averaged by training samples; the paper weighs all alike.
+- A round has as many batches as the run's epochs, each drawn at random as in Algorithm 1.
+- eta is the run's ``learning-rate``. Neither theta nor w has momentum, whatever the run says.
+- Batch normalization's running statistics are those of theta; they are averaged as they are.
+"""
+
+from pydantic import Field
+
+from strategies.base import GLOBAL_ACCURACY
+from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
+from strategies.parameters import Model, ParameterStrategy, mean_model, step_towards
+
+
+class PFedMeSettings(Settings):
+    """Settings of pFedMe.
+
+    Attributes
+    ----------
+    personalization_weight : float
+        lambda: the larger, the nearer theta stays to w.
+    personal_steps : int
+        K, steps on theta for each batch.
+    personal_learning_rate : float
+        Their size.
+    beta : float
+        The server's step towards the mean of the clients' w; 1 is that mean.
+    """
+
+    table = "pfedme"
+    personalization_weight: float = Field(default=15.0, gt=0)
+    personal_steps: int = Field(default=5, ge=1)
+    personal_learning_rate: float = Field(default=0.03, gt=0)
+    beta: float = Field(default=1.0, gt=0)
+
+
+class PFedMe(ParameterStrategy):
+    """FedAvg's server with a step of size beta; the clients keep their theta."""
+
+    settings_type = PFedMeSettings
+    settings: PFedMeSettings
+    needs_plain_descent = True
+    evaluation_metrics = (GLOBAL_ACCURACY,)
+
+    @classmethod
+    def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
+        """Refuse steps on theta that the proximal term alone would throw further and further."""
+        assert isinstance(settings, PFedMeSettings)
+        if settings.personalization_weight * settings.personal_learning_rate < 2:
+            return
+        raise ImpossiblePlanError(
+            "pfedme.personalization-weight times pfedme.personal-learning-rate is "
+            f"{settings.personalization_weight * settings.personal_learning_rate:g}, and the "
+            "personal model diverges unless it is below 2."
+        )
+
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
+        """Step towards the mean of the clients' w."""
+        mean = mean_model(list(models.values()), self.sizes(models))
+        self.model = step_towards(self.model, mean, self.settings.beta)

@@ -1,0 +1,128 @@
+"""FedAMP (Huang et al. 2021): the cloud's mixtures, the clients' steps, FedAvg and local models."""
+
+import numpy as np
+import pytest
+import torch
+from two_clients import CHANGES, assert_same_models, gradient, training_data, witnessed
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.runs import read_checkpoint
+from strategies.fedamp import attention_weights
+from strategies.parameters import gram_matrix, squared_distances
+
+OWN = {"fedamp.attention-step": 0.4, "fedamp.sigma": 2.0, "fedamp.regularization-weight": 0.6}
+
+
+@pytest.fixture
+def small(small):
+    return {**small, **CHANGES, "strategy": "fedamp"}
+
+
+# ---- The update ----------------------------------------------------------------------
+
+
+def test_mixtures_are_a_step_down_the_sum_of_attractions():
+    """``u_i = w_i - a/2 * ∂/∂w_i Σ_{j != i} A(||w_i - w_j||²)``, by autograd on two parameters."""
+    models = np.array([[0.0, 1.0], [0.5, 0.5], [2.0, -1.0]])
+    w = torch.tensor(models, requires_grad=True)
+    squares = (w[:, None] - w.detach()[None]).square().sum(dim=2)
+    (1 - torch.exp(-squares / 2.0)).sum().backward()
+    expected = models - 0.4 / 2 * w.grad.numpy()
+    distances = squared_distances(gram_matrix([{"weights": row} for row in models]))
+    np.testing.assert_allclose(distances, squares.detach().numpy(), atol=1e-12)
+    weights = attention_weights(distances, 0.4, 2.0)
+    np.testing.assert_allclose(weights @ models, expected, atol=1e-12)
+
+
+def test_a_row_never_weighs_a_client_negatively():
+    weights = attention_weights(np.zeros((4, 4)), step=5.0, sigma=1.0)
+    np.testing.assert_allclose(weights, (1 - np.eye(4)) / 3)
+
+
+def test_clients_are_held_near_their_mixtures(small, tmp_path):
+    run, finished = witnessed(small, tmp_path / "run", **OWN)
+    sent = [run.down[1, "train", n]["weights"] for n in (0, 1)]
+    np.testing.assert_array_equal(*sent)
+    for t in (1, 2):
+        ends = []
+        for n in (0, 1):
+            np.testing.assert_allclose(run.down[t, "train", n]["weights"], sent[n], atol=2e-6)
+            weights = sent[n]
+            for _ in range(3):
+                pull = np.float32(0.6 / 0.4) * (weights - sent[n])
+                slope = gradient(weights, *training_data(small, n))
+                weights = weights - np.float32(0.2) * (slope + pull)
+            np.testing.assert_allclose(run.up[t, "train", n]["weights"], weights, atol=3e-6)
+            ends.append(weights)
+        weight = 0.4 / 2 * np.exp(-float(np.square(ends[0] - ends[1]).sum()) / 2)
+        mixing = np.array([[1 - weight, weight], [weight, 1 - weight]])
+        np.testing.assert_allclose(finished.matrices["attention"][t - 1], mixing, atol=1e-5)
+        sent = (mixing @ ends).astype(np.float32)
+
+
+# ---- Limits --------------------------------------------------------------------------
+
+
+def test_where_all_attract_each_other_alike_it_is_fedavg(small, tmp_path):
+    """A wide A, a third for each of three clients of equal sizes, and no proximal term."""
+    small |= {"partition": "iid", "num-clients": 3, "batch-size": 16, "num-server-rounds": 3}
+    alike = {"fedamp.sigma": 1e6, "fedamp.attention-step": 1e6 / 3}
+    run, finished = witnessed(
+        small, tmp_path / "run", **alike, **{"fedamp.regularization-weight": 0.0}
+    )
+    assert finished.clients["num_examples"].nunique() == 1
+    fedavg, _ = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
+    assert_same_models(run, fedavg, 1e-4)
+
+
+def test_where_none_attracts_another_clients_go_on_alone(small, tmp_path):
+    run, finished = witnessed(small, tmp_path / "run", **{"fedamp.sigma": 1e-4})
+    np.testing.assert_array_equal(finished.matrices["attention"], [np.eye(2)] * 2)
+    for n in (0, 1):
+        np.testing.assert_array_equal(
+            run.down[2, "train", n]["weights"], run.up[1, "train", n]["weights"]
+        )
+
+
+# ---- State and settings --------------------------------------------------------------
+
+
+def test_a_client_that_was_absent_is_mixed_with_its_last_model(small, tmp_path):
+    small |= {**OWN, "num-clients": 3, "fraction-train": 0.67, "num-server-rounds": 4}
+    run, finished = witnessed(small, tmp_path / "run")
+    last = {}
+    for t in (1, 2, 3, 4):
+        for n in run.trained(t):
+            if n in last:
+                row = finished.matrices["attention"][t - 2][n, list(last)]
+                expected = row @ list(last.values())
+                np.testing.assert_allclose(run.down[t, "train", n]["weights"], expected, atol=1e-6)
+        last |= {n: run.up[t, "train", n]["weights"] for n in run.trained(t)}
+    assert set(last) == {0, 1, 2}
+
+
+def test_two_rounds_at_once_end_as_one_and_another(small, tmp_path):
+    whole = fedkd_flwr.run({**small, **OWN}, output_dir=tmp_path / "whole")
+    run = fedkd_flwr.run({**small, **OWN}, output_dir=tmp_path / "run", num_server_rounds=1)
+    assert set(read_checkpoint(run.path).state) == {
+        "model/weights", "library/0/weights", "library/1/weights", "attention",
+    }  # fmt: skip
+    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    np.testing.assert_array_equal(resumed.matrices["attention"], whole.matrices["attention"])
+    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"fedamp.sigma": 0.0}, "fedamp.sigma = 0.0: it should be greater than 0"),
+        ({"fedamp.attention-step": -1.0}, "fedamp.attention-step = -1.0: it should be greater"),
+        ({"fedamp.regularization-weight": -1.0}, "fedamp.regularization-weight = -1.0: it should"),
+        ({"models": "mlp,lenet"}, "fedamp averages parameters and needs one architecture"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)

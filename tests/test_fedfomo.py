@@ -1,0 +1,162 @@
+"""FedFomo (Zhang et al. 2021): weights by validation loss, the mixture, whom the server sends."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array
+from helpers import breaking, client_of, replacing, run_with
+from two_clients import (
+    CHANGES,
+    assert_same_models,
+    gradient,
+    loss_of,
+    training_data,
+    witnessed,
+)
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.runs import read_checkpoint
+from strategies.core.randomness import random_generator
+from strategies.fedfomo import chosen_models, weights_of_others
+
+
+@pytest.fixture
+def small(small):
+    return {**small, **CHANGES, "strategy": "fedfomo", "num-clients": 3}
+
+
+def validation_loss(weights, flat, n):
+    data = client_of(flat, n).data
+    images, labels = data.validation_images.flatten(1), data.validation_labels
+    return float(loss_of(torch.from_numpy(np.array(weights)), images, labels))
+
+
+def weights_by_hand(own, others, flat, n):
+    loss = validation_loss(own, flat, n)
+    gains = [
+        max(0.0, (loss - validation_loss(other, flat, n)) / np.linalg.norm(other - own))
+        for other in others
+    ]
+    return np.array(gains) / (sum(gains) or 1)
+
+
+# ---- The update ----------------------------------------------------------------------
+
+
+def test_clients_go_from_their_model_towards_those_that_are_better_for_them(small, tmp_path):
+    small |= {"num-server-rounds": 3, "partition": "two-groups"}
+    run, finished = witnessed(small, tmp_path / "run")
+    models = [run.down[1, "train", n]["weights"] for n in (0, 1, 2)]
+    affinities, mixtures = np.zeros((3, 3)), 0
+    for t in (1, 2, 3):
+        starts = list(models)
+        for n in (0, 1, 2):
+            sent = {k: v for k, v in run.down[t, "train", n].items() if "/" in k}
+            if t > 1:
+                others = [m for m in (0, 1, 2) if m != n]
+                found = [
+                    next(m for m in others if np.array_equal(models[m], sent[f"{p}/weights"]))
+                    for p in (0, 1)
+                ]
+                assert sorted(found) == others
+                weights = weights_by_hand(models[n], [models[m] for m in found], small, n)
+                reported = run.up[t, "train", n]["weights-of-others"]
+                np.testing.assert_allclose(reported, [*weights, 0, 0, 0], atol=2e-3)
+                pairs = zip(found, reported[:2], strict=True)
+                starts[n] = models[n] + sum(w * (models[m] - models[n]) for m, w in pairs)
+                affinities[n, found] += reported[:2]
+                mixtures += weights.sum() > 0
+            else:
+                assert not sent
+        for n in (0, 1, 2):
+            weights = starts[n]
+            for _ in range(3):
+                weights = weights - np.float32(0.2) * gradient(weights, *training_data(small, n))
+            returned = run.up[t, "train", n]["weights"]
+            np.testing.assert_allclose(returned, weights, atol=3e-6)
+            models[n] = returned
+        np.testing.assert_allclose(finished.matrices["affinities"][t - 1], affinities, atol=1e-6)
+    assert mixtures > 0
+
+
+def test_weights_are_gains_by_distance_and_nothing_for_worse_models():
+    weights = weights_of_others(1.0, np.array([0.4, 0.8, 1.5]), np.array([2.0, 1.0, 0.1]))
+    np.testing.assert_allclose(weights, [0.6, 0.4, 0.0])
+    np.testing.assert_array_equal(weights_of_others(1.0, np.array([2.0]), np.array([1.0])), [0.0])
+    odd = weights_of_others(1.0, np.array([np.nan, 0.5, 0.9]), np.array([1.0, 0.0, 1.0]))
+    np.testing.assert_array_equal(odd, [0.0, 0.0, 1.0])
+    assert weights_of_others(1.0, np.empty(0), np.empty(0)).shape == (0,)
+
+
+# ---- Whom the server sends -----------------------------------------------------------
+
+
+def test_the_server_sends_the_best_and_in_some_places_random_ones():
+    affinities = np.array([0.0, 3.0, 1.0, 2.0, 0.5])
+    generator = random_generator(0, "test")
+    assert list(chosen_models(affinities, 3, 0.0, generator)) == [1, 3, 2]
+    assert sorted(chosen_models(affinities, 9, 0.5, generator)) == [0, 1, 2, 3, 4]
+    drawn = np.array([chosen_models(affinities, 2, 0.5, generator) for _ in range(400)])
+    assert (drawn[:, 0] != drawn[:, 1]).all()
+    counts = np.bincount(drawn.reshape(-1), minlength=5)
+    assert counts.argmax() == 1 and (counts > 0).all()
+    everywhere = [chosen_models(affinities, 1, 1.0, generator)[0] for _ in range(400)]
+    assert np.bincount(everywhere).min() > 40
+
+
+def test_at_most_m_models_are_sent_and_never_the_own_one(small, tmp_path):
+    small |= {"num-clients": 4, "fedfomo.models-sent": 2, "num-server-rounds": 3}
+    run, _ = witnessed(small, tmp_path / "run")
+    for t in (2, 3):
+        for n in range(4):
+            sent = run.down[t, "train", n]
+            assert set(sent) == {"0/weights", "1/weights"}
+            own = run.up[t - 1, "train", n]["weights"]
+            assert not any(np.array_equal(vector, own) for vector in sent.values())
+
+
+@pytest.mark.parametrize("numbers", [[-0.5, 0, 0, 0, 0], [0.9, 0.9, 0, 0, 0]])
+def test_impossible_weights_cost_the_reply(numbers, small, tmp_path):
+    lie = replacing(**{"weights-of-others": Array(np.array(numbers, dtype=np.float32))})
+    finished, _ = run_with(breaking(lie), small, tmp_path / "run")
+    failures = finished.clients.set_index(["round", "partition_id"])["failure"]
+    assert "negative or sum to more than 1" in failures.loc[1][1]
+    assert failures.loc[2][[0, 2]].isna().all()
+    assert not finished.matrices["affinities"][:, 1].any()
+
+
+# ---- Limits, state and settings ------------------------------------------------------
+
+
+def test_a_single_client_is_local_from_the_initial_model(small, tmp_path):
+    """Nobody's model comes; FedAvg of one client is the same."""
+    small |= {"num-clients": 1, "max-samples": 150}
+    alone, _ = witnessed(small, tmp_path / "alone")
+    fedavg, _ = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
+    assert_same_models(alone, fedavg)
+
+
+def test_two_rounds_at_once_end_as_one_and_another(small, tmp_path):
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    library = {f"library/{n}/weights" for n in (0, 1, 2)}
+    assert set(read_checkpoint(run.path).state) == {"model/weights", "affinities", *library}
+    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    np.testing.assert_array_equal(resumed.matrices["affinities"], whole.matrices["affinities"])
+    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"client-split": "75/0/25"}, "fedfomo needs validation data; set client-split"),
+        ({"fedfomo.models-sent": 0}, "fedfomo.models-sent = 0: it should be greater"),
+        ({"fedfomo.exploration": 1.5}, "fedfomo.exploration = 1.5: it should be less"),
+        ({"models": "mlp,lenet"}, "fedfomo averages parameters and needs one architecture"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)

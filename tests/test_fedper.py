@@ -1,0 +1,129 @@
+"""FedPer (Arivazhagan et al. 2019): bodies are averaged, heads stay where they are."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import client_of
+from torch import nn
+from two_clients import (
+    CHANGES,
+    gradient,
+    loss_on_test_data,
+    sizes_of,
+    training_data,
+    witnessed,
+)
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.parts import head_of
+from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
+from fedkd_flwr.runs import read_checkpoint
+
+BODY = 785 * 100
+"""Numbers of the mlp's hidden layer, which come first in its vector."""
+
+
+@pytest.fixture
+def small(small):
+    return {**small, **CHANGES, "strategy": "fedper"}
+
+
+# ---- Body and head -------------------------------------------------------------------
+
+
+def test_vectors_of_body_and_head_add_up_to_the_model():
+    model = build_model("resnet18", (1, 28, 28), 10)
+    parts = slice(None), slice(None, -1), slice(-1, None)
+    whole, body, head = (model_vectors(model, part) for part in parts)
+    np.testing.assert_array_equal(whole["weights"], [*body["weights"], *head["weights"]])
+    np.testing.assert_array_equal(whole["buffers"], body["buffers"])
+    layer = head_of(model)
+    np.testing.assert_array_equal(
+        head["weights"], [*layer.weight.detach().flatten(), *layer.bias.detach()]
+    )
+    assert set(head) == {"weights"}
+
+
+def test_filling_the_body_leaves_the_head_and_the_counters_alone():
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    head = head_of(model).weight.detach().clone()
+    body = {kind: vector + 1 for kind, vector in model_vectors(model, slice(None, -1)).items()}
+    fill_from_vectors(model, body, slice(None, -1))
+    np.testing.assert_array_equal(model_vectors(model, slice(None, -1))["buffers"], body["buffers"])
+    torch.testing.assert_close(head_of(model).weight.detach(), head, rtol=0, atol=0)
+    assert model[1].num_batches_tracked.dtype == torch.int64
+    with pytest.raises(ValueError, match="the model has 15 weights, and 23 were sent"):
+        fill_from_vectors(model, model_vectors(model), slice(None, -1))
+
+
+# ---- The update ----------------------------------------------------------------------
+
+
+def test_bodies_are_averaged_and_heads_go_on_by_themselves(small, tmp_path):
+    run, finished = witnessed(small, tmp_path / "run")
+    shares = sizes_of(small) / sizes_of(small).sum()
+    body = run.down[1, "train", 0]["weights"]
+    heads = [model_vectors(client_of(small, n).model)["weights"][BODY:] for n in (0, 1)]
+    losses = finished.clients.set_index(["round", "partition_id"])["loss"]
+    for t in (1, 2):
+        ends = []
+        for n in (0, 1):
+            np.testing.assert_allclose(run.down[t, "train", n]["weights"], body, atol=2e-6)
+            weights = np.concatenate([body, heads[n]])
+            for _ in range(3):
+                weights = weights - np.float32(0.2) * gradient(weights, *training_data(small, n))
+            assert run.up[t, "train", n]["weights"].shape == (BODY,)
+            np.testing.assert_allclose(run.up[t, "train", n]["weights"], weights[:BODY], atol=2e-6)
+            ends.append(weights[:BODY])
+            heads[n] = weights[BODY:]
+        body = (shares @ ends).astype(np.float32)
+        for n in (0, 1):
+            expected = loss_on_test_data(np.concatenate([body, heads[n]]), small, n)
+            assert losses[t, n] == pytest.approx(expected, abs=1e-5)
+
+
+def test_with_all_layers_personal_it_is_local_and_sends_nothing(small, tmp_path):
+    small |= {"batch-size": 16, "models": "lenet"}
+    run, finished = witnessed(small, tmp_path / "run", **{"fedper.personal-layers": 99})
+    _, local = witnessed(small, tmp_path / "local", strategy="local")
+    assert all(not arrays for arrays in (*run.up.values(), *run.down.values()))
+    assert list(finished.clients["loss"]) == list(local.clients["loss"])
+
+
+def test_buffers_travel_with_the_body(small, tmp_path):
+    changes = {"models": "shufflenetv2", "num-server-rounds": 1, "local-iterations": 1}
+    run, _ = witnessed({**small, **changes, "max-samples": 120, "batch-size": 4}, tmp_path / "run")
+    expected = model_vectors(build_model("shufflenetv2", (1, 28, 28), 10), slice(None, -1))
+    sent = run.up[1, "train", 0]
+    assert {kind: vector.shape for kind, vector in sent.items()} == {
+        kind: vector.shape for kind, vector in expected.items()
+    }
+    assert set(sent) == {"weights", "buffers"}
+
+
+# ---- State and settings --------------------------------------------------------------
+
+
+def test_two_rounds_at_once_end_as_one_and_another(small, tmp_path):
+    """The server keeps the body, clients their heads."""
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    assert read_checkpoint(run.path).state["model/weights"].shape == (BODY,)
+    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"fedper.personal-layers": 0}, "fedper.personal-layers = 0: it should be greater than"),
+        ({"fedper.personal-layers": 1.5}, "fedper.personal-layers = 1.5: "),
+        ({"models": "mlp,lenet"}, "fedper averages parameters and needs one architecture"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)

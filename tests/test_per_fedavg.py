@@ -1,0 +1,107 @@
+"""Per-FedAvg (Fallah et al. 2020): the first-order step, the adaptation, FedAvg where a is 0."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from two_clients import (
+    CHANGES,
+    assert_same_models,
+    gradient,
+    sizes_of,
+    training_data,
+    witnessed,
+)
+
+import fedkd_flwr
+from fedkd_flwr.clients.per_fedavg import LossAfterStep
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.runs import read_checkpoint
+
+
+@pytest.fixture
+def small(small):
+    return {**small, **CHANGES, "strategy": "per-fedavg"}
+
+
+# ---- The update ----------------------------------------------------------------------
+
+
+def test_clients_step_along_the_gradient_after_a_step(small, tmp_path):
+    """With all samples in a batch, b1 and b2 are the same in another order."""
+    run, _ = witnessed(small, tmp_path / "run", **{"per-fedavg.inner-learning-rate": 0.3})
+    shares = sizes_of(small) / sizes_of(small).sum()
+    model = run.down[1, "train", 0]["weights"]
+    for t in (1, 2):
+        ends = []
+        for n in (0, 1):
+            np.testing.assert_allclose(run.down[t, "train", n]["weights"], model, atol=2e-6)
+            data, weights = training_data(small, n), model
+            for _ in range(3):
+                stepped = weights - np.float32(0.3) * gradient(weights, *data)
+                weights = weights - np.float32(0.2) * gradient(stepped, *data)
+            np.testing.assert_allclose(run.up[t, "train", n]["weights"], weights, atol=2e-6)
+            ends.append(weights)
+        model = (shares @ ends).astype(np.float32)
+
+
+def test_the_gradient_of_the_loss_is_of_first_order_and_keeps_the_batches_apart():
+    """A model of two parameters: f(w; b1) and f(w'; b2) by autograd, w' a constant step away."""
+    torch.manual_seed(0)
+    model = nn.Linear(1, 2, bias=False)
+    start = model.weight.detach().clone()
+    images, labels = torch.randn(4, 1), torch.tensor([0, 1, 1, 0])
+    own, own_labels = torch.randn(3, 1), torch.tensor([1, 1, 0])
+
+    def slope(weight, batch, classes):
+        weight = weight.clone().requires_grad_()
+        loss = nn.functional.cross_entropy(batch @ weight.T, classes)
+        return torch.autograd.grad(loss, weight)[0]
+
+    LossAfterStep(0.7)(model, images, labels, own, own_labels).backward()
+    stepped = start - 0.7 * slope(start, own, own_labels)
+    torch.testing.assert_close(model.weight.grad, slope(stepped, images, labels))
+    assert not torch.allclose(model.weight.grad, slope(start, images, labels), atol=1e-3)
+
+
+def test_clients_are_evaluated_after_one_step_unless_the_global_model_is_asked_for(small, tmp_path):
+    small |= {"per-fedavg.inner-learning-rate": 0.3, "client-split": "60/0/40"}
+    one, adapted = witnessed(small, tmp_path / "adapted")
+    other, fixed = witnessed(small, tmp_path / "fixed", **{"per-fedavg.evaluate-on": "global"})
+    assert_same_models(one, other)
+    assert (adapted.rounds["loss_mean"] < fixed.rounds["loss_mean"]).all()
+
+
+def test_without_its_step_it_is_fedavg_bit_for_bit(small, tmp_path):
+    small |= {"batch-size": 16, "momentum": 0.9, "learning-rate": 0.05}
+    still, finished = witnessed(small, tmp_path / "a", **{"per-fedavg.inner-learning-rate": 0.0})
+    fedavg, expected = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
+    assert_same_models(still, fedavg)
+    assert list(finished.clients["loss"]) == list(expected.clients["loss"])
+
+
+# ---- State and settings --------------------------------------------------------------
+
+
+def test_the_global_model_is_all_that_is_kept_over_two_rounds(small, tmp_path):
+    small |= {"batch-size": 16}
+    fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    assert set(read_checkpoint(run.path).state) == {"model/weights"}
+    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    one, other = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
+    np.testing.assert_array_equal(one["model/weights"], other["model/weights"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"per-fedavg.inner-learning-rate": -0.1}, "per-fedavg.inner-learning-rate = -0.1: it"),
+        ({"per-fedavg.evaluate-on": "local"}, "per-fedavg.evaluate-on = 'local': it should be"),
+        ({"models": "mlp,lenet"}, "per-fedavg averages parameters and needs one architecture"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,145 @@
+"""pFedMe (Dinh et al. 2020): both models' steps, the server's, and FedAvg in the limit."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import client_of
+from two_clients import (
+    CHANGES,
+    assert_same_models,
+    gradient,
+    loss_on_test_data,
+    sizes_of,
+    training_data,
+    witnessed,
+)
+
+import fedkd_flwr
+from fedkd_flwr.clients.pfedme import moved_towards
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.runs import read_checkpoint
+
+OWN = {
+    "pfedme.personalization-weight": 2.0,
+    "pfedme.personal-steps": 2,
+    "pfedme.personal-learning-rate": 0.3,
+    "pfedme.beta": 0.6,
+}
+
+
+@pytest.fixture
+def small(small):
+    return {**small, **CHANGES, "strategy": "pfedme"}
+
+
+def by_hand(start, images, labels):
+    """Take three steps on w with two on theta in each; lambda 2, sizes 0.2 and 0.3."""
+    local = personal = start
+    for _ in range(3):
+        for _ in range(2):
+            slope = gradient(personal, images, labels) + np.float32(2) * (personal - local)
+            personal = personal - np.float32(0.3) * slope
+        local = local - np.float32(0.2 * 2) * (local - personal)
+    return local, personal
+
+
+# ---- The update ----------------------------------------------------------------------
+
+
+def test_w_follows_theta_and_the_server_follows_the_mean_of_w(small, tmp_path):
+    run, finished = witnessed(small, tmp_path / "run", **OWN)
+    data = [training_data(small, n) for n in (0, 1)]
+    shares = sizes_of(small) / sizes_of(small).sum()
+    model = run.down[1, "train", 0]["weights"]
+    for t in (1, 2):
+        for n in (0, 1):
+            np.testing.assert_allclose(run.down[t, "train", n]["weights"], model, atol=2e-6)
+        ends = [by_hand(model, *data[n]) for n in (0, 1)]
+        for n, (local, personal) in enumerate(ends):
+            np.testing.assert_allclose(run.up[t, "train", n]["weights"], local, atol=2e-6)
+            assert np.abs(personal - local).max() > 1e-3
+        model = (0.4 * model + 0.6 * shares @ [local for local, _ in ends]).astype(np.float32)
+    np.testing.assert_allclose(run.down[2, "evaluate", 0]["weights"], model, atol=2e-6)
+    assert finished.clients["global_accuracy"].between(0, 1).all()
+
+
+def test_theta_is_what_is_evaluated(small, tmp_path):
+    """Its loss on the test split, by hand; w would have another."""
+    run, finished = witnessed({**small, "num-server-rounds": 1}, tmp_path / "run", **OWN)
+
+    for n in (0, 1):
+        local, personal = by_hand(run.down[1, "train", n]["weights"], *training_data(small, n))
+        expected, other = (loss_on_test_data(weights, small, n) for weights in (personal, local))
+        assert finished.clients["loss"].iloc[n] == pytest.approx(expected, abs=1e-5)
+        assert abs(expected - other) > 1e-3
+
+
+def test_w_moves_by_its_share_of_the_way():
+    (moved,) = moved_towards([torch.tensor([1.0, 2.0])], [torch.tensor([3.0, 2.0])], 0.25)
+    torch.testing.assert_close(moved, torch.tensor([1.5, 2.0]))
+
+
+def test_batches_are_of_full_size_and_as_many_as_the_epochs_have(small):
+    client = client_of({**small, "batch-size": 32, "local-epochs": 2})
+    sizes = [len(batch) for batch in client.private_positions(1, 100)]
+    assert sizes == [32] * 8
+
+
+# ---- FedAvg in the limit -------------------------------------------------------------
+
+
+def test_one_step_a_round_on_an_envelope_of_its_own_width_is_fedavg(small, tmp_path):
+    """K = 1, beta = 1 and lambda times theta's step size = 1: w moves by -eta times f's slope."""
+    small |= {"local-iterations": 1, "batch-size": 32, "num-server-rounds": 3}
+    small |= {"pfedme.personalization-weight": 4.0, "pfedme.personal-learning-rate": 0.25}
+    limit, _ = witnessed(small, tmp_path / "limit", **{"pfedme.personal-steps": 1})
+    fedavg, _ = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
+    assert_same_models(limit, fedavg, 1e-6)
+
+
+def test_a_stiff_envelope_tends_to_fedavg_however_many_steps(small, tmp_path):
+    """The first of two steps brings theta to where w is by now, the second goes on from there."""
+    small |= {"batch-size": 32, "local-iterations": 4, "pfedme.personal-steps": 2}
+    small |= {"learning-rate": 0.05}
+    fedavg, _ = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
+    distances = []
+    for weight in (10.0, 50.0, 250.0):
+        stiff = {"pfedme.personalization-weight": weight}
+        stiff["pfedme.personal-learning-rate"] = 1 / weight
+        run, _ = witnessed(small, tmp_path / str(weight), **stiff)
+        ends = (witness.up[2, "train", 0]["weights"] for witness in (run, fedavg))
+        distances.append(np.abs(np.subtract(*ends)).max())
+    assert distances[2] < distances[1] < distances[0]
+    assert distances[2] < distances[0] / 4
+
+
+# ---- State and settings --------------------------------------------------------------
+
+
+def test_two_rounds_at_once_end_as_one_and_another(small, tmp_path):
+    """The server keeps w, clients keep theta."""
+    small |= {"batch-size": 32, "local-epochs": 1}
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    assert set(read_checkpoint(run.path).state) == {"model/weights"}
+    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    one, other = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
+    np.testing.assert_array_equal(one["model/weights"], other["model/weights"])
+    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"pfedme.personalization-weight": -1.0}, "pfedme.personalization-weight = -1.0: it"),
+        ({"pfedme.personal-steps": 0}, "pfedme.personal-steps = 0: it should be greater"),
+        ({"pfedme.beta": 0.0}, "pfedme.beta = 0.0: it should be greater than 0"),
+        ({"pfedme.personal-learning-rate": 0.2}, "is 3, and the personal model diverges unless"),
+        ({"optimizer": "adamw"}, "pfedme is derived for stochastic gradient descent"),
+        ({"models": "mlp,lenet"}, "pfedme averages parameters and needs one architecture"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)

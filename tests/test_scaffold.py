@@ -1,0 +1,123 @@
+"""SCAFFOLD (Karimireddy et al. 2020): corrected steps, control variates, and FedAvg without."""
+
+import numpy as np
+import pytest
+from two_clients import (
+    CHANGES,
+    assert_same_models,
+    gradient,
+    sizes_of,
+    training_data,
+    witnessed,
+)
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.runs import read_checkpoint
+from strategies.scaffold import counted_steps, moved_control
+
+
+@pytest.fixture
+def small(small):
+    return {**small, **CHANGES, "strategy": "scaffold"}
+
+
+def by_hand(start, images, labels, shift, momentum=0.0):
+    """Take three steps along ``gradient + shift``; return the end and the mean gradient."""
+    weights, velocity, gradients, distances = start, np.zeros_like(start), [], []
+    for _ in range(3):
+        gradients.append(gradient(weights, images, labels))
+        velocity = momentum * velocity + gradients[-1] + shift
+        weights = weights - np.float32(0.2) * velocity
+    distances = [1 + momentum + momentum**2, 1 + momentum, 1]
+    return weights, np.average(gradients, axis=0, weights=distances).astype(np.float32)
+
+
+# ---- The update ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_steps_are_corrected_and_control_variates_are_mean_gradients(momentum, small, tmp_path):
+    small |= {"momentum": momentum, "num-server-rounds": 3, "scaffold.server-learning-rate": 0.7}
+    run, _ = witnessed(small, tmp_path / "run")
+    data = [training_data(small, n) for n in (0, 1)]
+    shares = sizes_of(small) / sizes_of(small).sum()
+    model = run.down[1, "train", 0]["weights"]
+    control, own = np.zeros_like(model), np.zeros((2, len(model)), dtype=np.float32)
+    for t in (1, 2, 3):
+        ends = []
+        for n in (0, 1):
+            sent, returned = run.down[t, "train", n], run.up[t, "train", n]
+            np.testing.assert_allclose(sent["weights"], model, atol=2e-6)
+            np.testing.assert_allclose(sent["control"], control, atol=2e-6)
+            end, renewed = by_hand(model, *data[n], control - own[n], momentum)
+            np.testing.assert_allclose(returned["weights"], end, atol=2e-6)
+            np.testing.assert_allclose(returned["control"], renewed - own[n], atol=2e-6)
+            ends.append(end)
+            own[n] = renewed
+        assert np.abs(control - own[0]).max() > 1e-3
+        model = (0.3 * model + 0.7 * shares @ ends).astype(np.float32)
+        control = (shares @ own).astype(np.float32)
+
+
+def test_only_those_who_took_part_move_c():
+    moved = moved_control(np.array([1.0, 2.0]), [np.array([4.0, 0.0])], np.array([0.25]))
+    np.testing.assert_array_equal(moved, [2.0, 2.0])
+
+
+def test_steps_count_for_the_distance_they_come_to():
+    assert counted_steps(7, 0.0) == 7
+    assert counted_steps(3, 0.5) == pytest.approx(1.75 + 1.5 + 1)
+
+
+# ---- FedAvg without corrections ------------------------------------------------------
+
+
+def test_without_corrections_it_is_fedavg(small, tmp_path):
+    small |= {"batch-size": 16, "momentum": 0.9, "learning-rate": 0.05}
+    without, _ = witnessed(small, tmp_path / "without", **{"scaffold.correction": 0.0})
+    fedavg, _ = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
+    corrected, _ = witnessed(small, tmp_path / "corrected")
+    assert_same_models(without, fedavg)
+    with pytest.raises(AssertionError):
+        assert_same_models(corrected, fedavg, 1e-4)
+
+
+def test_a_single_client_has_nothing_to_correct(small, tmp_path):
+    small |= {"num-clients": 1, "max-samples": 150, "num-server-rounds": 3}
+    alone, _ = witnessed(small, tmp_path / "alone")
+    fedavg, _ = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
+    assert_same_models(alone, fedavg, 1e-5)
+
+
+# ---- State and settings --------------------------------------------------------------
+
+
+def test_model_and_control_variates_are_kept_over_two_rounds(small, tmp_path):
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    assert set(read_checkpoint(run.path).state) == {"model/weights", "control"}
+    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    states = [read_checkpoint(tmp_path / name).state for name in ("run", "whole")]
+    for name in ("model/weights", "control"):
+        np.testing.assert_array_equal(states[0][name], states[1][name])
+    assert np.abs(states[0]["control"]).max() > 0
+    assert list(whole.rounds["round"]) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"scaffold.server-learning-rate": 0.0}, "scaffold.server-learning-rate = 0.0: it should"),
+        (
+            {"scaffold.correction": 1.5},
+            "scaffold.correction = 1.5: it should be less than or equal",
+        ),
+        ({"optimizer": "adam"}, "scaffold is derived for stochastic gradient descent"),
+        ({"models": "mlp,lenet"}, "scaffold averages parameters and needs one architecture"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,66 @@
+"""Two clients of unequal sizes with an mlp, and its gradient by hand, for parameter methods."""
+
+import numpy as np
+import torch
+from helpers import Witness, client_of, run_with
+from torch.nn import functional
+
+LAYERS = ((100, 784), (100,), (10, 100), (10,))
+"""Shapes of the mlp's parameters on digits, in their order."""
+
+CHANGES = {
+    "partition": "dirichlet", "num-clients": 2, "max-samples": 300, "models": "mlp",
+    "local-epochs": 3, "batch-size": 512, "momentum": 0.0, "learning-rate": 0.2,
+}  # fmt: skip
+"""Plain descent on all samples at once, three steps a round."""
+
+
+def training_data(flat, partition_id):
+    data = client_of(flat, partition_id).data
+    return data.train_images.flatten(1), data.train_labels
+
+
+def sizes_of(flat):
+    return np.array([len(training_data(flat, n)[1]) for n in (0, 1)])
+
+
+def loss_of(weights, images, labels):
+    """Return the cross-entropy of the mlp with these flat weights, a tensor."""
+    parts = torch.split(weights, [int(np.prod(shape)) for shape in LAYERS])
+    w1, b1, w2, b2 = (part.view(shape) for part, shape in zip(parts, LAYERS, strict=True))
+    logits = torch.relu(images @ w1.T + b1) @ w2.T + b2
+    return functional.cross_entropy(logits, labels)
+
+
+def loss_on_test_data(weights, flat, partition_id):
+    data = client_of(flat, partition_id).data
+    weights = torch.from_numpy(np.array(weights))
+    return float(loss_of(weights, data.test_images.flatten(1), data.test_labels))
+
+
+def gradient(weights, images, labels):
+    """Return the gradient of `loss_of`; weights and gradient are flat arrays."""
+    weights = torch.from_numpy(np.array(weights)).requires_grad_()
+    return torch.autograd.grad(loss_of(weights, images, labels), weights)[0].numpy()
+
+
+def witnessed(flat, folder, **changes):
+    """Run, and return what went each way and the run."""
+    witness = Witness()
+    finished, _ = run_with(witness, flat, folder, **changes)
+    return witness, finished
+
+
+def returned_weights(witness):
+    """Return the weights that each client sent back, by round and client."""
+    return {
+        (t, n): arrays["weights"] for (t, kind, n), arrays in witness.up.items() if kind == "train"
+    }
+
+
+def assert_same_models(one, other, tolerance=0.0):
+    """Compare what clients sent back in all rounds of two runs."""
+    expected = returned_weights(other)
+    assert expected
+    for key, weights in returned_weights(one).items():
+        np.testing.assert_allclose(weights, expected[key], rtol=0, atol=tolerance)
