@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from strategies.core.exchange import Exchange
 from strategies.core.membership import ClientInfo, Membership
+from strategies.core.metrics import MOVED_PRIVATE, TRAIN_LOSS
 from strategies.core.plan import RunPlan, Settings, sample_clients
 from strategies.core.replies import Arrays, Due, Metric, Reply, TooFewRepliesError
 from strategies.core.rounds import (
@@ -33,18 +34,6 @@ from strategies.core.rounds import (
     read_evaluation,
 )
 from strategies.core.server_models import ServerModels
-
-TRAIN_LOSS = Metric("train-loss")
-"""Mean loss on private data over all samples seen."""
-
-MOVED_PRIVATE = Metric("moved-private", low=0)
-"""How far private training has moved the weights, relative to their norm."""
-
-MOVED_PUBLIC = Metric("moved-public", low=0)
-"""How far what came from the others has moved the weights, relative to their norm."""
-
-GLOBAL_ACCURACY = Metric("global-accuracy", averaged=False, low=0, high=1)
-"""Accuracy of the global model on the client's test split, beside that of the personal one."""
 
 
 class PersonalizedStrategy(Strategy):

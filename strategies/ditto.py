@@ -19,7 +19,7 @@ Differences from the paper
 
 from pydantic import Field
 
-from strategies.base import GLOBAL_ACCURACY, TRAIN_LOSS
+from strategies.core.metrics import GLOBAL_ACCURACY, TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
 from strategies.parameters import ParameterStrategy

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.base import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
+from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
 from strategies.core.replies import Arrays, Metric, Reply
 from strategies.soft_predictions import DistillationSettings, SoftPredictionStrategy
 

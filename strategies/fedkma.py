@@ -36,7 +36,7 @@ from flwr.supercore import log
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.base import TRAIN_LOSS
+from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
 from strategies.core.simplex import check_simplex

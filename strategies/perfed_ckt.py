@@ -26,7 +26,7 @@ from flwr.supercore import log
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.base import TRAIN_LOSS
+from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings, sample_clients
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Metric, Reply

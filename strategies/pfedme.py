@@ -20,7 +20,7 @@ Differences from the paper
 
 from pydantic import Field
 
-from strategies.base import GLOBAL_ACCURACY
+from strategies.core.metrics import GLOBAL_ACCURACY
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.parameters import Model, ParameterStrategy, mean_model, step_towards
 

@@ -24,7 +24,7 @@ Differences from the paper
 
 from pydantic import Field
 
-from strategies.base import TRAIN_LOSS
+from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Metric
 from strategies.parameters import ParameterStrategy

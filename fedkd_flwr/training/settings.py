@@ -34,7 +34,7 @@ class TrainingSettings(Slice):
     local_iterations: int = Field(default=0, ge=0)
     batch_size: int = Field(default=8, ge=1)
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    learning_rate: float = Field(default=0.02, gt=0)
+    learning_rate: float = Field(default=0.01, gt=0)
     learning_rate_schedule: Literal["constant", "cosine", "step"] = "constant"
     momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)

@@ -62,7 +62,7 @@ class PlanSettings(Slice):
     """
 
     num_clients: int = Field(default=8, ge=1)
-    num_server_rounds: int = Field(default=8, ge=1)
+    num_server_rounds: int = Field(default=10, ge=1)
     public_size: int = Field(default=200, ge=0)
     public_hash: str = ""
     fraction_train: float = Field(default=1.0, gt=0, le=1)
