@@ -21,6 +21,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedkd_flwr.clients.disk import save_archive
 from fedkd_flwr.clients.memory import LiveContext
 
+SERVED_AT_ONCE = 64
+"""Messages that are served at once at most."""
+
 TogetherCall = Callable[[Sequence[Message], Sequence[Context]], list[Message | Exception]]
 """What serves many messages at once: replies in their order, or why there is none."""
 
@@ -157,16 +160,21 @@ class InProcessGrid(Grid):
 
     def _serve_together(self, messages: list[Message]) -> list[Message]:
         assert self._together
-        for message in messages:
-            self._number(message)
-        contexts = [self._context_for(message) for message in messages]
-        outcomes = self._together(messages, contexts)
-        return [
-            _failure(message, outcome)
-            if isinstance(outcome, Exception)
-            else self._kept(context, outcome)
-            for message, context, outcome in zip(messages, contexts, outcomes, strict=True)
-        ]
+        replies = []
+        # Some at a time: until clients are done, their old and their new memory are both there.
+        for start in range(0, len(messages), SERVED_AT_ONCE):
+            chunk = messages[start : start + SERVED_AT_ONCE]
+            for message in chunk:
+                self._number(message)
+            contexts = [self._context_for(message) for message in chunk]
+            outcomes = self._together(chunk, contexts)
+            replies += [
+                _failure(message, outcome)
+                if isinstance(outcome, Exception)
+                else self._kept(context, outcome)
+                for message, context, outcome in zip(chunk, contexts, outcomes, strict=True)
+            ]
+        return replies
 
     def _context_for(self, message: Message) -> Context:
         """Return a copy of a client's context, which is kept only if the client succeeds.
