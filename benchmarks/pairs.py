@@ -5,7 +5,7 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,9 @@ REPETITIONS = 5
 
 Task = Callable[[], object]
 """Something whose time is taken."""
+
+Pair = tuple[float, float]
+"""What was measured in one repetition, and beside what."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,8 @@ class Result:
         The medians.
     ratio : float
         The measured in multiples of the baseline.
-    at_most : float
-        The largest ratio that is good enough; infinity where none is asked for.
+    at_most, at_least : float
+        The ratios that are good enough; infinity and 0 where none is asked for.
     unit : str
         Of both medians.
     """
@@ -40,21 +43,31 @@ class Result:
     baseline: float
     ratio: float
     at_most: float = math.inf
+    at_least: float = 0.0
     unit: str = "s"
 
     @property
     def falls_short(self) -> bool:
         """Whether the target is missed."""
-        return not self.ratio <= self.at_most
+        return not self.at_least <= self.ratio <= self.at_most
+
+    @property
+    def target(self) -> str:
+        """The target in words; empty where there is none."""
+        if math.isfinite(self.at_most):
+            return f"at most {self.at_most:g}"
+        return f"at least {self.at_least:g}" if self.at_least else ""
 
 
 def in_turns(
-    name: str, task: Task, baseline_name: str, baseline: Task, at_most: float = math.inf
+    name: str,
+    task: Task,
+    baseline_name: str,
+    baseline: Task,
+    at_most: float = math.inf,
+    at_least: float = 0.0,
 ) -> Result:
     """Time two tasks in turns, after each has run once untimed.
-
-    Each repetition gives a ratio, and their median is the result: a machine that grows busy in
-    the meantime slows down both sides of a ratio.
 
     Parameters
     ----------
@@ -62,15 +75,30 @@ def in_turns(
         What the tasks are called.
     task, baseline : callable
         What is timed, and what beside.
-    at_most : float
-        The largest ratio that is good enough.
+    at_most, at_least : float
+        The ratios that are good enough.
     """
     task()
     baseline()
     pairs = [(seconds(task), seconds(baseline)) for _ in range(REPETITIONS)]
+    return summarized(name, baseline_name, pairs, at_most, at_least)
+
+
+def summarized(
+    name: str,
+    baseline_name: str,
+    pairs: Sequence[Pair],
+    at_most: float = math.inf,
+    at_least: float = 0.0,
+) -> Result:
+    """Summarize repetitions by their medians.
+
+    Each repetition gives a ratio, and their median is the result: a machine that grows busy in
+    the meantime slows down both sides of a ratio.
+    """
     measured, beside = (statistics.median(times) for times in zip(*pairs, strict=True))
     ratio = statistics.median(one / other for one, other in pairs)
-    return Result(name, baseline_name, measured, beside, ratio, at_most)
+    return Result(name, baseline_name, measured, beside, ratio, at_most, at_least)
 
 
 def seconds(task: Task) -> float:

@@ -1,0 +1,136 @@
+"""KT-pFL's clients in bare PyTorch: the arithmetic of a round, and nothing around it.
+
+No messages, no memory, no checks, no run directory; every model is a live object in a list. The
+server's only trace is the mean that becomes everybody's teacher.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.images import SOURCE
+from benchmarks.pairs import Task
+from fedkd_flwr.models.build import build_model
+from fedkd_flwr.training.settings import TrainingSettings
+from strategies.kt_pfl import KTpFLSettings
+
+TRAINING = TrainingSettings()
+"""Training on private data: the defaults of a run."""
+
+KT_PFL = KTpFLSettings()
+"""Temperature and distillation: the defaults too."""
+
+
+@dataclass(eq=False)
+class BareClient:
+    """A model, its data, and a plain loop.
+
+    Attributes
+    ----------
+    model : nn.Module
+        Trained in place.
+    images, labels, test_images, test_labels : Tensor
+        The client's own samples.
+    optimizer : torch.optim.Optimizer
+        For private data; its momenta live on from round to round.
+    """
+
+    model: nn.Module
+    images: Tensor
+    labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    optimizer: torch.optim.Optimizer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), TRAINING.learning_rate, TRAINING.momentum
+        )
+
+    def train(self) -> float:
+        """Train on private data, and return the mean loss."""
+        self.model.train()
+        total = torch.zeros(())
+        for _ in range(TRAINING.local_epochs):
+            for batch in shuffled(len(self.images), TRAINING.batch_size):
+                loss = functional.cross_entropy(self.model(self.images[batch]), self.labels[batch])
+                self.optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                self.optimizer.step()
+                total += loss.detach() * len(batch)
+        return float(total) / len(self.images) / TRAINING.local_epochs
+
+    def distil(self, public: Tensor, teacher: Tensor) -> None:
+        """Train towards a teacher, (P, K), on the public images."""
+        self.model.train()
+        optimizer = torch.optim.SGD(self.model.parameters(), KT_PFL.distillation_learning_rate)
+        for _ in range(KT_PFL.distillation_epochs):
+            for batch in shuffled(len(public), KT_PFL.public_batch_size):
+                logits = self.model(public[batch]) / KT_PFL.temperature
+                student = functional.log_softmax(logits, dim=1)
+                loss = functional.kl_div(student, teacher[batch], reduction="batchmean")
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+
+    @torch.inference_mode()
+    def predict(self, public: Tensor) -> Tensor:
+        """Return soft predictions, (P, K)."""
+        self.model.eval()
+        return torch.softmax(self.model(public) / KT_PFL.temperature, dim=1)
+
+    @torch.inference_mode()
+    def evaluate(self) -> tuple[int, float]:
+        """Return the correct answers and the mean loss on the test samples."""
+        self.model.eval()
+        logits: Tensor = self.model(self.test_images)
+        correct = int((logits.argmax(dim=1) == self.test_labels).sum())
+        return correct, float(functional.cross_entropy(logits, self.test_labels))
+
+
+def bare_round(model: str, clients: int, train: int, test: int, public: int) -> Task:
+    """Return a task that plays one round after another with the same clients.
+
+    Parameters
+    ----------
+    model : str
+        Architecture of every client.
+    clients : int
+        How many there are.
+    train, test, public : int
+        Samples of each client to train and to test on, and public ones.
+    """
+    public_images, _ = random_samples(public)
+    everybody = [
+        BareClient(
+            build_model(model, SOURCE.shape, SOURCE.classes),
+            *random_samples(train),
+            *random_samples(test),
+        )
+        for _ in range(clients)
+    ]
+    teacher = torch.full((public, SOURCE.classes), 1 / SOURCE.classes)
+
+    def play() -> None:
+        predictions = []
+        for client in everybody:
+            client.distil(public_images, teacher)
+            client.train()
+            predictions.append(client.predict(public_images))
+            client.evaluate()
+        teacher.copy_(torch.stack(predictions).mean(dim=0))
+
+    return play
+
+
+def shuffled(count: int, batch_size: int) -> Sequence[Tensor]:
+    """Return the positions of an epoch's batches."""
+    return torch.split(torch.randperm(count), batch_size)
+
+
+def random_samples(count: int) -> tuple[Tensor, Tensor]:
+    """Draw images from -1 to 1, and their classes."""
+    return torch.rand(count, *SOURCE.shape) * 2 - 1, torch.randint(0, SOURCE.classes, (count,))

@@ -1,0 +1,87 @@
+"""Peak memory of a run with 1,000 clients, beside the sum of what the clients keep.
+
+A client keeps its model and its momenta. Counted is by how much a process of its own grows, from
+when it has met all clients' data to its peak, so that neither PyTorch nor the images count. It is
+measured once, since nothing in it depends on how busy the machine is, and needs Linux.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from logging import WARNING
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.images import settings_for, write_random_images
+from benchmarks.pairs import Result
+
+CLIENTS, SAMPLES, PUBLIC = 1000, 30, 200
+
+ROUNDS = 3
+"""Memory grows until each client has replaced what it keeps at least once."""
+
+
+def measure() -> Iterator[Result]:
+    """Measure perceptrons under KT-pFL."""
+    command = [sys.executable, "-m", "benchmarks.memory"]
+    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    grown, kept = json.loads(answer)
+    yield Result(
+        f"peak memory of {CLIENTS:,} mlp clients",
+        "what they keep",
+        grown / 1e6,
+        kept / 1e6,
+        grown / kept,
+        at_most=1.3,
+        unit="MB",
+    )
+
+
+def grown_and_kept() -> tuple[int, int]:
+    """Return by how many bytes this process grows in a run, and how many its clients keep."""
+    # Only the process that is measured loads the engine.
+    from fedkd_flwr.client_app import app, train_together
+    from fedkd_flwr.clients.memory import all_arrays
+    from fedkd_flwr.config import read_config
+    from fedkd_flwr.data.clients import load_client
+    from fedkd_flwr.engines import InProcessGrid, flower_log_level, resolve_output
+    from fedkd_flwr.server_app import serve
+
+    with TemporaryDirectory() as folder:
+        write_random_images(Path(folder), CLIENTS * SAMPLES + PUBLIC)
+        rounds = {"num-server-rounds": ROUNDS, "held-out-size": PUBLIC, "public-size": PUBLIC}
+        settings = settings_for(Path(folder), "mlp", CLIENTS, **rounds)
+        configuration = resolve_output(read_config(settings), Path(folder))
+        for client in range(CLIENTS):
+            load_client(configuration.run.data_plan, client)
+        flat = configuration.flat()
+        grid = InProcessGrid(app, CLIENTS, flat, live=True, together=train_together)
+        before = resident("VmRSS")
+        with flower_log_level(WARNING):
+            serve(grid, configuration, keep_memories=grid.keep_memories)
+        grown = resident("VmHWM") - before
+    memories = [all_arrays(context) for context in grid.contexts.values()]
+    kept = sum(
+        array.nbytes
+        for memory in memories
+        for record in memory.values()
+        for array in record.values()
+    )
+    return grown, kept
+
+
+def resident(field: str) -> int:
+    """Return the bytes of this process in memory, ``VmRSS`` now or ``VmHWM`` at its peak.
+
+    What `resource` calls the peak includes that of the process which started this one.
+    """
+    status = Path("/proc/self/status").read_text()
+    found = re.search(rf"{field}:\s*(\d+) kB", status)
+    assert found
+    return int(found[1]) * 1024
+
+
+if __name__ == "__main__":
+    print(json.dumps(grown_and_kept()))
