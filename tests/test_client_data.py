@@ -23,7 +23,8 @@ from fedkd_flwr.data.splits import split_client
 
 
 def plan_of(num_clients=8, seed=0, **settings):
-    return DataPlan(DataSettings(**{"partition": "iid", **settings}), num_clients, seed)
+    settings = {"partition": "iid", "client_split": "75/0/25", **settings}
+    return DataPlan(DataSettings(**settings), num_clients, seed)
 
 
 DIGITS = plan_of(num_clients=5)

@@ -38,6 +38,14 @@ def batches_of(client, dtype=torch.float32, epochs=2):
     return [(images[s : s + 8], labels[s : s + 8]) for s in starts] * epochs
 
 
+def first_two(jobs):
+    """Leave two batches, one of them ragged, to networks that take long."""
+    return [
+        TrainJob(job.model, job.loss, job.optimizer, [job.batches[0], job.batches[-1]])
+        for job in jobs
+    ]
+
+
 def jobs_of(models, dtype=torch.float32, rate=0.02, **settings):
     return [
         TrainJob(
@@ -67,6 +75,8 @@ def test_weights_losses_and_momenta_are_those_of_clients_alone(name, dtype):
     settings = {"momentum": 0.9, "weight_decay": 1e-3}
     for _ in range(3 if name != "resnet18" else 1):
         jobs, others = jobs_of(side_by_side, dtype, **settings), jobs_of(alone, dtype, **settings)
+        if name in ("cnn", "resnet18"):
+            jobs, others = first_two(jobs), first_two(others)
         losses = train_together(jobs)
         assert losses == pytest.approx([job.run() for job in others], rel=1e-5)
     for mine, theirs in zip(side_by_side, alone, strict=True):

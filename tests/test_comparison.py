@@ -187,11 +187,11 @@ def test_nothing_finished_or_nothing_there_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"partition": "iid"}, ["partition (iid, k-classes)"]),
+        ({"partition": "iid"}, ["partition (iid, k-classes-grouped)"]),
         ({"partition": "dirichlet", "alpha": 0.1}, ["partition (", "alpha (0.1, 0.5)"]),
         ({"held-out-size": 300}, ["held-out-size (200, 300)"]),
         ({"public-dataset": "mnist"}, ["public-dataset (held-out, mnist)", "held-out-size ("]),
-        ({"client-split": "60/20/20"}, ["client-split (60/20/20, 75/0/25)"]),
+        ({"client-split": "60/20/20"}, ["client-split (12/0/88, 60/20/20)"]),
     ],
 )
 def test_different_data_is_refused_by_the_names_of_the_keys(tmp_path, changes, words):

@@ -535,7 +535,9 @@ def scripted_client(num_clients, drop, generator):
         if kind == "train":
             predictions = generator.dirichlet(np.ones(10), size=100).astype(np.float32)
             arrays = ArrayRecord({"predictions": Array(predictions)})
-        numbers = {"num-examples": 100, "correct": 90 - n, "total": 100, "loss": 0.5}
+        counts = {"correct": 90 - n, "total": 100, "loss": 0.5}
+        sizes = {"num-examples": 100, "test-size": 100, "validation-size": 0}
+        numbers = sizes if message.metadata.message_type == "query" else counts
         info = ConfigRecord({"partition-id": n, "model": "mlp", "public-hash": "a" * 64})
         content = {"arrays": arrays, "metrics": MetricRecord(numbers), "info": info}
         return Message(RecordDict(content), reply_to=message)

@@ -148,6 +148,7 @@ def test_lambda_one_leaves_the_student_at_the_teacher(strategy, small):
     changes = {"strategy": strategy, "persfl.temperatures": "5"}
     for imitation, stays in (("1", True), ("0.5", False)):
         client = client_of(small, **changes, **{"persfl.imitation": imitation})
+        client.model.load_state_dict(client.new_model().state_dict())
         teacher = weights_of(client.model)
         client.consider_teacher(0)
         complete(client.personalize(server_round=2))
