@@ -1,12 +1,15 @@
 """Commands that say what there is to work with: ``fedkd doctor`` and ``fedkd list``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedkd_flwr.cli.options import Assignments, Preset, read_values
 from fedkd_flwr.cli.output import one_clear_line, say, show_table
+
+if TYPE_CHECKING:
+    from fedkd_flwr.methods import Method
 
 
 def doctor(
@@ -38,8 +41,9 @@ def list_names() -> None:
     from fedkd_flwr.methods import METHODS
     from fedkd_flwr.models.registry import MODELS
 
-    rows = [(name, method.exchanged, method.paper) for name, method in METHODS.items()]
-    show_table(("strategy", "exchanges", "from"), rows, title="Methods")
+    ordered = sorted(METHODS.items(), key=lambda item: item[1].exchanged)
+    rows = [(name, method.exchanged, method.paper, _needs(method)) for name, method in ordered]
+    show_table(("strategy", "exchanges", "from", "needs"), rows, title="Methods")
     files = sorted(str(path) for path in Path("conf").glob("*/*.toml"))
     sweeps = [file for file in files if file.startswith("conf/sweeps/")]
     presets = [file for file in files if file not in sweeps]
@@ -52,3 +56,15 @@ def list_names() -> None:
         ("Run config keys", known_names()),
     ):
         say((f"{title}:", "bold"), f" {', '.join(names)}")
+
+
+def _needs(method: "Method") -> str:
+    """Return what a run of a method cannot do without."""
+    strategy = method.strategy
+    needs = {
+        "one architecture": strategy.needs_one_model,
+        "public data": strategy.needs_public_data,
+        "public data on the server": strategy.distils_on_server,
+        "validation data": strategy.needs_validation_data,
+    }
+    return ", ".join(name for name, is_needed in needs.items() if is_needed)
