@@ -36,7 +36,6 @@ from flwr.supercore import log
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
 from strategies.core.simplex import check_simplex
@@ -164,12 +163,10 @@ class FedKMA(ParameterStrategy):
         M, shape (N, N), rows on the simplex; starts uniform. A client that fails in training
         keeps its row, and its column is zero in the others' rows.
     mixed : dict of str to ndarray
-        The clients' mixed models by kind, shape (N, length); one row for all, the initial
-        model, before the first round.
+        The clients' mixed models by kind, shape (N, length); empty before the first round.
     """
 
     settings_type = FedKMASettings
-    train_metrics = (TRAIN_LOSS,)
     kept = (*ParameterStrategy.kept, "sharing", "mixed")
     settings: FedKMASettings
     sharing: NDArray[np.float64]
@@ -206,8 +203,9 @@ class FedKMA(ParameterStrategy):
         self.sharing[np.ix_(repliers, repliers)] = block
         models = [{kind: reply.arrays[kind] for kind in self.model} for reply in replies.values()]
         if not self.mixed:
-            shape = self.plan.num_clients, 1
-            self.mixed = {kind: np.tile(vector, shape) for kind, vector in self.model.items()}
+            self.mixed = {
+                kind: np.tile(v, (len(self.sharing), 1)) for kind, v in self.model.items()
+            }
         for kind, rows in mix_models(block, models).items():
             self.mixed[kind][repliers] = rows
 
