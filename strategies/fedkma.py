@@ -206,8 +206,8 @@ class FedKMA(ParameterStrategy):
             self.mixed = {
                 kind: np.tile(v, (len(self.sharing), 1)) for kind, v in self.model.items()
             }
-        for kind, rows in mix_models(block, models).items():
-            self.mixed[kind][repliers] = rows
+        for kind, mixed in mix_models(block, models).items():
+            self.mixed[kind][repliers] = mixed
 
     def sharing_block(self, server_round: int, replies: dict[int, Reply]) -> NDArray[np.float64]:
         """Send each replier its row of H and gather the rows of M, shape (R, R).
