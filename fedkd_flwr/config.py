@@ -164,7 +164,7 @@ class Configuration(BaseModel):
 
     @property
     def warnings(self) -> list[str]:
-        """What the user has set in vain: other methods' settings, one sentence or none."""
+        """What the user has set in vain, one sentence each."""
         own = self.settings.flat_keys()
         unread = {
             key: None
@@ -172,8 +172,13 @@ class Configuration(BaseModel):
             for key, value in settings.flat().items()
             if key not in own and value != type(settings)().flat()[key]
         }
-        sentence = f"{self.run.strategy} does not read {', '.join(unread)}: set in vain."
-        return [sentence] if unread else []
+        sentences = []
+        if unread:
+            sentences.append(f"{self.run.strategy} does not read {', '.join(unread)}: set in vain.")
+        data = self.run.data
+        if data.data_root and not data.hub_ids:
+            sentences.append(f"{data.dataset} does not read data-root: it is bundled.")
+        return sentences
 
     def flat(self) -> dict[str, Scalar]:
         """Return the config as Flower's flat run config, complete and sorted by name."""

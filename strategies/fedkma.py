@@ -175,8 +175,7 @@ class FedKMA(ParameterStrategy):
     def begin(self, initial: Arrays) -> None:
         """Start with one model for all, and everybody weighed alike."""
         super().begin(initial)
-        num_clients = self.plan.num_clients
-        self.sharing = np.full((num_clients, num_clients), 1 / num_clients)
+        self.sharing = np.full((self.plan.num_clients,) * 2, 1 / self.plan.num_clients)
         self.mixed = {}
 
     def model_for(self, partition_id: int) -> Model:
@@ -238,10 +237,8 @@ class FedKMA(ParameterStrategy):
 
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return M as ``sharing``, (N, N), and the mixed ``alphas``, (N, a)."""
-        return {
-            "sharing": self.sharing.copy(),
-            **{kind: rows.copy() for kind, rows in self.mixed.items() if kind == "alphas"},
-        }
+        alphas = {kind: rows.copy() for kind, rows in self.mixed.items() if kind == "alphas"}
+        return {"sharing": self.sharing.copy(), **alphas}
 
 
 class FedNAS(FedKMA):

@@ -99,3 +99,18 @@ def test_a_model_that_cannot_be_exported_does_not_cost_the_evaluation(small, tmp
     )
     assert run.clients.query("round == 2")["accuracy"].notna().sum() == SMALL["num-clients"]
     assert any("Client 1: its model is not exported" in line for line in logged())
+
+
+def test_a_setting_that_cannot_be_met_is_said(small, tmp_path, logged):
+    changes = {"strategy": "local", "models": "mlp", "num-server-rounds": 1}
+    changes |= {"samples-per-class": 300, "data-root": str(tmp_path)}
+    fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
+    (cut,) = [line for line in logged() if "samples-per-class" in line]
+    assert cut.startswith("samples-per-class = 300, and there are only ")
+    assert "digits does not read data-root: it is bundled." in logged()
+
+
+def test_settings_that_are_met_are_not_talked_about(small, tmp_path, logged):
+    changes = {"strategy": "local", "models": "mlp", "num-server-rounds": 1}
+    fedkd_flwr.run({**small, **changes, "samples-per-class": 20}, output_dir=tmp_path / "run")
+    assert not [line for line in logged() if "samples-per-class" in line or "data-root" in line]

@@ -6,9 +6,11 @@ node of a federation come to the same data without exchanging any.
 
 import functools
 from dataclasses import dataclass, field
+from logging import WARNING
 
 import numpy as np
 import torch
+from flwr.supercore import log
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,6 +27,9 @@ from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import ImageSet, load_images, load_labels, load_own_data, to_float
 from fedkd_flwr.data.splits import read_split, split_client, stratified_order
 from strategies.core.randomness import random_generator
+
+FIXED_NUMBERS = ("two-groups", "two-classes", "k-classes", "k-classes-grouped")
+"""Splits that read `samples_per_class`."""
 
 PLANS_KEPT = 2
 """Data plans whose tensors a process keeps; more would fill the device in a sweep."""
@@ -112,6 +117,8 @@ def client_indices(plan: DataPlan) -> list[NDArray[np.int64]]:
 def check_data(plan: DataPlan, public_size: int = 0) -> None:
     """Refuse data that cannot be had or split, before an image is decoded.
 
+    Fewer samples of a class than `samples_per_class` asks for are said in a warning.
+
     Parameters
     ----------
     plan : DataPlan
@@ -128,8 +135,13 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
     settings = plan.settings
     read_split(settings.client_split)
     labels = load_labels(settings.dataset, settings.data_root)
+    most = 0
     for partition_id, indices in enumerate(client_indices(plan)):
         split_client(labels[indices], settings.client_split, plan.seed, partition_id)
+        most = max(most, int(np.bincount(labels[indices]).max()))
+    if settings.partition in FIXED_NUMBERS and most < settings.samples_per_class:
+        asked = settings.samples_per_class
+        log(WARNING, "samples-per-class = %d, and there are only %d for a client", asked, most)
     if public_size:
         require_pool(_public_pool_size(settings), public_size)
 

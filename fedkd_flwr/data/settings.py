@@ -88,6 +88,13 @@ class DataSettings(Slice):
         return find_source(self.dataset).shape
 
     @property
+    def hub_ids(self) -> list[str]:
+        """Names on the hub, or folders in a data root, of the data sets that are not bundled."""
+        names = [self.dataset, self.public_dataset]
+        found = [DATASETS[name].hub_id for name in names if name in DATASETS]
+        return [hub_id for hub_id in found if hub_id]
+
+    @property
     def num_held_out(self) -> int:
         """Samples that leave the data set for the public set, 0 if that lies elsewhere."""
         return self.held_out_size if self.public_dataset == HELD_OUT else 0
