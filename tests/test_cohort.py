@@ -1,6 +1,7 @@
 """Clients side by side end where they end alone: weights, optimizer states, losses, failures."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from safetensors.numpy import load_file
 
 import fedkd_flwr
+from fedkd_flwr.clients.fedproto import TowardsPrototypes
 from fedkd_flwr.models.pool import Architecture
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.cohort import cohort_size, kind_of, run_together, train_together
@@ -15,7 +17,7 @@ from fedkd_flwr.training.jobs import PredictJob, TrainJob, complete
 from fedkd_flwr.training.loop import DivergedError, train_on
 from fedkd_flwr.training.losses import Distillation, cross_entropy
 from fedkd_flwr.training.optimizers import build_optimizer
-from fedkd_flwr.training.regularizers import parameters_of, proximal
+from fedkd_flwr.training.regularizers import Linear, Proximal, parameters_of
 
 SIZES = (20, 20, 13)
 """Samples of each client; with batches of 8 the last ones differ in size."""
@@ -164,7 +166,7 @@ def test_what_is_done_alone():
     plain = jobs_of([model])[0]
     assert kind_of(plain) == kind_of(jobs_of([copy.deepcopy(model)])[0])
     assert kind_of(plain) != kind_of(jobs_of([model], rate=0.1)[0])
-    held = proximal(cross_entropy, parameters_of(model), 0.1)
+    held = Proximal(parameters_of(model), 0.1)
     assert kind_of(TrainJob(model, held, plain.optimizer, [])) != kind_of(plain)
     adam = build_optimizer("adam", model.parameters(), 0.1)
     assert kind_of(TrainJob(model, cross_entropy, adam, [])) is None
@@ -197,7 +199,9 @@ def test_distillation_side_by_side_is_distillation():
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt", "local", "fedavg"])
+@pytest.mark.parametrize(
+    "strategy", ["kt-pfl", "perfed-ckt", "local", "fedavg", "scaffold", "ditto"]
+)
 def test_a_run_with_cohorts_ends_like_one_without(strategy, small, tmp_path):
     changes = {"strategy": strategy, "models": "mlp", "partition": "dirichlet", "alpha": 1.0}
     runs = {
@@ -224,3 +228,27 @@ def test_a_client_that_fails_in_a_cohort_is_dropped_and_the_others_go_on(small, 
     changes = {"strategy": "local", "models": "mlp", "learning-rate": 1e30, "momentum": 0.0}
     with pytest.raises(Exception, match="training diverged"):
         fedkd_flwr.run({**small, **changes, "cohort": "on"}, output_dir=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "tensors_of_loss",
+    [
+        lambda model, n: Proximal([p.detach() + 0.1 * n for p in model.parameters()], 0.5),
+        lambda model, n: Linear([torch.full_like(p, 0.01 * n) for p in model.parameters()]),
+        lambda model, n: TowardsPrototypes((torch.randn(10, 100), torch.ones(10)), 0.3),
+    ],
+)
+def test_what_a_loss_has_of_its_client_stays_with_the_client(tensors_of_loss):
+    torch.manual_seed(0)
+    models = models_of("mlp")
+    alone = copy.deepcopy(models)
+    losses = [tensors_of_loss(model, n) for n, model in enumerate(models)]
+    mine, theirs = (
+        [replace(job, loss=loss) for job, loss in zip(jobs_of(own), losses, strict=True)]
+        for own in (models, alone)
+    )
+    assert len({kind_of(job) for job in mine}) == 1
+    assert train_together(mine) == pytest.approx([job.run() for job in theirs], rel=1e-5)
+    for model, other in zip(models, alone, strict=True):
+        for a, b in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)

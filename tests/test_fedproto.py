@@ -9,7 +9,7 @@ from helpers import Witness, client_of, reply_with, run_with
 from torch import nn
 
 import fedkd_flwr
-from fedkd_flwr.clients.fedproto import NearestPrototype, towards_prototypes
+from fedkd_flwr.clients.fedproto import NearestPrototype, TowardsPrototypes
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.models.features import feature_width, features
@@ -59,7 +59,7 @@ def test_the_pull_by_hand():
         model[0].weight.copy_(torch.tensor([[0.3], [-0.2]]))
         model[1].weight.zero_()
     prototypes, flags = torch.tensor([[1.0, 2.0], [5.0, 5.0]]), torch.tensor([1.0, 0.0])
-    loss = towards_prototypes(prototypes, flags, weight=0.25)
+    loss = TowardsPrototypes((prototypes, flags), weight=0.25)
     images = torch.ones(2, 1)
     value = loss(model, images, torch.tensor([0, 1]))
     value.backward()

@@ -2,8 +2,7 @@
 
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import PersonalModelClient
-from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.regularizers import parameters_of, proximal
+from fedkd_flwr.training.regularizers import Proximal, parameters_of
 from strategies.ditto import DittoSettings
 
 
@@ -19,6 +18,6 @@ class DittoClient(PersonalModelClient):
         loss = yield from self.train_locally(server_round)
         arrays = self.model_arrays()
         self.recall_personal_model(received)
-        held = proximal(cross_entropy, center, self.settings.personalization_weight)
+        held = Proximal(center, self.settings.personalization_weight)
         personal_loss = yield from self.train_locally(server_round, held)
         return TrainReply(arrays, {"train-loss": loss, "personal-loss": personal_loss})

@@ -3,8 +3,7 @@
 from fedkd_flwr.clients.base import Arrays
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.training.loop import Loss
-from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.regularizers import parameters_of, proximal
+from fedkd_flwr.training.regularizers import Proximal, parameters_of
 from strategies.fedamp import FedAMPSettings
 
 
@@ -16,4 +15,4 @@ class FedAMPClient(ParameterClient):
     def local_loss(self, received: Arrays) -> Loss:
         """Return cross-entropy and ``lambda / (2 a) * ||w - u_i||²``, with u_i as received."""
         weight = self.settings.regularization_weight / self.settings.attention_step
-        return proximal(cross_entropy, parameters_of(self.model), weight)
+        return Proximal(parameters_of(self.model), weight)

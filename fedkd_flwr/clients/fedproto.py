@@ -1,5 +1,8 @@
 """The client of FedProto (Tan et al. 2022) and FedTGP (Zhang et al. 2024)."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -15,26 +18,29 @@ FARTHEST = 1e5
 """What a class without a prototype counts as far; a loss beyond it would leave every mean."""
 
 
-def towards_prototypes(prototypes: Tensor, flags: Tensor, weight: float) -> Loss:
-    """Return cross-entropy plus ``weight * ||h(x) - prototype[y]||²``.
+@dataclass(frozen=True)
+class TowardsPrototypes:
+    """Cross-entropy plus ``weight * ||h(x) - prototype[y]||²``.
 
-    Parameters
+    Attributes
     ----------
-    prototypes : Tensor
-        Shape (K, d).
-    flags : Tensor
-        Shape (K,), 1 for a class that has a prototype, else 0; samples of the others add nothing.
+    tensors : sequence of Tensor
+        The prototypes, (K, d), and flags, (K,), 1 for a class that has a prototype, else 0;
+        samples of the others add nothing.
     weight : float
         lambda.
     """
 
-    def loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    tensors: Sequence[Tensor] = field(compare=False)
+    weight: float
+
+    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss on labeled images."""
+        prototypes, flags = self.tensors
         entered, logits = features_and_logits(model, images)
         distances = (entered - prototypes[labels]).square().sum(dim=1)
         pull = (flags[labels] * distances).mean()
-        return functional.cross_entropy(logits, labels) + weight * pull
-
-    return loss
+        return functional.cross_entropy(logits, labels) + self.weight * pull
 
 
 class NearestPrototype(nn.Module):
@@ -68,7 +74,7 @@ class FedProtoClient(CommonWidthClient):
         """Train locally, reply with the mean feature of each class."""
         loss: Loss = cross_entropy
         if received:
-            loss = towards_prototypes(*self.prototypes(received), self.settings.prototype_weight)
+            loss = TowardsPrototypes(self.prototypes(received), self.settings.prototype_weight)
         mean_loss = yield from self.train_locally(server_round, loss)
         entered = yield from self.features()
         return TrainReply(self.class_mean_arrays(entered), {"train-loss": mean_loss})

@@ -3,8 +3,7 @@
 from fedkd_flwr.clients.base import Arrays
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.training.loop import Loss
-from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.regularizers import parameters_of, proximal
+from fedkd_flwr.training.regularizers import Proximal, parameters_of
 from strategies.fedprox import FedProxSettings
 
 
@@ -16,4 +15,4 @@ class FedProxClient(ParameterClient):
 
     def local_loss(self, received: Arrays) -> Loss:
         """Return cross-entropy and ``mu / 2 * ||w - w_g||²``, with w_g as received."""
-        return proximal(cross_entropy, parameters_of(self.model), self.settings.mu)
+        return Proximal(parameters_of(self.model), self.settings.mu)

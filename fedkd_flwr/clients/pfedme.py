@@ -9,9 +9,8 @@ from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import PersonalModelClient
 from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.loop import random_batches
-from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import SGD
-from fedkd_flwr.training.regularizers import fill_parameters, parameters_of, proximal
+from fedkd_flwr.training.regularizers import Proximal, fill_parameters, parameters_of
 from strategies.pfedme import PFedMeSettings
 
 
@@ -48,7 +47,7 @@ class PFedMeClient(PersonalModelClient):
         )
         local, losses, samples = parameters_of(self.model), 0.0, 0
         for batch in self.private_batches(server_round):
-            loss = proximal(cross_entropy, local, weight)
+            loss = Proximal(local, weight)
             steps = [batch] * settings.personal_steps
             mean_loss = yield TrainJob(self.model, loss, optimizer, steps)
             local = moved_towards(local, parameters_of(self.model), rate * weight)

@@ -6,8 +6,7 @@ from torch import Tensor
 from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.regularizers import flat_parameters, linear, split_like_parameters
+from fedkd_flwr.training.regularizers import Linear, flat_parameters, split_like_parameters
 from strategies.scaffold import CONTROL, ScaffoldSettings, counted_steps
 
 
@@ -23,9 +22,8 @@ class ScaffoldClient(ParameterClient):
         start = flat_parameters(self.model)
         own = self.own_control(start)
         correction = self.settings.correction * (self.tensor(received[CONTROL]) - own)
-        loss = yield from self.train_locally(
-            server_round, linear(cross_entropy, split_like_parameters(correction, self.model))
-        )
+        corrected = Linear(split_like_parameters(correction, self.model))
+        loss = yield from self.train_locally(server_round, corrected)
         mean_step = (start - flat_parameters(self.model)) / self.distance_scale(server_round)
         renewed = mean_step - correction
         memory.save_tensors(self.context, CONTROL, {CONTROL: renewed})

@@ -14,7 +14,7 @@ from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.jobs import Steps, TrainJob
 from fedkd_flwr.training.loop import Evaluation, Loss, evaluate, refresh_statistics
 from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.regularizers import proximal
+from fedkd_flwr.training.regularizers import Proximal
 from strategies.spider import SpiderSettings
 
 PRUNED = -1e4
@@ -60,7 +60,7 @@ class SpiderClient(ParameterClient):
             self.receive_model(received)
         if self.settings.prunes_in(server_round):
             self.prune(server_round)
-        loss = proximal(cross_entropy, tie_to(shared, self.model), self.settings.proximal_weight)
+        loss = Proximal(tie_to(shared, self.model), self.settings.proximal_weight)
         yield from self.train_weights(shared, cross_entropy, server_round)
         mean_loss = yield from self.train_weights(self.model, loss, server_round)
         arrays = dict(model_vectors(shared))

@@ -9,6 +9,7 @@ padded. Results are those of the plain loop up to rounding.
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from fedkd_flwr.training.loop import (
     INFERENCE_BATCH,
     Batch,
     DivergedError,
+    Loss,
     draws_while_training,
     require_finite,
 )
@@ -161,6 +163,21 @@ class Stack:
                     buffer.copy_(self.buffers[name][position])
 
 
+class _Objective(nn.Module):
+    """A model and its loss as one module, so that the loss may look at the weights too."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, tensors: Sequence[Tensor], batch: Batch) -> Tensor:
+        """Return one client's loss; `tensors` are those that its loss has of its own."""
+        loss: Any = self.loss
+        own = replace(loss, tensors=tensors) if tensors else loss
+        value: Tensor = own(self.model, *batch)
+        return value
+
+
 def train_together(jobs: Sequence[TrainJob]) -> list[float | DivergedError]:
     """Take the optimizer steps of a cohort, side by side.
 
@@ -175,41 +192,141 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | DivergedError]:
         Each client's mean loss over all samples seen, or its error where that is no number.
     """
     stack = Stack([job.model for job in jobs], training=True)
-    names = list(stack.parameters)
-    momenta = _stacked_momenta(jobs, stack)
-    group = jobs[0].optimizer.param_groups[0]
+    descent = _Descent(jobs, stack.parameters)
+    owned = [torch.stack(tensors) for tensors in zip(*map(_tensors_of, jobs), strict=True)]
+    objective = _Objective(stack.skeleton, jobs[0].loss)
     totals = torch.zeros(len(jobs), device=next(iter(stack.parameters.values())).device)
     seen = [0] * len(jobs)
 
-    def cohort_loss(parameters: Tensors, buffers: Tensors, batch: Batch) -> Tensor:
-        def model(images: Tensor) -> Tensor:
-            outputs: Tensor = functional_call(stack.skeleton, (parameters, buffers), (images,))
-            return outputs
+    def loss_of_one(
+        parameters: Tensors, buffers: Tensors, tensors: Sequence[Tensor], batch: Batch
+    ) -> Tensor:
+        named = {f"model.{name}": tensor for name, tensor in (parameters | buffers).items()}
+        loss: Tensor = functional_call(objective, named, (tensors, batch))
+        return loss
 
-        return jobs[0].loss(model, *batch)
-
-    losses_of = torch.func.vmap(cohort_loss, randomness="error")
+    losses_of = torch.func.vmap(loss_of_one, randomness="error")
     for members, batch in _steps_by_shape(jobs):
-        whole = len(members) == len(jobs)
-        index = torch.tensor(members, device=totals.device)
-        parameters = stack.parameters if whole else _taken(stack.parameters, index)
-        buffers = stack.buffers if whole else _taken(stack.buffers, index)
-        leaves = [parameters[name].detach().requires_grad_() for name in names]
-        losses = losses_of(dict(zip(names, leaves, strict=True)), buffers, batch)
-        gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
-        for name, gradient in zip(names, gradients, strict=True):
-            if gradient is not None:
-                _step(stack.parameters[name], gradient, momenta.get(name), group, index, whole)
-        if not whole:
-            for name, buffer in buffers.items():
-                stack.buffers[name][index] = buffer
-        totals[index] += losses.detach() * batch[0].shape[1]
+        chosen = _Chosen(members, len(jobs), totals.device)
+        leaves = {
+            name: chosen.of(tensor).detach().requires_grad_()
+            for name, tensor in stack.parameters.items()
+        }
+        buffers = {name: chosen.of(tensor) for name, tensor in stack.buffers.items()}
+        losses = losses_of(leaves, buffers, [chosen.of(tensor) for tensor in owned], batch)
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+        descent.step(dict(zip(leaves, gradients, strict=True)), chosen)
+        for name, buffer in buffers.items():
+            chosen.put(stack.buffers[name], buffer)
+        totals[chosen.index] += losses.detach() * batch[0].shape[1]
         for member in members:
             seen[member] += batch[0].shape[1]
     stack.unstack()
-    _unstack_momenta(jobs, momenta, names)
+    descent.unstack()
     means = [total / max(count, 1) for total, count in zip(totals.tolist(), seen, strict=True)]
     return [_checked(mean) for mean in means]
+
+
+def _tensors_of(job: TrainJob) -> Sequence[Tensor]:
+    """Return what the loss of a job has of its client's own."""
+    return getattr(job.loss, "tensors", ())
+
+
+class _Chosen:
+    """Those clients of a cohort that take a step together, often all of them.
+
+    Parameters
+    ----------
+    members : sequence of int
+        Their positions.
+    clients : int
+        C, how many the cohort has.
+    device : torch.device
+        Where their tensors lie.
+    """
+
+    def __init__(self, members: Sequence[int], clients: int, device: torch.device) -> None:
+        self._are_all = len(members) == clients
+        self.index = torch.tensor(members, device=device)
+
+    def of(self, stacked: Tensor) -> Tensor:
+        """Return their part of a stacked tensor: itself where they are all clients."""
+        return stacked if self._are_all else stacked[self.index]
+
+    def put(self, stacked: Tensor, values: Tensor) -> None:
+        """Write their part back into a stacked tensor, unless it never left."""
+        if not self._are_all:
+            stacked[self.index] = values
+
+
+class _Descent:
+    """Stochastic gradient descent on stacked parameters, for each client as PyTorch's would do.
+
+    Parameters
+    ----------
+    jobs : sequence of TrainJob
+        Whose optimizers say how, and have momenta or not.
+    parameters : dict of str to Tensor
+        Shape (C, …); its tensors are changed in place, or replaced.
+    """
+
+    def __init__(self, jobs: Sequence[TrainJob], parameters: Tensors) -> None:
+        self._jobs = jobs
+        self._parameters = parameters
+        group = jobs[0].optimizer.param_groups[0]
+        self._rate, self._momentum = group["lr"], group["momentum"]
+        self._decay = group["weight_decay"]
+        self._momenta = self._stacked_momenta() if self._momentum else {}
+
+    @torch.no_grad()
+    def step(self, gradients: Mapping[str, Tensor | None], chosen: _Chosen) -> None:
+        """Take a step for some clients; `gradients` have the shape (members, …)."""
+        for name, gradient in gradients.items():
+            if gradient is None:
+                continue
+            for stacked in (self._parameters, self._momenta):
+                if name in stacked:
+                    stacked[name] = _laid_out_like(gradient, stacked[name])
+            values = chosen.of(self._parameters[name])
+            if self._decay:
+                gradient = gradient.add(values, alpha=self._decay)
+            if self._momentum:
+                velocity = chosen.of(self._momenta[name])
+                # PyTorch's first step has the gradient itself for its momentum, as a start at
+                # zero has.
+                gradient = velocity.mul_(self._momentum).add_(gradient)
+                chosen.put(self._momenta[name], velocity)
+            values.add_(gradient, alpha=-self._rate)
+            chosen.put(self._parameters[name], values)
+
+    def _stacked_momenta(self) -> Tensors:
+        """Return the clients' momenta by parameter, zero for those that have none yet."""
+        momenta = {name: torch.zeros_like(tensor) for name, tensor in self._parameters.items()}
+        for position, job in enumerate(self._jobs):
+            for name, parameter in job.model.named_parameters():
+                kept = job.optimizer.state.get(parameter, {}).get("momentum_buffer")
+                if kept is not None:
+                    momenta[name][position] = kept
+        return momenta
+
+    def unstack(self) -> None:
+        """Write the momenta back into the clients' optimizers."""
+        for position, job in enumerate(self._jobs):
+            parameters = dict(job.model.named_parameters())
+            for name, momentum in self._momenta.items():
+                own = momentum[position].clone(memory_format=torch.contiguous_format)
+                job.optimizer.state[parameters[name]]["momentum_buffer"] = own
+
+
+def _laid_out_like(gradient: Tensor, stacked: Tensor) -> Tensor:
+    """Return a stacked tensor with its numbers in the order in which its gradient has them.
+
+    The gradient of a batched product comes transposed, and a step across two orders takes
+    several times as long as one along the same.
+    """
+    if gradient.stride()[1:] == stacked.stride()[1:] or len(gradient) != len(stacked):
+        return stacked
+    return torch.empty_like(gradient).copy_(stacked)
 
 
 def _checked(loss: float) -> float | DivergedError:
@@ -236,71 +353,6 @@ def _steps_by_shape(jobs: Sequence[TrainJob]) -> Iterator[tuple[list[int], Batch
             yield members, tuple(map(torch.stack, zip(*(b for _, b in alike), strict=True)))
 
 
-def _taken(stacked: Tensors, index: Tensor) -> Tensors:
-    return {name: tensor[index] for name, tensor in stacked.items()}
-
-
-@torch.no_grad()
-def _step(
-    stacked: Tensor,
-    gradient: Tensor,
-    momentum: Tensor | None,
-    group: Mapping[str, Any],
-    index: Tensor,
-    whole: bool,
-) -> None:
-    """Take a step of stochastic gradient descent on some clients' copies of one parameter.
-
-    Parameters
-    ----------
-    stacked, momentum : Tensor
-        Shape (C, …), changed in place; no momentum where there is none.
-    gradient : Tensor
-        Shape (members, …).
-    group : mapping
-        The optimizer's settings.
-    index : Tensor
-        The members, (members,) int64.
-    whole : bool
-        Whether they are all C clients.
-    """
-    values = stacked if whole else stacked[index]
-    if group["weight_decay"]:
-        gradient = gradient.add(values, alpha=group["weight_decay"])
-    if momentum is not None:
-        velocity = momentum if whole else momentum[index]
-        # PyTorch's first step has the gradient itself for its momentum, as a start at zero has.
-        velocity.mul_(group["momentum"]).add_(gradient)
-        if not whole:
-            momentum[index] = velocity
-        gradient = velocity
-    values.add_(gradient, alpha=-group["lr"])
-    if not whole:
-        stacked[index] = values
-
-
-def _stacked_momenta(jobs: Sequence[TrainJob], stack: Stack) -> Tensors:
-    """Return the clients' momenta by parameter, zero for those that have none yet."""
-    if not jobs[0].optimizer.param_groups[0]["momentum"]:
-        return {}
-    momenta = {name: torch.zeros_like(tensor) for name, tensor in stack.parameters.items()}
-    for position, job in enumerate(jobs):
-        for name, parameter in job.model.named_parameters():
-            kept = job.optimizer.state.get(parameter, {}).get("momentum_buffer")
-            if kept is not None:
-                momenta[name][position] = kept
-    return momenta
-
-
-def _unstack_momenta(jobs: Sequence[TrainJob], momenta: Tensors, names: Sequence[str]) -> None:
-    """Write the momenta back into the clients' optimizers."""
-    for position, job in enumerate(jobs if momenta else ()):
-        parameters = dict(job.model.named_parameters())
-        for name in names:
-            own = momenta[name][position].clone()
-            job.optimizer.state[parameters[name]]["momentum_buffer"] = own
-
-
 @torch.inference_mode()
 def predict_together(jobs: Sequence[PredictJob]) -> Iterator[Tensor]:
     """Yield each client's logits, (P, K) float32; images of one shape go through at once."""
@@ -315,8 +367,11 @@ def predict_together(jobs: Sequence[PredictJob]) -> Iterator[Tensor]:
     for position, job in enumerate(jobs):
         by_shape[job.images.shape].append(position)
     for members in by_shape.values():
-        index = torch.tensor(members, device=jobs[0].images.device)
-        parameters, buffers = _taken(stack.parameters, index), _taken(stack.buffers, index)
+        chosen = _Chosen(members, len(jobs), jobs[0].images.device)
+        parameters, buffers = (
+            {name: chosen.of(tensor) for name, tensor in tensors.items()}
+            for tensors in (stack.parameters, stack.buffers)
+        )
         images = [jobs[n].images for n in members]
         # Public images are one tensor for all clients of a process.
         is_shared = all(image is images[0] for image in images)

@@ -24,7 +24,7 @@ Batch = tuple[Tensor, ...]
 """Tensors on the device that a loss takes; the first has one row a sample."""
 
 Loss = Callable[..., Tensor]
-"""``loss(model, *batch)``, the mean loss of a model on a batch; a pure function of both."""
+"""``loss(model, *batch)``, the mean loss of a model on a batch; see `training.losses`."""
 
 
 class DivergedError(RuntimeError):

@@ -1,7 +1,8 @@
 """Losses: pure functions of logits, and of a model and a batch.
 
 Those of a model and a batch are values: two clients with equal settings have equal losses, which
-is how an engine knows that it may train them side by side.
+is how an engine knows that it may train them side by side. What belongs to one client, such as
+the weights that it is held near, a loss has as `tensors`, which do not count when it is compared.
 """
 
 from collections.abc import Callable

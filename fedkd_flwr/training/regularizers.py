@@ -1,56 +1,63 @@
-"""Terms that methods add to a client's loss."""
+"""Losses with a term about the weights themselves, and what such terms are made of."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from fedkd_flwr.training.loop import Loss
+from fedkd_flwr.training.losses import cross_entropy
 
 
-def proximal(loss: Loss, center: Sequence[Tensor], weight: float) -> Loss:
-    """Add ``weight / 2 * ||w - center||²`` to a loss.
+@dataclass(frozen=True)
+class Proximal:
+    """Cross-entropy plus ``weight / 2 * ||w - center||²``.
 
-    Parameters
+    Attributes
     ----------
-    loss : callable
-        Mean loss of a model on a batch.
-    center : sequence of Tensor
-        One tensor for each of the model's parameters, in their order.
+    tensors : sequence of Tensor
+        The center: one for each of the model's parameters, in their order.
     weight : float
         mu of FedProx, lambda of Ditto and pFedMe.
     """
 
-    def regularized(model: nn.Module, *batch: Tensor) -> Tensor:
-        distances = [
-            (parameter - target).square().sum()
-            for parameter, target in zip(model.parameters(), center, strict=True)
-        ]
-        return loss(model, *batch) + weight / 2 * torch.stack(distances).sum()
+    tensors: Sequence[Tensor] = field(compare=False)
+    weight: float
 
-    return regularized
+    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss on labeled images."""
+        distances = _sum_over(
+            (parameter - target).square()
+            for parameter, target in zip(model.parameters(), self.tensors, strict=True)
+        )
+        return cross_entropy(model, images, labels) + self.weight / 2 * distances
 
 
-def linear(loss: Loss, direction: Sequence[Tensor]) -> Loss:
-    """Add ``<direction, w>`` to a loss, and so `direction` to its gradient.
+@dataclass(frozen=True)
+class Linear:
+    """Cross-entropy plus ``<direction, w>``, which adds the direction to the gradient.
 
-    Parameters
+    Attributes
     ----------
-    loss : callable
-        Mean loss of a model on a batch.
-    direction : sequence of Tensor
-        One tensor for each of the model's parameters, in their order; SCAFFOLD's ``c - c_i``.
+    tensors : sequence of Tensor
+        The direction: one for each of the model's parameters, in their order; SCAFFOLD's
+        ``c - c_i``.
     """
 
-    def regularized(model: nn.Module, *batch: Tensor) -> Tensor:
-        products = [
-            (parameter * part).sum()
-            for parameter, part in zip(model.parameters(), direction, strict=True)
-        ]
-        return loss(model, *batch) + torch.stack(products).sum()
+    tensors: Sequence[Tensor] = field(compare=False)
 
-    return regularized
+    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss on labeled images."""
+        products = _sum_over(
+            parameter * part
+            for parameter, part in zip(model.parameters(), self.tensors, strict=True)
+        )
+        return cross_entropy(model, images, labels) + products
+
+
+def _sum_over(parts: Iterable[Tensor]) -> Tensor:
+    return torch.stack([part.sum() for part in parts]).sum()
 
 
 def flat_parameters(model: nn.Module) -> Tensor:
