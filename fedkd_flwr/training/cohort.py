@@ -36,8 +36,11 @@ Tensors = dict[str, Tensor]
 LARGEST_COHORT = 64
 """Clients that are stacked at most."""
 
-STACKED_NUMBERS = 2**25
-"""Parameters of all stacked models together at most; more would not fit a processor's cache."""
+STACKED_NUMBERS = {"cpu": 1_500_000, "cuda": 2**25}
+"""Parameters of all stacked models together at most, by device.
+
+Those of a step, with their gradients and momenta, have to stay in a processor's cache.
+"""
 
 
 def run_together(steps: Sequence[Steps[Answer]]) -> list[Answer | Exception]:
@@ -403,7 +406,8 @@ def cohort_size(architecture: Architecture, cohort: str) -> int:
     draws = draws_while_training(model)
     numbers = sum(parameter.numel() for parameter in model.parameters())
     give_back(model)
-    is_slower = convolves and not architecture.device.startswith("cuda")
+    device = "cuda" if architecture.device.startswith("cuda") else "cpu"
+    is_slower = convolves and device == "cpu"
     if draws or cohort == "off" or (cohort == "auto" and is_slower):
         return 1
-    return min(LARGEST_COHORT, max(1, STACKED_NUMBERS // numbers))
+    return min(LARGEST_COHORT, max(1, STACKED_NUMBERS[device] // numbers))
