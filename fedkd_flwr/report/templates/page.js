@@ -1,0 +1,75 @@
+"use strict";
+
+const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
+const AT_ONCE = { mode: "immediate", frame: { duration: 0, redraw: true }, transition: { duration: 0 } };
+
+// Colours such as var(--ink) stand in the figures; their values depend on light and dark.
+function themedFigure(chart) {
+  const style = getComputedStyle(document.documentElement);
+  const text = chart.querySelector("script").textContent;
+  return JSON.parse(text.replace(/var\((--[a-z]+)\)/g, (_, name) => style.getPropertyValue(name).trim()));
+}
+
+// What is below the axes takes more lines on a narrow page, which must not squeeze the curves.
+function heightWithLegend(plot, height) {
+  const legend = plot.querySelector("g.legend");
+  return legend ? height + Math.round(legend.getBBox().height) : height;
+}
+
+async function draw(chart) {
+  const { data, layout, frames } = themedFigure(chart);
+  const plot = chart.querySelector(".plot");
+  const { height } = layout;
+  await Plotly.react(plot, { data, layout, frames, config: CONFIG });
+  await Plotly.relayout(plot, { height: heightWithLegend(plot, height) });
+}
+
+function read(steps, name) {
+  return JSON.parse(steps.querySelector(`script.${name}`).textContent);
+}
+
+async function move(steps) {
+  const position = Number(steps.querySelector("input").value);
+  const label = read(steps, "labels")[position];
+  steps.querySelector("output").textContent = label;
+  const text = steps.querySelector(".text");
+  if (text) text.textContent = read(steps, "texts")[position];
+  for (const plot of steps.querySelectorAll(".plot")) await Plotly.animate(plot, [label], AT_ONCE);
+}
+
+async function drawAll() {
+  for (const chart of document.querySelectorAll(".chart")) await draw(chart);
+  for (const steps of document.querySelectorAll(".steps")) await move(steps);
+}
+
+function keyOf(row, column) {
+  const cell = row.cells[column];
+  if (!cell.classList.contains("number")) return cell.textContent;
+  return cell.dataset.key === "" ? null : Number(cell.dataset.key);
+}
+
+// What is missing stays at the end, whichever way the rest goes.
+function compared(a, b, direction) {
+  if (a === null || b === null) return (a === null) - (b === null);
+  return direction * (typeof a === "number" ? a - b : a.localeCompare(b, undefined, { numeric: true }));
+}
+
+function sortBy(heading) {
+  const table = heading.closest("table");
+  const order = heading.ariaSort === "ascending" ? "descending" : "ascending";
+  const direction = order === "ascending" ? 1 : -1;
+  const rows = [...table.tBodies[0].rows].map((row) => [keyOf(row, heading.cellIndex), row]);
+  rows.sort(([a], [b]) => compared(a, b, direction));
+  table.tBodies[0].append(...rows.map(([, row]) => row));
+  for (const other of heading.parentNode.cells) other.ariaSort = null;
+  heading.ariaSort = order;
+}
+
+for (const steps of document.querySelectorAll(".steps")) {
+  steps.querySelector("input").addEventListener("input", () => move(steps));
+}
+for (const heading of document.querySelectorAll("table.sortable th")) {
+  heading.querySelector("button").addEventListener("click", () => sortBy(heading));
+}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+drawAll();
