@@ -21,8 +21,10 @@ from fedkd_flwr.plots.partition import label_counts
 from fedkd_flwr.runs import Run
 from strategies.core.randomness import random_generator
 
-INK, GRID, PAPER, ABSENT = "var(--ink)", "var(--grid)", "var(--paper)", "var(--absent)"
-"""Colours of the theme: writing, lines behind curves, the page, clients without a cluster."""
+INK, QUIET, PAPER = "var(--ink)", "var(--quiet)", "var(--paper)"
+GRID, ABSENT = "var(--grid)", "var(--absent)"
+"""Colours of the theme: writing, what matters less, the page, lines behind curves, clients without
+a cluster."""
 
 CLEAR = "rgba(0,0,0,0)"
 BLACK = "#000000"
@@ -38,7 +40,7 @@ SYMBOLS = {
 MOST_ROUNDS = 50
 """Matrices of more rounds would make the page heavy; these are spread over the whole run."""
 
-LETTERS_IN_A_LINE = 44
+LETTERS_IN_A_LINE = 48
 """Of a name, so that it fits a telephone."""
 
 
@@ -69,7 +71,9 @@ def accuracy_figure(comparison: Comparison) -> Figure:
             marker={"symbol": SYMBOLS[style["marker"]], "size": style["ms"]},
             hovertemplate="round %{x}: %{y:.4f} ± %{customdata:.4f}",
         )
-    _count_rounds(figure, max(runs[0].summary["rounds"] for runs in comparison.groups.values()))
+    _count_rounds(
+        figure, max(len(run.rounds) for runs in comparison.groups.values() for run in runs)
+    )
     return figure
 
 
@@ -102,7 +106,7 @@ def gain_figure(comparison: Comparison) -> Figure:
         figure.add_annotation(
             text=_wrapped(f"{label}: {share:.0%} of clients gain, {mean:+.4f} on average"),
             x=0, xref="paper", xanchor="left", y=row - 0.16, yanchor="bottom", align="left",
-            showarrow=False,
+            showarrow=False, bgcolor=PAPER,
         )  # fmt: skip
     figure.add_vline(0, line={"color": INK, "width": 1, "dash": "dot"})
     figure.update_yaxes(visible=False, range=[len(shown) - 0.55, -0.75])
@@ -242,6 +246,7 @@ def _new_figure(xlabel: str, ylabel: str, height: int, grid: bool = True) -> Fig
             "paper_bgcolor": CLEAR,
             "plot_bgcolor": CLEAR,
             "font": {"color": INK, "size": 13, "family": "system-ui, sans-serif"},
+            "modebar": {"bgcolor": CLEAR, "color": QUIET, "activecolor": INK},
             "hoverlabel": {"bgcolor": PAPER, "font": {"color": INK}},
             "xaxis": {**axis, "title": {"text": xlabel, "standoff": 8}},
             "yaxis": {**axis, "title": {"text": ylabel, "standoff": 8}},

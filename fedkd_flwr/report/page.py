@@ -13,7 +13,6 @@ from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.plots import sharing_matrices
-from fedkd_flwr.plots.looks import run_title
 from fedkd_flwr.report.figures import (
     accuracy_figure,
     clusters_figure,
@@ -25,8 +24,8 @@ from fedkd_flwr.report.figures import (
 from fedkd_flwr.report.tables import (
     client_table,
     cluster_members,
-    method_settings,
     method_table,
+    own_settings,
     run_table,
     shared_settings,
 )
@@ -97,13 +96,17 @@ def render_page(comparison: Comparison) -> str:
         notes=comparison.notes,
         methods=method_table(comparison),
         accuracy=_chart("Mean accuracy over rounds", accuracy_figure(comparison)),
-        knowledge=[steps for runs in comparison.groups.values() if (steps := _knowledge(runs[0]))],
+        knowledge=[
+            steps
+            for label, runs in comparison.groups.items()
+            if (steps := _knowledge(label, runs[0]))
+        ],
         gains=_chart("Gain over local", gain_figure(comparison)) if has_gains else None,
         clients=client_table(comparison),
         split=split,
         split_missing=split_missing,
         shared_settings=shared_settings(comparison),
-        method_settings=method_settings(comparison),
+        own_settings=own_settings(comparison),
         runs=run_table(comparison),
         plotly=Markup(get_plotlyjs()),
     )
@@ -114,7 +117,7 @@ def _chart(title: str, figure: Figure) -> Chart:
     return Chart(title, Markup(figure.to_json().replace("<", "\\u003c")))
 
 
-def _knowledge(run: Run) -> Steps | None:
+def _knowledge(label: str, run: Run) -> Steps | None:
     """Return who learns from whom round by round; None for a method that keeps no such thing."""
     names = sharing_matrices(run)
     has_clusters = "clusters" in run.matrices
@@ -129,7 +132,8 @@ def _knowledge(run: Run) -> Steps | None:
     if has_clusters:
         charts.append(_chart("Cluster of each client", clusters_figure(run, rounds)))
     texts = cluster_members(run, rounds) if has_clusters else []
-    return Steps(run_title(run), [f"round {number}" for number in rounds], charts, texts)
+    title = f"{label}, seed {run.config['seed']}"
+    return Steps(title, [f"round {number}" for number in rounds], charts, texts)
 
 
 def _split(comparison: Comparison) -> tuple[Steps | None, str]:

@@ -107,24 +107,24 @@ def run_table(comparison: Comparison) -> Table:
 
 
 def shared_settings(comparison: Comparison) -> dict[str, str]:
-    """Return the settings that all runs share, by name."""
+    """Return the settings that all methods share, by name."""
     settings = [defining_settings(runs[0].config) for runs in comparison.groups.values()]
     return {name: _told(settings[0][name]) for name in settings[0] if _is_shared(name, settings)}
 
 
-def method_settings(comparison: Comparison) -> Table:
-    """Return one row a method and setting of its own, or that it does not share with all."""
-    by_label = {
+def own_settings(comparison: Comparison) -> dict[str, dict[str, str]]:
+    """Return by label the settings of a method that it does not share with all others."""
+    settings = {
         label: defining_settings(runs[0].config) for label, runs in comparison.groups.items()
     }
-    settings = list(by_label.values())
-    rows = [
-        [Cell(label), Cell(name), Cell(_told(value))]
-        for label, own in by_label.items()
-        for name, value in own.items()
-        if name not in ("strategy", "seed") and not _is_shared(name, settings)
-    ]
-    return Table("Settings of the methods", ["method", "setting", "value"], set(), rows)
+    return {
+        label: {
+            name: _told(value)
+            for name, value in own.items()
+            if name not in ("strategy", "seed") and not _is_shared(name, list(settings.values()))
+        }
+        for label, own in settings.items()
+    }
 
 
 def cluster_members(run: Run, rounds: Iterable[int]) -> list[str]:

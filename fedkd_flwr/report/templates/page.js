@@ -1,6 +1,11 @@
 "use strict";
 
-const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
+const CONFIG = {
+  responsive: true,
+  displaylogo: false,
+  showTips: false,
+  modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
+};
 const AT_ONCE = { mode: "immediate", frame: { duration: 0, redraw: true }, transition: { duration: 0 } };
 
 // Colours such as var(--ink) stand in the figures; their values depend on light and dark.
@@ -20,6 +25,8 @@ async function draw(chart) {
   const { data, layout, frames } = themedFigure(chart);
   const plot = chart.querySelector(".plot");
   const { height } = layout;
+  // A finger that drags wants to scroll the page.
+  if (matchMedia("(pointer: coarse)").matches) layout.dragmode = false;
   await Plotly.react(plot, { data, layout, frames, config: CONFIG });
   await Plotly.relayout(plot, { height: heightWithLegend(plot, height) });
 }
@@ -31,6 +38,9 @@ function read(steps, name) {
 async function move(steps) {
   const position = Number(steps.querySelector("input").value);
   const label = read(steps, "labels")[position];
+  // Of many moves in a row, those that are overtaken need not be drawn.
+  if (steps.dataset.shown === label) return;
+  steps.dataset.shown = label;
   steps.querySelector("output").textContent = label;
   const text = steps.querySelector(".text");
   if (text) text.textContent = read(steps, "texts")[position];
@@ -39,7 +49,21 @@ async function move(steps) {
 
 async function drawAll() {
   for (const chart of document.querySelectorAll(".chart")) await draw(chart);
-  for (const steps of document.querySelectorAll(".steps")) await move(steps);
+  for (const steps of document.querySelectorAll(".steps")) {
+    delete steps.dataset.shown;
+    await move(steps);
+  }
+}
+
+// One after another: plotly gives up on a drawing that another one interrupts. Whoever waits for
+// the figures sees in the page whether they are drawn.
+let lastWork = Promise.resolve();
+function queue(work) {
+  document.documentElement.dataset.drawn = "no";
+  const own = lastWork.then(work).then(() => {
+    if (own === lastWork) document.documentElement.dataset.drawn = "yes";
+  });
+  lastWork = own;
 }
 
 function keyOf(row, column) {
@@ -66,10 +90,10 @@ function sortBy(heading) {
 }
 
 for (const steps of document.querySelectorAll(".steps")) {
-  steps.querySelector("input").addEventListener("input", () => move(steps));
+  steps.querySelector("input").addEventListener("input", () => queue(() => move(steps)));
 }
 for (const heading of document.querySelectorAll("table.sortable th")) {
   heading.querySelector("button").addEventListener("click", () => sortBy(heading));
 }
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-drawAll();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => queue(drawAll));
+queue(drawAll);
