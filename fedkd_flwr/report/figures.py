@@ -69,7 +69,7 @@ def accuracy_figure(comparison: Comparison) -> Figure:
             legendgroup=label,
             line={"color": colour, "dash": DASHES[style["ls"]], "width": style["lw"]},
             marker={"symbol": SYMBOLS[style["marker"]], "size": style["ms"]},
-            hovertemplate="round %{x}: %{y:.4f} ± %{customdata:.4f}",
+            hovertemplate="round %{x}: %{y:.4f}" + (" ± %{customdata:.4f}" if spread.any() else ""),
         )
     _count_rounds(
         figure, max(len(run.rounds) for runs in comparison.groups.values() for run in runs)
@@ -93,7 +93,7 @@ def gain_figure(comparison: Comparison) -> Figure:
             customdata=own[["partition_id", "seed", "accuracy", "local_accuracy"]],
             mode="markers",
             name=_wrapped(label),
-            marker={"color": _on_theme(style["color"]), "size": 9, "opacity": 0.65},
+            marker={"color": _on_theme(style["color"]), "size": 9, "opacity": 0.85},
             hovertemplate="client %{customdata[0]}, seed %{customdata[1]}: %{x:+.4f}<br>"
             "%{customdata[2]:.4f}, local %{customdata[3]:.4f}",
         )

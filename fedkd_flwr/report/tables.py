@@ -55,12 +55,15 @@ class Table:
 def method_table(comparison: Comparison) -> Table:
     """Return the comparison's table, one row a method."""
     texts = comparison.rendered()
-    keys = comparison.table[list(HEADINGS)].to_numpy(dtype=float)
+    keys = comparison.table[[name for name in HEADINGS if name in comparison.table]]
     rows = [
         [Cell(label), *(_number(key, text) for key, text in zip(own, cells, strict=True))]
-        for (label, *cells), own in zip(texts.to_numpy().tolist(), keys, strict=True)
+        for (label, *cells), own in zip(
+            texts.to_numpy().tolist(), keys.to_numpy(dtype=float).tolist(), strict=True
+        )
     ]
-    return Table("Methods, best first", list(texts.columns), set(HEADINGS.values()), rows)
+    headings = list(texts.columns)
+    return Table("Methods, best first", headings, set(headings[1:]), rows)
 
 
 def client_table(comparison: Comparison) -> Table:
