@@ -152,6 +152,12 @@ def test_a_telephone_has_it_all_on_its_width(open_page, scheme):
         "drawings => drawings.map(drawing => drawing.getBoundingClientRect().right)"
     )
     assert max(edges) <= TELEPHONE["width"]
+    page.set_viewport_size(DESK)
+    page.wait_for_function("document.querySelector('#accuracy svg').clientWidth > 800")
+    page.wait_for_function(
+        "[...document.querySelectorAll('.plot')].every("
+        "plot => plot.querySelector('svg').clientHeight === plot.clientHeight)"
+    )
 
 
 def test_figures_follow_the_reader_from_light_to_dark(open_page):

@@ -15,20 +15,21 @@ function themedFigure(chart) {
   return JSON.parse(text.replace(/var\((--[a-z]+)\)/g, (_, name) => style.getPropertyValue(name).trim()));
 }
 
-// What is below the axes takes more lines on a narrow page, which must not squeeze the curves.
-function heightWithLegend(plot, height) {
-  const legend = plot.querySelector("g.legend");
-  return legend ? height + Math.round(legend.getBBox().height) : height;
-}
-
 async function draw(chart) {
   const { data, layout, frames } = themedFigure(chart);
-  const plot = chart.querySelector(".plot");
+  // The height is the element's, for plotly forgets its own when the page changes its width.
   const { height } = layout;
+  delete layout.height;
   // A finger that drags wants to scroll the page.
   if (matchMedia("(pointer: coarse)").matches) layout.dragmode = false;
+  const plot = chart.querySelector(".plot");
+  plot.style.height = `${height}px`;
   await Plotly.react(plot, { data, layout, frames, config: CONFIG });
-  await Plotly.relayout(plot, { height: heightWithLegend(plot, height) });
+  // The legend takes more lines on a narrow page, which must not squeeze the curves.
+  const legend = plot.querySelector("g.legend");
+  if (!legend) return;
+  plot.style.height = `${height + Math.round(legend.getBBox().height)}px`;
+  await Plotly.Plots.resize(plot);
 }
 
 function read(steps, name) {
