@@ -18,7 +18,7 @@ def plot_accuracy_over_rounds(comparison: Comparison) -> Figure:
     """Plot mean accuracy over rounds, a band of one standard deviation over seeds."""
     figure, axes = new_figure("Round", "Mean accuracy over clients")
     for label, runs, style in styled(comparison):
-        course = _course(runs, ["round", "accuracy_mean"], "round")
+        course = course_over_seeds(runs, ["round", "accuracy_mean"], "round")
         mean, spread = course["accuracy_mean"]["mean"], course["accuracy_mean"]["std"].fillna(0)
         axes.plot(course.index, mean, label=label, **style)
         if spread.any():
@@ -37,7 +37,7 @@ def plot_accuracy_against_bytes(comparison: Comparison) -> Figure:
     """
     figure, axes = new_figure("Bytes exchanged so far, both ways", "Mean accuracy over clients")
     for label, runs, style in styled(comparison):
-        course = _course(runs, ["round", "bytes", "accuracy_mean"], "round")
+        course = course_over_seeds(runs, ["round", "bytes", "accuracy_mean"], "round")
         sizes, mean = course["bytes"]["mean"], course["accuracy_mean"]["mean"]
         if sizes.iloc[-1] > 0:
             axes.plot(sizes, mean, label=label, **style)
@@ -82,8 +82,23 @@ def plot_gain_over_local(comparison: Comparison) -> Figure:
     return figure
 
 
-def _course(runs: Sequence[Run], columns: list[str], index: str) -> pd.DataFrame:
-    """Return mean and standard deviation over seeds of columns of the evaluated rounds."""
+def course_over_seeds(runs: Sequence[Run], columns: list[str], index: str) -> pd.DataFrame:
+    """Return mean and standard deviation over seeds of columns of the evaluated rounds.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        Of one method with the same settings, one a seed.
+    columns : list of str
+        Of ``rounds``, or ``bytes``, those exchanged so far both ways.
+    index : str
+        The one of them that says where a row stands, such as ``round``.
+
+    Returns
+    -------
+    DataFrame
+        One row a value of `index`; columns (name, ``mean``) and (name, ``std``), NaN for one seed.
+    """
     frames = []
     for run in runs:
         rounds = run.rounds

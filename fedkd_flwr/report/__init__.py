@@ -1,0 +1,68 @@
+"""A comparison as one web page that needs no network: ``fedkd report``.
+
+The page holds what `fedkd_flwr.analysis` computes and nothing beside it: the table, the verdicts,
+the clients' gains, and the runs' own matrices. Its figures are drawn in the browser by plotly,
+which the page carries along; it needs the extra ``report``.
+"""
+
+from pathlib import Path
+
+from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.config import ConfigError
+from fedkd_flwr.files import write_text
+from fedkd_flwr.runs import RunDirectoryError, absolute
+
+
+def require_extra() -> None:
+    """Make sure that what the page is made with is installed.
+
+    Raises
+    ------
+    ConfigError
+        With how to install it.
+    """
+    try:
+        import jinja2  # noqa: F401
+        import plotly  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"The report needs {error.name}, which is not installed: "
+            "`uv sync --extra report`, or `pip install 'fedkd-flwr[report]'`."
+        ) from None
+
+
+def write_report(comparison: Comparison, file: str | Path) -> Path:
+    """Write a comparison as one web page.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        Of `fedkd_flwr.analysis.comparison.compare`.
+    file : str or Path
+        The page, such as ``report.html``; a file that is there is replaced. Its folder is made
+        if missing.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    ConfigError
+        If the extra ``report`` is not installed.
+    RunDirectoryError
+        If the file cannot be written.
+    """
+    require_extra()
+    from fedkd_flwr.report.page import render_page  # deferred: needs the extra
+
+    path = absolute(file)
+    page = render_page(comparison)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, page)
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunDirectoryError(f"The report cannot be written to {path}: {reason}.") from None
+    return path

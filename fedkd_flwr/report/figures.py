@@ -1,0 +1,299 @@
+"""The page's interactive figures, in the colours of `fedkd_flwr.plots`.
+
+Colours that depend on the reader's light or dark theme are written as variables of the page's
+style sheet, ``var(--ink)``; the page puts their values in when it draws.
+"""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from plotly.graph_objects import Figure, Frame, Heatmap
+
+from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.plots.accuracy import course_over_seeds
+from fedkd_flwr.plots.clients import client_order
+from fedkd_flwr.plots.clusters import follow_clusters
+from fedkd_flwr.plots.looks import COLOURS, styled
+from fedkd_flwr.plots.partition import label_counts
+from fedkd_flwr.runs import Run
+from strategies.core.randomness import random_generator
+
+INK, QUIET, PAPER = "var(--ink)", "var(--quiet)", "var(--paper)"
+GRID, ABSENT = "var(--grid)", "var(--absent)"
+"""Colours of the theme: writing, what matters less, the page, lines behind curves, clients without
+a cluster."""
+
+CLEAR = "rgba(0,0,0,0)"
+BLACK = "#000000"
+"""The palette's last colour, which a dark page would swallow."""
+
+DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
+SYMBOLS = {
+    "o": "circle", "s": "square", "D": "diamond", "^": "triangle-up", "v": "triangle-down",
+    "P": "cross", "X": "x",
+}  # fmt: skip
+"""Lines and markers of matplotlib by plotly's names."""
+
+MOST_ROUNDS = 50
+"""Matrices of more rounds would make the page heavy; these are spread over the whole run."""
+
+LETTERS_IN_A_LINE = 48
+"""Of a name, so that it fits a telephone."""
+
+
+def accuracy_figure(comparison: Comparison) -> Figure:
+    """Return mean accuracy over rounds, a band of one standard deviation over seeds."""
+    figure = _new_figure("Round", "Mean accuracy over clients", height=420)
+    for label, runs, style in styled(comparison):
+        over_seeds = course_over_seeds(runs, ["round", "accuracy_mean"], "round")
+        rounds = over_seeds.index.to_numpy()
+        mean = over_seeds["accuracy_mean"]["mean"].to_numpy()
+        spread = over_seeds["accuracy_mean"]["std"].fillna(0).to_numpy()
+        colour = _on_theme(style["color"])
+        if spread.any():
+            figure.add_scatter(
+                x=np.concatenate([rounds, rounds[::-1]]),
+                y=np.concatenate([mean + spread, (mean - spread)[::-1]]),
+                fill="toself", fillcolor=colour, opacity=0.16, mode="none", hoverinfo="skip",
+                legendgroup=label, showlegend=False,
+            )  # fmt: skip
+        figure.add_scatter(
+            x=rounds,
+            y=mean,
+            customdata=spread,
+            mode="lines+markers",
+            name=_wrapped(label),
+            legendgroup=label,
+            line={"color": colour, "dash": DASHES[style["ls"]], "width": style["lw"]},
+            marker={"symbol": SYMBOLS[style["marker"]], "size": style["ms"]},
+            hovertemplate="round %{x}: %{y:.4f}" + (" ± %{customdata:.4f}" if spread.any() else ""),
+        )
+    _count_rounds(
+        figure, max(len(run.rounds) for runs in comparison.groups.values() for run in runs)
+    )
+    return figure
+
+
+def gain_figure(comparison: Comparison) -> Figure:
+    """Return each client's gain in accuracy over `local`, one point a client and seed."""
+    gains = comparison.clients.dropna(subset="gain")
+    shown = [item for item in styled(comparison) if item[0] in set(gains["method"])]
+    figure = _new_figure(
+        "Gain of a client in accuracy over local", "", height=110 + 84 * len(shown)
+    )
+    for row, (label, _, style) in enumerate(shown):
+        own = gains[gains["method"] == label]
+        shift = random_generator(0, "figure", row).uniform(-0.14, 0.14, len(own))
+        figure.add_scatter(
+            x=own["gain"],
+            y=row + 0.12 + shift,
+            customdata=own[["partition_id", "seed", "accuracy", "local_accuracy"]],
+            mode="markers",
+            name=_wrapped(label),
+            marker={"color": _on_theme(style["color"]), "size": 9, "opacity": 0.85},
+            hovertemplate="client %{customdata[0]}, seed %{customdata[1]}: %{x:+.4f}<br>"
+            "%{customdata[2]:.4f}, local %{customdata[3]:.4f}",
+        )
+        mean = own["gain"].mean()
+        figure.add_shape(
+            type="line", x0=mean, x1=mean, y0=row - 0.1, y1=row + 0.34,
+            line={"color": INK, "width": 3},
+        )  # fmt: skip
+        share = comparison.table["beats_local"][label]
+        figure.add_annotation(
+            text=_wrapped(f"{label}: {share:.0%} of clients gain, {mean:+.4f} on average"),
+            x=0, xref="paper", xanchor="left", y=row - 0.16, yanchor="bottom", align="left",
+            showarrow=False, bgcolor=PAPER,
+        )  # fmt: skip
+    figure.add_vline(0, line={"color": INK, "width": 1, "dash": "dot"})
+    figure.update_yaxes(visible=False, range=[len(shown) - 0.55, -0.75])
+    figure.update_layout(showlegend=False)
+    return figure
+
+
+def shown_rounds(count: int) -> list[int]:
+    """Return the rounds whose matrices the page holds: all, or `MOST_ROUNDS` of them."""
+    spread = np.linspace(1, count, min(count, MOST_ROUNDS))
+    return [int(number) for number in np.unique(spread.round())]
+
+
+def sharing_figure(run: Run, name: str, rounds: Sequence[int]) -> Figure:
+    """Return who learns from whom, a frame a round on one scale of colours.
+
+    The scale ends at the largest weight between two clients: what a client keeps to itself would
+    drown what others give it.
+
+    Parameters
+    ----------
+    run : Run
+        Of a method with a coefficient or sharing matrix.
+    name : str
+        Of the matrix, shape (rounds, N, N): receiver, giver.
+    rounds : sequence of int
+        The rounds to hold, from 1; the last one is shown first.
+    """
+    clients, ordered = client_order(run, None)
+    matrices = run.matrices[name][np.asarray(rounds) - 1].astype(np.float32)
+    matrices = matrices[:, clients][:, :, clients]
+    between = matrices[:, ~np.eye(len(clients), dtype=bool)]
+    figure = _new_figure(f"Giver{ordered}", f"Receiver{ordered}", height=560, grid=False)
+    figure.add_heatmap(
+        z=matrices[-1],
+        x=_names(clients),
+        y=_names(clients),
+        zmin=0,
+        zmax=float(between.max()) or 1.0,
+        colorscale="Cividis",
+        colorbar=_colour_bar("Weight of the giver"),
+        hovertemplate="%{y} takes %{z:.4f} from %{x}<extra></extra>",
+    )
+    figure.frames = [
+        Frame(name=f"round {number}", data=[Heatmap(z=matrix)])
+        for number, matrix in zip(rounds, matrices, strict=True)
+    ]
+    figure.update_xaxes(type="category")
+    return _with_clients_down(figure)
+
+
+def clusters_figure(run: Run, rounds: Sequence[int]) -> Figure:
+    """Return each client's cluster over all rounds; a frame marks one of `rounds`.
+
+    Parameters
+    ----------
+    run : Run
+        Of a method that clusters clients.
+    rounds : sequence of int
+        The rounds that can be marked, from 1; the last one is marked first.
+    """
+    labels = follow_clusters(run.matrices["clusters"])
+    clients, ordered = client_order(run, None)
+    count = max(int(labels.max()) + 1, 1)
+    figure = _new_figure(
+        "Round", f"Client{ordered}", height=200 + max(140, min(22 * len(clients), 600)), grid=False
+    )
+    colours = [COLOURS[i % len(COLOURS)] for i in range(count)]
+    steps = [[edge / count, colour] for i, colour in enumerate(colours) for edge in (i, i + 1)]
+    figure.add_heatmap(
+        z=np.where(labels < 0, np.nan, labels)[:, clients].T,
+        x=np.arange(1, len(labels) + 1),
+        y=_names(clients),
+        zmin=-0.5,
+        zmax=count - 0.5,
+        colorscale=steps,
+        colorbar={**_colour_bar("Cluster"), "tickvals": list(range(count))},
+        ygap=1,
+        hovertemplate="client %{y}, round %{x}: cluster %{z}<extra></extra>",
+    )
+    marks = {number: _mark_around(number) for number in rounds}
+    figure.frames = [
+        Frame(name=f"round {number}", layout={"shapes": [mark]}) for number, mark in marks.items()
+    ]
+    figure.update_layout(shapes=[marks[rounds[-1]]], plot_bgcolor=ABSENT)
+    _count_rounds(figure, len(labels))
+    return _with_clients_down(figure)
+
+
+def split_figure(runs: Mapping[str, Run]) -> Figure:
+    """Return who holds how many samples of which class, a frame a run.
+
+    Parameters
+    ----------
+    runs : mapping of str to Run
+        One a split, by the name of its frame; the first one is shown first.
+
+    Raises
+    ------
+    ConfigError, DataError
+        If this version of the project cannot rebuild the runs' data on this machine.
+    """
+    frames = []
+    for name, run in runs.items():
+        counts = label_counts(run)
+        clients, ordered = client_order(run, None)
+        shown = counts.to_numpy()[clients].T
+        frames.append(Frame(name=name, data=[Heatmap(z=shown, x=_names(clients))]))
+    most = max(int(frame.data[0].z.max()) for frame in frames)
+    figure = _new_figure(
+        f"Client{ordered}", "Class", height=200 + max(160, min(24 * len(shown), 800)), grid=False
+    )
+    figure.add_heatmap(
+        z=frames[0].data[0].z,
+        x=frames[0].data[0].x,
+        y=_names(counts.columns.to_numpy()),
+        zmin=0,
+        zmax=most,
+        colorscale="Cividis",
+        colorbar=_colour_bar("Samples"),
+        hovertemplate="client %{x}: %{z} of class %{y}<extra></extra>",
+    )
+    figure.frames = frames
+    figure.update_xaxes(type="category", showgrid=False)
+    figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
+    return figure
+
+
+def _new_figure(xlabel: str, ylabel: str, height: int, grid: bool = True) -> Figure:
+    """Return a blank figure, labelled, in the colours of the theme."""
+    axis = {"gridcolor": GRID, "zeroline": False, "automargin": True, "showgrid": grid}
+    return Figure(
+        layout={
+            "template": "none",
+            "height": height,
+            "margin": {"l": 8, "r": 12, "t": 28, "b": 8},
+            "paper_bgcolor": CLEAR,
+            "plot_bgcolor": CLEAR,
+            "font": {"color": INK, "size": 13, "family": "system-ui, sans-serif"},
+            "modebar": {"bgcolor": CLEAR, "color": QUIET, "activecolor": INK},
+            "hoverlabel": {"bgcolor": PAPER, "font": {"color": INK}},
+            "xaxis": {**axis, "title": {"text": xlabel, "standoff": 8}},
+            "yaxis": {**axis, "title": {"text": ylabel, "standoff": 8}},
+            "legend": {
+                "orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom",
+                "x": 0, "xanchor": "left",
+            },
+        }
+    )  # fmt: skip
+
+
+def _count_rounds(figure: Figure, count: int) -> None:
+    """Name whole rounds on the horizontal axis, about eight of them."""
+    magnitude = 10 ** int(np.log10(max(count, 8) / 8))
+    step = next(size for size in (1, 2, 5, 10) if size * magnitude * 8 >= count) * magnitude
+    figure.update_xaxes(dtick=step)
+
+
+def _with_clients_down(figure: Figure) -> Figure:
+    """Put the clients on the vertical axis from top to bottom, each with its name."""
+    figure.update_yaxes(type="category", autorange="reversed")
+    return figure
+
+
+def _colour_bar(title: str) -> dict[str, Any]:
+    """Return a bar below the figure, where it leaves all of a telephone's width to it."""
+    return {
+        "title": {"text": title, "side": "bottom"},
+        "orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom",
+        "thickness": 12, "len": 0.8, "outlinewidth": 0,
+    }  # fmt: skip
+
+
+def _mark_around(server_round: int) -> dict[str, Any]:
+    return {
+        "type": "rect", "x0": server_round - 0.5, "x1": server_round + 0.5,
+        "yref": "paper", "y0": 0, "y1": 1, "line": {"color": INK, "width": 3},
+    }  # fmt: skip
+
+
+def _names(ids: NDArray[Any]) -> list[str]:
+    return [str(number) for number in ids]
+
+
+def _on_theme(colour: str) -> str:
+    return INK if colour == BLACK else colour
+
+
+def _wrapped(text: str) -> str:
+    return "<br>".join(textwrap.wrap(text, LETTERS_IN_A_LINE))

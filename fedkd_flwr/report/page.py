@@ -1,0 +1,150 @@
+"""The page: its parts put into the templates, everything it needs inside."""
+
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.graph_objects import Figure
+from plotly.offline import get_plotlyjs
+
+from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.settings import defining_settings
+from fedkd_flwr.config import ConfigError
+from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.plots import sharing_matrices
+from fedkd_flwr.report.figures import (
+    accuracy_figure,
+    clusters_figure,
+    gain_figure,
+    sharing_figure,
+    shown_rounds,
+    split_figure,
+)
+from fedkd_flwr.report.tables import (
+    client_table,
+    cluster_members,
+    method_table,
+    own_settings,
+    run_table,
+    shared_settings,
+)
+from fedkd_flwr.runs import Run
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure on the page.
+
+    Attributes
+    ----------
+    title : str
+        Says what it shows, also to those who do not see it.
+    figure : Markup
+        The figure in JSON, its frames included.
+    """
+
+    title: str
+    figure: Markup
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Figures that a slider moves together.
+
+    Attributes
+    ----------
+    title : str
+        What they are of.
+    labels : list of str
+        One a step, the name of the figures' frame for it.
+    charts : list of Chart
+        The figures.
+    texts : list of str
+        One a step, shown below the slider; empty for none.
+    """
+
+    title: str
+    labels: list[str]
+    charts: list[Chart]
+    texts: list[str]
+
+
+def render_page(comparison: Comparison) -> str:
+    """Return a comparison as a page of HTML that loads nothing from elsewhere.
+
+    Raises
+    ------
+    RunDirectoryError
+        If a run's matrices are damaged.
+    """
+    environment = Environment(
+        loader=PackageLoader("fedkd_flwr.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    settings = defining_settings(next(iter(comparison.groups.values()))[0].config)
+    has_gains = bool(comparison.clients["gain"].notna().any())
+    split, split_missing = _split(comparison)
+    return environment.get_template("page.html").render(
+        title=f"Methods on {settings['dataset']}, {settings['partition']}",
+        settings=settings,
+        version=version("fedkd-flwr"),
+        verdicts=comparison.verdicts,
+        notes=comparison.notes,
+        methods=method_table(comparison),
+        accuracy=_chart("Mean accuracy over rounds", accuracy_figure(comparison)),
+        knowledge=[
+            steps
+            for label, runs in comparison.groups.items()
+            if (steps := _knowledge(label, runs[0]))
+        ],
+        gains=_chart("Gain over local", gain_figure(comparison)) if has_gains else None,
+        clients=client_table(comparison),
+        split=split,
+        split_missing=split_missing,
+        shared_settings=shared_settings(comparison),
+        own_settings=own_settings(comparison),
+        runs=run_table(comparison),
+        plotly=Markup(get_plotlyjs()),
+    )
+
+
+def _chart(title: str, figure: Figure) -> Chart:
+    # A script element ends at the first "</", whatever language it holds.
+    return Chart(title, Markup(figure.to_json().replace("<", "\\u003c")))
+
+
+def _knowledge(label: str, run: Run) -> Steps | None:
+    """Return who learns from whom round by round; None for a method that keeps no such thing."""
+    names = sharing_matrices(run)
+    has_clusters = "clusters" in run.matrices
+    if not names and not has_clusters:
+        return None
+    rounds = shown_rounds(len(run.matrices[names[0] if names else "clusters"]))
+    charts = [
+        _chart(f"{name.capitalize()}: how much a receiver takes from a giver", figure)
+        for name in names
+        for figure in [sharing_figure(run, name, rounds)]
+    ]
+    if has_clusters:
+        charts.append(_chart("Cluster of each client", clusters_figure(run, rounds)))
+    texts = cluster_members(run, rounds) if has_clusters else []
+    title = f"{label}, seed {run.config['seed']}"
+    return Steps(title, [f"round {number}" for number in rounds], charts, texts)
+
+
+def _split(comparison: Comparison) -> tuple[Steps | None, str]:
+    """Return who holds which classes, seed by seed, or why this machine cannot tell."""
+    by_seed = {
+        run.config["seed"]: run for runs in comparison.groups.values() for run in reversed(runs)
+    }
+    runs = {f"seed {seed}": by_seed[seed] for seed in sorted(by_seed)}
+    try:
+        figure = split_figure(runs)
+    except (ConfigError, DataError) as error:
+        return None, str(error)
+    chart = _chart("Samples of each class that a client holds", figure)
+    return Steps("Split", list(runs), [chart], []), ""

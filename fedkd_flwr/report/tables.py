@@ -1,0 +1,171 @@
+"""The page's tables: what stands in a cell, and what it is sorted by."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.rendering import HEADINGS, MISSING
+from fedkd_flwr.analysis.settings import defining_settings
+from fedkd_flwr.plots.clusters import follow_clusters
+from fedkd_flwr.runs import Run
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Attributes
+    ----------
+    text : str
+        What is read.
+    key : float or None
+        The number that a column of numbers is sorted by; None where there is none.
+    """
+
+    text: str
+    key: float | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that the reader sorts.
+
+    Attributes
+    ----------
+    caption : str
+        What it holds.
+    headings : list of str
+        One a column.
+    numbers : set of str
+        Headings of the columns that are sorted as numbers.
+    rows : list of list of Cell
+        In the order to show them first.
+    """
+
+    caption: str
+    headings: list[str]
+    numbers: set[str]
+    rows: list[list[Cell]]
+
+
+def method_table(comparison: Comparison) -> Table:
+    """Return the comparison's table, one row a method."""
+    texts = comparison.rendered()
+    keys = comparison.table[[name for name in HEADINGS if name in comparison.table]]
+    rows = [
+        [Cell(label), *(_number(key, text) for key, text in zip(own, cells, strict=True))]
+        for (label, *cells), own in zip(
+            texts.to_numpy().tolist(), keys.to_numpy(dtype=float).tolist(), strict=True
+        )
+    ]
+    headings = list(texts.columns)
+    return Table("Methods, best first", headings, set(headings[1:]), rows)
+
+
+def client_table(comparison: Comparison) -> Table:
+    """Return one row a method, seed and client at the last evaluated round."""
+    numbers = ["accuracy", "local_accuracy", "gain"]
+    layouts = [".4f", ".4f", "+.4f"]
+    rows = [
+        [
+            Cell(str(label)),
+            *(Cell(str(number), int(number)) for number in own),
+            *(_number(key, format(key, layout)) for key, layout in zip(keys, layouts, strict=True)),
+        ]
+        for label, own, keys in zip(
+            comparison.clients["method"],
+            comparison.clients[["seed", "partition_id"]].to_numpy().tolist(),
+            comparison.clients[numbers].to_numpy(dtype=float).tolist(),
+            strict=True,
+        )
+    ]
+    headings = ["method", "seed", "client", "accuracy", "local's accuracy", "gain"]
+    return Table("Clients at the last evaluated round", headings, set(headings[1:]), rows)
+
+
+def run_table(comparison: Comparison) -> Table:
+    """Return one row a run: what it is called, and where and when it took place."""
+    rows = []
+    for label, runs in comparison.groups.items():
+        for run in runs:
+            summary, description = run.summary or {}, run.description
+            seed, seconds = run.config["seed"], summary["seconds"]
+            rows.append(
+                [
+                    Cell(label),
+                    Cell(str(seed), seed),
+                    Cell(str(summary["rounds"]), summary["rounds"]),
+                    Cell(f"{seconds:.1f}", seconds),
+                    Cell(str(description.get("device", MISSING))),
+                    Cell(str(description.get("started", MISSING))),
+                    Cell(run.path.name),
+                ]
+            )
+    headings = ["method", "seed", "rounds", "seconds", "device", "started", "directory"]
+    return Table("Runs", headings, set(headings[1:4]), rows)
+
+
+def shared_settings(comparison: Comparison) -> dict[str, str]:
+    """Return the settings that all methods share, by name."""
+    settings = [defining_settings(runs[0].config) for runs in comparison.groups.values()]
+    return {name: _told(settings[0][name]) for name in settings[0] if _is_shared(name, settings)}
+
+
+def own_settings(comparison: Comparison) -> dict[str, dict[str, str]]:
+    """Return by label the settings of a method that it does not share with all others."""
+    settings = {
+        label: defining_settings(runs[0].config) for label, runs in comparison.groups.items()
+    }
+    return {
+        label: {
+            name: _told(value)
+            for name, value in own.items()
+            if name not in ("strategy", "seed") and not _is_shared(name, list(settings.values()))
+        }
+        for label, own in settings.items()
+    }
+
+
+def cluster_members(run: Run, rounds: Iterable[int]) -> list[str]:
+    """Say for each of some rounds which clients are in which cluster.
+
+    Parameters
+    ----------
+    run : Run
+        Of a method that clusters clients.
+    rounds : iterable of int
+        From 1.
+
+    Returns
+    -------
+    list of str
+        One sentence a round.
+    """
+    labels = follow_clusters(run.matrices["clusters"])
+    return [_members(labels[number - 1]) for number in rounds]
+
+
+def _members(labels: "np.ndarray[Any, np.dtype[np.int64]]") -> str:
+    parts = []
+    for label in sorted(set(labels.tolist()), key=lambda label: (label < 0, label)):
+        clients = ", ".join(map(str, np.flatnonzero(labels == label)))
+        parts.append(f"cluster {label}: {clients}" if label >= 0 else f"absent: {clients}")
+    return "; ".join(parts)
+
+
+def _is_shared(name: str, settings: list[dict[str, Any]]) -> bool:
+    if name in ("strategy", "seed") or any(name not in own for own in settings):
+        return False
+    return len({str(own[name]) for own in settings}) == 1
+
+
+def _number(key: float, text: str) -> Cell:
+    return Cell(MISSING) if pd.isna(key) else Cell(text, float(key))
+
+
+def _told(value: object) -> str:
+    return "(empty)" if value == "" else str(value)

@@ -1,0 +1,100 @@
+"use strict";
+
+const CONFIG = {
+  responsive: true,
+  displaylogo: false,
+  showTips: false,
+  modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
+};
+const AT_ONCE = { mode: "immediate", frame: { duration: 0, redraw: true }, transition: { duration: 0 } };
+
+// Colours such as var(--ink) stand in the figures; their values depend on light and dark.
+function themedFigure(chart) {
+  const style = getComputedStyle(document.documentElement);
+  const text = chart.querySelector("script").textContent;
+  return JSON.parse(text.replace(/var\((--[a-z]+)\)/g, (_, name) => style.getPropertyValue(name).trim()));
+}
+
+async function draw(chart) {
+  const { data, layout, frames } = themedFigure(chart);
+  // The height is the element's, for plotly forgets its own when the page changes its width.
+  const { height } = layout;
+  delete layout.height;
+  // A finger that drags wants to scroll the page.
+  if (matchMedia("(pointer: coarse)").matches) layout.dragmode = false;
+  const plot = chart.querySelector(".plot");
+  plot.style.height = `${height}px`;
+  await Plotly.react(plot, { data, layout, frames, config: CONFIG });
+  // The legend takes more lines on a narrow page, which must not squeeze the curves.
+  const legend = plot.querySelector("g.legend");
+  if (!legend) return;
+  plot.style.height = `${height + Math.round(legend.getBBox().height)}px`;
+  await Plotly.Plots.resize(plot);
+}
+
+function read(steps, name) {
+  return JSON.parse(steps.querySelector(`script.${name}`).textContent);
+}
+
+async function move(steps) {
+  const position = Number(steps.querySelector("input").value);
+  const label = read(steps, "labels")[position];
+  // Of many moves in a row, those that are overtaken need not be drawn.
+  if (steps.dataset.shown === label) return;
+  steps.dataset.shown = label;
+  steps.querySelector("output").textContent = label;
+  const text = steps.querySelector(".text");
+  if (text) text.textContent = read(steps, "texts")[position];
+  for (const plot of steps.querySelectorAll(".plot")) await Plotly.animate(plot, [label], AT_ONCE);
+}
+
+async function drawAll() {
+  for (const chart of document.querySelectorAll(".chart")) await draw(chart);
+  for (const steps of document.querySelectorAll(".steps")) {
+    delete steps.dataset.shown;
+    await move(steps);
+  }
+}
+
+// One after another: plotly gives up on a drawing that another one interrupts. Whoever waits for
+// the figures sees in the page whether they are drawn.
+let lastWork = Promise.resolve();
+function queue(work) {
+  document.documentElement.dataset.drawn = "no";
+  const own = lastWork.then(work).then(() => {
+    if (own === lastWork) document.documentElement.dataset.drawn = "yes";
+  });
+  lastWork = own;
+}
+
+function keyOf(row, column) {
+  const cell = row.cells[column];
+  if (!cell.classList.contains("number")) return cell.textContent;
+  return cell.dataset.key === "" ? null : Number(cell.dataset.key);
+}
+
+// What is missing stays at the end, whichever way the rest goes.
+function compared(a, b, direction) {
+  if (a === null || b === null) return (a === null) - (b === null);
+  return direction * (typeof a === "number" ? a - b : a.localeCompare(b, undefined, { numeric: true }));
+}
+
+function sortBy(heading) {
+  const table = heading.closest("table");
+  const order = heading.ariaSort === "ascending" ? "descending" : "ascending";
+  const direction = order === "ascending" ? 1 : -1;
+  const rows = [...table.tBodies[0].rows].map((row) => [keyOf(row, heading.cellIndex), row]);
+  rows.sort(([a], [b]) => compared(a, b, direction));
+  table.tBodies[0].append(...rows.map(([, row]) => row));
+  for (const other of heading.parentNode.cells) other.ariaSort = null;
+  heading.ariaSort = order;
+}
+
+for (const steps of document.querySelectorAll(".steps")) {
+  steps.querySelector("input").addEventListener("input", () => queue(() => move(steps)));
+}
+for (const heading of document.querySelectorAll("table.sortable th")) {
+  heading.querySelector("button").addEventListener("click", () => sortBy(heading));
+}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => queue(drawAll));
+queue(drawAll);

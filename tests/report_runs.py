@@ -1,0 +1,39 @@
+"""Runs for the report, written by hand: of a method with coefficients, one with clusters, local."""
+
+import numpy as np
+from test_comparison import write_run
+
+COEFFICIENTS = np.array(
+    [
+        np.full((4, 4), 0.25),
+        [[0.5, 0.45, 0.05, 0.0], [0.4, 0.6, 0.0, 0.0], [0, 0.1, 0.9, 0], [0, 0, 0, 1]],
+    ]
+)
+"""Of two rounds, receiver and giver; on the second somebody takes 0.45 from another."""
+
+CLUSTERS = np.array([[0, 0, 1, 1], [0, 0, 1, -1]])
+"""Of two rounds; the last client is absent from the second."""
+
+ACCURACIES = {
+    ("local", 0): [0.5, 0.6, 0.7, 0.8],
+    ("local", 1): [0.6, 0.6, 0.6, 0.7],
+    ("kt-pfl", 0): [0.6, 0.7, 0.8, 0.7],
+    ("kt-pfl", 1): [0.7, 0.7, 0.7, 0.6],
+    ("perfed-ckt", 0): [0.5, 0.5, 0.5, 0.5],
+}
+MATRICES = {"kt-pfl": {"coefficients": COEFFICIENTS}, "perfed-ckt": {"clusters": CLUSTERS}}
+
+
+def write_runs(folder, **settings):
+    """Write the runs and return their folder; for `settings` see `write_run`."""
+    for (strategy, seed), accuracies in ACCURACIES.items():
+        path = write_run(
+            folder,
+            strategy,
+            seed,
+            accuracies,
+            **{"max-samples": 600, "held-out-size": 60} | settings,
+        )
+        if strategy in MATRICES:
+            np.savez(path / "matrices.npz", **MATRICES[strategy])
+    return folder

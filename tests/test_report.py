@@ -1,0 +1,137 @@
+"""The report's page: what it holds, read without a browser."""
+
+import json
+import re
+import sys
+from html import unescape
+
+import numpy as np
+import pytest
+from report_runs import COEFFICIENTS, write_runs
+from typer.testing import CliRunner
+
+from fedkd_flwr.analysis.comparison import compare
+from fedkd_flwr.cli import app
+from fedkd_flwr.report import write_report
+from fedkd_flwr.report.figures import sharing_figure, shown_rounds
+from fedkd_flwr.runs import RunDirectoryError
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return write_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def comparison(runs):
+    return compare(runs)
+
+
+@pytest.fixture(scope="module")
+def page(comparison, tmp_path_factory):
+    return write_report(
+        comparison, tmp_path_factory.mktemp("page") / "new" / "report.html"
+    ).read_text()
+
+
+def body_of(page):
+    """Return what stands before the plotting library."""
+    return page.partition("<footer>")[0]
+
+
+def figures_of(page):
+    """Return the figures by what they show, the last of those that show the same."""
+    pattern = r'<figure class="chart" aria-label="([^"]*)">\s*<script[^>]*>(.*?)</script>'
+    return {title: json.loads(text) for title, text in re.findall(pattern, page, re.DOTALL)}
+
+
+def test_the_page_says_what_the_comparison_says(page, comparison):
+    body = unescape(body_of(page))
+    assert len(comparison.verdicts) == 2
+    for sentence in (*comparison.verdicts, *comparison.notes):
+        assert sentence in body
+    for cell in comparison.rendered().to_numpy().ravel():
+        assert f">{cell}</td>" in body
+    assert body.count("<tr>") == 3 + 3 + len(comparison.clients) + 5  # three headings, rows
+
+
+def test_the_page_loads_nothing_from_elsewhere(page):
+    assert re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', body_of(page)) == []
+    assert page.count("plotly.js v") == 1
+
+
+def test_curves_have_a_band_where_there_are_seeds(page, comparison):
+    figure = figures_of(page)["Mean accuracy over rounds"]
+    curves = [trace for trace in figure["data"] if trace["mode"] == "lines+markers"]
+    bands = [trace for trace in figure["data"] if trace["mode"] == "none"]
+    assert [trace["name"] for trace in curves] == list(comparison.table.index)
+    assert {trace["legendgroup"] for trace in bands} == {"kt-pfl", "local"}
+    local = next(trace for trace in curves if trace["name"] == "local")
+    assert local["line"]["color"] == "var(--ink)"  # black would be lost on a dark page
+
+
+def test_a_matrix_has_a_frame_a_round_and_clusters_their_members(page):
+    figure = figures_of(page)["Coefficients: how much a receiver takes from a giver"]
+    assert [frame["name"] for frame in figure["frames"]] == ["round 1", "round 2"]
+    largest_between_two = 0.45
+    assert figure["data"][0]["zmax"] == pytest.approx(largest_between_two)
+    assert "cluster 0: 0, 1; cluster 1: 2; absent: 3" in body_of(page)
+
+
+def test_frames_hold_the_matrices_of_their_rounds(comparison):
+    figure = sharing_figure(comparison.groups["kt-pfl"][0], "coefficients", [1, 2])
+    receivers = [int(name) for name in figure.data[0].y]
+    for frame, matrix in zip(figure.frames, COEFFICIENTS, strict=True):
+        np.testing.assert_allclose(frame.data[0].z, matrix[np.ix_(receivers, receivers)])
+
+
+def test_long_runs_are_thinned_from_the_first_round_to_the_last():
+    assert shown_rounds(3) == [1, 2, 3]
+    rounds = shown_rounds(1000)
+    assert (len(rounds), rounds[0], rounds[-1]) == (50, 1, 1000)
+
+
+def test_methods_without_matrices_have_no_section_and_runs_without_local_no_gains(
+    comparison, tmp_path
+):
+    fedavg = comparison.groups["local"][0]
+    page = body_of(write_report(compare(fedavg), tmp_path / "report.html").read_text())
+    assert 'id="knowledge"' not in page
+    assert "No run has a run of local" in page
+    assert set(figures_of(page)) == {
+        "Mean accuracy over rounds",
+        "Samples of each class that a client holds",
+    }
+
+
+def test_a_split_whose_data_is_not_here_is_said_to_be_missing(tmp_path):
+    write_runs(tmp_path, **{"dataset": "mnist", "data-root": str(tmp_path)})
+    body = body_of(write_report(compare(tmp_path), tmp_path / "report.html").read_text())
+    assert "The split cannot be shown: " in body
+    assert "Samples of each class" not in body
+
+
+def test_what_runs_say_cannot_become_markup(tmp_path):
+    write_runs(tmp_path, foreign={"new-key": "</script><img src=x>"})
+    body = body_of(write_report(compare(tmp_path), tmp_path / "report.html").read_text())
+    assert "<img" not in body
+    assert "&lt;/script&gt;&lt;img" in body
+
+
+def test_the_command_names_the_page_and_refuses_a_place_that_cannot_be(runs, comparison, tmp_path):
+    result = CliRunner().invoke(app, ["report", str(runs), "-o", str(tmp_path / "page.html")])
+    assert result.exit_code == 0
+    assert result.output.split("Report: ")[1].strip() == str(tmp_path / "page.html")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match="cannot be written"):
+        write_report(comparison, tmp_path / "file" / "report.html")
+
+
+def test_without_the_extra_one_sentence_says_how_to_install_it(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "Error: The report needs plotly, which is not installed: `uv sync --extra report`, "
+        "or `pip install 'fedkd-flwr[report]'`.\n"
+    )
