@@ -4,6 +4,7 @@ import logging
 import os
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+os.environ["FEDKD_CACHE"] = "off"
 
 import pytest
 import torch

@@ -1,14 +1,15 @@
-"""Data sets as tensors: where they come from, and how they are decoded, once a process.
+"""Data sets as tensors: where they come from, and how they are decoded, once a machine.
 
 The train and test part of a data set are pooled, train first: the papers split the pool over
 clients and then into train and test inside each client.
 """
 
 import functools
+import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import distribution
+from importlib.metadata import distribution, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from fedkd_flwr.data.cache import cache_folder, keep_arrays, read_array
 from fedkd_flwr.data.catalogue import DATASETS, DataError, Shape, find_source
+from fedkd_flwr.data.origin import fingerprint
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -78,6 +81,9 @@ def load_labels(name: str, data_root: str = "") -> NDArray[np.int64]:
 def load_images(name: str, data_root: str = "") -> ImageSet:
     """Return a whole data set, decoded; the second call in a process costs nothing.
 
+    What is decoded from image files is kept on disk (`fedkd_flwr.data.cache`), from where other
+    processes have it.
+
     Parameters
     ----------
     name, data_root : str
@@ -95,30 +101,67 @@ def load_images(name: str, data_root: str = "") -> ImageSet:
 @functools.cache
 def _load_labels(name: str, data_root: str) -> NDArray[np.int64]:
     source = find_source(name)
-    if source.hub_id:
-        # Deferred: digits need no Arrow.
-        from fedkd_flwr.data.tables import read_column, whole_numbers
-
-        labels = whole_numbers(read_column(source.hub_id, source.label_column, data_root))
-    else:
-        labels = _bundled_digits()[1]
+    labels = _read_labels(name, data_root) if source.hub_id else _bundled_digits()[1]
     _require_classes(labels, source.classes, f"data set {name!r}")
     labels.flags.writeable = False
     return labels
 
 
+def _read_labels(name: str, data_root: str) -> NDArray[np.int64]:
+    kept = _kept(name, data_root, "labels")
+    if kept is not None:
+        return kept.numpy()
+    # Deferred: digits need no Arrow, nor does what was decoded before.
+    from fedkd_flwr.data.tables import read_column, whole_numbers
+
+    source = find_source(name)
+    return whole_numbers(read_column(source.hub_id, source.label_column, data_root))
+
+
 @functools.cache
 def _load_images(name: str, data_root: str) -> ImageSet:
     source = find_source(name)
+    labels = torch.tensor(load_labels(name, data_root))
     if source.hub_id:
-        from fedkd_flwr.data.tables import encoded_images, read_column
-
-        column = read_column(source.hub_id, source.image_column, data_root)
-        images = decode_images(encoded_images(column), source.shape)
+        images = _read_images(name, data_root, labels)
     else:
         images = convert_images(_bundled_digits()[0], source.shape)
-    labels = torch.tensor(load_labels(name, data_root))
     return ImageSet(images, labels, source.classes)
+
+
+def _read_images(name: str, data_root: str, labels: Tensor) -> Tensor:
+    """Return the images of a data set; those that had to be decoded are kept, with the labels."""
+    kept = _kept(name, data_root, "images")
+    if kept is not None:
+        return kept
+    from fedkd_flwr.data.tables import encoded_images, read_column
+
+    source = find_source(name)
+    column = read_column(source.hub_id, source.image_column, data_root)
+    images = decode_images(encoded_images(column), source.shape)
+    path = _path_in_cache(name, data_root)
+    if path is not None:
+        keep_arrays(path, {"images": images, "labels": labels})
+    return images
+
+
+def _kept(name: str, data_root: str, array: str) -> Tensor | None:
+    path = _path_in_cache(name, data_root)
+    return None if path is None else read_array(path, array)
+
+
+@functools.cache
+def _path_in_cache(name: str, data_root: str) -> Path | None:
+    """Return the file of a data set in the cache, named by all that its content follows from."""
+    folder = cache_folder()
+    if folder is None:
+        return None
+    source = find_source(name)
+    # Pillow decodes the images, and PyTorch resizes them.
+    libraries = (version("pillow"), torch.__version__)
+    follows_from = (fingerprint(source.hub_id, data_root), source, libraries)
+    digest = hashlib.sha256(repr(follows_from).encode()).hexdigest()
+    return folder / f"{name}-{digest[:32]}.safetensors"
 
 
 def _bundled_digits() -> tuple[Tensor, NDArray[np.int64]]:

@@ -11,12 +11,10 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.data.origin import PARTS, hub_parts, parquet_files
 
 Column: TypeAlias = "pa.ChunkedArray[Any]"
 """A column of an Arrow table."""
-
-PARTS = ("train", "test")
-"""The parts of a data set that are pooled, in this order."""
 
 
 def read_column(hub_id: str, column: str, data_root: str = "") -> Column:
@@ -38,27 +36,8 @@ def read_column(hub_id: str, column: str, data_root: str = "") -> Column:
     """
     if not data_root:
         return _read_hub(hub_id, column)
-    folder = Path(data_root).expanduser() / hub_id
-    files = [path for part in PARTS for path in _parquet_files(folder, part)]
-    if not files:
-        raise DataError(
-            f"data root {data_root!r} holds no Parquet file of {hub_id}: "
-            f"looked for train*.parquet and test*.parquet in and below {str(folder)!r}"
-        )
+    files = parquet_files(hub_id, data_root)
     return _concatenate([read_parquet(path, [column]) for path in files])
-
-
-def _parquet_files(folder: Path, part: str) -> list[Path]:
-    """Return the Parquet files of one part, in order.
-
-    They are named as ``train.parquet``, ``train-00000-of-00002.parquet`` or
-    ``train/0000.parquet``, at any depth: the hub has written all of these.
-    """
-    return sorted(
-        path
-        for path in folder.rglob("*.parquet")
-        if path.name.startswith(part) or path.parent.name == part
-    )
 
 
 def read_parquet(path: Path, columns: Sequence[str]) -> Column:
@@ -82,14 +61,7 @@ def read_parquet(path: Path, columns: Sequence[str]) -> Column:
 def _read_hub(hub_id: str, column: str) -> Column:
     import datasets  # deferred: takes a second, and runs with a data root do without
 
-    try:
-        parts = datasets.load_dataset(hub_id)
-    # The hub's client raises many unrelated kinds of error for "no network" and "no such set".
-    except Exception as error:
-        raise DataError(
-            f"data set {hub_id} cannot be had from the Hugging Face hub "
-            f"({type(error).__name__}); set data-root to a folder that holds it"
-        ) from error
+    parts = hub_parts(hub_id)
     columns = []
     for part in (part for part in PARTS if part in parts):
         table = parts[part].select_columns([column])

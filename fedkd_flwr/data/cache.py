@@ -1,0 +1,133 @@
+"""Decoded data sets on disk: the next process maps them into its memory and decodes nothing.
+
+A data set is one safetensors file. Its name holds a digest of all that its content follows from,
+so it is never out of date; it appears whole and is never changed, so that processes may read,
+write and remove at the same time. What is damaged counts as not there.
+"""
+
+import contextlib
+import os
+import tempfile
+import zlib
+from collections.abc import Mapping
+from logging import WARNING
+from pathlib import Path
+
+from flwr.supercore import log
+from platformdirs import user_cache_path
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+FOLDER_VARIABLE = "FEDKD_CACHE"
+"""Environment variable with the folder of the cache, or `OFF`."""
+
+OFF = "off"
+"""What `FOLDER_VARIABLE` says where nothing is to be kept."""
+
+MOST_BYTES = 2 * 2**30
+"""What the files may take together: all data sets of the catalogue, three times."""
+
+ENDING = ".safetensors"
+
+
+def cache_folder() -> Path | None:
+    """Return the folder of the decoded data sets, made or not; None if nothing is kept."""
+    asked = os.environ.get(FOLDER_VARIABLE, "")
+    if asked == OFF:
+        return None
+    root = Path(asked).expanduser() if asked else user_cache_path("fedkd", appauthor=False)
+    # A folder of its own: files in it are removed to make room.
+    return root / "decoded"
+
+
+def read_array(path: Path, name: str) -> Tensor | None:
+    """Return an array of a file in the cache, mapped into memory; None if it is not there.
+
+    A damaged file is removed, so that it is written again.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    name : str
+        Which of the arrays that `keep_arrays` was given.
+
+    Returns
+    -------
+    Tensor or None
+        As it was kept. A change to it would be this process's alone.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            array: Tensor = file.get_tensor(name)
+            is_whole = (file.metadata() or {}).get(name) == _checksum(array)
+        if is_whole:
+            os.utime(path)  # the files used longest ago are removed first
+            return array
+    except FileNotFoundError:
+        return None
+    except (OSError, SafetensorError):
+        pass
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+    return None
+
+
+def keep_arrays(path: Path, arrays: Mapping[str, Tensor]) -> None:
+    """Write arrays into the cache; a warning says it if they cannot be written.
+
+    Parameters
+    ----------
+    path : Path
+        The file; one that is there is replaced.
+    arrays : mapping of str to Tensor
+        Contiguous tensors on the CPU.
+    """
+    checksums = {name: _checksum(array) for name, array in arrays.items()}
+    try:
+        # Only its owner reads the cache; the data may be nobody else's.
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, temporary = tempfile.mkstemp(ENDING, f".{path.stem}-", path.parent)
+        os.close(descriptor)
+        try:
+            save_file(dict(arrays), temporary, checksums)
+            Path(temporary).replace(path)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+        make_room(path.parent)
+    except (OSError, SafetensorError) as error:
+        log(WARNING, "decoded images are not kept for the next process (%s)", error)
+
+
+def make_room(folder: Path, most_bytes: int = MOST_BYTES) -> None:
+    """Remove the files used longest ago until the others take no more than a number of bytes.
+
+    Parameters
+    ----------
+    folder : Path
+        The cache.
+    most_bytes : int
+        What may stay.
+
+    Raises
+    ------
+    OSError
+        If a file cannot be removed.
+    """
+    found = []
+    for path in folder.glob(f"*{ENDING}"):
+        with contextlib.suppress(FileNotFoundError):  # another process makes room as well
+            status = path.stat()
+            found.append((status.st_mtime_ns, status.st_size, path))
+    taken = 0
+    for _, size, path in sorted(found, reverse=True):
+        taken += size
+        if taken > most_bytes:
+            path.unlink(missing_ok=True)
+
+
+def _checksum(array: Tensor) -> str:
+    """Return a checksum of type, shape and content: a quarter of a second for a gigabyte."""
+    described = zlib.crc32(f"{array.dtype} {tuple(array.shape)}".encode())
+    return f"{zlib.crc32(array.numpy().data, described):08x}"

@@ -1,0 +1,222 @@
+"""Decoded data sets on disk: the same bits, one decoding a machine, bounded, and never a crash."""
+
+import multiprocessing
+import os
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from helpers import image_rows, write_parquet
+
+from fedkd_flwr.data import cache, origin, sources
+from fedkd_flwr.data.sources import load_images, load_labels
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
+LABELS = np.arange(12) % 10
+
+ARRAYS = {"images": torch.arange(4000, dtype=torch.uint8), "labels": torch.arange(40)}
+
+DAMAGES = {
+    "cut off": lambda content: content[:-100],
+    "empty": lambda content: b"",
+    "another file": lambda content: b"no tensors" * 100,
+    "one bit": lambda content: content[:-900] + bytes([content[-900] ^ 1]) + content[-899:],
+    "zeros": lambda content: content[:-4096] + bytes(4096),
+}
+
+
+def forget():
+    """Be a process that has loaded nothing yet."""
+    for known in (sources._load_images, sources._load_labels, sources._path_in_cache):
+        known.cache_clear()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The cache's folder, and a process that knows nothing else."""
+    monkeypatch.setenv("FEDKD_CACHE", str(tmp_path / "cache"))
+    forget()
+    yield tmp_path / "cache/decoded"
+    forget()
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A data root with twelve images."""
+    write_parquet(tmp_path / "root/uoft-cs/cifar10/train.parquet", IMAGES, LABELS)
+    return str(tmp_path / "root")
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """How many images each call of the decoder was given."""
+    calls, decode = [], sources.decode_images
+
+    def counted(encoded, shape):
+        calls.append(len(encoded))
+        return decode(encoded, shape)
+
+    monkeypatch.setattr(sources, "decode_images", counted)
+    return calls
+
+
+def assert_loaded(root=""):
+    forget()
+    pool = load_images("cifar10", root)
+    np.testing.assert_array_equal(pool.images.permute(0, 2, 3, 1).numpy(), IMAGES)
+    np.testing.assert_array_equal(pool.labels.numpy(), LABELS)
+    assert pool.images.dtype == torch.uint8
+    assert pool.labels.dtype == torch.int64
+
+
+def test_the_second_process_decodes_nothing_and_parses_no_parquet(
+    folder, root, decoded, monkeypatch
+):
+    assert_loaded(root)
+
+    def parse(*_):
+        raise AssertionError("a Parquet file was parsed")
+
+    monkeypatch.setattr("fedkd_flwr.data.tables.read_parquet", parse)
+    assert_loaded(root)
+    assert decoded == [12]
+    with pytest.raises(ValueError, match="read-only"):
+        load_labels("cifar10", root)[0] = 5
+
+
+def test_only_the_owner_can_read_what_is_kept(folder, root):
+    assert_loaded(root)
+    (file,) = folder.iterdir()
+    assert file.stat().st_mode & 0o077 == folder.stat().st_mode & 0o077 == 0
+
+
+def test_changed_content_is_decoded_again(folder, root, decoded, tmp_path):
+    """Even where name and time of the file are the same."""
+    path = tmp_path / "root/uoft-cs/cifar10/train.parquet"
+    assert_loaded(root)
+    before, content = path.stat(), path.read_bytes()
+    write_parquet(path, IMAGES, LABELS[::-1].copy())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    forget()
+    assert load_labels("cifar10", root).tolist() == LABELS[::-1].tolist()
+    path.write_bytes(content)
+    assert_loaded(root)
+    assert decoded == [12]
+
+
+def test_moved_content_is_known_again(folder, root, decoded, tmp_path):
+    assert_loaded(root)
+    (tmp_path / "root").rename(tmp_path / "moved")
+    assert_loaded(str(tmp_path / "moved"))
+    assert decoded == [12]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_made_again(folder, root, decoded, damage):
+    assert_loaded(root)
+    (file,) = folder.iterdir()
+    file.write_bytes(DAMAGES[damage](file.read_bytes()))
+    assert_loaded(root)
+    assert_loaded(root)
+    assert decoded == [12, 12]
+
+
+def test_nothing_is_kept_where_it_is_turned_off(folder, root, decoded, monkeypatch):
+    monkeypatch.setenv("FEDKD_CACHE", "off")
+    assert_loaded(root)
+    assert_loaded(root)
+    assert decoded == [12, 12]
+    assert not folder.exists()
+
+
+def test_a_cache_that_cannot_be_written_is_said_and_harms_nothing(folder, root, logged):
+    folder.parent.write_text("no folder")
+    assert_loaded(root)
+    (said,) = logged()
+    assert said.startswith("decoded images are not kept for the next process (")
+
+
+def test_digits_are_not_kept(folder):
+    load_images("digits")
+    assert not folder.exists()
+
+
+def test_sets_of_the_hub_are_kept_by_their_fingerprint(folder, decoded, monkeypatch):
+    def part(positions):
+        columns = {"img": image_rows(IMAGES[positions]), "label": LABELS[positions]}
+        features = {"img": datasets.Image(), "label": datasets.Value("int64")}
+        return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+
+    def load_dataset(_):
+        return datasets.DatasetDict({"train": part(slice(0, 8)), "test": part(slice(8, 12))})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    for _ in range(2):
+        origin.hub_parts.cache_clear()
+        assert_loaded()
+    assert decoded == [12]
+    first = origin.fingerprint("uoft-cs/cifar10")
+    monkeypatch.setattr(datasets, "load_dataset", lambda _: {"train": part(slice(0, 8))})
+    origin.hub_parts.cache_clear()
+    assert origin.fingerprint("uoft-cs/cifar10") != first
+    origin.hub_parts.cache_clear()
+
+
+def test_what_was_used_longest_ago_makes_room(folder):
+    paths = [folder / f"{name}.safetensors" for name in "abc"]
+    for age, path in enumerate(paths):
+        cache.keep_arrays(path, ARRAYS)
+        os.utime(path, (1000 - age, 1000 - age))
+    assert cache.read_array(paths[2], "labels") is not None  # used now
+    size = paths[0].stat().st_size
+    cache.make_room(folder, 2 * size)
+    assert [path.exists() for path in paths] == [True, False, True]
+    cache.make_room(folder, size - 1)
+    assert list(folder.iterdir()) == []
+
+
+def test_files_of_others_stay(folder):
+    cache.keep_arrays(folder / "a.safetensors", ARRAYS)
+    mine = folder.parent / "mine.safetensors"
+    mine.write_bytes(bytes(10_000))
+    cache.make_room(folder, 0)
+    assert mine.exists()
+
+
+def test_a_reader_keeps_what_is_removed(folder):
+    path = folder / "a.safetensors"
+    cache.keep_arrays(path, ARRAYS)
+    images = cache.read_array(path, "images")
+    cache.make_room(folder, 0)
+    assert cache.read_array(path, "images") is None
+    assert torch.equal(images, ARRAYS["images"])
+
+
+def work_on(path, remove, found):
+    """Write, read and remove the same file again and again; count what was read."""
+    for _ in range(25):
+        cache.keep_arrays(path, ARRAYS)
+        for name, array in ARRAYS.items():
+            kept = cache.read_array(path, name)
+            assert kept is None or torch.equal(kept, array)
+            with found:
+                found.value += kept is not None
+        if remove:
+            cache.make_room(path.parent, 0)
+
+
+def test_processes_write_read_and_remove_at_the_same_time(folder, logged):
+    context = multiprocessing.get_context("fork")
+    found = context.Value("i", 0)
+    workers = [
+        context.Process(target=work_on, args=(folder / "a.safetensors", n == 0, found))
+        for n in range(3)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert found.value > 0
+    assert list(folder.glob(".*")) == []  # nothing half-written is left
