@@ -20,6 +20,7 @@ from benchmarks.pairs import Result
 
 BENCHMARKS = {
     "starting": "benchmarks.starting:measure",
+    "decoding": "benchmarks.decoding:measure",
     "rounds": "benchmarks.rounds:measure",
     "flower-example": "benchmarks.flower_example:measure",
     "server": "benchmarks.server:measure",
@@ -113,4 +114,5 @@ def three_digits(value: float) -> str:
 
 if __name__ == "__main__":
     os.environ |= dict.fromkeys(THREADS, "1")  # read when the libraries are loaded, on first use
+    os.environ["FEDKD_CACHE"] = "off"  # random images are nothing to keep
     app()

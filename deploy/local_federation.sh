@@ -16,6 +16,8 @@ bin=${FEDKD_BIN:-$root/.venv/bin}
 export PATH="$bin:$PATH" FLWR_HOME="$folder/flwr"
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
+# How often to look whether there is a process to start; Flower's own is once a second.
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2
 
 started=()
 trap 'trap - EXIT INT TERM; kill "${started[@]}" 2>/dev/null; wait' EXIT INT TERM

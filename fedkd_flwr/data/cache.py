@@ -62,13 +62,15 @@ def read_array(path: Path, name: str) -> Tensor | None:
         with safe_open(path, framework="pt") as file:
             array: Tensor = file.get_tensor(name)
             is_whole = (file.metadata() or {}).get(name) == _checksum(array)
-        if is_whole:
-            os.utime(path)  # the files used longest ago are removed first
-            return array
-    except FileNotFoundError:
+    except OSError:  # not there, or not ours to read
         return None
-    except (OSError, SafetensorError):
-        pass
+    # PyTorch's error is for a file that has gone since it was opened.
+    except (SafetensorError, RuntimeError):
+        is_whole = False
+    if is_whole:
+        with contextlib.suppress(OSError):  # a cache may be read-only
+            os.utime(path)  # the files used longest ago are removed first
+        return array
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
     return None
