@@ -21,12 +21,16 @@ client.fit([], {"names": [], "server-round": 1, "phase": "train"})
 """
 """Imports alone would not show what a client loads once it has something to do."""
 
+NODE = "import flwr.supernode.cli.flwr_clientapp, fedkd_flwr.client_app"
+"""Flower's own program comes on top wherever a message is served to a node."""
+
 
 def measure() -> Iterator[Result]:
     """Measure the client app, a client's first message, and two commands that only tell."""
     starts: dict[str, tuple[Task, float]] = {
         "import fedkd_flwr.client_app": (python("import fedkd_flwr.client_app"), 1.4),
         "a LeNet client's first message": (python(FIRST_MESSAGE), 1.6),
+        "a node's process, up to its app": (python(NODE), 1.9),
         "fedkd --help": (process(FEDKD, "--help"), 0.3),
         "fedkd list": (process(FEDKD, "list"), 0.5),
     }
