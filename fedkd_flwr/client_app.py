@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.config import Configuration, read_config
 from fedkd_flwr.models.pool import Architecture
 from fedkd_flwr.training.cohort import cohort_size, run_together
+from fedkd_flwr.training.loop import computing_in
 
 Outcome = Message | Exception
 """A reply, or why there is none."""
@@ -39,6 +41,11 @@ def build_client(context: Context) -> PersonalClient:
     return run.method.client(context, run, configuration.settings)
 
 
+def computing(client: PersonalClient) -> AbstractContextManager[None]:
+    """Return the context in which a client's networks have the run's precision."""
+    return computing_in(client.run.training.precision, client.device)
+
+
 @app.query()
 def properties(message: Message, context: Context) -> Message:
     """Answer who the client is."""
@@ -51,7 +58,8 @@ def properties(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Serve a train message of any phase."""
     client = build_client(context)
-    arrays, _, metrics = client.fit(*_call(message))
+    with computing(client):
+        arrays, _, metrics = client.fit(*_call(message))
     client.close()
     return _reply(message, client.identity, metrics.pop("names"), arrays, metrics)
 
@@ -60,7 +68,8 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Serve an evaluation message."""
     client = build_client(context)
-    _, _, metrics = client.evaluate(*_call(message))
+    with computing(client):
+        _, _, metrics = client.evaluate(*_call(message))
     client.close()
     return _reply(message, client.identity, [], [], metrics)
 
@@ -108,7 +117,9 @@ def _serve_together(messages: Sequence[Message], contexts: Sequence[Context]) ->
     calls = [_call(message) for message in messages]
     steps = [client.serve_and_count(*call) for client, call in zip(clients, calls, strict=True)]
     outcomes: list[Outcome] = []
-    for client, message, answer in zip(clients, messages, run_together(steps), strict=True):
+    with computing(clients[0]):
+        answers = run_together(steps)
+    for client, message, answer in zip(clients, messages, answers, strict=True):
         client.close()
         if isinstance(answer, Exception):
             outcomes.append(answer)

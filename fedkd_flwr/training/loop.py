@@ -6,7 +6,7 @@ nothing here loads, decodes or copies a data set.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -254,6 +254,22 @@ def count_correct(logits: Tensor, labels: Tensor) -> Evaluation:
 def draws_while_training(model: nn.Module) -> bool:
     """Return whether a model takes random numbers from PyTorch when it is trained."""
     return any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in model.modules())
+
+
+def computing_in(precision: str, device: str) -> AbstractContextManager[None]:
+    """Make networks multiply in another precision than their weights have.
+
+    Parameters
+    ----------
+    precision : str
+        ``float32`` or ``bf16``, as in the run config.
+    device : str
+        Where the networks lie.
+    """
+    if precision == "float32":
+        return nullcontext()
+    # Copies of weights kept from one step to the next would not have moved with the weights.
+    return torch.autocast(torch.device(device).type, torch.bfloat16, cache_enabled=False)
 
 
 @contextmanager

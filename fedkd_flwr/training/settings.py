@@ -28,6 +28,9 @@ class TrainingSettings(Slice):
         Of stochastic gradient descent.
     weight_decay : float
         Of any optimizer.
+    precision : str
+        What clients multiply in: ``float32``, or ``bf16`` where PyTorch's autocast finds it safe,
+        which is faster on a GPU. Weights, losses and what is sent stay float32.
     """
 
     local_epochs: int = Field(default=2, ge=1)
@@ -38,3 +41,4 @@ class TrainingSettings(Slice):
     learning_rate_schedule: Literal["constant", "cosine", "step"] = "constant"
     momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
+    precision: Literal["float32", "bf16"] = "float32"
