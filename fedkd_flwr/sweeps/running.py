@@ -3,7 +3,7 @@
 import json
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -269,9 +269,11 @@ def _side_by_side(
 
     def look(running: Collection[SweepRun]) -> None:
         for run in running:
-            for row in Run(run.path).round_rows[told.get(run.name, 0) :]:
-                listen(run.name, row)
-                told[run.name] = row["round"]
+            # A shared folder may show a file half-way; what a run ends with is read with care.
+            with suppress(RunDirectoryError):
+                for row in Run(run.path).round_rows[told.get(run.name, 0) :]:
+                    listen(run.name, row)
+                    told[run.name] = row["round"]
 
     with closing(together.over(runs, look)) as outcomes:
         for run, outcome in outcomes:

@@ -4,6 +4,7 @@ On this machine, or on the Ray cluster that ``RAY_ADDRESS`` names.
 """
 
 import os
+import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -93,8 +94,8 @@ def _ray(cpus: int) -> Iterator[None]:
     """Connect to the cluster of ``RAY_ADDRESS``, or start Ray on this machine, and leave it."""
     # Under `uv run` Ray would start its processes by `uv run` too, from a copy of this folder.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    # Ray would hide GPUs that a call has not asked for, as is meant; it warns that it may not.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+    # Ray hides GPUs from calls that have asked for none, as is meant, and says that it may not.
+    warnings.filterwarnings("ignore", ".*override accelerator visible devices", FutureWarning)
     import ray
 
     address = os.environ.get("RAY_ADDRESS")
