@@ -6,10 +6,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from processes import MARK, started_by, wait_until
 
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.sweeps import run_sweep
@@ -101,32 +101,12 @@ def test_more_than_any_machine_has_is_refused(sweep, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at the processes of Linux")
 def test_an_interrupted_command_leaves_no_process(sweep, tmp_path):
-    env = {**os.environ, "SWEEP_OF_THE_TEST": str(tmp_path)}
+    env = {**os.environ, MARK: str(tmp_path)}
     command = [Path(sys.executable).parent / "fedkd", "sweep", sweep, "--jobs", "2"]
     command += ["--output-dir", tmp_path / "runs", "-c", "num-server-rounds=100000"]
     with subprocess.Popen(command, env=env, start_new_session=True) as process:
         wait_until(lambda: len(list((tmp_path / "runs").glob("*/rounds.jsonl"))) == 2)
-        assert len(left_behind(env)) > 3
+        assert len(started_by(tmp_path)) > 3
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     assert process.returncode != 0
-    wait_until(lambda: not left_behind(env), seconds=20)
-
-
-def wait_until(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
-def left_behind(env):
-    """Return the processes that have the environment of the test."""
-    mark = f"SWEEP_OF_THE_TEST={env['SWEEP_OF_THE_TEST']}".encode()
-    found = []
-    for file in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark in file.read_bytes().split(b"\0"):
-                found.append(file.parent.name)
-        except OSError:
-            continue
-    return found
+    wait_until(lambda: not started_by(tmp_path), seconds=20)
