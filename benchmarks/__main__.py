@@ -28,12 +28,13 @@ BENCHMARKS = {
     "memory": "benchmarks.memory:measure",
     "cohort": "benchmarks.cohort:measure",
     "messages": "benchmarks.simulation:measure_messages",
+    "order": "benchmarks.order:measure",
     "simulation": "benchmarks.simulation:measure_long_rounds",
     "sweeps": "benchmarks.sweeps:measure",
 }
 """Where each benchmark is, by name; imported on use."""
 
-LONG = ("simulation", "sweeps")
+LONG = ("order", "simulation", "sweeps")
 """Those that take several minutes each, and are done only if they are asked for."""
 
 Measure = Callable[[], Iterable[Result]]
@@ -59,10 +60,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help=f"Which to run; all but {' and '.join(LONG)} if none."),
+        typer.Argument(help=f"Which to run; all but {', '.join(LONG)} if none."),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Run all, a quarter of an hour longer.")
+        bool, typer.Option("--all", help="Run all, a quarter of an hour longer on an idle machine.")
     ] = False,
 ) -> None:
     """Run benchmarks by name; those that do not take long if none is given."""
