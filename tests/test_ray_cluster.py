@@ -114,10 +114,11 @@ def test_a_sweep_has_its_runs_on_both_nodes(small, cluster, nodes_of, tmp_path):
     settings = {**small, "models": "mlp", "num-server-rounds": 30}
     grid = {"seed": [0, 1], "strategy": ["local", "kt-pfl"]}
     (tmp_path / "sweep.toml").write_text(tomli_w.dumps({"base": settings, "grid": grid}))
-    folder = tmp_path / "runs"
-    said = done(
-        cluster, "fedkd", "sweep", "sweep.toml", "--jobs", "2", "--output-dir", folder, cwd=tmp_path
-    )
+    # The cluster's processes have another working directory than the command.
+    options = ("--jobs", "2", "--output-dir", "runs", "-c", "models-dir=models")
+    said = done(cluster, "fedkd", "sweep", "sweep.toml", *options, cwd=tmp_path)
+    assert len(list(tmp_path.glob("models/*/0.safetensors"))) == 4
+    assert len(list(tmp_path.glob("runs/*/summary.json"))) == 4
     assert said.count(" finished accuracy ") == 4
     assert nodes_of("attempt") == [2]
     assert started_by(cluster[MARK])  # a sweep stops its own runs, not the cluster

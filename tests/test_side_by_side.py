@@ -67,6 +67,18 @@ def test_what_cannot_go_side_by_side_is_refused(sweep, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_one_run_at_a_time_needs_no_ray(sweep, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    settings = {"strategy": "local", "num-server-rounds": 2}
+    rounds = []
+    runs = run_sweep(
+        sweep, tmp_path / "runs", settings=settings, cpus_per_run=1,
+        on_round=lambda name, row: rounds.append((name, row["round"])),
+    )  # fmt: skip
+    assert rounds == [(run.path.name, number) for run in runs for number in (1, 2)]
+    assert [run.config["torch-threads"] for run in runs] == [1, 1]
+
+
 @pytest.mark.slow
 def test_a_killed_process_costs_its_run_alone(sweep, killer, tmp_path):
     told = []

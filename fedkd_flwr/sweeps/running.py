@@ -300,7 +300,8 @@ def _plan(
             number,
             total,
             folder / name,
-            configuration.flat(),
+            # Another process may have another working directory.
+            engines.with_absolute_folders(configuration).flat(),
             engine,
             _models_folder(configuration, folder / name, save_models),
         )
@@ -313,7 +314,7 @@ def _models_folder(configuration: Configuration, run_directory: Path, save_model
     if save_models:
         return str(run_directory / "models")
     shared = configuration.run.models_dir
-    return str(Path(shared) / run_directory.name) if shared else ""
+    return str(absolute(shared) / run_directory.name) if shared else ""
 
 
 def _finished_run(run: SweepRun) -> Run | None:

@@ -20,6 +20,9 @@ Outcome = TypeVar("Outcome")
 LOOK_SECONDS = 0.5
 """How often is looked at what the calls have done so far."""
 
+OBJECT_STORE_BYTES = 100_000_000
+"""Memory that Ray may share between processes here; items and outcomes are small."""
+
 
 @dataclass(frozen=True)
 class SideBySide(Generic[Item, Outcome]):
@@ -102,7 +105,13 @@ def _ray(cpus: int) -> Iterator[None]:
     if address:
         ray.init(address=address, logging_level=WARNING)
     else:
-        ray.init("local", num_cpus=cpus, include_dashboard=False, logging_level=WARNING)
+        ray.init(
+            "local",
+            num_cpus=cpus,
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            logging_level=WARNING,
+        )
     try:
         yield
     finally:
