@@ -10,7 +10,7 @@ MARK = "STARTED_BY_THE_TEST"
 """A variable of the environment that all children inherit."""
 
 
-def wait_until(condition, seconds=120):
+def wait_until(condition, seconds=300):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
