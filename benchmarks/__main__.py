@@ -27,8 +27,15 @@ BENCHMARKS = {
     "wire": "benchmarks.wire:measure",
     "memory": "benchmarks.memory:measure",
     "cohort": "benchmarks.cohort:measure",
+    "messages": "benchmarks.simulation:measure_messages",
+    "order": "benchmarks.order:measure",
+    "simulation": "benchmarks.simulation:measure_long_rounds",
+    "sweeps": "benchmarks.sweeps:measure",
 }
 """Where each benchmark is, by name; imported on use."""
+
+LONG = ("order", "simulation", "sweeps")
+"""Those that take several minutes each, and are done only if they are asked for."""
 
 Measure = Callable[[], Iterable[Result]]
 """A benchmark: measures, and yields one result after the other."""
@@ -51,13 +58,20 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command(help=f"Run benchmarks: {', '.join(BENCHMARKS)}.")
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help="Which to run; all if none.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"Which to run; all but {', '.join(LONG)} if none."),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Run all, a quarter of an hour longer on an idle machine.")
+    ] = False,
 ) -> None:
-    """Run benchmarks by name, all if none is given."""
+    """Run benchmarks by name; those that do not take long if none is given."""
+    names = names or [name for name in BENCHMARKS if everything or name not in LONG]
     console = Console(width=120)  # rows stay whole where the table goes into a file
     title = machine()
     with console.status("measuring"):
-        results = [result for measure in chosen(names or BENCHMARKS) for result in measure()]
+        results = [result for measure in chosen(names) for result in measure()]
     console.print(table_of(results, title))
     missed = [result for result in results if result.falls_short]
     for result in missed:

@@ -2,8 +2,7 @@
 
 All is timed that a run does from one finished round to the next: messages, checks, the server's
 step, the clients' memory and the run directory. Rounds of 1,000 clients are timed three times,
-the others five times. Not measured here: the same under Ray, several runs of a sweep at once, and
-large networks.
+the others five times. Not measured here: large networks.
 """
 
 import time

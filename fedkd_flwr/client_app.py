@@ -1,5 +1,6 @@
 """The Flower ClientApp: messages in, NumPyClient calls, messages out, and nothing else."""
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -20,8 +21,8 @@ from fedkd_flwr.training.loop import computing_in
 Outcome = Message | Exception
 """A reply, or why there is none."""
 
-INFO = ("partition-id", "model", "public-hash")
-"""What a client says of itself in words."""
+INFO = ("partition-id", "model", "public-hash", "seconds")
+"""What a client says of itself beside its metrics."""
 
 app = ClientApp()
 
@@ -57,11 +58,14 @@ def properties(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Serve a train message of any phase."""
+    started_at = time.perf_counter()
     client = build_client(context)
     with computing(client):
         arrays, _, metrics = client.fit(*_call(message))
     client.close()
-    return _reply(message, client.identity, metrics.pop("names"), arrays, metrics)
+    # By this a simulation orders its next messages; it is recorded nowhere.
+    known = {**client.identity, "seconds": time.perf_counter() - started_at}
+    return _reply(message, known, metrics.pop("names"), arrays, metrics)
 
 
 @app.evaluate()

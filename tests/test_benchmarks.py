@@ -127,6 +127,16 @@ def test_a_missed_target_ends_with_status_1(monkeypatch, names, status, said):
     assert ("falls short" in ended.output) == (status == 1)
 
 
+@pytest.mark.parametrize(("options", "status"), [([], 0), (["too_little"], 1), (["--all"], 1)])
+def test_what_takes_long_is_run_if_it_is_asked_for(monkeypatch, options, status):
+    known = {name: f"{__name__}:{name}" for name in ("enough", "too_little")}
+    monkeypatch.setattr(command, "BENCHMARKS", known)
+    monkeypatch.setattr(command, "LONG", ("too_little",))
+    ended = CliRunner().invoke(command.app, options)
+    assert ended.exit_code == status, ended.output
+
+
 def test_every_benchmark_is_there():
+    assert {*command.LONG} < {*command.BENCHMARKS}
     for name in command.BENCHMARKS.values():
         assert callable(command.resolve_name(name))

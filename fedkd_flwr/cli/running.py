@@ -18,7 +18,6 @@ from fedkd_flwr.cli.output import console, one_clear_line, say, show_table
 if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
     from fedkd_flwr.runs import Run
-    from fedkd_flwr.sweeps import SweepProgress
 
 
 def run(
@@ -184,28 +183,57 @@ def sweep(
     save_models: Annotated[
         bool, typer.Option(help="Export each run's personalized models into its directory.")
     ] = False,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            metavar="J",
+            min=1,
+            help="Runs at a time, each in a process of its own; on the machines of a Ray cluster "
+            "where RAY_ADDRESS names one.",
+        ),
+    ] = 1,
+    cpus_per_run: Annotated[
+        int,
+        typer.Option(
+            metavar="C",
+            min=0,
+            show_default=False,
+            help="Threads and CPUs of a run; its torch-threads, or 1, if left out.",
+        ),
+    ] = 0,
+    gpus_per_run: Annotated[
+        float,
+        typer.Option(
+            metavar="G", min=0, help="GPUs of a run among several; 0.5 lets two share one."
+        ),
+    ] = 0.0,
     assignments: Annotated[
         list[str] | None,
         typer.Option("-c", metavar="KEY=VALUE", help="Settings of every run; repeatable."),
     ] = None,
 ) -> None:
     """Do the runs of a sweep that are not done yet."""
-    failed: list[str] = []
-
-    def on_run(progress: "SweepProgress") -> None:
-        if progress.state == "failed":
-            failed.append(progress.name)
-        result = (progress.run.summary or {})["last_round"] if progress.run else None
-        told = f"accuracy {result['accuracy_mean']:.4f}" if result else progress.error
-        line = f"{progress.number}/{progress.total} {progress.name} {progress.state} {told}"
-        say(line.rstrip())
-
     with one_clear_line():
+        from fedkd_flwr.cli.sweeping import SweepDisplay
         from fedkd_flwr.sweeps import run_sweep
 
         settings = read_assignments(assignments)
-        finished = run_sweep(file, output_dir, engine, on_run, settings, save_models)
+        with SweepDisplay() as display:
+            finished = run_sweep(
+                file,
+                output_dir,
+                engine,
+                display.on_run,
+                settings,
+                save_models,
+                jobs=jobs,
+                cpus_per_run=cpus_per_run,
+                gpus_per_run=gpus_per_run,
+                on_round=display.on_round,
+            )
         if finished:
             say(f"Compare: fedkd compare {finished[0].path.parent}")
-        if failed:
-            raise RuntimeError(f"{len(failed)} runs failed; failures.jsonl beside them says why.")
+        if display.failed:
+            raise RuntimeError(
+                f"{display.failed} runs failed; failures.jsonl beside them says why."
+            )

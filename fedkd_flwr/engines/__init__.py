@@ -3,7 +3,13 @@
 from fedkd_flwr.engines.grid import InProcessGrid
 from fedkd_flwr.engines.in_process import flower_log_level
 from fedkd_flwr.engines.listeners import LineListener, RoundListener
-from fedkd_flwr.engines.starting import resolve_output, resume, resumed, run
+from fedkd_flwr.engines.starting import (
+    resolve_output,
+    resume,
+    resumed,
+    run,
+    with_absolute_folders,
+)
 from fedkd_flwr.engines.table import ENGINES, Engine, find_engine
 
 __all__ = [
@@ -18,4 +24,5 @@ __all__ = [
     "resume",
     "resumed",
     "run",
+    "with_absolute_folders",
 ]

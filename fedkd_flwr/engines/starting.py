@@ -97,7 +97,7 @@ def resolve_output(configuration: Configuration, parent: Path) -> Configuration:
     run = configuration.run
     path = absolute(run.output_dir or default_run_directory(configuration, parent))
     state_dir = run.state_dir or str(clients_folder(path))
-    return _with_absolute_folders(configuration, output_dir=str(path), state_dir=state_dir)
+    return with_absolute_folders(configuration, output_dir=str(path), state_dir=state_dir)
 
 
 def resumed(path: str | Path, changes: Mapping[str, Any] | None = None) -> Configuration:
@@ -127,11 +127,11 @@ def resumed(path: str | Path, changes: Mapping[str, Any] | None = None) -> Confi
             f"{stopped.path} goes on where it is, and output-dir would differ; "
             "move the directory instead."
         )
-    return _with_absolute_folders(configuration)
+    return with_absolute_folders(configuration)
 
 
-def _with_absolute_folders(configuration: Configuration, **update: str) -> Configuration:
-    """Return the config with `update`, and with absolute paths of all folders."""
+def with_absolute_folders(configuration: Configuration, **update: str) -> Configuration:
+    """Return the config with `update`, and with absolute paths of all folders that it names."""
     run = configuration.run.model_copy(update=update)
     names = ("output_dir", "models_dir", "state_dir")
     folders = {name: _absolute(getattr(run, name)) for name in names}

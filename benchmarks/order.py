@@ -1,0 +1,71 @@
+"""How long Ray's processes wait for the last clients of a round, by who begins first.
+
+Clients sleep for as long as a training would take: what is measured is the order, and how long
+Flower takes to hand out messages. Two processes serve eight clients, two of which are long.
+"""
+
+import time
+from collections.abc import Iterator
+from logging import ERROR
+
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+from flwr.superlink.grid import InMemoryGrid
+
+from benchmarks.pairs import REPETITIONS, Pair, Result, seconds, summarized
+from fedkd_flwr.engines import flower_log_level
+from fedkd_flwr.longest_first import LongestFirstGrid
+
+WORK = (0.9, 0.9, 0.9, 5.0, 0.9, 0.9, 0.9, 5.0)
+"""Seconds that each client works, as with ``models = "lenet,lenet,lenet,resnet18"``."""
+
+PROCESSES = 2
+"""Clients at a time."""
+
+
+def measure() -> Iterator[Result]:
+    """Measure the idle seconds of all processes together, in one round."""
+    pairs: list[Pair] = []
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        assert isinstance(grid, InMemoryGrid)
+        while len(list(grid.get_node_ids())) < len(WORK):
+            time.sleep(0.1)
+        ordered = LongestFirstGrid(grid)
+        idle_seconds(ordered)  # from here on it knows how long clients take
+        pairs.extend((idle_seconds(ordered), idle_seconds(grid)) for _ in range(REPETITIONS))
+
+    with flower_log_level(ERROR):  # it says that `run_simulation` is old
+        run_simulation(
+            server_app,
+            SleepingApp(),
+            num_supernodes=len(WORK),
+            backend_config={
+                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                "init_args": {"num_cpus": PROCESSES, "log_to_driver": False},
+            },
+        )
+    name = "idle processes under Ray, longest first"
+    yield summarized(name, "by partition-id", pairs, at_most=0.5)
+
+
+def idle_seconds(grid: Grid) -> float:
+    """Play a round, and return how long its processes had nothing to do."""
+    content = RecordDict({"config": ConfigRecord({})})
+    messages = [Message(content, node, MessageType.TRAIN) for node in grid.get_node_ids()]
+    return PROCESSES * seconds(lambda: list(grid.send_and_receive(messages))) - sum(WORK)
+
+
+class SleepingApp(ClientApp):
+    """Works by sleeping, and says how long."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Serve a message."""
+        work = WORK[int(context.node_config["partition-id"])]
+        time.sleep(work)
+        content = RecordDict({"info": ConfigRecord({"seconds": work})})
+        return Message(content, reply_to=message)

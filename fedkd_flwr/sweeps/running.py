@@ -1,0 +1,349 @@
+"""Doing the runs of a sweep, one by one or side by side."""
+
+import json
+import traceback
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from fedkd_flwr import engines
+from fedkd_flwr.analysis.settings import defining_settings
+from fedkd_flwr.config import ConfigError, Configuration, Scalar
+from fedkd_flwr.engines import RoundListener
+from fedkd_flwr.runs import (
+    Run,
+    RunDirectoryError,
+    absolute,
+    load_run,
+    remove_checkpoint,
+    require_writable,
+)
+from fedkd_flwr.sweeps.grid import read_sweep
+from fedkd_flwr.sweeps.side_by_side import SideBySide
+
+State = Literal["started", "finished", "failed", "skipped"]
+"""How far a run of a sweep is."""
+
+
+@dataclass(frozen=True)
+class SweepProgress:
+    """What is told of one run of a sweep.
+
+    Attributes
+    ----------
+    number, total : int
+        Which run of how many, counted from 1.
+    name : str
+        Name of its directory.
+    state : str
+        ``started``, then ``finished`` or ``failed``; ``skipped`` where it was finished before.
+    rounds : int
+        How many the run has.
+    run : Run or None
+        The run, where it is finished or skipped.
+    error : str
+        Why it failed, else empty.
+    """
+
+    number: int
+    total: int
+    name: str
+    state: State
+    rounds: int
+    run: Run | None = None
+    error: str = ""
+
+
+SweepListener = Callable[[str, Mapping[str, Any]], None]
+"""Is called with a run's name and the row of a finished round."""
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """What it takes to do one run of a sweep, in this process or another.
+
+    Attributes
+    ----------
+    number, total : int
+        Which run of how many, counted from 1.
+    path : Path
+        Its directory.
+    values : mapping
+        Its flat run config.
+    engine : str
+        Where it takes place.
+    models_dir : str
+        Where it exports its models; empty if it does not.
+    """
+
+    number: int
+    total: int
+    path: Path
+    values: Mapping[str, Scalar]
+    engine: str
+    models_dir: str
+
+    @property
+    def name(self) -> str:
+        """Name of its directory."""
+        return self.path.name
+
+    @property
+    def threads(self) -> int:
+        """Threads that it asks for; 0 if it leaves that to PyTorch."""
+        return int(self.values["torch-threads"])
+
+    def with_threads(self, threads: int) -> "SweepRun":
+        """Return the run with a number of threads, unless it has one of its own."""
+        return replace(self, values={**self.values, "torch-threads": self.threads or threads})
+
+    def progress(self, state: State, run: Run | None = None, error: str = "") -> SweepProgress:
+        """Return what is told of the run."""
+        rounds = int(self.values["num-server-rounds"])
+        return SweepProgress(self.number, self.total, self.name, state, rounds, run, error)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run failed.
+
+    Attributes
+    ----------
+    kind, message : str
+        The exception's type and text.
+    traceback : str
+        Where it came from.
+    """
+
+    kind: str
+    message: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: Exception) -> "Failure":
+        """Describe an exception in words, which go from process to process whatever it is."""
+        lines = "".join(traceback.format_exception(error))
+        return cls(type(error).__name__, str(error), lines)
+
+
+Ended = Generator[tuple[SweepRun, Failure | None], None, None]
+"""Runs as they end, each with why it failed, where it did."""
+
+
+def run_sweep(
+    path: str | Path,
+    output_dir: str | Path | None = None,
+    engine: str = "in-process",
+    on_run: Callable[[SweepProgress], None] | None = None,
+    settings: Mapping[str, Scalar] | None = None,
+    save_models: bool = False,
+    *,
+    jobs: int = 1,
+    cpus_per_run: int = 0,
+    gpus_per_run: float = 0.0,
+    on_round: SweepListener | None = None,
+) -> list[Run]:
+    """Do the runs of a sweep that are not done yet.
+
+    A finished run is not repeated. An unfinished one is moved to the folder ``aside`` and
+    done anew, so two processes must not work on one folder. A run that fails is recorded in
+    ``failures.jsonl`` and does not stop the others. Finished runs keep no checkpoint: they
+    are there to be compared, and the checkpoints of many would fill a disk.
+
+    Several runs at a time are tasks of Ray, each a process of its own. If the environment
+    variable ``RAY_ADDRESS`` names a cluster, they are spread over its machines, which need the
+    same packages, and the folder of the runs at the same path. Their numbers are those of one
+    run at a time with as many threads.
+
+    Parameters
+    ----------
+    path : str or Path
+        The sweep file.
+    output_dir : str or Path, optional
+        Folder of the run directories, ``./runs/NAME-OF-THE-FILE`` if left out.
+    engine : str
+        ``in-process`` or ``simulation``.
+    on_run : callable, optional
+        Is told when a run starts and how it ends.
+    settings : mapping, optional
+        Settings that hold for every run, whatever the file says. With a ``models-dir`` each
+        run has a folder of its own in it.
+    save_models : bool
+        Whether each run exports its personalized models into its own directory.
+    jobs : int
+        Runs at a time.
+    cpus_per_run : int
+        Threads of a run that sets no ``torch-threads``, and the CPUs that Ray keeps for it; 0
+        for the most ``torch-threads`` of any run, or 1.
+    gpus_per_run : float
+        GPUs that Ray keeps for a run, which sees no other; with 0.5 two share one.
+    on_round : callable, optional
+        Is called with a run's name and each of its finished rounds' rows.
+
+    Returns
+    -------
+    list of Run
+        The finished runs in the order of the sweep.
+
+    Raises
+    ------
+    ConfigError, RunDirectoryError
+        Before any run starts.
+    """
+    engines.find_engine(engine)
+    _check_jobs(jobs, engine)
+    configurations = read_sweep(path, settings)
+    folder = absolute(output_dir or Path("runs") / Path(path).stem)
+    require_writable(folder, "folder of the runs")
+    for models_dir in {configuration.run.models_dir for configuration in configurations.values()}:
+        if models_dir and not save_models:
+            require_writable(absolute(models_dir), "models-dir")
+    planned = _plan(configurations, folder, engine, save_models)
+    if cpus_per_run or jobs > 1:
+        cpus_per_run = cpus_per_run or max(1, *(run.threads for run in planned))
+        planned = [run.with_threads(cpus_per_run) for run in planned]
+    tell = on_run or (lambda progress: None)
+    listen = on_round or (lambda name, row: None)
+    finished: dict[str, Run] = {}
+
+    def to_do() -> Iterator[SweepRun]:
+        for run in planned:
+            done = _finished_run(run)
+            if done:
+                finished[run.name] = done
+                tell(run.progress("skipped", done))
+                continue
+            _move_aside(run.path)
+            tell(run.progress("started"))
+            yield run
+
+    if jobs == 1:
+        ended = _one_by_one(to_do(), listen)
+    else:
+        together = SideBySide(attempt, jobs, cpus_per_run, gpus_per_run)
+        ended = _side_by_side(to_do(), together, listen)
+    with closing(ended):
+        for run, failure in ended:
+            if failure:
+                _record_failure(folder, run.name, failure)
+                tell(run.progress("failed", error=failure.message))
+            else:
+                finished[run.name] = load_run(run.path)
+                tell(run.progress("finished", finished[run.name]))
+    return [finished[run.name] for run in planned if run.name in finished]
+
+
+def attempt(run: SweepRun, on_round: RoundListener | None = None) -> Failure | None:
+    """Do one run of a sweep; return why that failed, where it did."""
+    try:
+        engines.run(
+            run.values,
+            engine=run.engine,
+            output_dir=run.path,
+            on_round=on_round,
+            models_dir=run.models_dir,
+        )
+        remove_checkpoint(run.path)
+    except Exception as error:  # whatever a method does, the others get their turn
+        return Failure.of(error)
+    return None
+
+
+def _one_by_one(runs: Iterable[SweepRun], listen: SweepListener) -> Ended:
+    """Do runs in this process."""
+    for run in runs:
+        yield run, attempt(run, partial(listen, run.name))
+
+
+def _side_by_side(
+    runs: Iterable[SweepRun],
+    together: SideBySide[SweepRun, Failure | None],
+    listen: SweepListener,
+) -> Ended:
+    """Do several runs at a time in processes of their own, whose rounds are read from files."""
+    told: dict[str, int] = {}
+
+    def look(running: Collection[SweepRun]) -> None:
+        for run in running:
+            # A shared folder may show a file half-way; what a run ends with is read with care.
+            with suppress(RunDirectoryError):
+                for row in Run(run.path).round_rows[told.get(run.name, 0) :]:
+                    listen(run.name, row)
+                    told[run.name] = row["round"]
+
+    with closing(together.over(runs, look)) as outcomes:
+        for run, outcome in outcomes:
+            yield run, Failure.of(outcome) if isinstance(outcome, Exception) else outcome
+
+
+def _check_jobs(jobs: int, engine: str) -> None:
+    if jobs < 1:
+        raise ConfigError(f"jobs = {jobs} is less than the one run that there is at least.")
+    if jobs > 1 and engine != "in-process":
+        raise ConfigError(
+            f"Runs are done side by side by the engine in-process alone; the engine {engine} "
+            "takes jobs = 1, since it spreads the clients of one run."
+        )
+
+
+def _plan(
+    configurations: Mapping[str, Configuration], folder: Path, engine: str, save_models: bool
+) -> list[SweepRun]:
+    """Return the runs with the folders that they write to."""
+    total = len(configurations)
+    return [
+        SweepRun(
+            number,
+            total,
+            folder / name,
+            # Another process may have another working directory.
+            engines.with_absolute_folders(configuration).flat(),
+            engine,
+            _models_folder(configuration, folder / name, save_models),
+        )
+        for number, (name, configuration) in enumerate(configurations.items(), start=1)
+    ]
+
+
+def _models_folder(configuration: Configuration, run_directory: Path, save_models: bool) -> str:
+    """Return where one run exports its models, a folder that no other run writes to."""
+    if save_models:
+        return str(run_directory / "models")
+    shared = configuration.run.models_dir
+    return str(absolute(shared) / run_directory.name) if shared else ""
+
+
+def _finished_run(run: SweepRun) -> Run | None:
+    """Return the run that was done before; not one from before a default changed."""
+    try:
+        done = load_run(run.path)
+    except RunDirectoryError:
+        return None
+    same = defining_settings(done.config) == defining_settings(run.values)
+    return done if done.finished and same else None
+
+
+def _move_aside(path: Path) -> None:
+    """Keep what an earlier attempt left behind, out of the way of the next."""
+    if not path.exists():
+        return
+    aside = path.parent / "aside"
+    aside.mkdir(exist_ok=True)
+    tries = len(list(aside.glob(f"{path.name}-*")))
+    path.rename(aside / f"{path.name}-{tries + 1}")
+
+
+def _record_failure(folder: Path, name: str, failure: Failure) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {
+        "run": name,
+        "error": f"{failure.kind}: {failure.message}",
+        "traceback": failure.traceback,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    with (folder / "failures.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")

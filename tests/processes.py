@@ -1,0 +1,39 @@
+"""Processes that a test started, however many levels down: those with its environment."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+MARK = "STARTED_BY_THE_TEST"
+"""A variable of the environment that all children inherit."""
+
+
+def wait_until(condition, seconds=300):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)
+
+
+def started_by(test):
+    """Return the ids of the processes whose environment has the mark `test`."""
+    mark = f"{MARK}={test}".encode()
+    found = []
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        # Others' processes, and those that have just ended.
+        with suppress(OSError):
+            if mark in file.read_bytes().split(b"\0"):
+                found.append(int(file.parent.name))
+    return found
+
+
+def stop_all(test):
+    """Stop the processes that `started_by` finds, those that do not want to as well."""
+    for number, seconds in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
+        for process_id in started_by(test):
+            with suppress(ProcessLookupError):
+                os.kill(process_id, number)
+        with suppress(AssertionError):
+            wait_until(lambda: not started_by(test), seconds)
