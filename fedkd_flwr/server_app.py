@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.clients import check_data
+from fedkd_flwr.grids import PromptGrid
 from fedkd_flwr.longest_first import LongestFirstGrid
 from fedkd_flwr.runs import (
     Checkpoint,
@@ -51,10 +52,11 @@ def main(grid: Grid, context: Context) -> None:
         configuration = read_config(context.run_config)
         if isinstance(grid, InMemoryGrid):
             check_run(configuration)
-            grid = LongestFirstGrid(grid)
-        elif configuration.run.method.strategy.distils_on_server:
+            serve(LongestFirstGrid(grid), configuration)
+            return
+        if configuration.run.method.strategy.distils_on_server:
             check_server_data(configuration)
-        serve(grid, configuration)
+        serve(PromptGrid(grid), configuration)
     except (ConfigError, DataError, RunDirectoryError, TooFewRepliesError) as error:
         # Flower prints a traceback; the sentence for the user comes before it.
         log(ERROR, "The run stopped: %s", error)

@@ -1,0 +1,54 @@
+"""A grid that looks for replies by itself: soon, ever less often, and not beyond the timeout."""
+
+import time
+
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedkd_flwr.grids import LONGEST_PAUSE, SHORTEST_PAUSE, PromptGrid
+
+
+class SlowNodes:
+    """Stands for a network: node n's reply is there from the n-th look on."""
+
+    def __init__(self):
+        self.looks, self.sent = 0, {}
+
+    def push_messages(self, messages):
+        for number, message in enumerate(messages):
+            message.metadata.__dict__["_message_id"] = str(number)
+            self.sent[str(number)] = message
+        return list(self.sent)
+
+    def pull_messages(self, message_ids):
+        self.looks += 1
+        there = [key for key in message_ids if self.sent[key].metadata.dst_node_id <= self.looks]
+        return [Message(RecordDict(), reply_to=self.sent[key]) for key in there]
+
+
+def messages_to(*nodes):
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    content = RecordDict({"config": ConfigRecord({})})
+    return [Message(content, node, MessageType.TRAIN) for node in nodes]
+
+
+def test_replies_are_taken_as_they_come():
+    nodes = SlowNodes()
+    started_at = time.monotonic()
+    replies = PromptGrid(nodes).send_and_receive(messages_to(1, 3, 2))
+    assert [reply.metadata.src_node_id for reply in replies] == [1, 2, 3]
+    assert nodes.looks == 3
+    assert 2 * SHORTEST_PAUSE <= time.monotonic() - started_at < 2
+
+
+def test_who_does_not_reply_in_time_is_not_waited_for():
+    replies = PromptGrid(SlowNodes()).send_and_receive(messages_to(1, 999), timeout=0.3)
+    assert [reply.metadata.src_node_id for reply in replies] == [1]
+
+
+def test_a_look_comes_late_by_a_share_of_the_wait():
+    grid = PromptGrid(SlowNodes())
+    assert grid.pause(0.0) == SHORTEST_PAUSE
+    assert grid.pause(20.0) == pytest.approx(1.0)
+    assert grid.pause(3600.0) == LONGEST_PAUSE
