@@ -69,9 +69,7 @@ def grown_and_kept(method: str) -> tuple[int, int, int]:
         )
         for client in range(CLIENTS):
             load_client(configuration.run.data_plan, client)
-        grid = InProcessGrid(
-            app, CLIENTS, configuration.flat(), live=True, together=train_together
-        )
+        grid = InProcessGrid(app, CLIENTS, configuration.flat(), live=True, together=train_together)
         before = resident("VmRSS")
         with flower_log_level(WARNING):
             run = serve(grid, configuration, keep_memories=grid.keep_memories)
