@@ -84,6 +84,10 @@ def test_every_method_has_its_settings_among_the_names():
         ({"kt-pfl.rho": -1}, "kt-pfl.rho = -1: it should be greater than or equal to 0"),
         ({"learning-rate": "fast"}, "learning-rate = 'fast'"),
         ({"fraction-train": 0}, "fraction-train = 0: it should be greater than 0"),
+        (
+            {"fraction-train": 0.05},
+            "fraction-train = 0.05 of 8 clients is less than one .* at least 0.125",
+        ),
         ({"fraction-train": 1.5}, "fraction-train = 1.5: it should be less than or equal to 1"),
         ({"loca-epochs": 3}, "no key loca-epochs; did you mean local-epochs"),
         ({"kt-pfl.temprature": 3}, "no key kt-pfl.temprature; did you mean kt-pfl.temperature"),
@@ -116,6 +120,32 @@ def test_refusals_are_one_clear_sentence(values, sentence):
     with pytest.raises(ConfigError, match=sentence) as caught:
         read_config(values)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("strategy", METHODS)
+def test_what_a_method_says_that_it_needs_is_asked_for(strategy):
+    needs = METHODS[strategy].strategy
+    model = "darts" if strategy in ("fedkma", "fednas", "spider") else "mlp"
+    well = {"strategy": strategy, "models": model, "client-split": "60/20/20"}
+    read_config(well)
+    refused = {
+        "needs one architecture for all clients": (
+            {"models": f"{model},lenet"},
+            needs.needs_one_model,
+        ),
+        "needs validation data": ({"client-split": "75/0/25"}, needs.needs_validation_data),
+        "on public samples": (
+            {"public-size": 0},
+            needs.needs_public_data or needs.distils_on_server,
+        ),
+    }
+    for sentence, (changes, is_needed) in refused.items():
+        if not is_needed:
+            read_config({**well, **changes})
+            continue
+        with pytest.raises(ConfigError, match=sentence) as caught:
+            read_config({**well, **changes})
+        assert "\n" not in str(caught.value)
 
 
 def test_settings_that_the_method_never_reads_are_named_in_one_line():
