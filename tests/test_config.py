@@ -1,13 +1,15 @@
 """What a run config may hold, and in which words it is refused."""
 
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import fedkd_flwr
-from fedkd_flwr.cli import app
+from fedkd_flwr.cli import app, output
 from fedkd_flwr.config import (
     DATA_KEYS,
     PLACE_KEYS,
@@ -18,7 +20,7 @@ from fedkd_flwr.config import (
     read_config,
     read_toml,
 )
-from fedkd_flwr.methods import METHODS
+from fedkd_flwr.methods import FAMILIES, METHODS
 
 ROOT = Path(__file__).parent.parent
 PRESETS = sorted(path for path in ROOT.glob("conf/*/*.toml") if path.parent.name != "sweeps")
@@ -210,3 +212,29 @@ def test_list_names_everything():
     assert result.exit_code == 0
     for name in [*METHODS, "resnet18", "fashion-mnist", "two-groups", "kt-pfl.rho"]:
         assert name in result.stdout
+
+
+def test_list_groups_methods_and_says_what_they_take(monkeypatch):
+    monkeypatch.setattr(output, "console", lambda: Console(width=160))
+    printed = CliRunner().invoke(app, ["list"]).stdout
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines()]
+    rows = {row[0]: row[1:] for row in cells if row}
+    assert rows.keys() == METHODS.keys()
+    for name, method in METHODS.items():
+        exchanged, paper, models, public, validation = rows[name]
+        strategy = method.strategy
+        assert (exchanged, paper) == (method.exchanged, method.paper)
+        assert models == ("one for all" if strategy.needs_one_model else "may differ")
+        assert bool(public) == (strategy.needs_public_data or strategy.distils_on_server)
+        assert bool(validation) == strategy.needs_validation_data
+    # One table a family, in which what belongs together stands together.
+    order = [METHODS[name].family for name in rows]
+    assert [family for n, family in enumerate(order) if order[n - 1 : n] != [family]] == [*FAMILIES]
+
+
+def test_every_method_names_its_paper_and_year():
+    baselines = {name for name, method in METHODS.items() if method.paper == "baseline"}
+    assert baselines == {"local", "fedavg-ft"}
+    # When FedKMA appeared, its text does not say.
+    undated = {name for name, m in METHODS.items() if not re.search(r"\b20[12]\d\b", m.paper)}
+    assert undated - baselines == {"fedkma", "fednas"}
