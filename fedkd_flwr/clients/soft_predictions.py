@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.clients import memory
@@ -22,6 +21,29 @@ LESSONS = "lessons"
 
 class LostLessonsError(RuntimeError):
     """A client that does not remember what the server has sent it; it is sent all of it again."""
+
+
+def shelved(shelf: Tensor | None, rows: Tensor, samples: Tensor, pool: int) -> Tensor:
+    """Return a client's lessons with new ones in their places.
+
+    Parameters
+    ----------
+    shelf : Tensor or None
+        Shape (..., pool, K), NaN where nothing was taught; None before the first. One with more
+        or fewer centroids than come now is out of date as a whole.
+    rows : Tensor
+        Shape (..., n, K), the new ones.
+    samples : Tensor
+        Shape (n,), to which samples of the pool they belong.
+    pool : int
+        Samples of the public pool.
+    """
+    shape = (*rows.shape[:-2], pool, rows.shape[-1])
+    if shelf is None or shelf.shape != shape:
+        shelf = torch.full(shape, math.nan)
+    shelf = shelf.to(rows.device, copy=True)
+    shelf[..., samples, :] = rows
+    return shelf
 
 
 class SoftPredictionClient(PersonalClient):
@@ -56,22 +78,14 @@ class SoftPredictionClient(PersonalClient):
         if not self.settings.cache_rounds:
             return self.received_predictions(name, received)
         pool, plan = len(self.data.public_images), self.run.plan
-        subset = public_subset(pool, plan.public_size, plan.seed, drawn_in)
+        subset = self.tensor(public_subset(pool, plan.public_size, plan.seed, drawn_in))
         shelf = (memory.load_tensors(self.context, LESSONS) or {}).get(name)
         if name in received:
             rows = self.received_predictions(name, received)
-            taught = subset[self._mask(TAUGHT, received)]
-            shape = (*rows.shape[:-2], pool, rows.shape[-1])
-            if shelf is None or shelf.shape != shape:
-                shelf = torch.full(shape, math.nan)
-            shelf = shelf.to(self.device, copy=True)
-            shelf[..., torch.from_numpy(taught).to(self.device), :] = rows
+            shelf = shelved(shelf, rows, subset[self._mask(TAUGHT, received)], pool)
             memory.save_tensors(self.context, LESSONS, {name: shelf})
-        if shelf is None:
-            raise LostLessonsError("it remembers no lesson")
-        lessons = shelf.to(self.device)[..., torch.from_numpy(subset).to(self.device), :]
-        if lessons.isnan().any():
-            raise LostLessonsError("it does not remember all lessons")
+        if shelf is None or (lessons := shelf.to(self.device)[..., subset, :]).isnan().any():
+            raise LostLessonsError("it does not remember all lessons that it was sent")
         return lessons
 
     def answers(self, received: Arrays, images: Tensor, temperature: float) -> Steps[Tensor]:
@@ -92,16 +106,17 @@ class SoftPredictionClient(PersonalClient):
             Shape (A, K), rows on the simplex; no rows where nothing is asked.
         """
         if ASKED in received:
-            images = images[self.tensor(self._mask(ASKED, received))]
+            images = images[self._mask(ASKED, received)]
         if not len(images):
             return torch.empty((0, self.data.classes), device=self.device)
         predictions = yield from self.predict(images, temperature)
         return predictions
 
-    def _mask(self, name: str, received: Arrays) -> NDArray[np.bool_]:
+    def _mask(self, name: str, received: Arrays) -> Tensor:
         """Return a message's mask of P samples; all where there is none."""
         size = self.run.plan.public_size
-        return unpacked(received[name], size) if name in received else np.ones(size, np.bool_)
+        mask = unpacked(received[name], size) if name in received else np.ones(size, np.bool_)
+        return self.tensor(mask)
 
     def received_predictions(self, name: str, received: Arrays) -> Tensor:
         """Decode the probabilities of a message.
