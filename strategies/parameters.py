@@ -234,8 +234,8 @@ class LibraryStrategy(ParameterStrategy):
     """A strategy that keeps the last model of every client it got one from.
 
     Clients go on with their own models and are evaluated after training. The server's memory
-    grows with the clients that took part: such methods are for the few large clients of
-    cross-silo learning.
+    grows by a model with each client that took part, 6.7 MB with the model `cnn` and 6.7 GB with
+    1,000 of them: such methods are for the few large clients of cross-silo learning.
 
     Attributes
     ----------
