@@ -26,6 +26,7 @@ BENCHMARKS = {
     "server": "benchmarks.server:measure",
     "wire": "benchmarks.wire:measure",
     "memory": "benchmarks.memory:measure",
+    "many-clients": "benchmarks.many_clients:measure",
     "cohort": "benchmarks.cohort:measure",
     "messages": "benchmarks.simulation:measure_messages",
     "order": "benchmarks.order:measure",

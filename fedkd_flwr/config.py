@@ -295,6 +295,11 @@ def _check_combinations(configuration: Configuration) -> None:
         )
     if run.resume and not run.output_dir:
         raise ConfigError("resume = true needs output-dir, the run directory to continue.")
+    if plan.sample_size < 1:
+        raise ConfigError(
+            f"fraction-train = {plan.fraction_train:g} of {plan.num_clients} clients is less than "
+            f"one client a round; set it to at least {1 / plan.num_clients:.3g}."
+        )
     if plan.min_replies > plan.sample_size:
         raise ConfigError(
             f"min-replies = {plan.min_replies} is more than the clients sampled in a round "

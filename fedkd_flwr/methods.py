@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from strategies.base import PersonalizedStrategy
 
 
+FAMILIES = ("soft predictions", "parameters", "class means", "nothing")
+"""What can cross the network, in few words."""
+
+
 @dataclass(frozen=True)
 class Method:
     """A method: what runs on the server, what runs on the clients.
@@ -33,6 +37,13 @@ class Method:
     client_name: str
     exchanged: str
     paper: str
+
+    @property
+    def family(self) -> str:
+        """Which of `FAMILIES` the method belongs to; heads and other parts are parameters."""
+        if self.exchanged in FAMILIES:
+            return self.exchanged
+        return "class means" if self.exchanged.startswith("class-mean") else "parameters"
 
     @cached_property
     def strategy(self) -> "type[PersonalizedStrategy]":
@@ -94,13 +105,13 @@ METHODS: dict[str, Method] = {
         "strategies.fedkma:FedKMA",
         "fedkd_flwr.clients.fedkma:FedKMAClient",
         "parameters and mean logits",
-        "FedKMA",
+        "Wang and Wang (FedKMA)",
     ),
     "fednas": Method(
         "strategies.fedkma:FedNAS",
         "fedkd_flwr.clients.fedkma:FedKMAClient",
         "parameters and mean logits",
-        "FedKMA, manner 3",
+        "Wang and Wang (FedKMA), manner 3",
     ),
     "local": Method(
         "strategies.local:Local",

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from logging import WARNING
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedkd_flwr.config import RunConfig
-from fedkd_flwr.data.clients import public_pool
+from fedkd_flwr.data.clients import public_pool, public_pool_size
 from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.vectors import ALL, fill_from_vectors, matrix_shapes, model_vectors
@@ -47,11 +47,18 @@ class RunModels:
         self.run = run
         # One network an architecture serves all clients' vectors in turn.
         self._network = cache(self._build)
+        # Asked for once a client, and always about this round and the one before.
+        self.public_subset = lru_cache(maxsize=2)(self._public_subset)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The run's architectures, each once."""
         return tuple(dict.fromkeys(self.run.models.models))
+
+    @property
+    def public_pool_size(self) -> int:
+        """Samples of the whole public set."""
+        return public_pool_size(self.run.server_data_plan.settings)
 
     def initial(
         self, number: int = 0, name: str = "", layers: slice = ALL
@@ -99,9 +106,13 @@ class RunModels:
 
     def _public_images(self, server_round: int) -> Tensor:
         """Return the server's public samples of a round, (P, channels, height, width)."""
-        pool, plan = public_pool(self.run.server_data_plan), self.run.plan
-        subset = public_subset(len(pool), plan.public_size, plan.seed, server_round)
-        return pool[torch.from_numpy(subset).to(pool.device)]
+        pool = public_pool(self.run.server_data_plan)
+        return pool[torch.from_numpy(self.public_subset(server_round)).to(pool.device)]
+
+    def _public_subset(self, server_round: int) -> NDArray[np.int64]:
+        """Return where in the public set the samples of a round lie, (P,)."""
+        plan = self.run.plan
+        return public_subset(self.public_pool_size, plan.public_size, plan.seed, server_round)
 
     def _filled(self, name: str, model: Vectors) -> nn.Module:
         network = self._network(name)

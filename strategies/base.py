@@ -236,12 +236,12 @@ class PersonalizedStrategy(Strategy):
         self._started_at = time.perf_counter()
         sampled = self.sample(server_round, self.reachable())
         self._forget_evaluations(server_round, sampled)
-        self.before_asking(sampled)
+        self.before_asking(server_round, sampled)
         payloads = {n: self.train_payload(server_round, n) for n in sampled}
         evaluate = self.evaluates_trained_model and self.plan.is_evaluated(server_round)
         return self._exchange.messages(MessageType.TRAIN, "train", payloads, evaluate)
 
-    def before_asking(self, sampled: Sequence[int]) -> None:
+    def before_asking(self, server_round: int, sampled: Sequence[int]) -> None:
         """Take note of who is about to be asked to train."""
 
     def aggregate_train(

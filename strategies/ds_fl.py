@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
-from strategies.core.replies import Arrays, Metric, Reply
+from strategies.core.replies import Metric, Reply
 from strategies.soft_predictions import DistillationSettings, SoftPredictionStrategy
 
 Aggregation = Literal["entropy-reduction", "simple"]
@@ -70,34 +70,16 @@ AGGREGATIONS: dict[str, Callable[[NDArray[Any], float], NDArray[Any]]] = {
 
 
 class DSFL(SoftPredictionStrategy):
-    """DS-FL: one teacher for all, the sharpened mean of last round's predictions.
-
-    Attributes
-    ----------
-    teacher : dict of str to ndarray
-        The teacher (P, K) as it travels in the next round; empty before the first.
-    """
+    """DS-FL: one teacher for all, the sharpened mean of last round's predictions."""
 
     settings_type = DSFLSettings
     settings: DSFLSettings
     train_metrics = (TRAIN_LOSS, Metric("distillation-loss"), MOVED_PRIVATE, MOVED_PUBLIC)
-    kept = (*SoftPredictionStrategy.kept, "teacher")
-    teacher: Arrays
 
-    def begin(self, initial: Arrays) -> None:
-        """Start without a teacher."""
-        super().begin(initial)
-        self.teacher = {}
-
-    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the teacher, the same to every client, from the second round on."""
-        return self.teacher
-
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
+    def teach(self, server_round: int, replies: dict[int, Reply]) -> NDArray[Any]:
         """Average the predictions of the round and sharpen their mean."""
         (mean,) = self.mix(
             np.full((1, len(replies)), 1 / len(replies)), self.stack_predictions(replies)
         )
         sharpen = AGGREGATIONS[self.settings.aggregation]
-        teacher = sharpen(mean, self.settings.era_temperature)
-        self.teacher = self.settings.wire.encode("teacher", teacher)
+        return sharpen(mean, self.settings.era_temperature)

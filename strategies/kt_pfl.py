@@ -165,31 +165,22 @@ class KTpFL(SoftPredictionStrategy):
     ----------
     coefficients : ndarray
         c, shape (N, N) float64, rows on the simplex; starts at 1/N.
-    teachers : ndarray
-        Shape (N, P, K), due in the next round; of no client before the first.
     """
 
     settings_type = KTpFLSettings
     settings: KTpFLSettings
     train_metrics = (TRAIN_LOSS, Metric("distillation-loss"), MOVED_PRIVATE, MOVED_PUBLIC)
-    kept = (*SoftPredictionStrategy.kept, "coefficients", "teachers")
+    kept = (*SoftPredictionStrategy.kept, "coefficients")
+    lessons_are_personal = True
     coefficients: NDArray[np.float64]
-    teachers: NDArray[Any]
 
     def begin(self, initial: Arrays) -> None:
-        """Start with equal coefficients and no teachers."""
+        """Start with equal coefficients."""
         super().begin(initial)
-        plan = self.plan
-        self.coefficients = np.full((plan.num_clients, plan.num_clients), 1 / plan.num_clients)
-        self.teachers = np.empty((0, plan.public_size, plan.num_classes))
+        num_clients = self.plan.num_clients
+        self.coefficients = np.full((num_clients, num_clients), 1 / num_clients)
 
-    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the client its teacher, from the second round on."""
-        if not len(self.teachers):
-            return {}
-        return self.settings.wire.encode("teacher", self.teachers[partition_id])
-
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
+    def teach(self, server_round: int, replies: dict[int, Reply]) -> NDArray[Any]:
         """Move the coefficients of the repliers, then mix everybody's teacher from them."""
         repliers = list(replies)
         predictions = self.stack_predictions(replies)
@@ -197,7 +188,7 @@ class KTpFL(SoftPredictionStrategy):
         shares = self.sizes(repliers) / self.sizes(self.clients).sum()
         self.coefficients[block] = self.updated_block(self.coefficients[block], predictions, shares)
         rows = normalized_rows(self.coefficients[:, repliers])
-        self.teachers = self.mix(rows, predictions)
+        return self.mix(rows, predictions)
 
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]

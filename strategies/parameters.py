@@ -22,6 +22,10 @@ BUFFERS = "buffers"
 """The kind that nobody trains: it is averaged, and no step is taken on it."""
 
 
+STRETCH = 2**16
+"""How many numbers of each model are looked at together."""
+
+
 class SharedModelSettings(Settings):
     """Settings of methods whose clients train a shared model beside their own.
 
@@ -99,9 +103,11 @@ def gram_matrix(models: Sequence[Model]) -> NDArray[np.float64]:
     """
     products = np.zeros((len(models), len(models)))
     for kind in models[0].keys() - {BUFFERS}:
-        rows = np.stack([model[kind] for model in models])
-        rows -= rows.mean(axis=0)
-        products += rows @ rows.T
+        # A stretch at a time, so that no second copy of all models is needed.
+        for start in range(0, len(models[0][kind]), STRETCH):
+            rows = np.stack([model[kind][start : start + STRETCH] for model in models])
+            rows -= rows.mean(axis=0)
+            products += rows @ rows.T
     return products
 
 
@@ -228,8 +234,8 @@ class LibraryStrategy(ParameterStrategy):
     """A strategy that keeps the last model of every client it got one from.
 
     Clients go on with their own models and are evaluated after training. The server's memory
-    grows with the clients that took part: such methods are for the few large clients of
-    cross-silo learning.
+    grows by a model with each client that took part, 6.7 MB with the model `cnn` and 6.7 GB with
+    1,000 of them: such methods are for the few large clients of cross-silo learning.
 
     Attributes
     ----------

@@ -101,16 +101,15 @@ class PerFedCKT(SoftPredictionStrategy):
     ----------
     labels : ndarray
         Shape (N,), the cluster of each client that replied in the last round, else -1.
-    centroids : dict of str to ndarray
-        The centroids (c, P, K) as they travel in the next round; empty before the first.
     """
 
     settings_type = PerFedCKTSettings
     settings: PerFedCKTSettings
     train_metrics = (TRAIN_LOSS, Metric("cluster", averaged=False, low=0))
-    kept = (*SoftPredictionStrategy.kept, "labels", "centroids")
+    kept = (*SoftPredictionStrategy.kept, "labels")
+    lesson_name = "centroids"
+    draws_samples_anew = False
     labels: NDArray[np.int64]
-    centroids: Arrays
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
@@ -126,19 +125,14 @@ class PerFedCKT(SoftPredictionStrategy):
         """Start with nothing clustered."""
         super().begin(initial)
         self.labels = np.full(self.plan.num_clients, -1)
-        self.centroids = {}
 
     def sample(self, server_round: int, candidates: Sequence[int]) -> list[int]:
         """Sample without replacement, a client's probability being its share of the data."""
         plan, sizes = self.plan, self.sizes(candidates)
         return sample_clients(candidates, plan.sample_size, plan.seed, server_round, sizes)
 
-    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send all centroids, the same to every client, from the second round on."""
-        return self.centroids
-
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
-        """Cluster the predictions of this round for the clients of the next."""
+    def teach(self, server_round: int, replies: dict[int, Reply]) -> NDArray[Any]:
+        """Cluster the predictions of this round, and return the centroids (c, A, K)."""
         seed = int(random_generator(self.plan.seed, "k-means", server_round).integers(2**31))
         centroids, labels = cluster_predictions(
             self.stack_predictions(replies), self.settings.clusters, seed, self.mix
@@ -152,9 +146,9 @@ class PerFedCKT(SoftPredictionStrategy):
                 self.settings.clusters,
                 len(replies),
             )
-        self.centroids = self.settings.wire.encode("centroids", centroids)
         self.labels = np.full(self.plan.num_clients, -1)
         self.labels[list(replies)] = labels
+        return centroids
 
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return the clusters of the round as ``clusters``, (N,), -1 for absent clients."""

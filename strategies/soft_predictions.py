@@ -2,10 +2,12 @@
 
 Predictions may be clipped and noised before they leave a client (`strategies.core.privacy`),
 rounded to fewer bytes on the wire (`strategies.core.wire`), and mixed by a mean or, against
-clients that lie, by a median (`strategies.core.simplex`). The defaults do none of that.
+clients that lie, by a median (`strategies.core.simplex`). What was taught on a public sample may
+serve for some rounds, in which nothing about it travels (`strategies.core.caching`). The defaults
+do none of that.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from logging import INFO
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.base import PersonalizedStrategy
+from strategies.core.caching import ASKED, TAUGHT, are_due, packed
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.privacy import privacy_spent
 from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
@@ -23,6 +26,9 @@ from strategies.core.wire import NUMBER_FORMATS, NumberFormat
 
 PREDICTIONS = "predictions"
 """Name of a reply's array of soft predictions."""
+
+FIXED_SUBSET = 0
+"""The round that draws the public samples of methods whose samples serve all rounds."""
 
 
 class SoftPredictionSettings(Settings):
@@ -45,6 +51,9 @@ class SoftPredictionSettings(Settings):
         makes an experiment repeatable, and lets whoever knows it take the noise off again.
     delta : float
         The delta at which the privacy spent is reported.
+    cache_rounds : int
+        Rounds for which what was taught on a public sample serves before clients are asked
+        about it again, as in SCARLET (`strategies.core.caching`); 0 asks in every round.
     """
 
     number_format: Literal["float32", "float16", "int8"] = "float32"
@@ -53,6 +62,7 @@ class SoftPredictionSettings(Settings):
     noise_multiplier: float = Field(default=0.0, ge=0)
     noise_seed: int = Field(default=-1, ge=-1)
     delta: float = Field(default=1e-5, gt=0, lt=1)
+    cache_rounds: int = Field(default=0, ge=0)
 
     @property
     def wire(self) -> NumberFormat:
@@ -87,19 +97,37 @@ class DistillationSettings(SoftPredictionSettings):
 class SoftPredictionStrategy(PersonalizedStrategy):
     """A strategy whose clients reply with soft predictions on public samples, and nothing else.
 
-    Models stay with the clients, so they may differ.
+    Models stay with the clients, so they may differ. A method overrides `teach`: it makes of a
+    round's predictions the lessons that clients are sent in the next.
 
     Attributes
     ----------
     releases : ndarray
         Shape (N,), how often each client was asked for predictions.
+    lessons : ndarray
+        Shape (..., P, K), on the public samples of the last round; empty before the first.
+    cache : dict of str to ndarray
+        Empty without `cache_rounds`. Else by public sample of the pool: its ``lessons``
+        (..., pool, K), the round in which they were ``made`` (pool,), and the round of those that
+        each client ``holds`` (N, pool), both 0 for none.
     """
 
     settings_type = SoftPredictionSettings
     settings: SoftPredictionSettings
     needs_public_data = True
-    kept: ClassVar[tuple[str, ...]] = ("releases",)
+    kept: ClassVar[tuple[str, ...]] = ("releases", "lessons", "cache")
     releases: NDArray[np.int64]
+    lessons: NDArray[Any]
+    cache: dict[str, NDArray[Any]]
+
+    lesson_name: ClassVar[str] = "teacher"
+    """Name of the array in which lessons travel."""
+
+    lessons_are_personal: ClassVar[bool] = False
+    """Whether each client has lessons of its own, (N, P, K); else all are sent the same."""
+
+    draws_samples_anew: ClassVar[bool] = True
+    """Whether each round has public samples of its own."""
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
@@ -112,34 +140,147 @@ class SoftPredictionStrategy(PersonalizedStrategy):
             )
 
     def begin(self, initial: Arrays) -> None:
-        """Start with nothing released."""
-        self.releases = np.zeros(self.plan.num_clients, dtype=np.int64)
+        """Start with nothing released and nothing taught."""
+        plan = self.plan
+        self.releases = np.zeros(plan.num_clients, dtype=np.int64)
+        self.lessons = np.empty((0, plan.public_size, plan.num_classes), dtype=np.float32)
+        self.cache = {}
+        self._sampled: Sequence[int] = ()
+        # What several clients are sent is one object, and counted so.
+        self._encoded: dict[Hashable, Arrays] = {}
+        if self.settings.cache_rounds:
+            pool = self.server_models.public_pool_size
+            self.cache["made"] = np.zeros(pool, dtype=np.int32)
+            self.cache["holds"] = np.zeros((plan.num_clients, pool), dtype=np.int32)
 
-    def before_asking(self, sampled: Sequence[int]) -> None:
+    # ---- Hook of methods -------------------------------------------------------------
+
+    def teach(self, server_round: int, replies: dict[int, Reply]) -> NDArray[Any]:
+        """Return lessons, (..., A, K), from predictions on the A samples that were asked for."""
+        raise NotImplementedError
+
+    # ---- Hooks of every strategy -----------------------------------------------------
+
+    def before_asking(self, server_round: int, sampled: Sequence[int]) -> None:
         """Count the releases before clients are asked: each may release, heard or not.
 
         With noise the count is written down at once, so that a round that is cut off and
         repeated counts twice.
         """
+        self._sampled = sampled
+        if not self.asked(server_round).any():
+            return
         self.releases[list(sampled)] += 1
         if self.settings.noise_multiplier and self.observer is not None:
             self.observer.about_to_ask({"releases": self.releases})
 
+    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
+        """Send the client last round's lessons, and on which samples it is asked if not on all."""
+        asked = self._bits(ASKED, self.asked(server_round))
+        if not self.lessons.size:
+            return asked
+        missing = self.missing(server_round, partition_id)
+        if self.lessons_are_personal:
+            return {**self._encode(self.lessons[partition_id], missing), **asked}
+        key = missing.tobytes()
+        return {**self._once(key, lambda: self._encode(self.lessons, missing)), **asked}
+
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
-        """Ask for soft predictions, (P, K)."""
-        shape = (self.plan.public_size, self.plan.num_classes)
-        return self.settings.wire.due(PREDICTIONS, shape)
+        """Ask for soft predictions, (A, K), on the samples that were asked for."""
+        num_asked = int(self.asked(server_round).sum())
+        if not num_asked:
+            return {}
+        return self.settings.wire.due(PREDICTIONS, (num_asked, self.plan.num_classes))
 
     def check_reply(self, reply: Reply) -> None:
         """Refuse predictions whose rows are off the simplex."""
+        if not reply.arrays:
+            return
         wire = self.settings.wire
         predictions = wire.decode(PREDICTIONS, reply.arrays)
         if not np.isfinite(predictions).all():
             raise InvalidReplyError(f"{PREDICTIONS} spans a range that is too wide")
         check_simplex(predictions, PREDICTIONS, wire.tolerance(self.plan.num_classes))
 
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
+        """Let the method teach on what was asked for; earlier lessons serve for the rest."""
+        self._encoded.clear()
+        self._note_holders(server_round, replies)
+        asked = self.asked(server_round)
+        if not self.cache:
+            self.lessons = self.teach(server_round, replies)
+            return
+        if asked.any():
+            self._shelve(server_round, asked, self.teach(server_round, replies))
+        self.lessons = self.cache["lessons"][..., self._subset(server_round), :]
+
+    # ---- Which lessons there are, and who holds them ---------------------------------
+
+    def asked(self, server_round: int) -> NDArray[np.bool_]:
+        """Return on which of a round's public samples clients are asked, shape (P,)."""
+        if not self.cache:
+            return np.ones(self.plan.public_size, dtype=np.bool_)
+        made = self.cache["made"][self._subset(server_round)]
+        return are_due(made, server_round, self.settings.cache_rounds)
+
+    def missing(self, server_round: int, partition_id: int) -> NDArray[np.bool_]:
+        """Return of which of last round's samples a client does not hold the lesson, (P,)."""
+        if not self.cache:
+            return np.ones(self.plan.public_size, dtype=np.bool_)
+        subset = self._subset(server_round - 1)
+        held: NDArray[np.int32] = self.cache["holds"][partition_id, subset]
+        return held != self.cache["made"][subset]
+
+    def _subset(self, server_round: int) -> NDArray[np.int64]:
+        """Return where in the pool a round's public samples lie, (P,)."""
+        drawn_in = server_round if self.draws_samples_anew else FIXED_SUBSET
+        return self.server_models.public_subset(drawn_in)
+
+    def _shelve(self, server_round: int, asked: NDArray[np.bool_], lessons: NDArray[Any]) -> None:
+        """Keep new lessons, (..., A, K), by their samples of the pool."""
+        samples, made = self._subset(server_round)[asked], self.cache["made"]
+        shape = (*lessons.shape[:-2], len(made), self.plan.num_classes)
+        # Where there are more or fewer clusters than before, all are new.
+        if "lessons" not in self.cache or self.cache["lessons"].shape != shape:
+            self.cache["lessons"] = np.zeros(shape, dtype=lessons.dtype)
+        self.cache["lessons"][..., samples, :] = lessons
+        made[samples] = server_round
+
+    def _note_holders(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Note that who answered holds what it was sent; of the others nothing is known."""
+        if not self.cache:
+            return
+        for n in self._sampled:
+            if n not in replies:
+                self.cache["holds"][n] = 0
+            elif self.lessons.size:
+                subset = self._subset(server_round - 1)
+                self.cache["holds"][n, subset] = self.cache["made"][subset]
+
+    def _encode(self, lessons: NDArray[Any], missing: NDArray[np.bool_]) -> Arrays:
+        """Return the missing ones among lessons, (..., P, K), as they travel."""
+        bits = self._bits(TAUGHT, missing)
+        if not missing.any():
+            return bits
+        rows = lessons[..., missing, :] if bits else lessons
+        return {**self.settings.wire.encode(self.lesson_name, rows), **bits}
+
+    def _bits(self, name: str, mask: NDArray[np.bool_]) -> Arrays:
+        """Return a mask as it travels; nothing where it is all."""
+        if mask.all():
+            return {}
+        return self._once((name, mask.tobytes()), lambda: {name: packed(mask)})
+
+    def _once(self, key: Hashable, make: Callable[[], Arrays]) -> Arrays:
+        """Return what was made for a key in this round, or make it."""
+        if key not in self._encoded:
+            self._encoded[key] = make()
+        return self._encoded[key]
+
+    # ---- What methods make of predictions --------------------------------------------
+
     def stack_predictions(self, replies: Mapping[int, Reply]) -> NDArray[np.float32]:
-        """Return the repliers' soft predictions, shape (R, P, K), by ascending partition-id."""
+        """Return the repliers' soft predictions, shape (R, A, K), by ascending partition-id."""
         wire = self.settings.wire
         return np.stack([wire.probabilities(PREDICTIONS, r.arrays) for r in replies.values()])
 

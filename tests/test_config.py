@@ -1,13 +1,15 @@
 """What a run config may hold, and in which words it is refused."""
 
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import fedkd_flwr
-from fedkd_flwr.cli import app
+from fedkd_flwr.cli import app, output
 from fedkd_flwr.config import (
     DATA_KEYS,
     PLACE_KEYS,
@@ -18,7 +20,7 @@ from fedkd_flwr.config import (
     read_config,
     read_toml,
 )
-from fedkd_flwr.methods import METHODS
+from fedkd_flwr.methods import FAMILIES, METHODS
 
 ROOT = Path(__file__).parent.parent
 PRESETS = sorted(path for path in ROOT.glob("conf/*/*.toml") if path.parent.name != "sweeps")
@@ -84,6 +86,10 @@ def test_every_method_has_its_settings_among_the_names():
         ({"kt-pfl.rho": -1}, "kt-pfl.rho = -1: it should be greater than or equal to 0"),
         ({"learning-rate": "fast"}, "learning-rate = 'fast'"),
         ({"fraction-train": 0}, "fraction-train = 0: it should be greater than 0"),
+        (
+            {"fraction-train": 0.05},
+            "fraction-train = 0.05 of 8 clients is less than one .* at least 0.125",
+        ),
         ({"fraction-train": 1.5}, "fraction-train = 1.5: it should be less than or equal to 1"),
         ({"loca-epochs": 3}, "no key loca-epochs; did you mean local-epochs"),
         ({"kt-pfl.temprature": 3}, "no key kt-pfl.temprature; did you mean kt-pfl.temperature"),
@@ -116,6 +122,32 @@ def test_refusals_are_one_clear_sentence(values, sentence):
     with pytest.raises(ConfigError, match=sentence) as caught:
         read_config(values)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("strategy", METHODS)
+def test_what_a_method_says_that_it_needs_is_asked_for(strategy):
+    needs = METHODS[strategy].strategy
+    model = "darts" if strategy in ("fedkma", "fednas", "spider") else "mlp"
+    well = {"strategy": strategy, "models": model, "client-split": "60/20/20"}
+    read_config(well)
+    refused = {
+        "needs one architecture for all clients": (
+            {"models": f"{model},lenet"},
+            needs.needs_one_model,
+        ),
+        "needs validation data": ({"client-split": "75/0/25"}, needs.needs_validation_data),
+        "on public samples": (
+            {"public-size": 0},
+            needs.needs_public_data or needs.distils_on_server,
+        ),
+    }
+    for sentence, (changes, is_needed) in refused.items():
+        if not is_needed:
+            read_config({**well, **changes})
+            continue
+        with pytest.raises(ConfigError, match=sentence) as caught:
+            read_config({**well, **changes})
+        assert "\n" not in str(caught.value)
 
 
 def test_settings_that_the_method_never_reads_are_named_in_one_line():
@@ -180,3 +212,29 @@ def test_list_names_everything():
     assert result.exit_code == 0
     for name in [*METHODS, "resnet18", "fashion-mnist", "two-groups", "kt-pfl.rho"]:
         assert name in result.stdout
+
+
+def test_list_groups_methods_and_says_what_they_take(monkeypatch):
+    monkeypatch.setattr(output, "console", lambda: Console(width=160))
+    printed = CliRunner().invoke(app, ["list"]).stdout
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines()]
+    rows = {row[0]: row[1:] for row in cells if row}
+    assert rows.keys() == METHODS.keys()
+    for name, method in METHODS.items():
+        exchanged, paper, models, public, validation = rows[name]
+        strategy = method.strategy
+        assert (exchanged, paper) == (method.exchanged, method.paper)
+        assert models == ("one for all" if strategy.needs_one_model else "may differ")
+        assert bool(public) == (strategy.needs_public_data or strategy.distils_on_server)
+        assert bool(validation) == strategy.needs_validation_data
+    # One table a family, in which what belongs together stands together.
+    order = [METHODS[name].family for name in rows]
+    assert [family for n, family in enumerate(order) if order[n - 1 : n] != [family]] == [*FAMILIES]
+
+
+def test_every_method_names_its_paper_and_year():
+    baselines = {name for name, method in METHODS.items() if method.paper == "baseline"}
+    assert baselines == {"local", "fedavg-ft"}
+    # When FedKMA appeared, its text does not say.
+    undated = {name for name, m in METHODS.items() if not re.search(r"\b20[12]\d\b", m.paper)}
+    assert undated - baselines == {"fedkma", "fednas"}

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.slow
 
 MODELS = ("mlp", "lenet", "mlp", "lenet")
 SAME = ["accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"]
-STRATEGIES = ("kt-pfl", "perfed-ckt")
+STRATEGIES = ("kt-pfl", "perfed-ckt", "fml", "fedproto")
+"""Two of the papers, then one that exchanges parameters and one that exchanges prototypes."""
 
 INTRUDERS = {
     "no key": {},
@@ -59,7 +60,7 @@ def models_folder(silos, strategy):
 
 @pytest.fixture(scope="module")
 def processes(silos):
-    """A run of each strategy, both at a time."""
+    """A run of each strategy, all at a time."""
     return {
         strategy: silos.start_run(
             {

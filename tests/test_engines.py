@@ -14,18 +14,44 @@ from fedkd_flwr.config import ConfigError
 ROOT = Path(__file__).parent.parent
 
 
-def test_ray_and_one_process_give_the_same_numbers(small, tmp_path):
+def in_both_engines(settings, folder):
+    """Return a run under Ray and the same in this process, and the rounds that Ray told of."""
     told = []
-    settings = {**small, "strategy": "kt-pfl", "num-server-rounds": 3, "fraction-train": 0.75}
     simulated = fedkd_flwr.run(
-        settings, engine="simulation", output_dir=tmp_path / "ray", on_round=told.append
+        settings, engine="simulation", output_dir=folder / "ray", on_round=told.append
     )
-    here = fedkd_flwr.run(settings, output_dir=tmp_path / "here")
+    return simulated, fedkd_flwr.run(settings, output_dir=folder / "here"), told
+
+
+def assert_same_numbers(simulated, here):
     assert simulated.finished
-    assert [row["round"] for row in told] == [1, 2, 3]
     for column in ("accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"):
         assert list(simulated.rounds[column]) == list(here.rounds[column])
-    np.testing.assert_array_equal(simulated.matrices["coefficients"], here.matrices["coefficients"])
+    for name, matrix in here.matrices.items():
+        np.testing.assert_array_equal(simulated.matrices[name], matrix)
+
+
+def test_ray_and_one_process_give_the_same_numbers(small, tmp_path):
+    settings = {**small, "strategy": "kt-pfl", "num-server-rounds": 3, "fraction-train": 0.75}
+    simulated, here, told = in_both_engines(settings, tmp_path)
+    assert [row["round"] for row in told] == [1, 2, 3]
+    assert_same_numbers(simulated, here)
+    assert "coefficients" in here.matrices
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"strategy": "ds-fl", "ds-fl.cache-rounds": 2, "num-server-rounds": 3},
+        {"strategy": "scaffold", "models": "mlp", "momentum": 0.0},
+        {"strategy": "fedproto"},
+    ],
+    ids=lambda changes: changes["strategy"],
+)
+def test_each_family_gives_the_same_numbers_under_ray(changes, small, tmp_path):
+    simulated, here, _ = in_both_engines({**small, "fraction-train": 0.75, **changes}, tmp_path)
+    assert_same_numbers(simulated, here)
 
 
 def test_an_unknown_engine_is_refused(small, tmp_path):

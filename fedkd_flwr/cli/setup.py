@@ -38,12 +38,13 @@ def list_names() -> None:
     """List methods, models, data sets, partitions, presets and run config keys."""
     from fedkd_flwr.config import known_names
     from fedkd_flwr.data.catalogue import DATASETS, PARTITIONS
-    from fedkd_flwr.methods import METHODS
+    from fedkd_flwr.methods import FAMILIES, METHODS
     from fedkd_flwr.models.registry import MODELS
 
-    ordered = sorted(METHODS.items(), key=lambda item: item[1].exchanged)
-    rows = [(name, method.exchanged, method.paper, _needs(method)) for name, method in ordered]
-    show_table(("strategy", "exchanges", "from", "needs"), rows, title="Methods")
+    headings = ("strategy", "exchanges", "from", "models", "public data", "validation data")
+    for family in FAMILIES:
+        rows = [(name, *_told(m)) for name, m in METHODS.items() if m.family == family]
+        show_table(headings, rows, title=f"Methods that exchange {family}")
     files = sorted(str(path) for path in Path("conf").glob("*/*.toml"))
     sweeps = [file for file in files if file.startswith("conf/sweeps/")]
     presets = [file for file in files if file not in sweeps]
@@ -58,13 +59,14 @@ def list_names() -> None:
         say((f"{title}:", "bold"), f" {', '.join(names)}")
 
 
-def _needs(method: "Method") -> str:
-    """Return what a run of a method cannot do without."""
+def _told(method: "Method") -> tuple[str, ...]:
+    """Return what a method exchanges, where it comes from, and what it takes and needs."""
     strategy = method.strategy
-    needs = {
-        "one architecture": strategy.needs_one_model,
-        "public data": strategy.needs_public_data,
-        "public data on the server": strategy.distils_on_server,
-        "validation data": strategy.needs_validation_data,
-    }
-    return ", ".join(name for name, is_needed in needs.items() if is_needed)
+    public = "on the server" if strategy.distils_on_server else "needed"
+    return (
+        method.exchanged,
+        method.paper,
+        "one for all" if strategy.needs_one_model else "may differ",
+        public if strategy.needs_public_data or strategy.distils_on_server else "",
+        "needed" if strategy.needs_validation_data else "",
+    )

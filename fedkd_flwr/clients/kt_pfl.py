@@ -19,8 +19,8 @@ class KTpFLClient(SoftPredictionClient):
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Distil towards the teacher if one came, train locally, reply with soft predictions."""
         metrics = {}
-        if "teacher" in received:
-            teacher = self.received_predictions("teacher", received)
+        teacher = self.lessons("teacher", received, drawn_in=server_round - 1)
+        if teacher is not None:
             before = parameters_of(self.model)
             metrics["distillation-loss"] = yield from self.distil(teacher, server_round)
             metrics["moved-public"] = relative_distance(self.model, before)
@@ -28,7 +28,7 @@ class KTpFLClient(SoftPredictionClient):
         metrics["train-loss"] = yield from self.train_locally(server_round)
         metrics["moved-private"] = relative_distance(self.model, before)
         images = self.public_images(server_round)
-        predictions = yield from self.predict(images, self.settings.temperature)
+        predictions = yield from self.answers(received, images, self.settings.temperature)
         return self.release(predictions, metrics, server_round)
 
     def distil(self, teacher: Tensor, server_round: int) -> Steps[float]:

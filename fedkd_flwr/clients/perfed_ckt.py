@@ -8,9 +8,7 @@ from fedkd_flwr.training.jobs import Steps
 from fedkd_flwr.training.loop import gathered, random_batches
 from fedkd_flwr.training.losses import CoDistillation
 from strategies.perfed_ckt import PerFedCKTSettings
-
-FIXED_SUBSET = 0
-"""The public samples are drawn once and serve all rounds."""
+from strategies.soft_predictions import FIXED_SUBSET
 
 
 def nearest_centroid(centroids: Tensor, predictions: Tensor) -> int:
@@ -35,15 +33,15 @@ class PerFedCKTClient(SoftPredictionClient):
         """Train tau iterations of the two-term loss (Eq. 2), reply with soft predictions."""
         images = self.public_images(FIXED_SUBSET)
         metrics: dict[str, float] = {}
-        if "centroids" in received:
-            centroids = self.received_predictions("centroids", received)
+        centroids = self.lessons("centroids", received, drawn_in=FIXED_SUBSET)
+        if centroids is not None:
             predictions = yield from self.predict(images, temperature=1.0)
             metrics["cluster"] = nearest = nearest_centroid(centroids, predictions)
             centroid = centroids[nearest]
             metrics["train-loss"] = yield from self.co_distil(images, centroid, server_round)
         else:
             metrics["train-loss"] = yield from self.train_locally(server_round)
-        predictions = yield from self.predict(images, temperature=1.0)
+        predictions = yield from self.answers(received, images, temperature=1.0)
         return self.release(predictions, metrics, server_round)
 
     def co_distil(self, images: Tensor, centroid: Tensor, server_round: int) -> Steps[float]:

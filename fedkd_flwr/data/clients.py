@@ -143,10 +143,17 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
         asked = settings.samples_per_class
         log(WARNING, "samples-per-class = %d, and there are only %d for a client", asked, most)
     if public_size:
-        require_pool(_public_pool_size(settings), public_size)
+        require_pool(public_pool_size(settings), public_size)
 
 
-def _public_pool_size(settings: DataSettings) -> int:
+def public_pool_size(settings: DataSettings) -> int:
+    """Return how many samples the public set has, before an image is decoded.
+
+    Raises
+    ------
+    DataError
+        If the public data set is missing or is the private one.
+    """
     if settings.public_dataset == NO_PUBLIC_SET:
         return 0
     if settings.public_dataset == HELD_OUT:

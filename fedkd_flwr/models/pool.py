@@ -57,9 +57,18 @@ _FREE: dict[Architecture, list[nn.Module]] = {}
 
 
 def borrow(architecture: Architecture) -> nn.Module:
-    """Return a model with whatever weights it was left with; all of them have to be filled."""
+    """Return a model with whatever weights it was left with; all of them have to be filled.
+
+    What it has counted is set to 0: vectors of weights do not tell.
+    """
     free = _FREE.get(architecture)
-    return free.pop() if free else architecture.build().to(architecture.device)
+    if not free:
+        return architecture.build().to(architecture.device)
+    model = free.pop()
+    for buffer in model.buffers():
+        if not buffer.is_floating_point():
+            buffer.zero_()
+    return model
 
 
 def give_back(model: nn.Module) -> None:

@@ -74,8 +74,8 @@ class PlanSettings(Slice):
 
     @property
     def sample_size(self) -> int:
-        """How many clients are sampled in a round, at least one."""
-        return max(1, round(self.fraction_train * self.num_clients))
+        """How many clients are sampled in a round."""
+        return round(self.fraction_train * self.num_clients)
 
 
 class RunPlan(PlanSettings):

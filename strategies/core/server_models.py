@@ -1,4 +1,4 @@
-"""What a strategy asks of the app where the server works with models, not only with vectors."""
+"""What a strategy asks of the app: models, not only vectors, and where public samples lie."""
 
 from typing import Any, Protocol
 
@@ -19,6 +19,13 @@ class ServerModels(Protocol):
     @property
     def names(self) -> tuple[str, ...]:
         """The run's architectures, each once."""
+
+    @property
+    def public_pool_size(self) -> int:
+        """Samples of the whole public set."""
+
+    def public_subset(self, server_round: int) -> NDArray[Any]:
+        """Return where in the public set the samples of a round lie, (P,) in ascending order."""
 
     def initial(self, number: int = 0, name: str = "") -> Arrays:
         """Return fresh weights.

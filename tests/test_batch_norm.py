@@ -1,0 +1,99 @@
+"""Batch normalization through every aggregation: variances stay variances, counters stay counts."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import Witness, run_with
+from stored_runs import SUPERNET
+
+from fedkd_flwr.clients.memory import all_arrays
+from fedkd_flwr.config import read_config
+from fedkd_flwr.methods import METHODS
+from fedkd_flwr.models.pool import Architecture, borrow, give_back
+from fedkd_flwr.models.vectors import model_vectors
+from strategies.parameters import ParameterStrategy, SharedModelStrategy
+
+COUNTER = "num_batches_tracked"
+PARAMETER_METHODS = [
+    name for name, method in METHODS.items() if issubclass(method.strategy, ParameterStrategy)
+]
+
+
+def settings_for(small, strategy):
+    """Return a run of three clients in which what crosses the network is a small supernet."""
+    models = {"models": "darts"}
+    if issubclass(METHODS[strategy].strategy, SharedModelStrategy):
+        models = {"models": "mlp", f"{strategy}.shared-model": "darts"}
+    return {**small, **SUPERNET, **models, "num-clients": 3, "max-samples": 150}
+
+
+def model_that_travels(flat):
+    space = read_config(flat).run.models.search_space
+    return Architecture("darts", (1, 28, 28), 10, space, "cpu").build()
+
+
+def are_variances(model):
+    """Return which entries of a model's `buffers` are running variances."""
+    floats = {k: t for k, t in model.state_dict().items() if t.is_floating_point()}
+    parameters = {name for name, _ in model.named_parameters()}
+    return np.concatenate(
+        [
+            np.full(tensor.numel(), name.endswith("running_var"))
+            for name, tensor in floats.items()
+            if name not in parameters
+        ]
+    )
+
+
+def parts_in(messages, kind):
+    """Return every vector of a kind that travelled, in whatever part of a message."""
+    return [
+        array
+        for arrays in messages.values()
+        for name, array in arrays.items()
+        if name.rpartition("/")[2] == kind
+    ]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [name if name == "fedavg" else pytest.param(name, marks=pytest.mark.slow)
+     for name in PARAMETER_METHODS],
+)  # fmt: skip
+def test_statistics_and_counters_keep_their_meaning(strategy, small, tmp_path):
+    flat = {**settings_for(small, strategy), "strategy": strategy}
+    witness = Witness()
+    run, grid = run_with(witness, flat, tmp_path / "run")
+    assert (run.rounds["failures"] == 0).all()
+    up, down = (parts_in(messages, "buffers") for messages in (witness.up, witness.down))
+    assert up and down
+    assert {array.dtype for array in up + down} == {np.dtype(np.float32)}
+    model = model_that_travels(flat)
+    is_variance = are_variances(model)[: len(up[0])]  # of the body alone it is the beginning
+    assert is_variance.any()
+    assert all((array[..., is_variance] > 0).all() for array in up + down)
+    if not METHODS[strategy].strategy.distils_on_server:
+        # A mean lies between what it is made of, whatever its weights.
+        initial = model_vectors(model)["buffers"][: len(up[0])]
+        low, high = (bound([initial, *up], axis=0) for bound in (np.min, np.max))
+        for array in down:
+            assert (array >= low - 1e-5).all() and (array <= high + 1e-5).all()
+    for context in grid.contexts.values():
+        for name, kept in all_arrays(context).items():
+            counters = [array for key, array in kept.items() if key.endswith(COUNTER)]
+            # No client has trained on more batches than these.
+            assert all(a.dtype == np.int64 and 0 <= a <= 200 for a in counters), name
+
+
+def test_a_borrowed_model_counts_from_zero():
+    """It is filled with vectors, which have no counters: another client's would stay."""
+    architecture = Architecture(
+        "shufflenetv2", (1, 28, 28), 10, read_config({}).run.models.search_space, "cpu"
+    )
+    model = architecture.build()
+    model.train()(torch.zeros(2, 1, 28, 28))
+    give_back(model)
+    again = borrow(architecture)
+    assert again is model
+    counters = [tensor for name, tensor in again.state_dict().items() if name.endswith(COUNTER)]
+    assert counters and all(tensor.dtype == torch.int64 and tensor == 0 for tensor in counters)

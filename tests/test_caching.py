@@ -1,0 +1,200 @@
+"""Lessons that serve for some rounds (SCARLET, Azuma et al. 2026): what still travels, to whom."""
+
+import numpy as np
+import pytest
+from helpers import Witness, breaking, key_of, replacing, run_with
+from test_hostile_replies import LIAR, LIES, liar, refuse, run_among
+
+import fedkd_flwr
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.clients.soft_predictions import LESSONS, SoftPredictionClient
+from fedkd_flwr.data.public import public_subset
+from fedkd_flwr.runs import read_checkpoint
+from strategies.core.caching import are_due, packed, unpacked
+from strategies.core.privacy import privacy_spent
+from strategies.soft_predictions import SoftPredictionStrategy
+
+POOL, P, K = 60, 40, 10
+
+
+@pytest.fixture
+def cached(small):
+    """A run of five rounds whose lessons serve for two, of four perceptrons."""
+    return {
+        **small,
+        "models": "mlp",
+        "num-server-rounds": 5,
+        "evaluate-every": 5,
+        **{f"{table}.cache-rounds": 2 for table in ("kt-pfl", "ds-fl", "perfed-ckt")},
+    }
+
+
+def subset(server_round):
+    return public_subset(POOL, P, 0, server_round).tolist()
+
+
+def asked_by_hand(rounds, cache_rounds):
+    """Follow each sample by itself: asked for when it is used and its lesson is missing or old."""
+    last_asked, asked = {}, {}
+    for t in range(1, rounds + 1):
+        asked[t] = [x for x in subset(t) if x not in last_asked or t - last_asked[x] > cache_rounds]
+        last_asked |= dict.fromkeys(asked[t], t)
+    return asked
+
+
+# ---- What travels ----------------------------------------------------------------------
+
+
+def test_a_lesson_serves_for_as_many_rounds_as_are_asked_for():
+    made = np.array([0, 1, 2, 3], dtype=np.int32)
+    assert are_due(made, 4, 2).tolist() == [True, True, False, False]
+    assert are_due(made, 4, 0).all()
+
+
+def test_a_mask_travels_eight_samples_a_byte():
+    mask = np.random.default_rng(0).random(41) < 0.5
+    assert packed(mask).nbytes == 6
+    np.testing.assert_array_equal(unpacked(packed(mask), 41), mask)
+
+
+@pytest.mark.parametrize("strategy", ["sim-pfl", "ds-fl"])
+def test_only_what_is_missing_or_too_old_is_asked_for_and_sent(strategy, cached, tmp_path):
+    witness = Witness()
+    run, _ = run_with(witness, cached, tmp_path / "run", strategy=strategy)
+    asked = asked_by_hand(5, cache_rounds=2)
+    sizes = [len(samples) for samples in asked.values()]
+    assert sizes[0] == P and 0 < min(sizes) < max(sizes[1:]) < P
+    for t, samples in asked.items():
+        for n in range(4):
+            sent, got = witness.up[t, "train", n], witness.down[t, "train", n]
+            assert sent["predictions"].shape == (len(samples), K)
+            if t > 1:
+                # All were there in the round before, and hold what was taught earlier.
+                assert got["teacher"].shape == (len(asked[t - 1]), K)
+                positions = np.isin(subset(t - 1), asked[t - 1])
+                mask = unpacked(got["taught"], P) if "taught" in got else np.ones(P, bool)
+                np.testing.assert_array_equal(mask, positions)
+    assert (run.rounds["failures"] == 0).all()
+    assert run.rounds["numbers_up"].tolist() == [4 * size * K for size in sizes]
+
+
+def test_a_method_with_fixed_samples_exchanges_all_or_nothing(cached, tmp_path):
+    run = fedkd_flwr.run({**cached, "strategy": "perfed-ckt"}, output_dir=tmp_path / "run")
+    assert run.rounds["numbers_up"].tolist() == [4 * P * K, 0, 0, 4 * P * K, 0]
+    centroids = run.rounds["numbers_down"] > 100
+    assert centroids.tolist() == [False, True, False, False, True]
+    # Clients go on learning from the centroids that they hold.
+    assert run.clients.query("round > 1 and numbers_up >= 0")["cluster"].notna().all()
+
+
+@pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt", "ds-fl"])
+def test_what_a_client_learns_from_is_what_was_taught(strategy, cached, tmp_path, monkeypatch):
+    """Whoever was away, came later or was not heard: what it holds and gets is the whole."""
+    taught, learned = {}, {}
+    aggregate, lessons = SoftPredictionStrategy.aggregate, SoftPredictionClient.lessons
+
+    def watched_aggregate(self, server_round, replies):
+        aggregate(self, server_round, replies)
+        taught[server_round] = self.lessons.copy(), self.lessons_are_personal
+
+    def watched_lessons(self, name, received, drawn_in):
+        lesson = lessons(self, name, received, drawn_in)
+        if lesson is not None:
+            learned[self.run_round, self.partition_id] = lesson.numpy()
+        return lesson
+
+    def app(message, context):
+        server_round, _, n = key_of(message, context)
+        monkeypatch.setattr(SoftPredictionClient, "run_round", server_round, raising=False)
+        if (server_round, n) == (3, 1):
+            raise RuntimeError("away")
+        return client_app(message, context)
+
+    monkeypatch.setattr(SoftPredictionStrategy, "aggregate", watched_aggregate)
+    monkeypatch.setattr(SoftPredictionClient, "lessons", watched_lessons)
+    changes = {"strategy": strategy, "fraction-train": 0.75, "num-server-rounds": 6}
+    run, _ = run_with(app, cached, tmp_path / "run", **changes)
+    assert run.rounds["failures"].tolist() == [0, 0, 1, 0, 0, 0]
+    assert len(learned) == 3 * 5 - 1
+    for (t, n), lesson in learned.items():
+        whole, personal = taught[t - 1]
+        np.testing.assert_array_equal(lesson, whole[n] if personal else whole)
+
+
+def test_the_bytes_fall_and_no_cache_is_another_run(cached, tmp_path):
+    def traffic(name, **changes):
+        settings = {**cached, "strategy": "kt-pfl", **changes}
+        rounds = fedkd_flwr.run(settings, output_dir=tmp_path / name).rounds
+        return rounds["bytes_up"].sum(), rounds["bytes_down"].sum(), rounds["loss_mean"].iloc[-1]
+
+    none = traffic("none", **{"kt-pfl.cache-rounds": 0})
+    some = traffic("some")
+    assert some[0] < 0.75 * none[0] and some[1] < 0.75 * none[1]
+    assert some[2] != none[2]
+    eight_bits = traffic("int8", **{"kt-pfl.number-format": "int8"})
+    assert eight_bits[0] < 0.6 * some[0]
+
+
+# ---- What can go wrong -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt"])
+def test_a_run_goes_on_bit_for_bit(strategy, cached, tmp_path):
+    cached |= {"strategy": strategy, "fraction-train": 0.75, "evaluate-every": 1}
+    whole = fedkd_flwr.run(cached, output_dir=tmp_path / "whole")
+    fedkd_flwr.run(cached, output_dir=tmp_path / "run", num_server_rounds=2)
+    longer = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=5)
+    for column in ("loss_mean", "bytes_up", "bytes_down"):
+        assert list(longer.rounds[column]) == list(whole.rounds[column])
+    states = [read_checkpoint(tmp_path / name).state for name in ("run", "whole")]
+    assert {"cache/lessons", "cache/made", "cache/holds"} < set(states[0])
+    for name, array in states[1].items():
+        np.testing.assert_array_equal(states[0][name], array)
+
+
+def test_a_client_that_lost_its_memory_is_sent_all_of_it_again(cached, tmp_path, monkeypatch):
+    witness = Witness()
+
+    def app(message, context):
+        server_round, _, n = key_of(message, context)
+        if (server_round, n) == (3, 1):
+            del context.state[LESSONS]
+        return witness(message, context)
+
+    run, _ = run_with(app, cached, tmp_path / "run", strategy="kt-pfl")
+    failures = run.clients.dropna(subset="failure")
+    assert failures[["round", "partition_id"]].to_numpy().tolist() == [[3, 1]]
+    assert "does not remember all lessons" in failures["failure"].iloc[0]
+    assert witness.down[4, "train", 1]["teacher"].shape == (P, K)
+    assert witness.down[4, "train", 0]["teacher"].shape[0] < P
+
+
+@pytest.mark.parametrize("strategy", ["ds-fl", "perfed-ckt"])
+def test_a_reply_that_answers_more_than_was_asked_is_dropped(strategy, cached, tmp_path):
+    everything = np.full((P, K), 1 / K, dtype=np.float32)
+    app = breaking(replacing(predictions=everything), only_round=2)
+    run, _ = run_with(app, cached, tmp_path / "run", strategy=strategy)
+    (failure,) = run.clients["failure"].dropna()
+    assert "is due" in failure or "are due" in failure
+
+
+@pytest.mark.slow
+def test_no_lie_changes_what_the_others_get(cached, tmp_path):
+    lies = list(LIES.values())
+    runs = [
+        run_among(liar(told), "ds-fl", cached, tmp_path / str(n), len(lies))
+        for n, told in enumerate((lies, [refuse] * len(lies)))
+    ]
+    columns = ["round", "partition_id", "loss", "train_loss", "numbers_up", "numbers_down"]
+    others = [run.clients[run.clients["partition_id"] != LIAR][columns] for run in runs]
+    np.testing.assert_array_equal(others[0].to_numpy(), others[1].to_numpy())
+
+
+def test_what_is_not_asked_for_costs_no_privacy(cached, tmp_path):
+    noise = {"perfed-ckt.clip-norm": 1.0, "perfed-ckt.noise-multiplier": 5.0}
+    witness = Witness()
+    run, _ = run_with(witness, {**cached, **noise}, tmp_path / "run", strategy="perfed-ckt")
+    expected = [privacy_spent(5.0, releases, 1e-5) for releases in (1, 1, 1, 2, 2)]
+    np.testing.assert_allclose(run.rounds["epsilon"], expected)
+    # Training losses are private in rounds without a release too.
+    assert "train-loss" not in witness.metrics[2, "train", 0]
