@@ -55,6 +55,7 @@ def settings_for(root: Path, model: str, clients: int, **further: Any) -> dict[s
         "dataset": NAME,
         "data-root": str(root),
         "partition": "iid",
+        "client-split": "75/0/25",
         "models": model,
         "num-clients": clients,
         "device": "cpu",

@@ -36,6 +36,12 @@ SMALL = {
 }
 
 
+def pytest_xdist_auto_num_workers(config):
+    """Use two processes for the whole fast suite; slow proofs start processes of their own."""
+    is_whole = config.args_source == pytest.Config.ArgsSource.TESTPATHS
+    return 2 if is_whole and config.option.markexpr == "not slow" else 0
+
+
 @pytest.fixture(autouse=True)
 def one_thread():
     """Sums depend on the number of threads, and so would the tests."""

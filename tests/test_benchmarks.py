@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 from benchmarks import __main__ as command
 from benchmarks import pairs, rounds
 from benchmarks.bare import BareClient, bare_round
-from benchmarks.images import write_random_images
+from benchmarks.images import settings_for, write_random_images
+from fedkd_flwr.config import read_config
+from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.data.sources import load_images
 
 
@@ -140,3 +142,11 @@ def test_every_benchmark_is_there():
     assert {*command.LONG} < {*command.BENCHMARKS}
     for name in command.BENCHMARKS.values():
         assert callable(command.resolve_name(name))
+
+
+@pytest.mark.parametrize(("samples", "trained_on"), [(800, 600), (30, 22)])
+def test_clients_train_on_as_many_samples_as_the_rows_say(samples, trained_on, tmp_path):
+    write_random_images(tmp_path, samples + 20)
+    settings = settings_for(tmp_path, "mlp", 1, **{"held-out-size": 20, "public-size": 20})
+    client = load_client(read_config(settings).run.data_plan, 0)
+    assert (len(client.train_labels), len(client.test_labels)) == (trained_on, samples - trained_on)
