@@ -16,7 +16,8 @@ import fedkd_flwr
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NAMES = [
-    "compare_strategies", "deploy", "fedkma", "kt_pfl", "perfed_ckt", "persfl", "quickstart",
+    "compare_strategies", "deploy", "fedkma", "kt_pfl", "kt_pfl_theorem", "perfed_ckt", "persfl",
+    "quickstart",
 ]  # fmt: skip
 
 LARGEST = 400_000

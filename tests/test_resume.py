@@ -129,13 +129,10 @@ def test_exported_models_give_the_accuracy_on_their_cards(strategy, small, tmp_p
     settings = {**settings_for(strategy, small), "num-server-rounds": 1}
     settings["models-dir"] = str(tmp_path / "models")
     finished = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
-    configuration = read_config(finished.config)
-    from fedkd_flwr.data.clients import load_client
-
     for n in range(4):
         model = fedkd_flwr.load_model(tmp_path / "models" / f"{n}.safetensors")
         card = json.loads((tmp_path / "models" / f"{n}.json").read_text())
-        data = load_client(configuration.run.data_plan, n)
+        data = fedkd_flwr.client_data(finished, n)
         with torch.inference_mode():
             correct = (model(data.test_images).argmax(dim=1) == data.test_labels).sum()
         assert int(correct) == card["metrics"]["correct"]

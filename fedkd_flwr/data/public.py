@@ -108,7 +108,10 @@ def require_pool(pool_size: int, size: int) -> None:
         If it is.
     """
     if size > pool_size:
-        raise DataError(f"public-size is {size}, but the public set holds {pool_size} samples")
+        raise DataError(
+            f"public-size is {size}, but the public set holds {pool_size} samples, the most that "
+            f"public-size can be"
+        )
 
 
 def public_hash(images: Tensor) -> str:
