@@ -118,7 +118,7 @@ def check_pairs(reply: Reply, client: ClientInfo) -> None:
     """
     counts = reply.arrays[PAIRS]
     sizes = np.array([client.validation_size, client.test_size])
-    is_counted = ((0 <= counts) & (counts <= sizes) & (sizes > 0)).all(axis=1)
+    is_counted = ((counts >= 0) & (counts <= sizes) & (sizes > 0)).all(axis=1)
     if not (is_counted | (counts == DIVERGED).all(axis=1)).all():
         raise InvalidReplyError(
             f"counts answers in {PAIRS} that cannot be: it has {sizes[0]} samples to validate "

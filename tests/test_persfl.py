@@ -335,9 +335,9 @@ def test_pairs_are_neither_lost_nor_doubled_when_a_run_stops_at_its_end(
         patch.setattr(
             runs.directory,
             "write_checkpoint",
-            lambda path, strategy, seconds: power_cut()
-            if strategy.completed_rounds == 2
-            else original(path, strategy, seconds),
+            lambda path, strategy, seconds: (
+                power_cut() if strategy.completed_rounds == 2 else original(path, strategy, seconds)
+            ),
         )
         with pytest.raises(RuntimeError, match="power cut"):
             fedkd_flwr.run(small, output_dir=tmp_path / "cut")
