@@ -46,7 +46,9 @@ def plot_pairs(runs: Run | Sequence[Run]) -> Figure:
         axes.set_title(f"Client {client}", fontsize="small")
     for axes in panels[len(by_client) :]:
         axes.set_visible(False)
-    figure.supxlabel("Lambda", fontsize="medium")
+    for axes in panels[len(by_client) - columns : len(by_client)]:
+        axes.set_xlabel("Lambda")
+        axes.tick_params(labelbottom=True)
     figure.supylabel("Accuracy on test data", fontsize="medium")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
@@ -123,7 +125,8 @@ def plot_teacher_rounds(runs: Run | Sequence[Run]) -> Figure:
     axes.hist(rounds, edges.tolist(), color=COLOURS[0], ec="white")
     mean = float(rounds.mean())
     axes.axvline(mean, color=COLOURS[1], ls="--", label=f"mean {mean:.0f}")
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(-0.5, last + 0.5)
     axes.legend(frameon=False)
     axes.set_title(_title(runs), fontsize="medium")
