@@ -121,13 +121,14 @@ def plot_teacher_rounds(runs: Run | Sequence[Run]) -> Figure:
     figure, axes = new_figure("Round of the teacher", "Clients")
     # As many bars as can be told apart, each of whole rounds.
     width = -(-(last + 1) // 25)
-    edges = np.arange(-0.5, last + width + 0.5, width)
-    axes.hist(rounds, edges.tolist(), color=COLOURS[0], ec="white")
+    # From the end, so that the last rounds, of which most teachers are, have a whole bar.
+    edges = np.arange(last + 0.5, -0.5 - width, -width)[::-1].tolist()
+    axes.hist(rounds, edges, color=COLOURS[0], ec="white")
     mean = float(rounds.mean())
     axes.axvline(mean, color=COLOURS[1], ls="--", label=f"mean {mean:.0f}")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlim(-0.5, last + 0.5)
+    axes.set_xlim(edges[0], edges[-1])
     axes.legend(frameon=False)
     axes.set_title(_title(runs), fontsize="medium")
     return figure
