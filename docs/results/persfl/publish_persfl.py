@@ -169,13 +169,25 @@ def arrival(run: Mapping[str, Any]) -> int:
 
 
 def size_rows(runs: pd.DataFrame) -> Iterator[list[str]]:
-    """Yield a row a total number of samples in DS-2: PersFL and its stage 1."""
+    """Yield a row a total number of samples in DS-2: PersFL, its stage 1, what users chose."""
     for samples, own in runs.groupby(runs["samples"].replace(0, 70_000)):
         cells = []
         for column in ("accuracy", "global_accuracy"):
             users = 100 * np.array(own[column].tolist())
             cells.append(f"{with_deviation(users.mean(axis=1))} / {users.std(axis=1).mean():.1f}")
+        for name in ("lambda", "temperature"):
+            cells.append(with_deviation(np.array([np.mean(chosen) for chosen in own[name]]), 2))
         yield [f"{samples:,}", f"{len(own)}", *cells]
+
+
+def the_papers(paper: Mapping[str, Any]) -> list[str]:
+    """Return the paper's row for DS-2, which does not say how many samples there were."""
+    cells = [
+        f"{paper['table3'][name]['accuracy'][1]} / {paper['table3'][name]['spread'][1]}"
+        for name in ("persfl", "fedavg")
+    ]
+    chosen = [f"{np.mean(paper['table5'][name][1]):.2f}" for name in ("lambda", "temperature")]
+    return ["the paper", "5", *cells, *chosen]
 
 
 def with_deviation(values: NDArray[np.float64], digits: int = 1) -> str:
@@ -248,8 +260,8 @@ def tables() -> str:
             ),
             table(
                 "DS-2 by the number of samples in all",
-                "samples, seeds, `persfl`, stage 1 (FedAvg)",
-                size_rows(sizes),
+                "samples, seeds, `persfl`, stage 1 (FedAvg), lambda, T",
+                [*size_rows(sizes), the_papers(paper)],
             ),
         ]
     )
