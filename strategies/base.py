@@ -171,6 +171,10 @@ class PersonalizedStrategy(Strategy):
         """Return the method's matrices after a round, by name."""
         return {}
 
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return rows for further tables of the run, each with ``round`` and ``partition_id``."""
+        return {}
+
     def round_metrics(self) -> dict[str, float]:
         """Return further columns of the round's row, by name."""
         return {}
@@ -417,5 +421,5 @@ class PersonalizedStrategy(Strategy):
             }
             for n in concerned
         ]
-        record = RoundRecord(server_round, row, clients, self.matrices())
+        record = RoundRecord(server_round, row, clients, self.matrices(), self.tables())
         self.observer.round_finished(record, self)

@@ -22,18 +22,28 @@ Differences from the paper
 """
 
 import math
+from collections.abc import Sequence
 from logging import INFO
 from typing import Any, Literal
 
+import numpy as np
 from flwr.supercore import log
+from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from strategies.core.replies import Arrays, Metric
+from strategies.core.membership import ClientInfo
+from strategies.core.replies import Arrays, Due, InvalidReplyError, Metric, Reply
 from strategies.fedavg import AveragingSettings, FedAvg
 from strategies.parameters import Model
 
 PERSONALIZE = "personalize"
 """Phase of the message that starts stage 2."""
+
+PAIRS = "pairs"
+"""The table of all pairs that were tried, and the array of counts that it comes from."""
+
+DIVERGED = -1
+"""In the place of the counts of a pair whose distillation diverged."""
 
 
 class PersFLSettings(AveragingSettings):
@@ -90,10 +100,71 @@ class PersFLSettings(AveragingSettings):
         ]
 
 
+def check_pairs(reply: Reply, client: ClientInfo) -> None:
+    """Refuse counts of correct answers that cannot be.
+
+    Parameters
+    ----------
+    reply : Reply
+        Its array `PAIRS`, (pairs, 2): correct answers on validation and on test data, or
+        `DIVERGED` for both.
+    client : ClientInfo
+        Sizes of its splits, as it told them when it was met.
+
+    Raises
+    ------
+    InvalidReplyError
+        If a count is below 0 or above the size of its split.
+    """
+    counts = reply.arrays[PAIRS]
+    sizes = np.array([client.validation_size, client.test_size])
+    is_counted = ((counts >= 0) & (counts <= sizes) & (sizes > 0)).all(axis=1)
+    if not (is_counted | (counts == DIVERGED).all(axis=1)).all():
+        raise InvalidReplyError(
+            f"counts answers in {PAIRS} that cannot be: it has {sizes[0]} samples to validate "
+            f"and {sizes[1]} to test"
+        )
+
+
+def pair_rows(
+    grid: Sequence[tuple[float, float]], counts: NDArray[np.int32], client: ClientInfo
+) -> list[dict[str, Any]]:
+    """Return a row for each pair that a client tried; its accuracies are None if it diverged.
+
+    Parameters
+    ----------
+    grid : sequence of (float, float)
+        The pairs (lambda, T).
+    counts : ndarray
+        Shape (pairs, 2), as `check_pairs` takes them.
+    client : ClientInfo
+        Sizes of its splits.
+    """
+    rows = []
+    for (imitation, temperature), (validated, tested) in zip(grid, counts.tolist(), strict=True):
+        diverged = validated == DIVERGED
+        rows.append(
+            {
+                "partition_id": client.partition_id,
+                "lambda": imitation,
+                "temperature": temperature,
+                "validation_accuracy": None if diverged else validated / client.validation_size,
+                "accuracy": None if diverged else tested / client.test_size,
+            }
+        )
+    return rows
+
+
 class PersFL(FedAvg):
     """FedAvg in stage 1, one message to every client in stage 2 (Algorithm 1).
 
     Up to the last round the global model is evaluated, then the personalized models.
+
+    Attributes
+    ----------
+    pairs : sequence of dict
+        Rows of the run's table ``pairs``: of every pair at every client the accuracy on
+        validation data, by which it was chosen, and on test data, by which nothing is.
     """
 
     settings_type = PersFLSettings
@@ -107,18 +178,31 @@ class PersFL(FedAvg):
         Metric("global-accuracy", low=0, high=1),
     )
     settings: PersFLSettings
+    pairs: Sequence[dict[str, Any]] = ()
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
         """Average; after the last round, start stage 2 with the final global model."""
         super().aggregate_models(server_round, models)
         if server_round < self.plan.num_server_rounds:
             return
-        log(INFO, "Stage 2: %d pairs of lambda and T at each client", len(self.settings.grid()))
-        clients = self.reachable()
+        clients, grid = self.reachable(), self.settings.grid()
+        log(INFO, "Stage 2: %d pairs of lambda and T at each client", len(grid))
         personalized = self.exchange(
-            PERSONALIZE, payloads=dict.fromkeys(clients, self.model), due=lambda n: {}
+            PERSONALIZE,
+            payloads=dict.fromkeys(clients, self.model),
+            due=lambda n: {PAIRS: Due((len(grid), 2), "int32")},
+            check=lambda reply: check_pairs(reply, self.clients[reply.partition_id]),
         )
+        self.pairs = [
+            {"round": server_round, **row}
+            for n, reply in personalized.items()
+            for row in pair_rows(grid, reply.arrays[PAIRS], self.clients[n])
+        ]
         log(INFO, "Stage 2: %d of %d clients personalized", len(personalized), len(clients))
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return what came of every pair at every client, once stage 2 is over."""
+        return {PAIRS: list(self.pairs)} if self.pairs else {}
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the global model in stage 1; in stage 2 the client has its own."""

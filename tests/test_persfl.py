@@ -1,20 +1,25 @@
 """PersFL (Divi et al. 2021): the choice of the teacher, the grid, and what is evaluated."""
 
 import math
+import re
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from helpers import Witness, breaking, client_of, raising, run_with
+from helpers import Witness, breaking, client_of, raising, replacing, reply_with, run_with
 from torch.nn import functional
 
 import fedkd_flwr
+from fedkd_flwr import runs
 from fedkd_flwr.clients import memory, persfl
 from fedkd_flwr.clients.persfl import Candidate, PersFLGDClient
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.loop import DivergedError, Evaluation, evaluate
-from strategies.persfl import PERSONALIZE, PersFLSettings
+from strategies.core.membership import ClientInfo
+from strategies.core.replies import InvalidReplyError
+from strategies.persfl import DIVERGED, PAIRS, PERSONALIZE, PersFLSettings, check_pairs, pair_rows
 
 TABLE = ["lambda", "temperature", "teacher_round", "teacher_accuracy", "global_accuracy"]
 
@@ -189,10 +194,19 @@ def kept_pair(results, small, monkeypatch):
             raise DivergedError("training diverged")
         yield from ()
         weights = {k: torch.full_like(v, imitation) for k, v in client.model.state_dict().items()}
-        return Candidate(imitation, temperature, *script[imitation], weights)
+        accuracy, loss = script[imitation]
+        validation = Evaluation(round(10 * accuracy), 10, loss)
+        # The worse a pair is on validation data, the better on test data.
+        test = Evaluation(round(100 * (1 - accuracy)), 100, loss)
+        return Candidate(imitation, temperature, validation, test, weights)
 
     monkeypatch.setattr(client, "distilled", distilled)
-    complete(client.personalize(server_round=2))
+    counts = complete(client.personalize(server_round=2))
+    expected = [
+        [DIVERGED] * 2 if pair is None else [round(10 * pair[0]), round(100 * (1 - pair[0]))]
+        for pair in results
+    ]
+    assert counts.tolist() == expected
     choice = client.choice()
     kept = memory.load_tensors(client.context, "personalized")
     assert all((value == choice["lambda"]).all() for value in kept.values())
@@ -238,6 +252,98 @@ def test_the_last_round_holds_the_table_of_each_clients_choice(small, tmp_path):
     assert last[["teacher_accuracy", "global_accuracy"]].stack().between(0, 1).all()
     before = finished.clients[finished.clients["round"] == 1]
     assert not set(TABLE) & set(before.dropna(axis="columns").columns)
+
+
+def test_every_pair_of_every_client_is_in_the_table(small, tmp_path):
+    finished = fedkd_flwr.run(small, output_dir=tmp_path / "run")
+    pairs, grid = finished.table(PAIRS), read_config(small).settings.grid()
+    assert (pairs["round"] == 2).all()
+    assert list(pairs["partition_id"]) == [n for n in range(4) for _ in grid]
+    assert list(zip(pairs["lambda"], pairs["temperature"], strict=True)) == grid * 4
+    last = finished.clients[finished.clients["round"] == 2].set_index("partition_id")
+    for n, own in pairs.groupby("partition_id"):
+        kept = (own["lambda"] == last["lambda"][n]) & (own["temperature"] == last["temperature"][n])
+        (row,) = own[kept].to_dict("records")
+        assert row["accuracy"] == last["accuracy"][n]
+        assert row["validation_accuracy"] == last["validation_accuracy"][n]
+        assert row["validation_accuracy"] == own["validation_accuracy"].max()
+    assert pairs["accuracy"].nunique() > 4
+    assert finished.table("nothing").empty
+
+
+KNOWN = ClientInfo(3, node_id=30, model="mlp", num_examples=9, test_size=20, validation_size=4)
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_possible"),
+    [
+        ([[4, 20], [0, 0]], True),
+        ([[DIVERGED, DIVERGED], [1, 1]], True),
+        ([[5, 20], [0, 0]], False),
+        ([[4, 21], [0, 0]], False),
+        ([[4, 20], [DIVERGED, 0]], False),
+        ([[4, 20], [-2, -2]], False),
+    ],
+)
+def test_counts_of_pairs_that_cannot_be_are_refused(counts, is_possible):
+    reply = reply_with({PAIRS: np.array(counts, dtype=np.int32)})
+    if is_possible:
+        check_pairs(reply, KNOWN)
+        return
+    with pytest.raises(InvalidReplyError, match="4 samples to validate and 20 to test"):
+        check_pairs(reply, KNOWN)
+
+
+def test_counts_become_accuracies_and_nothing_where_a_pair_diverged():
+    counts = np.array([[1, 5], [DIVERGED, DIVERGED]], dtype=np.int32)
+    assert pair_rows([(0.0, 1.0), (0.5, 5.0)], counts, KNOWN) == [
+        {"partition_id": 3, "lambda": 0.0, "temperature": 1.0,
+         "validation_accuracy": 0.25, "accuracy": 0.25},
+        {"partition_id": 3, "lambda": 0.5, "temperature": 5.0,
+         "validation_accuracy": None, "accuracy": None},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        (np.full((3, 2), 10**6, dtype=np.int32), "counts answers in pairs that cannot be"),
+        (np.zeros((4, 2), dtype=np.int32), r"pairs has shape \(4, 2\)"),
+        (np.zeros((3, 2), dtype=np.float32), "pairs"),
+    ],
+)
+def test_who_lies_about_pairs_has_no_line_in_the_table(lie, reason, small, tmp_path):
+    app = breaking(replacing(**{PAIRS: lie}), 1, PERSONALIZE)
+    finished, _ = run_with(app, small, tmp_path / "run", **{"num-server-rounds": 1})
+    assert sorted(set(finished.table(PAIRS)["partition_id"])) == [0, 2, 3]
+    last = finished.clients.set_index("partition_id")
+    assert re.search(reason, last["failure"][1])
+    assert last["accuracy"].notna().all()
+
+
+def test_pairs_are_neither_lost_nor_doubled_when_a_run_stops_at_its_end(
+    small, tmp_path, monkeypatch
+):
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+
+    def power_cut(*_):
+        raise RuntimeError("power cut")
+
+    # The tables of the last round are written, its checkpoint is not.
+    with monkeypatch.context() as patch:
+        original = runs.directory.write_checkpoint
+        patch.setattr(
+            runs.directory,
+            "write_checkpoint",
+            lambda path, strategy, seconds: (
+                power_cut() if strategy.completed_rounds == 2 else original(path, strategy, seconds)
+            ),
+        )
+        with pytest.raises(RuntimeError, match="power cut"):
+            fedkd_flwr.run(small, output_dir=tmp_path / "cut")
+    assert (tmp_path / "cut" / "pairs.jsonl").exists()
+    resumed = fedkd_flwr.resume(tmp_path / "cut")
+    pd.testing.assert_frame_equal(resumed.table(PAIRS), whole.table(PAIRS))
 
 
 def test_same_seed_same_choices(small, tmp_path):

@@ -1,5 +1,6 @@
 """Figures hold the lines, labels and colours that they should."""
 
+import json
 from dataclasses import replace
 
 import matplotlib as mpl
@@ -191,6 +192,83 @@ def test_partition_is_drawn_by_flower_datasets(runs):
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("Partition ID", "Class")
     bars = main_axes(plots.plot_partition(run, plot_type="bar", cmap="tab10"))
     assert sum(bar.get_height() for bar in bars.patches) == counts.sum()
+
+
+@pytest.fixture(scope="module")
+def distilled(tmp_path_factory):
+    """Two seeds of PersFL; client 1's pair of lambda 0.5 and T 5 diverged in the first."""
+    changes = {
+        "client-split": "60/20/20", "strategy": "persfl", "persfl.distillation-epochs": 1,
+        "persfl.imitation": "0,0.5,1", "persfl.temperatures": "1,5",
+    }  # fmt: skip
+    folder = tmp_path_factory.mktemp("distilled")
+    found = [
+        fedkd_flwr.run({**CONFIG, **changes, "seed": seed}, output_dir=folder / f"persfl{seed}")
+        for seed in (0, 1)
+    ]
+    file = found[0].path / "pairs.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    (row,) = [
+        row
+        for row in rows
+        if (row["partition_id"], row["lambda"], row["temperature"]) == (1, 0.5, 5.0)
+    ]
+    row |= {"accuracy": None, "validation_accuracy": None}
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [fedkd_flwr.load_run(run.path) for run in found]
+
+
+def accuracy_of(run, client, imitation, temperature):
+    pairs = run.table("pairs").set_index(["partition_id", "lambda", "temperature"])
+    return pairs.loc[(client, imitation, temperature), "accuracy"]
+
+
+def test_pairs_have_a_panel_a_client_and_a_line_a_temperature(distilled):
+    figure = plots.plot_pairs(distilled)
+    panels = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title() for axes in panels] == [f"Client {n}" for n in range(4)]
+    assert legend_of(figure) == ["T = 1", "T = 5"]
+    for client, axes in enumerate(panels):
+        for line, temperature in zip(axes.lines, (1.0, 5.0), strict=True):
+            assert list(line.get_xdata()) == [0.0, 0.5, 1.0]
+            expected = [
+                # T has no effect at lambda = 0; a pair that diverged counts in no mean.
+                np.nanmean([accuracy_of(run, client, share, temperature if share else 1.0)
+                            for run in distilled])
+                for share in (0.0, 0.5, 1.0)
+            ]  # fmt: skip
+            np.testing.assert_allclose(line.get_ydata(), expected)
+    assert main_axes(plots.plot_pairs(distilled[1])).lines[1].get_ydata()[1] == accuracy_of(
+        distilled[1], 0, 0.5, 5.0
+    )
+
+
+def test_the_surface_has_validation_beside_test_data(distilled):
+    figure = plots.plot_surface(distilled[1])
+    for axes, column in zip(figure.axes, ("validation_accuracy", "accuracy"), strict=False):
+        means = distilled[1].table("pairs").groupby(["lambda", "temperature"])[column].mean()
+        drawn = np.asarray(axes.images[0].get_array())
+        plain = means[0.0, 1.0]
+        rows = [[plain, plain], *([means[share, 1.0], means[share, 5.0]] for share in (0.5, 1.0))]
+        np.testing.assert_allclose(drawn, rows)
+        assert axes.texts[2].get_text() == f"{100 * means[0.5, 1.0]:.1f}"
+    assert [text.get_text() for text in main_axes(figure).get_yticklabels()] == ["0", "0.5", "1"]
+
+
+def test_teacher_rounds_are_counted_over_clients_and_seeds(distilled):
+    axes = main_axes(plots.plot_teacher_rounds(distilled))
+    rounds = pd.concat([run.clients["teacher_round"].dropna() for run in distilled])
+    heights = [bar.get_height() for bar in axes.patches]
+    assert heights == [(rounds == server_round).sum() for server_round in range(4)]
+    assert sum(heights) == 8
+
+
+def test_figures_of_pairs_belong_to_a_comparison_and_need_persfl(distilled, runs):
+    names = {name for name, _ in plots.comparison._figures(compare(distilled))}
+    assert {"persfl0-pairs", "persfl0-surface", "persfl0-teacher-rounds"} <= names
+    for plot in (plots.plot_pairs, plots.plot_surface, plots.plot_teacher_rounds):
+        with pytest.raises(ValueError, match=r"local0 has no (table of pairs|teachers)"):
+            plot(runs["local", 0])
 
 
 def test_all_figures_are_written_and_none_is_left_open(comparison, tmp_path):

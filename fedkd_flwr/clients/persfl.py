@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Protocol
 
+import numpy as np
 from flwr.supercore import log
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -15,13 +17,14 @@ from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob
 from fedkd_flwr.training.loop import (
     DivergedError,
+    Evaluation,
     epoch_batches,
     evaluate,
     gathered,
     require_finite,
 )
 from fedkd_flwr.training.losses import cross_entropy_to_teacher, kl_to_teacher
-from strategies.persfl import PERSONALIZE, PersFLSettings
+from strategies.persfl import DIVERGED, PAIRS, PERSONALIZE, PersFLSettings
 
 
 class SoftLoss(Protocol):
@@ -59,22 +62,22 @@ class Imitation:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A personalized model of the grid, with its result on the validation data.
+    """A personalized model of the grid, with its results.
 
     Attributes
     ----------
     imitation, temperature : float
         lambda and T.
-    accuracy, loss : float
-        On the validation data.
+    validation, test : Evaluation
+        On validation data, by which it is chosen, and on test data, by which nothing is.
     weights : dict of str to Tensor
         The model's parameters and buffers.
     """
 
     imitation: float
     temperature: float
-    accuracy: float
-    loss: float
+    validation: Evaluation
+    test: Evaluation
     weights: dict[str, Tensor]
 
 
@@ -91,8 +94,8 @@ class PersFLClient(ParameterClient):
         if phase == PERSONALIZE:
             # The final model has gone through every round's average.
             self.consider_teacher(server_round)
-            yield from self.personalize(server_round)
-            return TrainReply()
+            pairs = yield from self.personalize(server_round)
+            return TrainReply({PAIRS: pairs})
         self.consider_teacher(server_round - 1)
         return (yield from super().train(received, server_round, phase))
 
@@ -126,12 +129,18 @@ class PersFLClient(ParameterClient):
             self.context, "teacher-choice", {"round": float(aggregations), "loss": loss}
         )
 
-    def personalize(self, server_round: int) -> Steps[None]:
+    def personalize(self, server_round: int) -> Steps[NDArray[np.int32]]:
         """Distil from the teacher for every pair of the grid, keep the best on validation data.
 
         Of the kept model remain ``lambda``, ``temperature`` and ``teacher-round``; for comparison
         the test accuracies ``global-accuracy`` of the final global model, which `model` is at
         the start, and ``teacher-accuracy``. All are reported with the evaluation.
+
+        Returns
+        -------
+        ndarray
+            Shape (pairs, 2): correct answers of each pair's model on validation and on test
+            data, `DIVERGED` for both where it is left out.
 
         Raises
         ------
@@ -145,9 +154,11 @@ class PersFLClient(ParameterClient):
         teacher_logits = yield PredictJob(self.model, self.data.train_images)
         best: Candidate | None = None
         grid = self.settings.grid()
-        for number, (imitation, temperature) in enumerate(grid, start=1):
+        counts = np.full((len(grid), 2), DIVERGED, dtype=np.int32)
+        for position, (imitation, temperature) in enumerate(grid):
             self.model.load_state_dict(teacher_weights)
-            log(INFO, "Client %d, stage 2: pair %d of %d", self.partition_id, number, len(grid))
+            place = position + 1, len(grid)
+            log(INFO, "Client %d, stage 2: pair %d of %d", self.partition_id, *place)
             try:
                 candidate = yield from self.distilled(
                     teacher_logits, imitation, temperature, server_round
@@ -156,6 +167,7 @@ class PersFLClient(ParameterClient):
                 pair = f"lambda {imitation:g} and T {temperature:g}"
                 log(WARNING, "Client %d: %s left out, %s", self.partition_id, pair, error)
                 continue
+            counts[position] = candidate.validation.correct, candidate.test.correct
             if best is None or _is_better(candidate, best):
                 best = candidate
         if best is None:
@@ -171,6 +183,7 @@ class PersFLClient(ParameterClient):
             "global-accuracy": global_accuracy,
         }
         memory.save_numbers(self.context, "choice", choice)
+        return counts
 
     def choice(self) -> dict[str, float]:
         """Return what remains of the kept pair; empty before stage 2."""
@@ -209,12 +222,11 @@ class PersFLClient(ParameterClient):
             self.optimizer(self.model.parameters(), settings.distillation_learning_rate),
             gathered(positions, data.train_images, data.train_labels, soft_labels),
         )
-        result = evaluate(self.model, data.validation_images, data.validation_labels)
-        require_finite(result.loss)
+        validation = evaluate(self.model, data.validation_images, data.validation_labels)
+        require_finite(validation.loss)
+        test = evaluate(self.model, data.test_images, data.test_labels)
         weights = {name: value.clone() for name, value in self.model.state_dict().items()}
-        return Candidate(
-            imitation, temperature, result.correct / result.total, result.loss, weights
-        )
+        return Candidate(imitation, temperature, validation, test, weights)
 
 
 class PersFLGDClient(PersFLClient):
@@ -224,4 +236,5 @@ class PersFLGDClient(PersFLClient):
 
 
 def _is_better(candidate: Candidate, best: Candidate) -> bool:
-    return (candidate.accuracy, -candidate.loss) > (best.accuracy, -best.loss)
+    new, old = candidate.validation, best.validation
+    return (new.correct, -new.loss) > (old.correct, -old.loss)

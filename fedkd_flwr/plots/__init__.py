@@ -11,6 +11,7 @@ from fedkd_flwr.plots.accuracy import (
 )
 from fedkd_flwr.plots.clusters import follow_clusters, plot_clusters
 from fedkd_flwr.plots.comparison import save_figures
+from fedkd_flwr.plots.distillation import plot_pairs, plot_surface, plot_teacher_rounds
 from fedkd_flwr.plots.genotypes import (
     draw_genotype,
     draw_genotypes,
@@ -34,8 +35,11 @@ __all__ = [
     "plot_genotype",
     "plot_help",
     "plot_operations",
+    "plot_pairs",
     "plot_partition",
     "plot_sharing",
+    "plot_surface",
+    "plot_teacher_rounds",
     "save_figures",
     "sharing_matrices",
 ]

@@ -14,6 +14,7 @@ from fedkd_flwr.plots.accuracy import (
     plot_gain_over_local,
 )
 from fedkd_flwr.plots.clusters import plot_clusters
+from fedkd_flwr.plots.distillation import distillation_figures, has_pairs
 from fedkd_flwr.plots.files import write_figures
 from fedkd_flwr.plots.knowledge import plot_help, plot_sharing, sharing_matrices
 from fedkd_flwr.plots.partition import plot_partition
@@ -22,8 +23,9 @@ from fedkd_flwr.plots.partition import plot_partition
 def save_figures(comparison: Comparison, folder: str | Path) -> list[Path]:
     """Write the figures of a comparison as PNG files.
 
-    Matrices, clusters and the split are drawn for the first seed of each method. The split is
-    left out where this machine does not have the data.
+    Matrices, clusters and the split are drawn for the first seed of each method, PersFL's pairs
+    and teachers for all seeds at once. The split is left out where this machine does not have
+    the data.
 
     Returns
     -------
@@ -52,6 +54,8 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
                 yield f"{run.path.name}-{matrix}-help", plot_help(run, local, name=matrix)
         if "clusters" in run.matrices:
             yield f"{run.path.name}-clusters", plot_clusters(run)
+        if all(map(has_pairs, runs)):
+            yield from distillation_figures(runs)
     try:
         yield "partition", plot_partition(next(iter(comparison.groups.values()))[0])
     except (ConfigError, DataError):

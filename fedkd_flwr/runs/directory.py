@@ -4,6 +4,7 @@
 ``config.json``     everything needed to repeat the run, versions included
 ``rounds.jsonl``    one line a round
 ``clients.jsonl``   one line a client and round
+``NAME.jsonl``      further tables of a method, one line a client and whatever it is about
 ``matrices.npz``    the method's matrices, one array each, rounds first
 ``models/``         global models of the methods that need them, ``global-ROUND``;
                     personalized models on request, by partition-id
@@ -161,7 +162,8 @@ class RunDirectory:
             If the disk refuses; the run can be resumed from the round before.
         """
         try:
-            self._append("clients.jsonl", record.clients)
+            for name, rows in {"clients": record.clients, **record.tables}.items():
+                self._append(f"{name}.jsonl", rows)
             for name, matrix in record.matrices.items():
                 self._keep_matrix(name, record.server_round, matrix)
             if strategy.keeps_global_models:
@@ -217,8 +219,8 @@ class RunDirectory:
         if not self._is_new or self._has_rounds or notes_file(self.path).exists():
             return
         self.close()
-        for name in ("config.json", "rounds.jsonl", "clients.jsonl"):
-            (self.path / name).unlink(missing_ok=True)
+        for file in (self.path / "config.json", *self.path.glob("*.jsonl")):
+            file.unlink(missing_ok=True)
         for name in ("matrices", "checkpoint"):
             shutil.rmtree(self.path / name, ignore_errors=True)
         for model in (self.path / "models").glob("global-*.safetensors"):
@@ -258,9 +260,10 @@ class RunDirectory:
     def _forget_after(self, completed_rounds: int) -> None:
         """Drop lines and matrices of rounds that the checkpoint does not know of."""
         run = Run(self.path)
-        for name, rows in (("rounds.jsonl", run.round_rows), ("clients.jsonl", run.client_rows)):
+        tables = {"rounds": run.round_rows, "clients": run.client_rows, **run.further_rows}
+        for name, rows in tables.items():
             kept = [row for row in rows if row["round"] <= completed_rounds]
-            write_text(self.path / name, _as_lines(kept))
+            write_text(self.path / f"{name}.jsonl", _as_lines(kept))
         for file in (self.path / "matrices").glob("*.npy"):
             if int(file.stem.rpartition("-")[2]) > completed_rounds:
                 file.unlink()

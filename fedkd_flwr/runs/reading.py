@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Row = dict[str, Any]
-"""One line of ``rounds.jsonl`` or ``clients.jsonl``."""
+"""One line of ``rounds.jsonl``, ``clients.jsonl`` or a method's further table."""
 
 Types = Mapping[str, type | tuple[type, ...]]
 """What a JSON object has to hold."""
 
 CONFIG: Types = {"strategy": str, "seed": int, "num-clients": int, "num-server-rounds": int}
 """What every run config holds, whatever else has a default."""
+
+CLIENT_KEYS = ("round", "partition_id")
+"""What every line about a client holds."""
 
 RESULT = (dict, type(None))
 """A round's accuracy, or nothing where no client was evaluated."""
@@ -81,7 +84,19 @@ class Run:
     @cached_property
     def client_rows(self) -> list[Row]:
         """One row a client and round."""
-        return self._rows("clients.jsonl", ("round", "partition_id"))
+        return self._rows("clients.jsonl", CLIENT_KEYS)
+
+    @cached_property
+    def further_rows(self) -> dict[str, list[Row]]:
+        """Rows of the method's further tables by name."""
+        names = {file.stem for file in self.path.glob("*.jsonl")} - {"rounds", "clients"}
+        return {name: self._rows(f"{name}.jsonl", CLIENT_KEYS) for name in sorted(names)}
+
+    def table(self, name: str) -> "pd.DataFrame":
+        """Return a further table of the method, empty where it has none of that name."""
+        import pandas as pd
+
+        return pd.DataFrame(self.further_rows.get(name, []))
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
@@ -134,7 +149,7 @@ class Run:
         DamagedRunError
             With the file, what is wrong with it, and what to do.
         """
-        _ = self.description, self.round_rows, self.client_rows
+        _ = self.description, self.round_rows, self.client_rows, self.further_rows
         if self.summary:
             self.require_rounds(self.summary["rounds"])
         archive = self.path / "matrices.npz"

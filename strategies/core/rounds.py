@@ -43,12 +43,15 @@ class RoundRecord:
         One row for each client that was evaluated, sampled or failed in this round.
     matrices : dict of str to ndarray
         The method's matrices after the round, such as ``coefficients`` (N, N).
+    tables : dict of str to list of dict
+        Rows of the method's further tables, each with a ``round`` and a ``partition_id``.
     """
 
     server_round: int
     row: dict[str, Any]
     clients: list[dict[str, Any]]
     matrices: dict[str, NDArray[Any]]
+    tables: dict[str, list[dict[str, Any]]]
 
 
 class RunObserver(Protocol):

@@ -1,0 +1,273 @@
+"""PersFL's Tables 3 to 7 on MNIST from finished runs, the paper's row beside ours.
+
+    python docs/results/persfl/publish_persfl.py RUNS
+
+writes beside this file ``mnist.json`` (what is kept of every run under the folder RUNS), figures
+and ``tables.md``. Without RUNS the tables are written anew from the JSON file.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+import fedkd_flwr
+from fedkd_flwr import Run
+from fedkd_flwr.config import load_toml
+from fedkd_flwr.plots import plot_pairs, plot_surface, plot_teacher_rounds
+from fedkd_flwr.plots.files import write_figures
+
+HERE = Path(__file__).parent
+SPLITS = {"k-classes": "DS-1", "dirichlet": "DS-2", "lognormal-two-classes": "DS-3"}
+COLUMNS = [
+    "accuracy", "global_accuracy", "teacher_accuracy", "lambda", "temperature", "teacher_round"
+]  # fmt: skip
+NEAR = 0.01
+"""Accuracy that a method may still gain where Table 7 calls it arrived."""
+
+
+# ---- What is kept of a run -----------------------------------------------------------
+
+
+def published(run: Run) -> dict[str, Any]:
+    """Return what is kept of one run: its settings that the tables tell apart, and its results."""
+    config = run.config
+    clients = run.clients[run.clients["round"] == config["num-server-rounds"]]
+    clients = clients.sort_values("partition_id").reindex(columns=COLUMNS).dropna(axis="columns")
+    rounds = run.rounds.dropna(subset="validation_accuracy_mean")
+    return {
+        "split": SPLITS[config["partition"]],
+        "method": config["strategy"],
+        "teacher": config["persfl.teacher"],
+        "samples": config["max-samples"],
+        "seed": config["seed"],
+        "rounds": config["num-server-rounds"],
+        "evaluated": rounds["round"].tolist(),
+        "validation_accuracy_mean": rounds["validation_accuracy_mean"].round(4).tolist(),
+        "seconds": round(run.summary["seconds"], 1),
+        "clients": clients.round(4).to_dict("list"),
+        "pairs": published_pairs(run.table("pairs")),
+    }
+
+
+def published_pairs(pairs: pd.DataFrame) -> dict[str, Any]:
+    """Return the grid of lambda and T, and the accuracies of each client (rows) for its pairs."""
+    if pairs.empty:
+        return {}
+    by_client = pairs.groupby("partition_id")
+    grid = by_client.get_group(pairs["partition_id"].min())
+    return {
+        **{name: grid[name].tolist() for name in ("lambda", "temperature")},
+        **{
+            name: [
+                values.round(4).replace({np.nan: None}).tolist() for _, values in by_client[name]
+            ]
+            for name in ("validation_accuracy", "accuracy")
+        },
+    }
+
+
+def write_runs(folder: Path) -> None:
+    """Write ``mnist.json`` and PersFL's figures from all finished runs under a folder."""
+    found = [fedkd_flwr.load_run(file.parent) for file in sorted(folder.rglob("summary.json"))]
+    kept = [published(run) for run in found]
+    order = ("split", "samples", "method", "teacher", "seed")
+    kept.sort(key=lambda run: [run[name] for name in order])
+    text = ",\n".join(json.dumps(run) for run in kept)
+    (HERE / "mnist.json").write_text(f"[\n{text}\n]\n")
+    for partition, split in SPLITS.items():
+        runs = [run for run in found if is_plain(run) and run.config["partition"] == partition]
+        if runs:
+            stem = f"mnist-{split.lower().replace('-', '')}"
+            figures = {
+                f"{stem}-pairs": plot_pairs(runs),
+                f"{stem}-surface": plot_surface(runs),
+                f"{stem}-teacher-rounds": plot_teacher_rounds(runs),
+            }
+            write_figures(figures.items(), HERE)
+
+
+def is_plain(run: Run) -> bool:
+    """Return whether a run is PersFL as the preset has it."""
+    config = run.config
+    variant = config["strategy"], config["persfl.teacher"], config["max-samples"]
+    return variant == ("persfl", "optimal", 0)
+
+
+# ---- Tables --------------------------------------------------------------------------
+
+
+def read_runs() -> pd.DataFrame:
+    """Return one row a run; ``accuracy`` and ``global_accuracy`` are lists over users."""
+    runs = json.loads((HERE / "mnist.json").read_text())
+    return pd.DataFrame([{**run, **run.pop("clients")} for run in runs])
+
+
+def accuracy_rows(
+    title: str, runs: pd.DataFrame, paper: Mapping[str, Any], column: str = "accuracy"
+) -> Iterator[list[str]]:
+    """Yield rounds, seeds, ours, the paper's and the difference for each split with runs."""
+    for split, theirs, spread in zip(
+        SPLITS.values(), paper["accuracy"], paper["spread"], strict=True
+    ):
+        own = runs[runs["split"] == split].dropna(subset=column)
+        if own.empty:
+            continue
+        users = 100 * np.array(own[column].tolist())
+        means = users.mean(axis=1)
+        yield [
+            split,
+            title,
+            f"{own['rounds'].iloc[0]}",
+            f"{len(own)}",
+            f"{with_deviation(means)} / {users.std(axis=1).mean():.1f}",
+            f"{theirs} / {spread}",
+            f"{means.mean() - theirs:+.1f}",
+        ]
+
+
+def choice_rows(runs: pd.DataFrame, paper: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yield the means over users of what they chose, ours and theirs, for each split with runs."""
+    for position, split in enumerate(SPLITS.values()):
+        own = runs[runs["split"] == split]
+        if own.empty:
+            continue
+        cells = []
+        for name in ("lambda", "temperature"):
+            ours = np.array([np.mean(values) for values in own[name]])
+            cells += [with_deviation(ours, 2), f"{np.mean(paper[name][position]):.2f}"]
+        plain = np.mean([np.equal(values, 0).mean() for values in own["lambda"]])
+        yield [split, f"{len(own)}", *cells, f"{plain:.0%}"]
+
+
+def round_rows(runs: pd.DataFrame, paper: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yield the rounds given, and those after which little is to gain, for whatever has runs."""
+    for method, given in paper.items():
+        for split, theirs in zip(SPLITS.values(), given, strict=True):
+            own = runs[(runs["split"] == split) & (runs["method"] == method)]
+            if own.empty:
+                continue
+            arrived = np.array([arrival(run) for run in own.to_dict("records")])
+            ours = f"{own['rounds'].iloc[0]}"
+            yield [split, f"`{method}`", f"{theirs}", ours, with_deviation(arrived, 0)]
+
+
+def arrival(run: Mapping[str, Any]) -> int:
+    """Return the first evaluated round within `NEAR` of the best on validation data.
+
+    Of PersFL the rounds of stage 1 count, which is all that it communicates for.
+    """
+    is_last = np.array(run["evaluated"]) == run["rounds"]
+    counted = ~is_last if run["method"].startswith("persfl") else np.ones_like(is_last)
+    accuracy = np.array(run["validation_accuracy_mean"])[counted]
+    return int(np.array(run["evaluated"])[counted][accuracy >= accuracy.max() - NEAR][0])
+
+
+def size_rows(runs: pd.DataFrame) -> Iterator[list[str]]:
+    """Yield a row a total number of samples in DS-2: PersFL, its stage 1, what users chose."""
+    for samples, own in runs.groupby(runs["samples"].replace(0, 70_000)):
+        cells = []
+        for column in ("accuracy", "global_accuracy"):
+            users = 100 * np.array(own[column].tolist())
+            cells.append(f"{with_deviation(users.mean(axis=1))} / {users.std(axis=1).mean():.1f}")
+        for name in ("lambda", "temperature"):
+            cells.append(with_deviation(np.array([np.mean(chosen) for chosen in own[name]]), 2))
+        yield [f"{samples:,}", f"{len(own)}", *cells]
+
+
+def the_papers(paper: Mapping[str, Any]) -> list[str]:
+    """Return the paper's row for DS-2, which does not say how many samples there were."""
+    cells = [
+        f"{paper['table3'][name]['accuracy'][1]} / {paper['table3'][name]['spread'][1]}"
+        for name in ("persfl", "fedavg")
+    ]
+    chosen = [f"{np.mean(paper['table5'][name][1]):.2f}" for name in ("lambda", "temperature")]
+    return ["the paper", "5", *cells, *chosen]
+
+
+def with_deviation(values: NDArray[np.float64], digits: int = 1) -> str:
+    """Return the mean over seeds, with the standard deviation where there are several."""
+    deviation = f" ± {values.std(ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{values.mean():.{digits}f}{deviation}"
+
+
+def table(title: str, headings: str, rows: Iterable[list[str]]) -> str:
+    """Return a heading and a Markdown table."""
+    names = headings.split(", ")
+    lines = [names, ["---"] * len(names), *sorted(rows, key=lambda row: row[0])]
+    return f"## {title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def tables() -> str:
+    """Return all tables as Markdown."""
+    paper, runs = load_toml(HERE / "paper.toml", "paper's tables"), read_runs()
+    sizes = runs[(runs["split"] == "DS-2") & (runs["method"] == "persfl")]
+    runs = runs[runs["samples"] == 0]
+    variants = {
+        name: runs[runs["method"] == name]
+        for name in ("persfl", "persfl-gd", "fedavg", "fedper", "pfedme", "per-fedavg")
+    }
+    persfl = variants["persfl"]
+    variants["persfl"] = persfl[persfl["teacher"] == "optimal"]
+    by_teacher = {name: persfl[persfl["teacher"] == name] for name in ("last", "optimal")}
+    accuracies = "split, method, rounds, seeds, ours, paper, difference"
+    compared = [
+        row
+        for name, theirs in paper["table3"].items()
+        for row in accuracy_rows(f"`{name}`", variants[name], theirs)
+    ]
+    stage1 = accuracy_rows(
+        "stage 1 of `persfl`, which is FedAvg",
+        variants["persfl"],
+        paper["table3"]["fedavg"],
+        "global_accuracy",
+    )
+    return "\n".join(
+        [
+            table("Table 3: personalization methods", accuracies, [*stage1, *compared]),
+            table(
+                "Table 4: the teacher of stage 2",
+                accuracies.replace("method", "teacher"),
+                [
+                    row
+                    for name, theirs in paper["table4"].items()
+                    for row in accuracy_rows(name, by_teacher[name], theirs)
+                ],
+            ),
+            table(
+                "Table 5: the pairs that users choose, mean over users",
+                "split, seeds, lambda, paper's lambda, T, paper's T, users at lambda = 0",
+                choice_rows(variants["persfl"], paper["table5"]),
+            ),
+            table(
+                "Table 6: the soft loss",
+                accuracies,
+                [
+                    row
+                    for name, theirs in paper["table6"].items()
+                    for row in accuracy_rows(f"`{name}`", variants[name], theirs)
+                ],
+            ),
+            table(
+                "Table 7: rounds",
+                "split, method, paper's rounds, our rounds, within one point of its best after",
+                round_rows(pd.concat(variants.values()), paper["table7"]),
+            ),
+            table(
+                "DS-2 by the number of samples in all",
+                "samples, seeds, `persfl`, stage 1 (FedAvg), lambda, T",
+                [*size_rows(sizes), the_papers(paper)],
+            ),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        write_runs(Path(sys.argv[1]))
+    (HERE / "tables.md").write_text(tables())

@@ -1,0 +1,189 @@
+"""What PersFL's clients distil from, and what comes of lambda and T (Divi et al. 2021)."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedkd_flwr.plots.looks import COLOURS, FIGURE_WIDTH, LINES, MARKERS, new_figure, run_title
+from fedkd_flwr.runs import Run
+from strategies.persfl import PAIRS
+
+PANELS_A_ROW = 5
+"""Clients beside each other in `plot_pairs`."""
+
+
+def has_pairs(run: Run) -> bool:
+    """Return whether a run has PersFL's table of pairs."""
+    return PAIRS in run.further_rows
+
+
+def plot_pairs(runs: Run | Sequence[Run]) -> Figure:
+    """Draw test accuracy over lambda for each T, a panel a client: Figs. 3 to 8 of the paper.
+
+    Parameters
+    ----------
+    runs : Run or sequence of Run
+        Finished runs of ``persfl`` or ``persfl-gd`` that differ in their seed; their mean is
+        drawn.
+
+    Raises
+    ------
+    ValueError
+        If a run has no table of pairs.
+    """
+    runs = _several(runs)
+    by_client = list(_pairs_of(runs).groupby("partition_id"))
+    columns = min(PANELS_A_ROW, len(by_client))
+    rows = -(-len(by_client) // columns)
+    figure = Figure(figsize=(1.6 * FIGURE_WIDTH, 1.2 + 1.7 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, sharex=True, squeeze=False).ravel()
+    for axes, (client, pairs) in zip(panels, by_client, strict=False):
+        _draw_lines(axes, surface(pairs, "accuracy"))
+        axes.set_title(f"Client {client}", fontsize="small")
+    for axes in panels[len(by_client) :]:
+        axes.set_visible(False)
+    for axes in panels[len(by_client) - columns : len(by_client)]:
+        axes.set_xlabel("Lambda")
+        axes.tick_params(labelbottom=True)
+    figure.supylabel("Accuracy on test data", fontsize="medium")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    figure.suptitle(_title(runs), fontsize="medium")
+    return figure
+
+
+def plot_surface(runs: Run | Sequence[Run]) -> Figure:
+    """Draw accuracy over lambda and T, mean over clients, on validation and on test data.
+
+    A client chooses by the left part; the right part is what the choice is worth.
+
+    Parameters
+    ----------
+    runs : Run or sequence of Run
+        Finished runs of ``persfl`` or ``persfl-gd`` that differ in their seed; their mean is
+        drawn.
+
+    Raises
+    ------
+    ValueError
+        If a run has no table of pairs.
+    """
+    runs = _several(runs)
+    pairs = _pairs_of(runs)
+    parts = {
+        "Validation data": surface(pairs, "validation_accuracy"),
+        "Test data": surface(pairs, "accuracy"),
+    }
+    figure = Figure(figsize=(FIGURE_WIDTH, 0.6 * FIGURE_WIDTH), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    values = np.concatenate([part.to_numpy() for part in parts.values()])
+    lowest, highest = float(np.nanmin(values)), float(np.nanmax(values))
+    for axes, (title, part) in zip(panels, parts.items(), strict=True):
+        image = axes.imshow(part, cmap="cividis", vmin=lowest, vmax=highest, aspect="auto")
+        for (row, column), value in np.ndenumerate(part.to_numpy()):
+            # Dark numbers on the light half of the colours, light ones on the dark half.
+            colour = "black" if value > (lowest + highest) / 2 else "white"
+            text = f"{100 * value:.1f}" if np.isfinite(value) else ""
+            axes.text(column, row, text, ha="center", va="center", color=colour, size="small")
+        axes.set_xticks(range(len(part.columns)), [f"{name:g}" for name in part.columns])
+        axes.set_yticks(range(len(part.index)), [f"{name:g}" for name in part.index])
+        axes.set_xlabel("T")
+        axes.set_title(title, fontsize="medium")
+    panels[0].set_ylabel("Lambda")
+    figure.colorbar(image, ax=list(panels), label="Accuracy")
+    figure.suptitle(_title(runs), fontsize="medium")
+    return figure
+
+
+def plot_teacher_rounds(runs: Run | Sequence[Run]) -> Figure:
+    """Draw a histogram of the rounds that the clients' teachers are from: Fig. 2 of the paper.
+
+    Parameters
+    ----------
+    runs : Run or sequence of Run
+        Finished runs of ``persfl`` or ``persfl-gd`` that differ in their seed.
+
+    Raises
+    ------
+    ValueError
+        If a run's clients have no teachers.
+    """
+    runs = _several(runs)
+    for run in runs:
+        if "teacher_round" not in run.clients:
+            raise ValueError(f"{run.path.name} has no teachers.")
+    rounds = pd.concat([run.clients["teacher_round"].dropna() for run in runs])
+    last = int(runs[0].config["num-server-rounds"])
+    figure, axes = new_figure("Round of the teacher", "Clients")
+    # As many bars as can be told apart, each of whole rounds.
+    width = -(-(last + 1) // 25)
+    # From the end, so that the last rounds, of which most teachers are, have a whole bar.
+    edges = np.arange(last + 0.5, -0.5 - width, -width)[::-1].tolist()
+    axes.hist(rounds, edges, color=COLOURS[0], ec="white")
+    mean = float(rounds.mean())
+    axes.axvline(mean, color=COLOURS[1], ls="--", label=f"mean {mean:.0f}")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlim(edges[0], edges[-1])
+    axes.legend(frameon=False)
+    axes.set_title(_title(runs), fontsize="medium")
+    return figure
+
+
+def surface(pairs: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Return the mean of a column over clients and seeds, by lambda (rows) and T (columns).
+
+    At lambda = 0, where T has no effect and one is tried, all have its value.
+    """
+    means = pairs.groupby(["lambda", "temperature"])[column].mean().unstack()
+    if 0.0 in means.index:
+        means.loc[0.0] = means.loc[0.0].max()
+    return means
+
+
+def distillation_figures(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
+    """Yield the figures of PersFL's runs with the stems of their files."""
+    name = runs[0].path.name
+    yield f"{name}-pairs", plot_pairs(runs)
+    yield f"{name}-surface", plot_surface(runs)
+    yield f"{name}-teacher-rounds", plot_teacher_rounds(runs)
+
+
+def _draw_lines(axes: Axes, means: pd.DataFrame) -> None:
+    """Draw one client's accuracy over lambda, a line a temperature."""
+    for position, (temperature, values) in enumerate(means.items()):
+        axes.plot(
+            means.index,
+            values,
+            color=COLOURS[position % len(COLOURS)],
+            ls=LINES[position % len(LINES)],
+            marker=MARKERS[position % len(MARKERS)],
+            ms=4,
+            label=f"T = {temperature:g}",
+        )
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize="small")
+
+
+def _pairs_of(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return the pairs that were tried after the last round of each run."""
+    for run in runs:
+        if not has_pairs(run):
+            raise ValueError(f"{run.path.name} has no table of pairs of lambda and T.")
+    tables = [run.table(PAIRS) for run in runs]
+    return pd.concat([table[table["round"] == table["round"].max()] for table in tables])
+
+
+def _several(runs: Run | Sequence[Run]) -> Sequence[Run]:
+    return [runs] if isinstance(runs, Run) else runs
+
+
+def _title(runs: Sequence[Run]) -> str:
+    return (
+        run_title(runs[0]) if len(runs) == 1 else f"{run_title(runs[0])} and {len(runs) - 1} more"
+    )

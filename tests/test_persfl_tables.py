@@ -1,0 +1,58 @@
+"""The committed tables of PersFL are those that the committed JSON file and the paper give."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedkd_flwr
+from fedkd_flwr.sweeps import read_sweep
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs" / "results" / "persfl"
+
+
+@pytest.fixture
+def script():
+    """Return the script that publishes PersFL's tables, as a module of its own."""
+    spec = importlib.util.spec_from_file_location("publish_persfl", RESULTS / "publish_persfl.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tables_equal_their_json(script):
+    assert (RESULTS / "tables.md").read_text() == script.tables()
+
+
+def test_a_run_becomes_rows_beside_the_papers(script, small, tmp_path, monkeypatch):
+    changes = {"strategy": "persfl", "models": "mlp", "partition": "dirichlet", "max-samples": 300}
+    run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "runs" / "one")
+    kept = script.published(run) | {"samples": 0}
+    last = run.clients[run.clients["round"] == 2]
+    assert kept["clients"]["accuracy"] == last["accuracy"].round(4).tolist()
+    pairs = run.table("pairs")
+    np.testing.assert_allclose(
+        np.ravel(kept["pairs"]["accuracy"]), pairs["accuracy"], rtol=0, atol=5e-5
+    )
+    (tmp_path / "mnist.json").write_text(json.dumps([kept]))
+    (tmp_path / "paper.toml").write_text((RESULTS / "paper.toml").read_text())
+    monkeypatch.setattr(script, "HERE", tmp_path)
+    ours, lost = 100 * last["accuracy"].mean(), 100 * last["accuracy"].mean() - 88.0
+    lines = script.tables().splitlines()
+    cells = next(line for line in lines if line.startswith("| DS-2 | `persfl`")).split(" | ")
+    assert cells[2:4] == ["2", "1"]
+    assert cells[4].startswith(f"{ours:.1f} / ")
+    assert cells[5:] == ["88.0 / 1.3", f"{lost:+.1f} |"]
+
+
+@pytest.mark.parametrize("split", ["ds1", "ds2", "ds3"])
+def test_the_sweeps_are_the_presets_with_the_papers_rounds(split, script):
+    position = int(split[-1]) - 1
+    rounds = script.load_toml(RESULTS / "paper.toml", "paper's tables")["table7"]
+    for sweep in ("persfl-mnist", "persfl-rivals-mnist"):
+        for name, configuration in read_sweep(ROOT / f"conf/sweeps/{sweep}-{split}.toml").items():
+            method = name.split("-seed")[0].replace("-gd", "")
+            assert configuration.run.plan.num_server_rounds == rounds[method][position]
