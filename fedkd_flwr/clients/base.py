@@ -37,7 +37,6 @@ from fedkd_flwr.data.settings import DataPlan
 from fedkd_flwr.export import model_card, save_personalized_model
 from fedkd_flwr.models.assignment import assign_models
 from fedkd_flwr.models.pool import Architecture, borrow, give_back
-from fedkd_flwr.models.registry import DARTS_MODELS
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob, complete
 from fedkd_flwr.training.loop import (
@@ -394,7 +393,7 @@ class PersonalClient(NumPyClient):
             Counts and losses, and the method's further metrics.
         """
         further = self.prepare_evaluation(received, server_round)
-        if self.model_name in DARTS_MODELS:
+        if self.run.models.batch_norm_statistics == "fresh":
             # Whatever the method: else a comparison would measure running statistics.
             refresh_statistics(self.model, self.data.train_images)
         counts = yield from self.evaluation_metrics()
