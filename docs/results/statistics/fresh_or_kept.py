@@ -1,10 +1,10 @@
-"""Which statistics of batch normalization should a personalized network be evaluated with?
+"""Evaluate personalized networks with kept and with fresh statistics of batch normalization.
 
     python docs/results/statistics/fresh_or_kept.py RUNS OUTPUT
 
-RUNS is a folder of finished runs with ``batch-norm-statistics = "kept"`` and exported models. Every
-client's model is evaluated on its test split twice: with the running averages that it kept, and with
-fresh statistics of the client's own training images. Writes OUTPUT.json, one line a run, and
+RUNS is a folder of finished runs with ``batch-norm-statistics = "kept"`` and exported models. Each
+client's model is evaluated on its test split twice: with the running averages that it kept, and
+with fresh statistics of the client's own training images. Writes OUTPUT.json, one line a run, and
 OUTPUT.md, the mean over seeds.
 """
 
