@@ -1,7 +1,7 @@
 """FedKMA: clients search architectures and share parameters by knowledge-sharing weights.
 
-*FedKMA: Personalized Federated Learning via Knowledge-Sharing based Model structure
-Adaptation*: the clients train one DARTS supernet (network weights omega, architecture weights
+X. Wang, Z. Wang, *Personalized Federated Learning via Knowledge Sharing-based Model Structure
+Adaption*: the clients train one DARTS supernet (network weights omega, architecture weights
 alpha). The server compares how the clients predict each class, every client turns the
 comparison into its own row of the knowledge-sharing matrix M, and client i goes on with
 ``omega_i = Σ_j M[i, j] omega_j``, alpha and buffers alike.
@@ -22,8 +22,11 @@ Differences from the paper
   every method on a search network, before it is evaluated: mixed statistics fit no client.
 - ``fedkma.sharpness`` (beta) multiplies the distances; 1 is the paper. A higher one sharpens rows
   of M, which absent classes otherwise leave blunt.
-- alpha has a step and a weight decay of its own, where the paper names one for both.
-  ``fedkma.alpha-optimizer = "adam"`` and ``fedkma.alpha-share = 0.5`` are DARTS's.
+- alpha and omega steps see all training samples (``fedkma.alpha-share = 0``: Eq. 7, Algorithm 1
+  line 20), where Eqs. 3 and 4 and DARTS have two halves: 0.5.
+- alpha is trained by SGD with momentum, as §V-A says of both; Adam, which DARTS has for it, is
+  ``fedkma.alpha-optimizer = "adam"``. Its step and weight decay are settings of their own, by
+  default the paper's for both, and its moments start anew in each round.
 - A client that fails in training drops out of all rows; one that fails to send its row gets
   the uniform one.
 """

@@ -255,6 +255,19 @@ def test_statistics_are_refreshed_for_the_final_weights(tiny):
     assert momenta == {0.1}
 
 
+def test_fresh_statistics_are_those_of_a_network_that_drops_nothing_out():
+    layers = [nn.Dropout(0.5), nn.BatchNorm2d(2)]
+    images = torch.randn(50, 2, 3, 3) * 4 + 7
+    model = nn.Sequential(*layers)
+    refresh_statistics(model, images)
+    statistics = layers[1].running_mean, layers[1].running_var
+    expected = images.mean(dim=(0, 2, 3)), images.var(dim=(0, 2, 3))
+    torch.testing.assert_close(statistics, expected)
+    refresh_statistics(model, images[:1] + 100)
+    torch.testing.assert_close(statistics, expected)
+    assert not any(layer.training for layer in model.modules())
+
+
 @pytest.mark.parametrize("strategy", ["fedkma", "fedavg", "local"])
 def test_received_statistics_do_not_decide_how_a_search_network_is_evaluated(tiny, strategy):
     """Every method is evaluated with fresh statistics, or a comparison would measure those."""
@@ -268,6 +281,21 @@ def test_received_statistics_do_not_decide_how_a_search_network_is_evaluated(tin
         client.evaluate([received[k] for k in names], {"names": names, "server-round": 1})
         logits.append(predict_logits(client.model, client.data.test_images))
     torch.testing.assert_close(*logits)
+
+
+@pytest.mark.parametrize(("statistics", "are_alike"), [("fresh", True), ("kept", False)])
+def test_a_setting_says_which_statistics_any_network_is_evaluated_with(
+    small, statistics, are_alike
+):
+    changes = {"strategy": "local", "models": "shufflenetv2", "batch-norm-statistics": statistics}
+    losses = []
+    for variance in (0.5, 1.0):
+        client = client_of({**small, **changes})
+        for name, buffer in client.model.named_buffers():
+            if name.endswith("running_var"):
+                buffer.fill_(variance)
+        losses.append(client.evaluate([], {"names": [], "server-round": 1})[0])
+    assert (losses[0] == pytest.approx(losses[1])) == are_alike
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])

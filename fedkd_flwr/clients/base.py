@@ -1,7 +1,9 @@
 """What every client shares: its data, its model, its memory and its evaluation.
 
 A method overrides `PersonalClient.train`, and `prepare_evaluation` where the evaluated model
-is not simply the kept one.
+is not simply the kept one. Whatever the method, a network with batch normalization is evaluated
+with the statistics that ``batch-norm-statistics`` names: by default fresh ones of the client's own
+training images.
 """
 
 import itertools
@@ -37,7 +39,6 @@ from fedkd_flwr.data.settings import DataPlan
 from fedkd_flwr.export import model_card, save_personalized_model
 from fedkd_flwr.models.assignment import assign_models
 from fedkd_flwr.models.pool import Architecture, borrow, give_back
-from fedkd_flwr.models.registry import DARTS_MODELS
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob, complete
 from fedkd_flwr.training.loop import (
@@ -394,7 +395,7 @@ class PersonalClient(NumPyClient):
             Counts and losses, and the method's further metrics.
         """
         further = self.prepare_evaluation(received, server_round)
-        if self.model_name in DARTS_MODELS:
+        if self.run.models.batch_norm_statistics == "fresh":
             # Whatever the method: else a comparison would measure running statistics.
             refresh_statistics(self.model, self.data.train_images)
         counts = yield from self.evaluation_metrics()

@@ -1,4 +1,4 @@
-"""FedKMA's client: search on two parts of the data, report mean logits, weigh the others."""
+"""FedKMA's client: search, report mean logits, weigh the others."""
 
 from collections.abc import Iterator
 
@@ -32,8 +32,8 @@ from strategies.fedkma import (
 class FedKMAClient(ParameterClient):
     """Trains a supernet's omega and alpha in turns (first-order DARTS).
 
-    A share of the training data is for alpha alone: alpha is judged on samples that omega has
-    not seen.
+    Both see all training data, unless a share of it is set aside for alpha: then alpha is judged
+    on samples that omega has not seen.
     """
 
     keeps_model = False

@@ -20,7 +20,4 @@ A builder is imported when its model is built, so that knowing the models loads 
 """
 
 DARTS_MODELS = ("darts", "darts-fixed")
-"""Models of a search space, which their builders take as well.
-
-Their every operation is normalized; they are evaluated with fresh statistics.
-"""
+"""Models of a search space, which their builders take as well."""

@@ -1,6 +1,6 @@
 """What a run config says of its models."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, field_validator
 
@@ -27,6 +27,10 @@ class ModelSettings(Slice):
         Candidate operations of ``darts``, separated by commas; empty for all eight.
     genotype : str
         JSON of the cells of ``darts-fixed``; empty for those that DARTS published.
+    batch_norm_statistics : str
+        With which means and variances a network with batch normalization is evaluated, whatever
+        the method: ``fresh``, those of the client's own training images under the final
+        weights, or ``kept``, the running averages of training.
     """
 
     models: Annotated[tuple[str, ...], BeforeValidator(words)] = (
@@ -42,6 +46,7 @@ class ModelSettings(Slice):
     supernet_stem_stride: int = SupernetSettings.stem_stride
     supernet_operations: Annotated[tuple[str, ...], BeforeValidator(words)] = ()
     genotype: str = ""
+    batch_norm_statistics: Literal["fresh", "kept"] = "fresh"
 
     @field_validator("models")
     @classmethod

@@ -195,18 +195,24 @@ def refresh_statistics(model: nn.Module, images: Tensor) -> None:
     Parameters
     ----------
     model : nn.Module
-        Its weights stay as they are; left in training mode.
+        Its weights stay as they are, and all of it does that has no batch normalization; left
+        in evaluation mode.
     images : Tensor
-        Shape (n, channels, height, width).
+        Shape (n, channels, height, width). A single one has no variance to measure and changes
+        nothing.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
+    if not layers or len(images) < 2:
+        return
     momenta = [layer.momentum for layer in layers]
+    model.eval()  # nothing is dropped out while activations are measured
     for layer in layers:
         layer.reset_running_stats()
         layer.momentum = None  # the plain mean over batches
-    model.train()
+        layer.train()
     for chunk in torch.tensor_split(images, math.ceil(len(images) / INFERENCE_BATCH)):
         model(chunk)
+    model.eval()
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
 
