@@ -22,8 +22,10 @@ BENCHMARKS = {
     "starting": "benchmarks.starting:measure",
     "decoding": "benchmarks.decoding:measure",
     "rounds": "benchmarks.rounds:measure",
+    "large-network": "benchmarks.rounds:measure_large",
     "flower-example": "benchmarks.flower_example:measure",
     "server": "benchmarks.server:measure",
+    "large-server": "benchmarks.server:measure_large",
     "wire": "benchmarks.wire:measure",
     "memory": "benchmarks.memory:measure",
     "many-clients": "benchmarks.many_clients:measure",
@@ -35,7 +37,7 @@ BENCHMARKS = {
 }
 """Where each benchmark is, by name; imported on use."""
 
-LONG = ("order", "simulation", "sweeps")
+LONG = ("large-network", "large-server", "order", "simulation", "sweeps")
 """Those that take several minutes each, and are done only if they are asked for."""
 
 Measure = Callable[[], Iterable[Result]]

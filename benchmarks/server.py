@@ -1,39 +1,52 @@
-"""What KT-pFL's server does in a round, beside the matrix products that it cannot do without.
+"""What servers do in a round: KT-pFL's mixing, and PerFed-CKT's clustering.
 
-They are three: coefficients times predictions for the teachers in the gradient, what follows from
-these times predictions for the gradient, and new coefficients times predictions for the teachers
-that are sent.
+KT-pFL's stands beside the matrix products that it cannot do without. They are three: coefficients
+times predictions for the teachers in the gradient, what follows from these times predictions for
+the gradient, and new coefficients times predictions for the teachers that are sent.
 """
 
+import time
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.pairs import Result, in_turns
 from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.replies import Reply
 from strategies.kt_pfl import KTpFL, KTpFLSettings
+from strategies.perfed_ckt import cluster_predictions
 from strategies.soft_predictions import PREDICTIONS
 
 PUBLIC, CLASSES = 3000, 10
 """P and K, as in the paper's experiments."""
 
+FEW_PUBLIC = 200
+"""P where there are very many clients: the default of a run."""
+
+CLUSTERS = 4
+"""c, the largest of PerFed-CKT's experiments."""
+
 
 def measure() -> Iterator[Result]:
     """Measure a round's aggregation, from valid replies to the next teachers."""
     for clients in (20, 100, 1000):
-        yield server_step(clients)
+        yield mixing(clients, PUBLIC)
+    yield clustering(1000, 500)
 
 
-def server_step(clients: int) -> Result:
-    """Measure it with N clients that all reply."""
-    generator = np.random.default_rng(0)
-    predictions = generator.random((clients, PUBLIC, CLASSES), dtype=np.float32)
-    predictions /= predictions.sum(axis=2, keepdims=True)
+def measure_large() -> Iterator[Result]:
+    """Measure KT-pFL's step with very many clients."""
+    yield mixing(5000, FEW_PUBLIC)
+
+
+def mixing(clients: int, public: int) -> Result:
+    """Measure KT-pFL's step with N clients that all reply for P samples."""
+    predictions = random_predictions(clients, public)
     replies = {n: Reply(n, {PREDICTIONS: own}, {}) for n, own in enumerate(predictions)}
 
-    plan = RunPlan(num_clients=clients, num_classes=CLASSES, public_size=PUBLIC)
+    plan = RunPlan(num_clients=clients, num_classes=CLASSES, public_size=public)
     strategy = KTpFL(plan, KTpFLSettings())
     strategy.begin({})
     strategy.members.clients = {n: ClientInfo(n, n, "mlp", num_examples=600) for n in replies}
@@ -47,9 +60,30 @@ def server_step(clients: int) -> Result:
         _ = coefficients @ flat
 
     return in_turns(
-        f"KT-pFL's server step, N = {clients:,}",
+        f"KT-pFL's server step, N = {clients:,}, P = {public:,}",
         lambda: strategy.aggregate(1, replies),
         "its matrix products",
         products,
         at_most=3,
     )
+
+
+def clustering(clients: int, public: int) -> Result:
+    """Measure PerFed-CKT's k-means over the soft predictions of N clients for P samples."""
+    predictions = random_predictions(clients, public)
+    name = f"PerFed-CKT's clusters, N = {clients:,}, P = {public:,}"
+    return in_turns(
+        name,
+        lambda: cluster_predictions(predictions, CLUSTERS, seed=0),
+        "a second",
+        lambda: time.sleep(1),
+        at_most=2,
+    )
+
+
+def random_predictions(clients: int, public: int) -> NDArray[np.float32]:
+    """Draw soft predictions, (N, P, K), rows on the simplex."""
+    generator = np.random.default_rng(0)
+    predictions = generator.random((clients, public, CLASSES), dtype=np.float32)
+    predictions /= predictions.sum(axis=2, keepdims=True)
+    return predictions

@@ -79,12 +79,15 @@ def cluster_predictions(
     labels : ndarray
         Shape (m,), the centroid of each client.
     """
-    from sklearn.cluster import KMeans  # deferred: clients import this module and never cluster
+    # Deferred: clients import this module and never cluster.
+    from sklearn.cluster import KMeans
+    from threadpoolctl import threadpool_limits
 
     flat = predictions.reshape(len(predictions), -1)
     distinct = len(np.unique(flat, axis=0))
     kmeans = KMeans(min(clusters, distinct), n_init=10, random_state=seed)
-    with warnings.catch_warnings():
+    # One thread does it in a second or two; several that fight for cores took half a minute.
+    with warnings.catch_warnings(), threadpool_limits(1):
         # Nearly equal predictions may collapse into one cluster; that is no problem here.
         warnings.simplefilter("ignore")
         found = kmeans.fit_predict(flat)
