@@ -81,7 +81,7 @@ def cluster_predictions(
     """
     # Deferred: clients import this module and never cluster.
     from sklearn.cluster import KMeans
-    from threadpoolctl import threadpool_limits
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     flat = predictions.reshape(len(predictions), -1)
     distinct = len(np.unique(flat, axis=0))

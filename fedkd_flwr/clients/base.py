@@ -1,9 +1,8 @@
 """What every client shares: its data, its model, its memory and its evaluation.
 
 A method overrides `PersonalClient.train`, and `prepare_evaluation` where the evaluated model
-is not simply the kept one. Whatever the method, a network with batch normalization is evaluated
-with the statistics that ``batch-norm-statistics`` names: by default fresh ones of the client's own
-training images.
+is not simply the kept one. Whatever the method, batch normalization is evaluated with the
+statistics that ``batch-norm-statistics`` names, by default fresh ones of the training images.
 """
 
 import itertools
