@@ -1,0 +1,89 @@
+"""Tune every method on validation data alone, then run the chosen settings on fresh seeds.
+
+    python docs/results/compare/tuned_sweep.py conf/compare/fashion-mnist-same.toml dirichlet \
+        data-root=DATA_ROOT
+
+tries the settings of `grid.toml` on the tuning seed, writes those that stand out to
+``conf/compare/chosen/fashion-mnist-same-dirichlet.toml``, and does the sweep of that file.
+Runs are kept under ``runs/compare``; a second call goes on where the first stopped.
+"""
+
+import sys
+from pathlib import Path
+
+from fedkd_flwr.analysis.tuning import (
+    Candidate,
+    best_of_each,
+    read_grid,
+    sweep_text,
+    validation_accuracy,
+)
+from fedkd_flwr.config import Scalar, parse_assignment, read_config, read_toml
+from fedkd_flwr.runs import RunDirectoryError, load_run
+from fedkd_flwr.sweeps import SweepProgress, read_sweep, run_sweep
+
+ROOT = Path(__file__).resolve().parents[3]
+GRID = Path(__file__).parent / "grid.toml"
+TUNING_SEED = 0
+SEEDS = (11, 12, 13)
+
+
+def tell(progress: SweepProgress) -> None:
+    """Print one line a run."""
+    print(
+        f"{progress.number}/{progress.total} {progress.name} {progress.state} {progress.error}",
+        flush=True,
+    )
+
+
+def tune(
+    preset: Path, partition: str, folder: Path, settings: dict[str, Scalar]
+) -> list[Candidate]:
+    """Do the tuning runs and return the best candidate of each method.
+
+    Parameters
+    ----------
+    preset : Path
+        What all runs share.
+    partition : str
+        The split over clients.
+    folder : Path
+        Where the runs are kept.
+    settings : dict
+        What holds for every run besides, such as ``data-root``.
+    """
+    candidates = read_grid(GRID, read_config(read_toml(preset)).run.models.models)
+    folder.mkdir(parents=True, exist_ok=True)
+    sweep = folder / "tuning.toml"
+    base = {"preset": str(preset.resolve()), "partition": partition}
+    sweep.write_text(sweep_text(base, candidates, [TUNING_SEED]))
+    run_sweep(sweep, folder, on_run=tell, settings=settings)
+    names = read_sweep(sweep, settings)
+    scores = []
+    for name, candidate in zip(names, candidates, strict=True):
+        try:
+            scores.append((candidate, validation_accuracy(load_run(folder / name))))
+        except RunDirectoryError:
+            print(f"{name} failed and cannot be chosen.")
+    return best_of_each(scores)
+
+
+def main(preset: Path, partition: str, settings: dict[str, Scalar]) -> None:
+    """Tune, write the chosen settings, and run them."""
+    name = f"{preset.stem}-{partition}"
+    folder = Path("runs") / "compare" / name
+    chosen = tune(preset, partition, folder / "tuning", settings)
+    sweep = ROOT / "conf" / "compare" / "chosen" / f"{name}.toml"
+    sweep.parent.mkdir(exist_ok=True)
+    comment = (
+        "Each method with the settings that its validation data chose on the tuning seed;\n"
+        "written by docs/results/compare/tuned_sweep.py."
+    )
+    base = {"preset": f"../{preset.name}", "partition": partition}
+    sweep.write_text(sweep_text(base, chosen, SEEDS, comment))
+    run_sweep(sweep, folder / "final", on_run=tell, settings=settings)
+
+
+if __name__ == "__main__":
+    preset_path, split, *assignments = sys.argv[1:]
+    main(Path(preset_path), split, dict(map(parse_assignment, assignments)))
