@@ -33,20 +33,25 @@ def defining_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         version does not know: nobody can tell that it does not matter.
     """
     names = [*_defaults(), *(name for name in config if name not in _defaults())]
+    unread = _keys_of_others(config["strategy"])
     return {
         name: config.get(name, _defaults().get(name))
         for name in names
-        if name not in PLACE_KEYS and _may_matter(name, config["strategy"])
+        if name not in PLACE_KEYS and name not in unread
     }
 
 
-def _may_matter(name: str, strategy: str) -> bool:
-    """Return whether a method may read a key: not if it is of the table of another method."""
+@functools.cache
+def _keys_of_others(strategy: str) -> frozenset[str]:
+    """Return the known keys of tables that a method does not read; none if it is unknown.
+
+    A method may read keys of another's table: PFedDF reads FedDF's, PersFL FedAvg's weighting.
+    """
     method = METHODS.get(strategy)
-    table, dot, _ = name.partition(".")
-    if not dot or name not in _defaults() or method is None:
-        return True
-    return table == method.strategy.settings_type.table
+    if method is None:
+        return frozenset()
+    own = method.strategy.settings_type.flat_keys()
+    return frozenset(name for name in _defaults() if "." in name and name not in own)
 
 
 def varied_settings(runs: Iterable[Run]) -> list[str]:
