@@ -1,10 +1,11 @@
 """Turn finished runs on the same splits into what is committed: a table and a small JSON file.
 
-    python docs/results/publish_runs.py RUNS OUTPUT
+    python docs/results/publish_runs.py RUNS OUTPUT [FIGURES]
 
-writes OUTPUT.md (the table and verdicts of `fedkd compare`) and OUTPUT.json: what the runs have
-in common, and of each run its own settings, mean accuracy by round, accuracy of every client
-after the last round, traffic and seconds.
+writes OUTPUT.md (the table and verdicts of `fedkd compare`, and verdicts against FedAvg where it is
+there) and OUTPUT.json: what the runs have in common, and of each run its own settings, mean
+accuracy by round, accuracy of every client after the last round, traffic and seconds. FIGURES is
+a TOML file with a paper's figures, which stand beside ours in two more columns.
 """
 
 import json
@@ -14,7 +15,13 @@ from typing import Any
 
 import fedkd_flwr
 from fedkd_flwr import Run
+from fedkd_flwr.analysis.paper import beside_paper, read_figures
+from fedkd_flwr.analysis.rendering import in_markdown
 from fedkd_flwr.analysis.settings import defining_settings
+from fedkd_flwr.analysis.verdicts import verdicts_against
+
+SECOND_REFERENCE = "fedavg"
+"""What methods are held against beside `local`."""
 
 
 def published(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
@@ -46,9 +53,25 @@ def published(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def publish(folder: Path, output: Path) -> None:
-    """Write the table and the JSON file of a folder of runs."""
+def publish(folder: Path, output: Path, figures: Path | None = None) -> None:
+    """Write the table and the JSON file of a folder of runs.
+
+    Parameters
+    ----------
+    folder : Path
+        Runs on the same splits.
+    output : Path
+        The files without their suffix.
+    figures : Path, optional
+        A paper's figures.
+    """
     comparison = fedkd_flwr.compare(folder)
+    if figures:
+        comparison = beside_paper(comparison, read_figures(figures))
+    remarks = [*comparison.verdicts, *comparison.notes]
+    if SECOND_REFERENCE in comparison.groups:
+        ordered = comparison.results.set_index("method").loc[list(comparison.groups)].reset_index()
+        remarks += verdicts_against(ordered, SECOND_REFERENCE)
     runs = [run for group in comparison.groups.values() for run in group]
     settings = [defining_settings(run.config) for run in runs]
     shared = {
@@ -61,8 +84,8 @@ def publish(folder: Path, output: Path) -> None:
     text = f'{{"shared": {json.dumps(shared)},\n"runs": [\n{rows}\n]}}\n'
     json.loads(text)
     output.with_suffix(".json").write_text(text)
-    output.with_suffix(".md").write_text(comparison.to_markdown())
+    output.with_suffix(".md").write_text(in_markdown(comparison.table, remarks))
 
 
 if __name__ == "__main__":
-    publish(Path(sys.argv[1]), Path(sys.argv[2]))
+    publish(*map(Path, sys.argv[1:4]))

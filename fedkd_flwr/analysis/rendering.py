@@ -14,8 +14,22 @@ HEADINGS = {
     "numbers": "numbers",
     "bytes": "bytes",
     "seconds": "seconds",
+    "paper": "paper",
+    "difference": "difference",
 }
-"""Columns of a rendered table."""
+"""Columns of a rendered table; the last two where there are a paper's figures."""
+
+LAYOUTS = {
+    "seeds": ".0f",
+    "clients_std": ".4f",
+    "clients_worst": ".4f",
+    "beats_local": ".0%",
+    "numbers": ",.0f",
+    "seconds": ".1f",
+    "paper": ".4f",
+    "difference": "+.4f",
+}
+"""How the numbers of a column are written; the other columns hold more than one number."""
 
 MISSING = "-"
 """Stands for a number that there is not."""
@@ -23,9 +37,13 @@ MISSING = "-"
 
 def rendered(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table of means over seeds as text, under the headings that a reader sees."""
+    names = [name for name in HEADINGS if name in table]
     return pd.DataFrame(
-        [_rendered_row(str(label), row) for label, row in table.iterrows()],
-        columns=["method", *HEADINGS.values()],
+        [
+            [str(label), *(_rendered_number(name, row) for name in names)]
+            for label, row in table.iterrows()
+        ],
+        columns=["method", *(HEADINGS[name] for name in names)],
     )
 
 
@@ -34,7 +52,7 @@ def in_markdown(table: pd.DataFrame, remarks: Sequence[str]) -> str:
     text = rendered(table)
     lines = [
         list(text.columns),
-        ["---", *["---:"] * len(HEADINGS)],
+        ["---", *["---:"] * (text.shape[1] - 1)],
         *text.to_numpy().tolist(),
     ]
     rows = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
@@ -44,8 +62,9 @@ def in_markdown(table: pd.DataFrame, remarks: Sequence[str]) -> str:
 
 def in_latex(table: pd.DataFrame, remarks: Sequence[str]) -> str:
     """Return a table of means over seeds for the package booktabs, the remarks as comments."""
-    layout = "l" + "r" * len(HEADINGS)
-    rows = rendered(table).to_latex(index=False, escape=True, column_format=layout)
+    text = rendered(table)
+    layout = "l" + "r" * (text.shape[1] - 1)
+    rows = text.to_latex(index=False, escape=True, column_format=layout)
     comments = "".join(f"% {remark}\n" for remark in remarks)
     return comments + rows.replace("±", r"$\pm$")
 
@@ -59,19 +78,13 @@ def in_bytes(size: float) -> str:
     return f"{size:,.3g} TB"
 
 
-def _rendered_row(label: str, row: pd.Series) -> list[str]:
-    return [
-        label,
-        f"{row['seeds']:.0f}",
-        _with_spread(row["accuracy"], row["accuracy_std"]),
-        _with_spread(row["accuracy_chosen"], row["accuracy_chosen_std"]),
-        _number(row["clients_std"], ".4f"),
-        _number(row["clients_worst"], ".4f"),
-        _number(row["beats_local"], ".0%"),
-        _number(row["numbers"], ",.0f"),
-        MISSING if pd.isna(row["bytes"]) else in_bytes(row["bytes"]),
-        _number(row["seconds"], ".1f"),
-    ]
+def _rendered_number(name: str, row: pd.Series) -> str:
+    """Return one cell of a row."""
+    if name in ("accuracy", "accuracy_chosen"):
+        return _with_spread(row[name], row[f"{name}_std"])
+    if name == "bytes":
+        return MISSING if pd.isna(row[name]) else in_bytes(row[name])
+    return _number(row[name], LAYOUTS[name])
 
 
 def _number(value: float, layout: str) -> str:

@@ -32,20 +32,42 @@ def verdicts(clients: pd.DataFrame, labels: Iterable[Any]) -> list[str]:
     gains = clients[clients["method"] != REFERENCE].dropna(subset="gain")
     by_seed = gains.groupby(["method", "seed"])["gain"].mean() * 100
     known = set(by_seed.index.get_level_values("method"))
-    return [_verdict(str(label), by_seed[label]) for label in labels if label in known]
+    return [_verdict(str(label), by_seed[label], REFERENCE) for label in labels if label in known]
 
 
-def _verdict(label: str, gains: pd.Series) -> str:
+def verdicts_against(results: pd.DataFrame, reference: str) -> list[str]:
+    """Say of every method whether it beats another than `local`, by the runs of each seed.
+
+    Parameters
+    ----------
+    results : DataFrame
+        Of `fedkd_flwr.analysis.results.run_results`.
+    reference : str
+        Label of the other.
+
+    Returns
+    -------
+    list of str
+        One sentence a method that shares a seed with it, in the order of the results.
+    """
+    by_seed = results.pivot(index="seed", columns="method", values="accuracy") * 100
+    gains = by_seed.sub(by_seed[reference], axis=0).drop(columns=reference)
+    labels = [label for label in results["method"].unique() if label in gains]
+    compared = {label: gains[label].dropna() for label in labels}
+    return [_verdict(label, own, reference) for label, own in compared.items() if len(own)]
+
+
+def _verdict(label: str, gains: pd.Series, reference: str) -> str:
     """Return one sentence about the mean gains of a method, in points, one a seed."""
     above, seeds = int((gains > 1e-9).sum()), len(gains)
     mean = round(gains.mean(), 1) + 0.0  # no minus before a zero
     if seeds == 1:
         place = "above" if above else "not above"
-        return f"{label} is {place} {REFERENCE} on its one seed: {mean:+.1f} points."
+        return f"{label} is {place} {reference} on its one seed: {mean:+.1f} points."
     unsure = "does not reliably beat" if mean > 0 else "does not beat"
     beats = "beats" if above == seeds else unsure
     counted = f"above it in {above} of {seeds} seeds"
-    return f"{label} {beats} {REFERENCE}: {mean:+.1f} points on average, {counted}."
+    return f"{label} {beats} {reference}: {mean:+.1f} points on average, {counted}."
 
 
 def notes_on_groups(groups: Mapping[str, list[Run]], clients: pd.DataFrame) -> list[str]:

@@ -19,15 +19,22 @@ def compare(
     figures: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write figures there as PNG files.")
     ] = None,
+    paper: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A paper's figures, to stand beside ours."),
+    ] = None,
 ) -> None:
     """Put runs on the same splits side by side, and against local training."""
     with one_clear_line():
         from fedkd_flwr.analysis import comparison
+        from fedkd_flwr.analysis.paper import beside_paper, read_figures
         from fedkd_flwr.config import ConfigError
 
         if layout not in LAYOUTS:
             raise ConfigError(f"--format {layout} is none of the allowed {', '.join(LAYOUTS)}.")
         compared = comparison.compare(runs)
+        if paper is not None:
+            compared = beside_paper(compared, read_figures(paper))
         typer.echo(getattr(compared, f"to_{layout}")(), nl=False)
         if layout == "csv":
             say_beside([*compared.verdicts, *compared.notes])

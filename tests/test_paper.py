@@ -1,0 +1,101 @@
+"""A paper's figures beside ours: which run they stand beside, and what is said of sizes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedkd_flwr.analysis.comparison import compare
+from fedkd_flwr.analysis.paper import beside_paper, read_figures
+from fedkd_flwr.config import ConfigError
+from fedkd_flwr.sweeps import read_sweep
+from tests.test_comparison import write_run
+
+SWEEPS = Path(__file__).parent.parent / "conf" / "sweeps"
+
+FIGURES = """
+source = "A paper, Table 1"
+
+[[columns]]
+where = { num-clients = 3 }
+size = { num-server-rounds = 200, models = "mlp" }
+figures = [
+    { strategy = "hypcluster", hypcluster.clusters = 2, accuracy = 34.0 },
+    { strategy = "hypcluster", hypcluster.clusters = 3, accuracy = 60.0 },
+    { strategy = "ditto", accuracy = 67.0 },
+]
+
+[[columns]]
+where = { num-clients = 4 }
+figures = [{ strategy = "hypcluster", hypcluster.clusters = 3, accuracy = 1.0 }]
+"""
+
+
+@pytest.fixture
+def figures(tmp_path):
+    """The file of `FIGURES`."""
+    path = tmp_path / "figures.toml"
+    path.write_text(FIGURES)
+    return path
+
+
+def test_a_figure_stands_beside_the_runs_with_its_settings(tmp_path, figures):
+    runs = tmp_path / "runs"
+    write_run(runs, "hypcluster", 0, [0.6, 0.7, 0.8], **{"hypcluster.clusters": 3})
+    write_run(runs, "local", 0, [0.5, 0.5, 0.5])
+    comparison = beside_paper(compare(runs), read_figures(figures))
+    row = comparison.table.loc["hypcluster"]
+    assert row["paper"] == pytest.approx(0.6)
+    assert row["difference"] == pytest.approx(0.1)
+    assert np.isnan(comparison.table.loc["local"]["paper"])
+    assert comparison.notes[-2:] == [
+        "The paper's accuracy is from A paper, Table 1.",
+        "Not at the paper's size: num-server-rounds is 2, there 200.",
+    ]
+    heading, _, first, *_ = comparison.to_markdown().splitlines()
+    assert heading.endswith("| seconds | paper | difference |")
+    assert first.endswith("| 0.6000 | +0.1000 |")
+
+
+def test_two_figures_for_one_run_and_none_at_all_are_refused(tmp_path, figures):
+    runs = tmp_path / "runs"
+    write_run(runs, "ditto", 0, [0.6, 0.7, 0.8])
+    figures.write_text(FIGURES.replace('"ditto"', '"hypcluster"'))
+    with pytest.raises(ConfigError, match="has no figure for any of these runs"):
+        beside_paper(compare(runs), read_figures(figures))
+    write_run(runs, "hypcluster", 0, [0.6, 0.7, 0.8], **{"hypcluster.clusters": 3})
+    with pytest.raises(ConfigError, match="has 2 figures for hypcluster-0"):
+        beside_paper(compare(runs), read_figures(figures))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("num-clients = 3", "clients = 3", "names clients, which is no setting"),
+        (", accuracy = 67.0", "", "a row without an accuracy"),
+        ('source = "A paper, Table 1"', "", "needs source"),
+    ],
+)
+def test_what_is_no_file_of_figures_is_refused(figures, old, new, message):
+    figures.write_text(FIGURES.replace(old, new))
+    with pytest.raises(ConfigError, match=message):
+        read_figures(figures)
+
+
+@pytest.mark.parametrize("path", sorted((SWEEPS / "papers").glob("*.toml")), ids=lambda p: p.stem)
+def test_every_figure_of_a_table_s_first_column_has_its_runs(path):
+    # Runs of the sweep as it stands, of one seed, are at the paper's size.
+    figures = read_figures(path).figures
+    configs = [
+        configuration.flat()
+        for configuration in read_sweep(SWEEPS / path.name, {"seed": 0}).values()
+    ]
+    column = [figure for figure in figures if any(map(figure.is_of, configs))]
+    per_column = {config["strategy"] for config in configs} - {"local"}
+    assert per_column <= {figure.settings["strategy"] for figure in column}
+    for figure in column:
+        assert all(
+            config[name] == value
+            for config in filter(figure.is_of, configs)
+            for name, value in figure.size.items()
+        )
