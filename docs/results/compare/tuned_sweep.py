@@ -3,11 +3,13 @@
     python docs/results/compare/tuned_sweep.py conf/compare/fashion-mnist-same.toml dirichlet \
         data-root=DATA_ROOT
 
-tries the settings of `grid.toml` on the tuning seed, writes those that stand out to
-``conf/compare/chosen/fashion-mnist-same-dirichlet.toml``, and does the sweep of that file.
-Runs are kept under ``runs/compare``; a second call goes on where the first stopped.
+tries the settings of `grid.toml` on the tuning seed, writes what each reached on validation data
+to ``fashion-mnist-same-dirichlet-tuning.json`` beside this file and the best of each method to
+``conf/compare/chosen/fashion-mnist-same-dirichlet.toml``, and does the sweep of that file. Runs
+are kept under ``runs/compare``; a second call goes on where the first stopped.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -38,8 +40,8 @@ def tell(progress: SweepProgress) -> None:
 
 def tune(
     preset: Path, partition: str, folder: Path, settings: dict[str, Scalar]
-) -> list[Candidate]:
-    """Do the tuning runs and return the best candidate of each method.
+) -> list[tuple[Candidate, float]]:
+    """Do the tuning runs and return the candidates with their validation accuracy.
 
     Parameters
     ----------
@@ -58,21 +60,36 @@ def tune(
     base = {"preset": str(preset.resolve()), "partition": partition}
     sweep.write_text(sweep_text(base, candidates, [TUNING_SEED]))
     run_sweep(sweep, folder, on_run=tell, settings=settings)
-    names = read_sweep(sweep, settings)
     scores = []
-    for name, candidate in zip(names, candidates, strict=True):
+    for name, candidate in zip(read_sweep(sweep, settings), candidates, strict=True):
         try:
             scores.append((candidate, validation_accuracy(load_run(folder / name))))
         except RunDirectoryError:
             print(f"{name} failed and cannot be chosen.")
-    return best_of_each(scores)
+    return scores
+
+
+def write_scores(path: Path, scores: list[tuple[Candidate, float]]) -> None:
+    """Write what was tried, and what it reached on validation data, one line a setting."""
+    lines = [
+        json.dumps(
+            {
+                "strategy": candidate.strategy,
+                **candidate.settings,
+                "validation_accuracy": round(score, 4),
+            }
+        )
+        for candidate, score in scores
+    ]
+    path.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
 def main(preset: Path, partition: str, settings: dict[str, Scalar]) -> None:
     """Tune, write the chosen settings, and run them."""
     name = f"{preset.stem}-{partition}"
     folder = Path("runs") / "compare" / name
-    chosen = tune(preset, partition, folder / "tuning", settings)
+    scores = tune(preset, partition, folder / "tuning", settings)
+    write_scores(Path(__file__).parent / f"{name}-tuning.json", scores)
     sweep = ROOT / "conf" / "compare" / "chosen" / f"{name}.toml"
     sweep.parent.mkdir(exist_ok=True)
     comment = (
@@ -80,7 +97,7 @@ def main(preset: Path, partition: str, settings: dict[str, Scalar]) -> None:
         "written by docs/results/compare/tuned_sweep.py."
     )
     base = {"preset": f"../{preset.name}", "partition": partition}
-    sweep.write_text(sweep_text(base, chosen, SEEDS, comment))
+    sweep.write_text(sweep_text(base, best_of_each(scores), SEEDS, comment))
     run_sweep(sweep, folder / "final", on_run=tell, settings=settings)
 
 
