@@ -10,6 +10,7 @@ import pytest
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.rendering import in_bytes
 from fedkd_flwr.analysis.settings import IncomparableRunsError, defining_settings
+from fedkd_flwr.analysis.verdicts import verdicts_against
 from fedkd_flwr.config import read_config
 from fedkd_flwr.runs import RunDirectoryError, load_run
 
@@ -126,6 +127,22 @@ def test_one_seed_is_no_verdict_and_verdicts_follow_the_table(tmp_path):
     assert compare(tmp_path).verdicts == [
         "kt-pfl is above local on its one seed: +30.0 points.",
         "fedmd is not above local on its one seed: -5.0 points.",
+    ]
+
+
+def test_settings_read_from_another_method_s_table_define_a_run():
+    for strategy, name in (("pfeddf", "feddf.distillation-steps"), ("persfl", "fedavg.weighting")):
+        assert name in defining_settings({"strategy": strategy})
+    assert "feddf.distillation-steps" not in defining_settings({"strategy": "fedavg"})
+
+
+def test_verdicts_against_another_method_pair_the_seeds(two_methods):
+    write_run(two_methods, "fedavg", 0, [0.6, 0.6, 0.6, 0.6])
+    results = compare(two_methods).results
+    # 0.7 - 0.6 with the seed that both have, and 0.5 - 0.6.
+    assert verdicts_against(results, "fedavg") == [
+        "kt-pfl is above fedavg on its one seed: +10.0 points.",
+        "local is not above fedavg on its one seed: -10.0 points.",
     ]
 
 
