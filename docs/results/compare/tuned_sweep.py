@@ -21,7 +21,6 @@ from fedkd_flwr.analysis.tuning import (
     validation_accuracy,
 )
 from fedkd_flwr.config import Scalar, parse_assignment, read_config, read_toml
-from fedkd_flwr.runs import RunDirectoryError, load_run
 from fedkd_flwr.sweeps import SweepProgress, read_sweep, run_sweep
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -59,13 +58,15 @@ def tune(
     sweep = folder / "tuning.toml"
     base = {"preset": str(preset.resolve()), "partition": partition}
     sweep.write_text(sweep_text(base, candidates, [TUNING_SEED]))
-    run_sweep(sweep, folder, on_run=tell, settings=settings)
+    runs = run_sweep(sweep, folder, on_run=tell, settings=settings)
+    finished = {run.path.name: run for run in runs}
     scores = []
     for name, candidate in zip(read_sweep(sweep, settings), candidates, strict=True):
-        try:
-            scores.append((candidate, validation_accuracy(load_run(folder / name))))
-        except RunDirectoryError:
+        run = finished.get(name)
+        if run is None:
             print(f"{name} failed and cannot be chosen.")
+        else:
+            scores.append((candidate, validation_accuracy(run)))
     return scores
 
 
