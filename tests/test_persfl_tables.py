@@ -55,4 +55,5 @@ def test_the_sweeps_are_the_presets_with_the_papers_rounds(split, script):
     for sweep in ("persfl-mnist", "persfl-rivals-mnist"):
         for name, configuration in read_sweep(ROOT / f"conf/sweeps/{sweep}-{split}.toml").items():
             method = name.split("-seed")[0].replace("-gd", "")
-            assert configuration.run.plan.num_server_rounds == rounds[method][position]
+            if method != "local":  # it is in none of the paper's tables
+                assert configuration.run.plan.num_server_rounds == rounds[method][position]
