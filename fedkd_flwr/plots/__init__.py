@@ -12,6 +12,7 @@ from fedkd_flwr.plots.accuracy import (
 from fedkd_flwr.plots.clusters import follow_clusters, plot_clusters
 from fedkd_flwr.plots.comparison import save_figures
 from fedkd_flwr.plots.distillation import plot_pairs, plot_surface, plot_teacher_rounds
+from fedkd_flwr.plots.fairness import plot_clients_by_rank
 from fedkd_flwr.plots.genotypes import (
     draw_genotype,
     draw_genotypes,
@@ -30,6 +31,7 @@ __all__ = [
     "label_counts",
     "plot_accuracy_against_bytes",
     "plot_accuracy_over_rounds",
+    "plot_clients_by_rank",
     "plot_clusters",
     "plot_gain_over_local",
     "plot_genotype",

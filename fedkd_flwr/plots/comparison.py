@@ -15,6 +15,7 @@ from fedkd_flwr.plots.accuracy import (
 )
 from fedkd_flwr.plots.clusters import plot_clusters
 from fedkd_flwr.plots.distillation import distillation_figures, has_pairs
+from fedkd_flwr.plots.fairness import plot_clients_by_rank
 from fedkd_flwr.plots.files import write_figures
 from fedkd_flwr.plots.knowledge import plot_help, plot_sharing, sharing_matrices
 from fedkd_flwr.plots.partition import plot_partition
@@ -43,6 +44,8 @@ def save_figures(comparison: Comparison, folder: str | Path) -> list[Path]:
 def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
     yield "accuracy-over-rounds", plot_accuracy_over_rounds(comparison)
     yield "accuracy-against-bytes", plot_accuracy_against_bytes(comparison)
+    if comparison.clients["accuracy"].notna().any():
+        yield "clients-by-rank", plot_clients_by_rank(comparison)
     if comparison.clients["gain"].notna().any():
         yield "gain-over-local", plot_gain_over_local(comparison)
     for runs in comparison.groups.values():
