@@ -24,11 +24,11 @@ from strategies.core.metrics import MOVED_PRIVATE, TRAIN_LOSS
 from strategies.core.plan import RunPlan, Settings, sample_clients
 from strategies.core.replies import Arrays, Due, Metric, Reply, TooFewRepliesError
 from strategies.core.rounds import (
-    COUNTS,
     RoundRecord,
     RunObserver,
     accuracy_statistics,
     check_counts,
+    counts_due,
     log_round,
     mean_metrics,
     read_evaluation,
@@ -97,6 +97,7 @@ class PersonalizedStrategy(Strategy):
     ) -> None:
         self.check_plan(plan, settings)
         self.plan = plan
+        self.counts = counts_due(plan)
         self.settings = settings
         self.observer = observer
         self.members = Membership(plan, self.needs_public_data)
@@ -257,7 +258,7 @@ class PersonalizedStrategy(Strategy):
         valid = self._exchange.valid_replies(
             replies,
             lambda n: self.expected_arrays(server_round, n),
-            (*self.train_metrics, *COUNTS),
+            (*self.train_metrics, *self.counts),
             self._check_train_reply,
         )
         self._num_replies = len(valid)
@@ -293,7 +294,7 @@ class PersonalizedStrategy(Strategy):
         valid = self._exchange.valid_replies(
             replies,
             lambda n: {},
-            (*self.evaluation_metrics, *COUNTS),
+            (*self.evaluation_metrics, *self.counts),
             lambda reply: check_counts(reply.metrics, self.clients[reply.partition_id]),
         )
         self._evaluations |= {n: read_evaluation(reply.metrics) for n, reply in valid.items()}
@@ -358,13 +359,13 @@ class PersonalizedStrategy(Strategy):
             self._evaluations.pop(n, None)
 
     def _check_train_reply(self, reply: Reply) -> None:
-        if "total" in reply.metrics:
+        if any(metric.name in reply.metrics for metric in self.counts):
             check_counts(reply.metrics, self.clients[reply.partition_id])
         self.check_reply(reply)
 
     def _keep_metrics(self, replies: Mapping[int, Reply]) -> None:
         """Keep what clients reported with their train replies: a method's numbers, and counts."""
-        counted = {metric.name for metric in COUNTS}
+        counted = {metric.name for metric in self.counts}
         for n, reply in replies.items():
             counts = {name: v for name, v in reply.metrics.items() if name in counted}
             self._metrics[n] = {k: v for k, v in reply.metrics.items() if k not in counted}

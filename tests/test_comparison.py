@@ -223,7 +223,7 @@ def test_a_missing_local_leaves_the_share_open_and_is_said(tmp_path):
     assert np.isnan(row["accuracy_std"])
     assert "no run of local" in comparison.notes[0]
     # A tenth of the way from 0.5 to 0.7, and (0.5 + 0.7)² / (2 (0.5² + 0.7²)).
-    row = "| kt-pfl | 1 | 0.6000 | - | 0.1000 | 0.5000 | 0.5200 | 0.5000 | 0.9730 | - | - | - |"
+    row = "| kt-pfl | 1 | 0.6000 | - | 0.1000 | 0.5000 | 0.5200 | 0.5000 | 0.9730 | - | - | - | - |"
     assert row in comparison.to_markdown()
 
 
@@ -433,7 +433,7 @@ def test_latex_parses_back(two_methods):
     assert rows[0][2] == r"0.8000 $\pm$ 0.1414"
     assert rows[0][9] == r"62\%"
     columns = latex.split("\\begin{tabular}{")[1].split("}")[0]
-    assert len(columns) == len(rows[0]) == 15
+    assert len(columns) == len(rows[0]) == 16
 
 
 def test_csv_parses_back_with_all_digits(two_methods):

@@ -9,6 +9,7 @@ from fedkd_flwr.analysis.settings import varied_settings
 from fedkd_flwr.analysis.spread import bottom_decile, jains_index, mean_of_worst_tenth
 from fedkd_flwr.analysis.targets import cost_to_target, without_partial_means
 from fedkd_flwr.runs import Run
+from strategies.core.measures import MEANS
 
 REFERENCE = "local"
 """The method that the clients of every other have to beat."""
@@ -38,14 +39,34 @@ def reference_run(run: Run, groups: Mapping[str, list[Run]]) -> Run | None:
     return min(candidates, key=lambda other: len(varied_settings([run, other])), default=None)
 
 
-def client_accuracies(run: Run) -> pd.Series:
-    """Return the clients' accuracies at the last evaluated round, by partition-id."""
+def last_evaluations(run: Run) -> pd.DataFrame:
+    """Return the clients' rows at the last evaluated round, by partition-id."""
     clients = run.clients
     if "accuracy" not in clients or not (run.summary or {}).get("last_round"):
-        return pd.Series(dtype=float, name="accuracy")
+        return pd.DataFrame({"accuracy": pd.Series(dtype=float)})
     last_round = (run.summary or {})["last_round"]["round"]
     last = clients[(clients["round"] == last_round) & clients["accuracy"].notna()]
-    accuracies: pd.Series = last.set_index("partition_id")["accuracy"].sort_index()
+    return last.set_index("partition_id").sort_index()
+
+
+def class_accuracies(run: Run) -> pd.DataFrame:
+    """Return each client's accuracy by class at the last evaluated round.
+
+    Returns
+    -------
+    DataFrame
+        One row a client, one column a class that some test split has, NaN for classes that the
+        client's own has not; no columns unless the run has ``measures = classes``.
+    """
+    rows = last_evaluations(run)
+    totals = rows.filter(regex=r"^class_\d+_total$")
+    counted = sorted(int(str(name).split("_")[1]) for name in totals)
+    return pd.DataFrame({k: rows[f"class_{k}_correct"] / rows[f"class_{k}_total"] for k in counted})
+
+
+def client_accuracies(run: Run) -> pd.Series:
+    """Return the clients' accuracies at the last evaluated round, by partition-id."""
+    accuracies: pd.Series = last_evaluations(run)["accuracy"]
     return accuracies
 
 
@@ -100,8 +121,10 @@ def run_results(
         Columns ``method``, ``seed``, ``accuracy``, ``accuracy_chosen``, ``clients_std``,
         ``clients_worst``, ``clients_decile``, ``clients_worst_tenth``, ``jain``, ``beats_local``,
         ``harmed`` (the share of clients below `local`), ``worst_loss`` (what the client that
-        loses most loses, 0 where none does), ``numbers``, ``bytes``, ``seconds``, ``path``, and
-        with a target those of `cost_to_target`; NaN for what a run does not have.
+        loses most loses, 0 where none does), ``nll`` (mean cross-entropy), ``numbers``, ``bytes``,
+        ``seconds``, ``path``, and with a target those of `cost_to_target`; NaN for what a run
+        does not have. Columns of `strategies.core.measures.MEANS`, means over clients, where some
+        run has measured them.
     """
     by_run = dict(iter(clients.groupby(["method", "seed"])))
     rows = []
@@ -120,6 +143,8 @@ def run_results(
                     "clients_worst": last.get("accuracy_min"),
                     **_spread_over_clients(own["accuracy"]),
                     **_held_against_local(own["gain"].dropna()),
+                    "nll": last.get("loss_mean"),
+                    **_mean_measures(run),
                     "numbers": summary["numbers_up"] + summary["numbers_down"],
                     "bytes": summary["bytes_up"] + summary["bytes_down"],
                     "seconds": summary["seconds"],
@@ -129,7 +154,8 @@ def run_results(
             )
     results = pd.DataFrame(rows)
     numeric = [name for name in results.columns if name not in ("method", "seed", "path")]
-    return results.astype(dict.fromkeys(numeric, float))
+    unmeasured = [name for name in MEANS if results[name].isna().all()]
+    return results.astype(dict.fromkeys(numeric, float)).drop(columns=unmeasured)
 
 
 def _spread_over_clients(accuracies: pd.Series) -> dict[str, float]:
@@ -138,6 +164,12 @@ def _spread_over_clients(accuracies: pd.Series) -> dict[str, float]:
         "clients_worst_tenth": mean_of_worst_tenth(accuracies),
         "jain": jains_index(accuracies),
     }
+
+
+def _mean_measures(run: Run) -> dict[str, float]:
+    """Return the means over clients of what the last evaluation measured."""
+    rows = last_evaluations(run)
+    return {name: float(rows[name].mean()) if name in rows else math.nan for name in MEANS}
 
 
 def _held_against_local(gains: pd.Series) -> dict[str, float]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -25,20 +25,17 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedkd_flwr.clients import disk, memory
+from fedkd_flwr.clients.architectures import assigned_models
 from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.clients import (
     ClientData,
-    client_indices,
     hash_of_public_pool,
     load_client,
     public_samples,
 )
-from fedkd_flwr.data.settings import DataPlan
 from fedkd_flwr.export import model_card, save_personalized_model
-from fedkd_flwr.models.assignment import assign_models
 from fedkd_flwr.models.pool import Architecture, borrow, give_back
-from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob, complete
 from fedkd_flwr.training.loop import (
     Batch,
@@ -51,6 +48,7 @@ from fedkd_flwr.training.loop import (
     seeded,
 )
 from fedkd_flwr.training.losses import cross_entropy
+from fedkd_flwr.training.measures import measured
 from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 from fedkd_flwr.training.regularizers import parameters_of, relative_distance
 from strategies.core.plan import Settings
@@ -160,7 +158,7 @@ class PersonalClient(NumPyClient):
         """The architecture: the node's own choice, else the assignment of the run."""
         if self.node.model:
             return self.node.model
-        return _assigned_models(self.run.models, self.run.data_plan)[self.partition_id]
+        return assigned_models(self.run.models, self.run.data_plan)[self.partition_id]
 
     @cached_property
     def model(self) -> nn.Module:
@@ -309,6 +307,8 @@ class PersonalClient(NumPyClient):
         data = self.data
         logits = yield PredictJob(self.classifier, data.test_images)
         metrics = count_correct(logits, data.test_labels).numbers()
+        if measures := self.run.plan.measures:
+            metrics |= measured(logits, data.test_labels, data.class_counts > 0, measures)
         if len(data.validation_labels):
             logits = yield PredictJob(self.classifier, data.validation_images)
             metrics |= count_correct(logits, data.validation_labels).numbers("validation-")
@@ -419,12 +419,3 @@ class PersonalClient(NumPyClient):
         """
         card = model_card(self.run, self.model_name, self.partition_id, metrics)
         return save_personalized_model(self.model, card, folder)
-
-
-@lru_cache(maxsize=2)
-def _assigned_models(models: ModelSettings, data: DataPlan) -> list[str]:
-    """Return the architecture of every client of a run."""
-    sizes = None
-    if models.model_assignment == "by-size":
-        sizes = [len(indices) for indices in client_indices(data)]
-    return assign_models(models.models, models.model_assignment, data.num_clients, sizes, data.seed)

@@ -9,6 +9,7 @@ from fedkd_flwr.plots.accuracy import (
     plot_accuracy_over_rounds,
     plot_gain_over_local,
 )
+from fedkd_flwr.plots.classes import plot_classes
 from fedkd_flwr.plots.clusters import follow_clusters, plot_clusters
 from fedkd_flwr.plots.comparison import save_figures
 from fedkd_flwr.plots.distillation import plot_pairs, plot_surface, plot_teacher_rounds
@@ -31,6 +32,7 @@ __all__ = [
     "label_counts",
     "plot_accuracy_against_bytes",
     "plot_accuracy_over_rounds",
+    "plot_classes",
     "plot_clients_by_rank",
     "plot_clusters",
     "plot_gain_over_local",
