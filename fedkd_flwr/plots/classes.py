@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 
 from fedkd_flwr.analysis.results import class_accuracies
-from fedkd_flwr.plots.heat_maps import draw_accuracies
+from fedkd_flwr.plots.heat_maps import draw_matrix
 from fedkd_flwr.plots.looks import FIGURE_WIDTH, new_figure, run_title
 from fedkd_flwr.runs import Run
 
@@ -28,7 +28,7 @@ def plot_classes(run: Run) -> Figure:
         raise ValueError(f"{run.path.name} has no accuracy by class; run it with measures=classes.")
     figure, axes = new_figure("Class", "Client", grid=False)
     figure.set_size_inches(FIGURE_WIDTH, 0.9 * FIGURE_WIDTH)
-    image = draw_accuracies(
+    image = draw_matrix(
         axes, accuracies.to_numpy(), accuracies.index.to_numpy(), accuracies.columns.to_numpy()
     )
     figure.colorbar(image, ax=axes, label="Accuracy on the client's test split")

@@ -1,4 +1,4 @@
-"""Tables of accuracies as heat maps."""
+"""Matrices of accuracies, and what stands beside them, as heat maps."""
 
 from typing import Any
 
@@ -12,23 +12,30 @@ from fedkd_flwr.plots.clients import client_ticks
 from fedkd_flwr.plots.looks import ABSENT
 
 
-def draw_accuracies(
-    axes: Axes, accuracies: NDArray[np.float64], rows: NDArray[Any], columns: NDArray[Any]
+def draw_matrix(
+    axes: Axes,
+    matrix: NDArray[np.float64],
+    rows: NDArray[Any],
+    columns: NDArray[Any],
+    limits: tuple[float, float] = (0, 1),
 ) -> AxesImage:
-    """Draw accuracies from 0 to 1 in colours, grey where there is none.
+    """Draw numbers in colours, grey where there is none.
 
     Parameters
     ----------
     axes : Axes
         To draw on.
-    accuracies : ndarray
+    matrix : ndarray
         Shape (rows, columns).
     rows, columns : ndarray
         What the ticks say.
+    limits : (float, float)
+        What the ends of the scale stand for; accuracies go from 0 to 1.
     """
     colours = mpl.colormaps["cividis"].with_extremes(bad=ABSENT)
+    lowest, highest = limits
     image = axes.imshow(
-        accuracies, cmap=colours, vmin=0, vmax=1, interpolation="nearest", aspect="auto"
+        matrix, cmap=colours, vmin=lowest, vmax=highest, interpolation="nearest", aspect="auto"
     )
     axes.set_xticks(*client_ticks(columns))
     axes.set_yticks(*client_ticks(rows))
