@@ -105,6 +105,9 @@ class PersonalClient(NumPyClient):
     keeps_optimizer = True
     """Whether momentum lives on from round to round, as the model does."""
 
+    is_last_round = False
+    """Whether the message that is served belongs to the run's last round."""
+
     def __init__(self, context: Context, run: RunConfig, settings: Settings) -> None:
         self.context = context
         self.run = run
@@ -358,6 +361,7 @@ class PersonalClient(NumPyClient):
     def serve(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Training:
         """Train as a message asks, and keep what is to live on."""
         received = dict(zip(config["names"], parameters, strict=True))
+        self.is_last_round = bool(config.get("last-round"))
         server_round, phase = int(config["server-round"]), str(config["phase"])
         folder = self.node.memory_folder(str(config.get("run-id", "")))
         disk.recall(self.context, folder, server_round, phase)
@@ -373,6 +377,7 @@ class PersonalClient(NumPyClient):
     ) -> tuple[float, int, dict[str, Any]]:
         """Evaluate the client's model on its own test split; nothing is kept."""
         received = dict(zip(config["names"], parameters, strict=True))
+        self.is_last_round = bool(config.get("last-round"))
         server_round = int(config["server-round"])
         folder = self.node.memory_folder(str(config.get("run-id", "")))
         disk.recall(self.context, folder, server_round, "evaluate")
@@ -399,7 +404,7 @@ class PersonalClient(NumPyClient):
             refresh_statistics(self.model, self.data.train_images)
         counts = yield from self.evaluation_metrics()
         metrics = {**counts, **further}
-        if self.node.models_folder and server_round == self.run.plan.num_server_rounds:
+        if self.node.models_folder and self.is_last_round:
             try:
                 self.export_model(self.node.models_folder, metrics)
             except (OSError, SafetensorError) as error:

@@ -12,8 +12,8 @@ from fedkd_flwr.plots.accuracy import (
 from fedkd_flwr.plots.classes import plot_classes
 from fedkd_flwr.plots.clusters import follow_clusters, plot_clusters
 from fedkd_flwr.plots.comparison import save_figures
-from fedkd_flwr.plots.distillation import plot_pairs, plot_surface, plot_teacher_rounds
 from fedkd_flwr.plots.cross import plot_cross
+from fedkd_flwr.plots.distillation import plot_pairs, plot_surface, plot_teacher_rounds
 from fedkd_flwr.plots.fairness import plot_clients_by_rank
 from fedkd_flwr.plots.genotypes import (
     draw_genotype,

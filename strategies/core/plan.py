@@ -54,6 +54,9 @@ class PlanSettings(Slice):
         A round with fewer valid replies stops the run.
     evaluate_every : int
         Clients are evaluated every that many rounds, and after the last.
+    patience : int
+        Evaluations in a row without a better mean validation accuracy after which one more round
+        is the run's last; 0 for never.
     measures : tuple of str
         What an evaluation reports besides its counts, some of ``calibration``, ``auc`` and
         ``classes``, separated by commas; empty for nothing.
@@ -72,6 +75,7 @@ class PlanSettings(Slice):
     fraction_train: float = Field(default=1.0, gt=0, le=1)
     min_replies: int = Field(default=1, ge=1)
     evaluate_every: int = Field(default=1, ge=1)
+    patience: int = Field(default=0, ge=0)
     measures: Annotated[tuple[str, ...], PLACE] = ()
     seed: int = Field(default=0, ge=0)
     connect_timeout: Annotated[float, PLACE] = Field(default=60.0, gt=0)

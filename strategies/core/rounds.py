@@ -191,6 +191,44 @@ def mean_metrics(
     return means
 
 
+def client_rows(
+    server_round: int,
+    clients: Mapping[int, ClientInfo],
+    metrics: Mapping[int, Mapping[str, float]],
+    evaluations: Mapping[int, Mapping[str, float]],
+    traffic: Mapping[int, Mapping[str, int]],
+    failures: Mapping[int, str],
+) -> list[dict[str, Any]]:
+    """Return a round's rows about clients: those evaluated, sampled or failed in it.
+
+    Parameters
+    ----------
+    server_round : int
+        The round.
+    clients : mapping of int to ClientInfo
+        Everybody that was met; all mappings are by partition-id.
+    metrics, evaluations : mapping of int to mapping
+        What clients reported with their train replies, and how they were evaluated.
+    traffic : mapping of int to mapping
+        What crossed the network.
+    failures : mapping of int to str
+        Who was dropped, and why.
+    """
+    return [
+        {
+            "round": server_round,
+            "partition_id": n,
+            "model": clients[n].model,
+            "num_examples": clients[n].num_examples,
+            **{name.replace("-", "_"): value for name, value in metrics.get(n, {}).items()},
+            **evaluations.get(n, {}),
+            **traffic.get(n, {}),
+            "failure": failures.get(n),
+        }
+        for n in sorted({*evaluations, *failures, *traffic})
+    ]
+
+
 def log_round(row: Mapping[str, Any], num_rounds: int) -> None:
     """Log a round's accuracy in one line."""
     if row["accuracy_mean"] is None:
