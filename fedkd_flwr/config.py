@@ -290,8 +290,8 @@ def _check_combinations(configuration: Configuration) -> None:
         )
     if plan.patience and not min(read_split(run.data.client_split)[1]):
         raise ConfigError(
-            "patience waits for a better accuracy on validation data; set client-split to something "
-            "like 60/20/20."
+            "patience waits for a better accuracy on validation data; set client-split to "
+            "something like 60/20/20."
         )
     if strategy.needs_plain_descent and run.training.optimizer != "sgd":
         raise ConfigError(
