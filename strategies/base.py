@@ -358,7 +358,7 @@ class PersonalizedStrategy(Strategy):
         return self._rounds_before + server_round
 
     def _begin_round(self, server_round: int) -> None:
-        self._exchange = Exchange(self.clients, server_round, self.plan)
+        self._exchange = Exchange(self.clients, server_round, self.plan, self._patience.best_round)
         self._num_replies = 0
         self._metrics: dict[int, dict[str, float]] = {}
         self._seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0}

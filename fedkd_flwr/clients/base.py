@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from fedkd_flwr.clients import disk, memory
 from fedkd_flwr.clients.architectures import assigned_models
+from fedkd_flwr.clients.course import Course
 from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.clients import (
@@ -105,11 +106,9 @@ class PersonalClient(NumPyClient):
     keeps_optimizer = True
     """Whether momentum lives on from round to round, as the model does."""
 
-    is_last_round = False
-    """Whether the message that is served belongs to the run's last round."""
-
     def __init__(self, context: Context, run: RunConfig, settings: Settings) -> None:
         self.context = context
+        self.course = Course()
         self.run = run
         self.settings: Any = settings
         self.node = read_node(context.node_config, run)
@@ -361,7 +360,7 @@ class PersonalClient(NumPyClient):
     def serve(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Training:
         """Train as a message asks, and keep what is to live on."""
         received = dict(zip(config["names"], parameters, strict=True))
-        self.is_last_round = bool(config.get("last-round"))
+        self.course = Course.read(config)
         server_round, phase = int(config["server-round"]), str(config["phase"])
         folder = self.node.memory_folder(str(config.get("run-id", "")))
         disk.recall(self.context, folder, server_round, phase)
@@ -377,7 +376,7 @@ class PersonalClient(NumPyClient):
     ) -> tuple[float, int, dict[str, Any]]:
         """Evaluate the client's model on its own test split; nothing is kept."""
         received = dict(zip(config["names"], parameters, strict=True))
-        self.is_last_round = bool(config.get("last-round"))
+        self.course = Course.read(config)
         server_round = int(config["server-round"])
         folder = self.node.memory_folder(str(config.get("run-id", "")))
         disk.recall(self.context, folder, server_round, "evaluate")
@@ -391,7 +390,7 @@ class PersonalClient(NumPyClient):
         return seeded(self.device, seed, "evaluate", server_round, self.partition_id)
 
     def count_answers(self, received: Arrays, server_round: int) -> Steps[dict[str, float]]:
-        """Evaluate the client's model, and export it after the last round.
+        """Evaluate the client's model, and export it where that is due.
 
         Returns
         -------
@@ -404,9 +403,9 @@ class PersonalClient(NumPyClient):
             refresh_statistics(self.model, self.data.train_images)
         counts = yield from self.evaluation_metrics()
         metrics = {**counts, **further}
-        if self.node.models_folder and self.is_last_round:
+        for folder in self.course.export_folders(self.node, server_round, self.run.keep_best):
             try:
-                self.export_model(self.node.models_folder, metrics)
+                self.export_model(folder, {**metrics, "round": server_round})
             except (OSError, SafetensorError) as error:
                 # A disk that refuses must not cost the results.
                 log(WARNING, "Client %d: its model is not exported, %s", self.partition_id, error)

@@ -35,6 +35,8 @@ class Exchange:
         The round of the run.
     plan : RunPlan
         Names the run to the clients, and says which round is its last.
+    best_round : int
+        The round before this one with the best validation accuracy, 0 for none.
 
     Attributes
     ----------
@@ -44,12 +46,19 @@ class Exchange:
         Who was dropped, and why.
     """
 
-    def __init__(self, clients: Mapping[int, ClientInfo], server_round: int, plan: RunPlan) -> None:
+    def __init__(
+        self,
+        clients: Mapping[int, ClientInfo],
+        server_round: int,
+        plan: RunPlan,
+        best_round: int = 0,
+    ) -> None:
         self.traffic = Traffic()
         self.failures: dict[int, str] = {}
         self._clients = clients
         self._round = server_round
         self._run_id = plan.run_id
+        self._best_round = best_round
         self._is_last = server_round == plan.num_server_rounds
         self._sent: dict[int, int] = {}
         # By the identity of what was encoded, which is held so that no other array gets its id.
@@ -82,6 +91,7 @@ class Exchange:
                 "phase": phase,
                 "run-id": self._run_id,
                 "last-round": self._is_last,
+                "best-round": self._best_round,
                 "evaluate": evaluate,
             }
         )

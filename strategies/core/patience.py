@@ -24,12 +24,15 @@ class Patience:
         Evaluations in a row without a better one after which it is at an end; 0 for never.
     best : float
         Best accuracy so far.
+    best_round : int
+        The round that had it, the first of equals; 0 before there is one.
     waited : int
         Evaluations since then.
     """
 
     evaluations: int
     best: float = -1.0
+    best_round: int = 0
     waited: int = 0
 
     def end_of(self, plan: RunPlan, row: Mapping[str, Any]) -> RunPlan:
@@ -49,19 +52,20 @@ class Patience:
         RunPlan
             The same, or one with fewer rounds.
         """
-        self.note(row.get("validation_accuracy_mean"))
+        self.note(row["round"], row.get("validation_accuracy_mean"))
         last: int = row["round"] + 1
         if not self.is_over or last >= plan.num_server_rounds:
             return plan
         log(INFO, "Round %d is the last: no better validation accuracy in %d", last, self.waited)
         return plan.model_copy(update={"num_server_rounds": last})
 
-    def note(self, accuracy: float | None) -> None:
+    def note(self, server_round: int, accuracy: float | None) -> None:
         """Take note of an evaluation; None where there was none."""
         if accuracy is None:
             return
-        self.waited = 0 if accuracy > self.best else self.waited + 1
-        self.best = max(self.best, accuracy)
+        self.waited += 1
+        if accuracy > self.best:
+            self.best, self.best_round, self.waited = accuracy, server_round, 0
 
     @property
     def is_over(self) -> bool:
