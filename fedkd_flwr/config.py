@@ -68,6 +68,8 @@ class RunConfig(Slice):
     models_dir : str
         Folder to which clients export their personalized models after the last round; empty
         for none. A node's own config goes before.
+    keep_best : bool
+        Whether the models of the best round on validation data are kept too, in `models_dir`.
     resume : bool
         Whether to continue the run in `output_dir`.
     """
@@ -83,6 +85,7 @@ class RunConfig(Slice):
     cohort: Annotated[Literal["auto", "on", "off"], PLACE] = "auto"
     state_dir: Annotated[str, PLACE] = ""
     models_dir: Annotated[str, PLACE] = ""
+    keep_best: Annotated[bool, PLACE] = False
     resume: Annotated[bool, PLACE] = False
 
     @field_validator("strategy")
@@ -288,6 +291,12 @@ def _check_combinations(configuration: Configuration) -> None:
         raise ConfigError(
             f"{run.strategy} needs validation data; set client-split to something like 60/20/20."
         )
+    for key, is_set in (("patience", plan.patience), ("keep-best", run.keep_best)):
+        if is_set and not min(read_split(run.data.client_split)[1]):
+            raise ConfigError(
+                f"{key} looks at accuracy on validation data; set client-split to something like "
+                "60/20/20."
+            )
     if strategy.needs_plain_descent and run.training.optimizer != "sgd":
         raise ConfigError(
             f"{run.strategy} is derived for stochastic gradient descent, and optimizer = "

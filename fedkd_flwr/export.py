@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,59 @@ def save_personalized_model(model: nn.Module, card: Mapping[str, Any], folder: P
     save_file(tensors, path)
     path.with_suffix(".json").write_text(json.dumps(card, indent=2) + "\n")
     return path
+
+
+def round_folder(folder: Path, server_round: int) -> Path:
+    """Return where a run's models of one round are, inside the folder of its models."""
+    return folder / f"round-{server_round:06d}"
+
+
+def models_of_round(folder: str | Path, server_round: int) -> dict[int, Path]:
+    """Return each client's model at the end of a round, of a run with ``keep-best``.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The run's ``models-dir``.
+    server_round : int
+        The last round, or the best one, ``summary["validation_round"]["round"]``.
+
+    Returns
+    -------
+    dict of int to Path
+        By partition-id; of a client that was not evaluated in that round, the model before it.
+    """
+    files: dict[int, Path] = {}
+    for file in sorted(Path(folder).expanduser().glob("round-*/*.safetensors")):
+        if _round_of(file) <= server_round:
+            files[int(file.stem)] = file
+    return dict(sorted(files.items()))
+
+
+def keep_only_best(folder: Path, partition_id: int, best_round: int) -> None:
+    """Remove a client's models of all rounds but the best so far, before it writes another.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the run's models.
+    partition_id : int
+        Whose models.
+    best_round : int
+        The best round so far, 0 for none.
+    """
+    files = sorted(folder.glob(f"round-*/{partition_id}.safetensors"))
+    kept = [file for file in files if _round_of(file) <= best_round][-1:]
+    for file in files:
+        if file not in kept:
+            file.with_suffix(".json").unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
+            with suppress(OSError):  # others' models are there
+                file.parent.rmdir()
+
+
+def _round_of(file: Path) -> int:
+    return int(file.parent.name.removeprefix("round-"))
 
 
 def load_model(path: str | Path) -> nn.Module:

@@ -1,7 +1,7 @@
 """The Flower ServerApp: config → strategy → start → run directory."""
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
@@ -33,6 +33,7 @@ from fedkd_flwr.runs import (
     require_writable,
 )
 from fedkd_flwr.server_models import RunModels
+from strategies.core.patience import StoppedEarly
 from strategies.core.replies import TooFewRepliesError
 
 app = ServerApp()
@@ -162,14 +163,16 @@ def run_rounds(
     initial = initial_model(configuration)
     strategy.begin(initial)
     strategy.restore(checkpoint.completed_rounds, checkpoint.state)
+    strategy.look_back(Run(directory.path).round_rows)
     if checkpoint.completed_rounds:
         log(INFO, "Continuing after round %d", checkpoint.completed_rounds)
-    strategy.start(
-        grid,
-        ArrayRecord({kind: Array(vector) for kind, vector in initial.items()}),
-        num_rounds=run.plan.num_server_rounds - strategy.completed_rounds,
-        timeout=run.plan.round_timeout,
-    )
+    with suppress(StoppedEarly):
+        strategy.start(
+            grid,
+            ArrayRecord({kind: Array(vector) for kind, vector in initial.items()}),
+            num_rounds=strategy.plan.num_server_rounds - strategy.completed_rounds,
+            timeout=run.plan.round_timeout,
+        )
 
 
 def open_run_directory(configuration: Configuration) -> tuple[RunDirectory, Checkpoint]:

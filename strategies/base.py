@@ -21,14 +21,16 @@ from numpy.typing import NDArray
 from strategies.core.exchange import Exchange
 from strategies.core.membership import ClientInfo, Membership
 from strategies.core.metrics import MOVED_PRIVATE, TRAIN_LOSS
+from strategies.core.patience import Patience, StoppedEarly
 from strategies.core.plan import RunPlan, Settings, sample_clients
 from strategies.core.replies import Arrays, Due, Metric, Reply, TooFewRepliesError
 from strategies.core.rounds import (
-    COUNTS,
     RoundRecord,
     RunObserver,
     accuracy_statistics,
     check_counts,
+    client_rows,
+    counts_due,
     log_round,
     mean_metrics,
     read_evaluation,
@@ -97,6 +99,9 @@ class PersonalizedStrategy(Strategy):
     ) -> None:
         self.check_plan(plan, settings)
         self.plan = plan
+        self.counts = counts_due(plan)
+        self._patience = Patience(plan.patience)
+        self._planned_rounds = plan.num_server_rounds
         self.settings = settings
         self.observer = observer
         self.members = Membership(plan, self.needs_public_data)
@@ -205,6 +210,11 @@ class PersonalizedStrategy(Strategy):
         for name, arrays in parts.items():
             setattr(self, name, arrays)
 
+    def look_back(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Take note of the rows of the rounds before, from the first, where a run goes on."""
+        for row in rows:
+            self.plan = self._patience.end_of(self.plan, row)
+
     # ---- Clients ---------------------------------------------------------------------
 
     @property
@@ -257,7 +267,7 @@ class PersonalizedStrategy(Strategy):
         valid = self._exchange.valid_replies(
             replies,
             lambda n: self.expected_arrays(server_round, n),
-            (*self.train_metrics, *COUNTS),
+            (*self.train_metrics, *self.counts),
             self._check_train_reply,
         )
         self._num_replies = len(valid)
@@ -293,7 +303,7 @@ class PersonalizedStrategy(Strategy):
         valid = self._exchange.valid_replies(
             replies,
             lambda n: {},
-            (*self.evaluation_metrics, *COUNTS),
+            (*self.evaluation_metrics, *self.counts),
             lambda reply: check_counts(reply.metrics, self.clients[reply.partition_id]),
         )
         self._evaluations |= {n: read_evaluation(reply.metrics) for n, reply in valid.items()}
@@ -303,7 +313,10 @@ class PersonalizedStrategy(Strategy):
             evaluations = {n: row for n, row in sorted(self._evaluations.items()) if n in online}
         row = self._round_row(server_round, evaluations)
         log_round(row, self.plan.num_server_rounds)
+        self.plan = self._patience.end_of(self.plan, row)
         self._notify(server_round, row, evaluations)
+        if server_round == self.plan.num_server_rounds < self._planned_rounds:
+            raise StoppedEarly
         statistics = {k: v for k, v in row.items() if k.startswith("accuracy") and v is not None}
         return MetricRecord(statistics) if statistics else None
 
@@ -345,7 +358,7 @@ class PersonalizedStrategy(Strategy):
         return self._rounds_before + server_round
 
     def _begin_round(self, server_round: int) -> None:
-        self._exchange = Exchange(self.clients, server_round, self.plan.run_id)
+        self._exchange = Exchange(self.clients, server_round, self.plan, self._patience.best_round)
         self._num_replies = 0
         self._metrics: dict[int, dict[str, float]] = {}
         self._seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0}
@@ -358,13 +371,13 @@ class PersonalizedStrategy(Strategy):
             self._evaluations.pop(n, None)
 
     def _check_train_reply(self, reply: Reply) -> None:
-        if "total" in reply.metrics:
+        if any(metric.name in reply.metrics for metric in self.counts):
             check_counts(reply.metrics, self.clients[reply.partition_id])
         self.check_reply(reply)
 
     def _keep_metrics(self, replies: Mapping[int, Reply]) -> None:
         """Keep what clients reported with their train replies: a method's numbers, and counts."""
-        counted = {metric.name for metric in COUNTS}
+        counted = {metric.name for metric in self.counts}
         for n, reply in replies.items():
             counts = {name: v for name, v in reply.metrics.items() if name in counted}
             self._metrics[n] = {k: v for k, v in reply.metrics.items() if k not in counted}
@@ -406,20 +419,10 @@ class PersonalizedStrategy(Strategy):
         self.completed_rounds = server_round
         if self.observer is None:
             return
-        failures, by_client = self._exchange.failures, self._exchange.traffic.by_client
-        concerned = sorted({*evaluations, *failures, *by_client})
-        clients = [
-            {
-                "round": server_round,
-                "partition_id": n,
-                "model": self.clients[n].model,
-                "num_examples": self.clients[n].num_examples,
-                **{k.replace("-", "_"): v for k, v in self._metrics.get(n, {}).items()},
-                **evaluations.get(n, {}),
-                **by_client.get(n, {}),
-                "failure": failures.get(n),
-            }
-            for n in concerned
-        ]
+        exchange = self._exchange
+        clients = client_rows(
+            server_round, self.clients, self._metrics, evaluations, exchange.traffic.by_client,
+            exchange.failures,
+        )  # fmt: skip
         record = RoundRecord(server_round, row, clients, self.matrices(), self.tables())
         self.observer.round_finished(record, self)

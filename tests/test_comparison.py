@@ -10,8 +10,9 @@ import pytest
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.rendering import in_bytes
 from fedkd_flwr.analysis.settings import IncomparableRunsError, defining_settings
+from fedkd_flwr.analysis.targets import COSTS
 from fedkd_flwr.analysis.verdicts import verdicts_against
-from fedkd_flwr.config import read_config
+from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import RunDirectoryError, load_run
 
 COUNTS = {
@@ -88,6 +89,11 @@ def test_the_table_holds_hand_computed_numbers(two_methods):
     assert row["clients_worst"] == pytest.approx(0.7)
     # With seed 0 three of four are better and one is level; with seed 1 two of four.
     assert row["beats_local"] == pytest.approx((3 / 4 + 2 / 4) / 2)
+    # Nobody loses; a tenth of the way over four clients is 0.3 from the first to the second.
+    assert (row["harmed"], row["worst_loss"]) == (0, 0)
+    assert row["clients_decile"] == pytest.approx((0.6 + 0.83) / 2)
+    assert row["clients_worst_tenth"] == pytest.approx((0.6 + 0.8) / 2)
+    assert row["jain"] == pytest.approx((2.8**2 / (4 * 2.0) + 3.6**2 / (4 * 3.26)) / 2)
     assert (row["numbers"], row["bytes"], row["seconds"]) == (320, 3000, 4.5)
     local = comparison.table.loc["local"]
     assert local["accuracy"] == pytest.approx((0.5 + 0.6) / 2)
@@ -146,6 +152,42 @@ def test_verdicts_against_another_method_pair_the_seeds(two_methods):
     ]
 
 
+def test_who_loses_against_local_is_counted_and_the_worst_named(tmp_path):
+    write_run(tmp_path, "kt-pfl", 0, [0.9, 0.5, 0.3, 0.6])
+    write_run(tmp_path, "local", 0, [0.5, 0.6, 0.6, 0.6])
+    row = compare(tmp_path).table.loc["kt-pfl"]
+    assert row["harmed"] == 2 / 4
+    assert row["worst_loss"] == pytest.approx(0.3)
+
+
+def test_the_worst_tenth_of_many_clients_is_more_than_one(tmp_path):
+    write_run(tmp_path, "local", 0, [0.1, 0.3] + [0.8] * 18)
+    assert compare(tmp_path).table.loc["local", "clients_worst_tenth"] == pytest.approx(0.2)
+
+
+def test_a_target_counts_up_to_the_first_round_that_has_it(tmp_path):
+    for seed, last in ((0, 0.9), (1, 0.8)):
+        path = write_run(tmp_path, "kt-pfl", seed, [last] * 2)
+        rows = [
+            {**row, "seconds_train": 2.0, "seconds_server": 0.5}
+            for row in load_run(path).round_rows
+        ]
+        write_lines(
+            path / "rounds.jsonl",
+            [*rows[:-1], {**rows[-1], "accuracy_mean": None}, {**rows[-1], "round": 3}],
+        )
+    table = compare(tmp_path, target=0.8).table
+    # The second round was not evaluated, and counts: three rounds of 1500 bytes and 2.5 s.
+    assert table.loc["kt-pfl", list(COSTS)].tolist() == [3, 4500, 7.5]
+    missed = compare(tmp_path, target=0.85)
+    assert missed.table.loc["kt-pfl", list(COSTS)].isna().all()
+    assert missed.notes[-1] == "Not every seed reaches the target: kt-pfl in 1 of 2."
+    assert compare(tmp_path, target=0.1).table.loc["kt-pfl", "rounds_to_target"] == 1
+    assert "rounds to target" not in compare(tmp_path).to_markdown()
+    with pytest.raises(ConfigError, match="The target 90 is no accuracy"):
+        compare(tmp_path, target=90)
+
+
 def test_gains_pair_each_client_with_itself(two_methods):
     clients = compare(two_methods).clients.set_index(["method", "seed", "partition_id"])
     np.testing.assert_allclose(clients.loc["kt-pfl", 0]["gain"], [0.0, 0.1, 0.3, 0.4])
@@ -180,7 +222,9 @@ def test_a_missing_local_leaves_the_share_open_and_is_said(tmp_path):
     assert np.isnan(row["beats_local"])
     assert np.isnan(row["accuracy_std"])
     assert "no run of local" in comparison.notes[0]
-    assert "| kt-pfl | 1 | 0.6000 | - | 0.1000 | 0.5000 | - |" in comparison.to_markdown()
+    # A tenth of the way from 0.5 to 0.7, and (0.5 + 0.7)² / (2 (0.5² + 0.7²)).
+    row = "| kt-pfl | 1 | 0.6000 | - | 0.1000 | 0.5000 | 0.5200 | 0.5000 | 0.9730 | - | - | - | - |"
+    assert row in comparison.to_markdown()
 
 
 def test_an_unfinished_run_is_left_out_and_said(two_methods):
@@ -387,9 +431,9 @@ def test_latex_parses_back(two_methods):
     rows = [line.removesuffix(r" \\").split(" & ") for line in body.splitlines()]
     assert [row[0] for row in rows] == ["kt-pfl", "local"]
     assert rows[0][2] == r"0.8000 $\pm$ 0.1414"
-    assert rows[0][6] == r"62\%"
+    assert rows[0][9] == r"62\%"
     columns = latex.split("\\begin{tabular}{")[1].split("}")[0]
-    assert len(columns) == len(rows[0]) == 10
+    assert len(columns) == len(rows[0]) == 16
 
 
 def test_csv_parses_back_with_all_digits(two_methods):

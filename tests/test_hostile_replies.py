@@ -13,6 +13,7 @@ from fedkd_flwr.config import read_config
 from fedkd_flwr.engines.grid import InProcessGrid
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.server_app import serve
+from strategies.core.measures import MEANS
 
 LIAR = 1
 
@@ -72,6 +73,17 @@ def half_a_validation(content):
     content["metrics"] = MetricRecord({**numbers, "correct": 0, "total": 1, "validation-total": 7})
 
 
+def loss_alone(content):
+    content["metrics"] = MetricRecord({"loss": 0.5})
+
+
+def more_of_a_class(content):
+    numbers = {"correct": 1, "total": 1, "class-0-correct": 1, "class-0-total": 10**6}
+    content["metrics"] = MetricRecord(
+        {**numbers, **dict(content["metrics"]), "class-0-total": 10**6}
+    )
+
+
 def without_info(content):
     del content["info"]
 
@@ -97,6 +109,9 @@ LIES = {
     "half a validation": half_a_validation,
     "a loss of NaN": with_metrics(loss=float("nan"), train_loss=float("nan")),
     "a loss of 1e38": with_metrics(loss=1e38, train_loss=1e38),
+    "a loss without counts": loss_alone,
+    "a calibration beyond 1": with_metrics(calibration_error=1.5),
+    "classes that do not add up": more_of_a_class,
     "lists for numbers": with_metrics(correct=[1, 2], loss=[0.0]),
     "a column of the table": with_metrics(round=3),
     "the name of a client": with_metrics(partition_id=0),
@@ -130,6 +145,7 @@ def run_among(app, strategy, small, path, rounds):
         "max-samples": 240,
         "num-clients": 3,
         "num-server-rounds": rounds,
+        "measures": "calibration,auc,classes",
         "output-dir": str(path),
     }
     configuration = read_config(flat)
@@ -143,7 +159,7 @@ def test_no_lie_changes_what_the_others_get(strategy, small, tmp_path):
     silent = run_among(liar([refuse] * len(lies)), strategy, small, tmp_path / "silent", len(lies))
     mine = lied_to.clients[lied_to.clients["partition_id"] == LIAR]
     assert dict(zip(LIES, mine["failure"].notna(), strict=True)) == dict.fromkeys(LIES, True)
-    columns = ["round", "partition_id", "accuracy", "loss", "train_loss"]
+    columns = ["round", "partition_id", "accuracy", "loss", "train_loss", *MEANS[:-1]]
     others = [
         run.clients[run.clients["partition_id"] != LIAR][columns] for run in (lied_to, silent)
     ]

@@ -12,6 +12,7 @@ from matplotlib.colors import to_rgba
 import fedkd_flwr
 from fedkd_flwr import plots
 from fedkd_flwr.analysis.comparison import compare
+from fedkd_flwr.analysis.results import client_accuracies
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.models.darts.genotype import Choice, Genotype
 from fedkd_flwr.runs import RunDirectoryError
@@ -77,6 +78,14 @@ def test_accuracy_against_bytes_adds_up_and_leaves_local_a_level(comparison, run
     np.testing.assert_allclose(lines["local (exchanges nothing)"].get_ydata(), level)
     assert axes.get_xscale() == "log"
     assert axes.xaxis.get_major_formatter()(12_000, None) == "12 kB"
+
+
+def test_clients_by_rank_is_the_mean_over_seeds_of_sorted_clients(comparison, runs):
+    axes = main_axes(plots.plot_clients_by_rank(comparison))
+    lines = {line.get_label(): line.get_ydata() for line in axes.lines}
+    last = [client_accuracies(runs["kt-pfl", seed]) for seed in (0, 1)]
+    np.testing.assert_allclose(lines["kt-pfl"], np.mean([sorted(own) for own in last], axis=0))
+    assert set(lines) == {"kt-pfl", "local", "perfed-ckt"}
 
 
 def test_gain_over_local_has_a_point_a_client_and_seed(comparison):
@@ -276,7 +285,8 @@ def test_all_figures_are_written_and_none_is_left_open(comparison, tmp_path):
 
     paths = plots.save_figures(comparison, tmp_path / "figures")
     assert {path.name for path in paths} == {
-        "accuracy-over-rounds.png", "accuracy-against-bytes.png", "gain-over-local.png",
+        "accuracy-over-rounds.png", "accuracy-against-bytes.png", "clients-by-rank.png",
+        "gain-over-local.png",
         "kt-pfl0-coefficients.png", "kt-pfl0-coefficients-help.png", "perfed-ckt0-clusters.png",
         "partition.png",
     }  # fmt: skip

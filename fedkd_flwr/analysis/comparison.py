@@ -26,6 +26,7 @@ from fedkd_flwr.analysis.settings import (
     defining_settings,
     varied_settings,
 )
+from fedkd_flwr.analysis.targets import check_target, notes_on_target
 from fedkd_flwr.analysis.verdicts import notes_on_groups, verdicts
 from fedkd_flwr.runs import Run
 
@@ -86,13 +87,18 @@ class Comparison:
         return self.table.to_csv()
 
 
-def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
+def compare(
+    runs: str | Path | Run | Iterable[str | Path | Run], target: float | None = None
+) -> Comparison:
     """Put runs on the same splits side by side.
 
     Parameters
     ----------
     runs : path, Run, or an iterable of these
         Run directories, folders that hold some, or opened runs.
+    target : float, optional
+        Mean accuracy, part of 1; the table then has the rounds, bytes and seconds up to the
+        first evaluated round that has it.
 
     Returns
     -------
@@ -103,9 +109,13 @@ def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
     ------
     IncomparableRunsError
         If the runs have different splits or public sets, or none is finished.
+    ConfigError
+        If the target is no accuracy.
     RunDirectoryError
         If a path holds no run, or a run that was named itself is damaged.
     """
+    if target is not None:
+        check_target(target)
     opened, damaged = open_runs([runs] if isinstance(runs, str | Path | Run) else runs)
     unfinished = [
         f"{run.path.name} is unfinished ({len(run.rounds)} of "
@@ -120,15 +130,16 @@ def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
     check_same_data(finished)
     groups, repeated = _grouped(finished)
     clients = client_results(groups)
-    results = run_results(groups, clients)
+    results = run_results(groups, clients, target)
     table = means_over_seeds(results)
+    on_target = notes_on_target(results, table.index, target) if target is not None else []
     return Comparison(
         groups={label: groups[label] for label in table.index},
         results=results,
         clients=clients,
         table=table,
         verdicts=verdicts(clients, table.index),
-        notes=[*damaged, *unfinished, *repeated, *notes_on_groups(groups, clients)],
+        notes=[*damaged, *unfinished, *repeated, *notes_on_groups(groups, clients), *on_target],
     )
 
 

@@ -10,22 +10,47 @@ HEADINGS = {
     "accuracy_chosen": "accuracy, validation round",
     "clients_std": "std over clients",
     "clients_worst": "worst client",
+    "clients_decile": "bottom decile",
+    "clients_worst_tenth": "worst 10%",
+    "jain": "Jain's index",
     "beats_local": "beat local",
+    "harmed": "harmed",
+    "worst_loss": "worst loss",
+    "nll": "NLL",
+    "calibration_error": "ECE",
+    "auc": "AUC",
+    "held_accuracy": "classes held",
+    "other_accuracy": "classes not held",
     "numbers": "numbers",
     "bytes": "bytes",
     "seconds": "seconds",
+    "rounds_to_target": "rounds to target",
+    "bytes_to_target": "bytes to target",
+    "seconds_to_target": "seconds to target",
     "paper": "paper",
     "difference": "difference",
 }
-"""Columns of a rendered table; the last two where there are a paper's figures."""
+"""Columns of a rendered table, each where the table has it."""
 
 LAYOUTS = {
     "seeds": ".0f",
     "clients_std": ".4f",
     "clients_worst": ".4f",
+    "clients_decile": ".4f",
+    "clients_worst_tenth": ".4f",
+    "jain": ".4f",
     "beats_local": ".0%",
+    "harmed": ".0%",
+    "worst_loss": ".4f",
+    "nll": ".4f",
+    "calibration_error": ".4f",
+    "auc": ".4f",
+    "held_accuracy": ".4f",
+    "other_accuracy": ".4f",
     "numbers": ",.0f",
     "seconds": ".1f",
+    "rounds_to_target": ".1f",
+    "seconds_to_target": ".1f",
     "paper": ".4f",
     "difference": "+.4f",
 }
@@ -82,7 +107,7 @@ def _rendered_number(name: str, row: pd.Series) -> str:
     """Return one cell of a row."""
     if name in ("accuracy", "accuracy_chosen"):
         return _with_spread(row[name], row[f"{name}_std"])
-    if name == "bytes":
+    if name in ("bytes", "bytes_to_target"):
         return MISSING if pd.isna(row[name]) else in_bytes(row[name])
     return _number(row[name], LAYOUTS[name])
 

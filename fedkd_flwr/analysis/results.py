@@ -1,11 +1,15 @@
 """The numbers of a comparison: of each client, of each run, and means over seeds."""
 
+import math
 from collections.abc import Mapping
 
 import pandas as pd
 
 from fedkd_flwr.analysis.settings import varied_settings
+from fedkd_flwr.analysis.spread import bottom_decile, jains_index, mean_of_worst_tenth
+from fedkd_flwr.analysis.targets import cost_to_target, without_partial_means
 from fedkd_flwr.runs import Run
+from strategies.core.measures import MEANS
 
 REFERENCE = "local"
 """The method that the clients of every other have to beat."""
@@ -35,14 +39,34 @@ def reference_run(run: Run, groups: Mapping[str, list[Run]]) -> Run | None:
     return min(candidates, key=lambda other: len(varied_settings([run, other])), default=None)
 
 
-def client_accuracies(run: Run) -> pd.Series:
-    """Return the clients' accuracies at the last evaluated round, by partition-id."""
+def last_evaluations(run: Run) -> pd.DataFrame:
+    """Return the clients' rows at the last evaluated round, by partition-id."""
     clients = run.clients
     if "accuracy" not in clients or not (run.summary or {}).get("last_round"):
-        return pd.Series(dtype=float, name="accuracy")
+        return pd.DataFrame({"accuracy": pd.Series(dtype=float)})
     last_round = (run.summary or {})["last_round"]["round"]
     last = clients[(clients["round"] == last_round) & clients["accuracy"].notna()]
-    accuracies: pd.Series = last.set_index("partition_id")["accuracy"].sort_index()
+    return last.set_index("partition_id").sort_index()
+
+
+def class_accuracies(run: Run) -> pd.DataFrame:
+    """Return each client's accuracy by class at the last evaluated round.
+
+    Returns
+    -------
+    DataFrame
+        One row a client, one column a class that some test split has, NaN for classes that the
+        client's own has not; no columns unless the run has ``measures = classes``.
+    """
+    rows = last_evaluations(run)
+    totals = rows.filter(regex=r"^class_\d+_total$")
+    counted = sorted(int(str(name).split("_")[1]) for name in totals)
+    return pd.DataFrame({k: rows[f"class_{k}_correct"] / rows[f"class_{k}_total"] for k in counted})
+
+
+def client_accuracies(run: Run) -> pd.Series:
+    """Return the clients' accuracies at the last evaluated round, by partition-id."""
+    accuracies: pd.Series = last_evaluations(run)["accuracy"]
     return accuracies
 
 
@@ -77,7 +101,9 @@ def client_results(groups: Mapping[str, list[Run]]) -> pd.DataFrame:
     return together[["method", "seed", "partition_id", "accuracy", "local_accuracy", "gain"]]
 
 
-def run_results(groups: Mapping[str, list[Run]], clients: pd.DataFrame) -> pd.DataFrame:
+def run_results(
+    groups: Mapping[str, list[Run]], clients: pd.DataFrame, target: float | None = None
+) -> pd.DataFrame:
     """Return one row a run.
 
     Parameters
@@ -86,21 +112,27 @@ def run_results(groups: Mapping[str, list[Run]], clients: pd.DataFrame) -> pd.Da
         Finished runs by label.
     clients : DataFrame
         Their `client_results`.
+    target : float, optional
+        Mean accuracy whose costs are counted.
 
     Returns
     -------
     DataFrame
         Columns ``method``, ``seed``, ``accuracy``, ``accuracy_chosen``, ``clients_std``,
-        ``clients_worst``, ``beats_local``, ``numbers``, ``bytes``, ``seconds``, ``path``; NaN
-        for what a run does not have.
+        ``clients_worst``, ``clients_decile``, ``clients_worst_tenth``, ``jain``, ``beats_local``,
+        ``harmed`` (the share of clients below `local`), ``worst_loss`` (what the client that
+        loses most loses, 0 where none does), ``nll`` (mean cross-entropy), ``numbers``, ``bytes``,
+        ``seconds``, ``path``, and with a target those of `cost_to_target`; NaN for what a run
+        does not have. Columns of `strategies.core.measures.MEANS`, means over clients, where some
+        run has measured them.
     """
-    compared = clients[clients["gain"].notna()]
-    shares = (compared["gain"] > 0).groupby([compared["method"], compared["seed"]]).mean()
+    by_run = dict(iter(clients.groupby(["method", "seed"])))
     rows = []
     for label, runs in groups.items():
         for run in runs:
             summary = run.summary or {}
             last, chosen = summary["last_round"] or {}, summary["validation_round"] or {}
+            own = by_run.get((label, run.config["seed"]), clients.iloc[:0])
             rows.append(
                 {
                     "method": label,
@@ -109,16 +141,45 @@ def run_results(groups: Mapping[str, list[Run]], clients: pd.DataFrame) -> pd.Da
                     "accuracy_chosen": chosen.get("accuracy_mean"),
                     "clients_std": last.get("accuracy_std"),
                     "clients_worst": last.get("accuracy_min"),
-                    "beats_local": shares.get((label, run.config["seed"])),
+                    **_spread_over_clients(own["accuracy"]),
+                    **_held_against_local(own["gain"].dropna()),
+                    "nll": last.get("loss_mean"),
+                    **_mean_measures(run),
                     "numbers": summary["numbers_up"] + summary["numbers_down"],
                     "bytes": summary["bytes_up"] + summary["bytes_down"],
                     "seconds": summary["seconds"],
                     "path": str(run.path),
+                    **({} if target is None else cost_to_target(run, target)),
                 }
             )
     results = pd.DataFrame(rows)
     numeric = [name for name in results.columns if name not in ("method", "seed", "path")]
-    return results.astype(dict.fromkeys(numeric, float))
+    unmeasured = [name for name in MEANS if results[name].isna().all()]
+    return results.astype(dict.fromkeys(numeric, float)).drop(columns=unmeasured)
+
+
+def _spread_over_clients(accuracies: pd.Series) -> dict[str, float]:
+    return {
+        "clients_decile": bottom_decile(accuracies),
+        "clients_worst_tenth": mean_of_worst_tenth(accuracies),
+        "jain": jains_index(accuracies),
+    }
+
+
+def _mean_measures(run: Run) -> dict[str, float]:
+    """Return the means over clients of what the last evaluation measured."""
+    rows = last_evaluations(run)
+    return {name: float(rows[name].mean()) if name in rows else math.nan for name in MEANS}
+
+
+def _held_against_local(gains: pd.Series) -> dict[str, float]:
+    if gains.empty:
+        return dict.fromkeys(("beats_local", "harmed", "worst_loss"), math.nan)
+    return {
+        "beats_local": float((gains > 0).mean()),
+        "harmed": float((gains < 0).mean()),
+        "worst_loss": max(0.0, -float(gains.min())),
+    }
 
 
 def means_over_seeds(results: pd.DataFrame) -> pd.DataFrame:
@@ -133,7 +194,8 @@ def means_over_seeds(results: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         Number of ``seeds``, means over them, and the standard deviations ``accuracy_std`` and
-        ``accuracy_chosen_std`` (n-1 in the denominator, NaN for one seed).
+        ``accuracy_chosen_std`` (n-1 in the denominator, NaN for one seed). What a target takes
+        is NaN unless every seed reaches it.
     """
     by_method = results.groupby("method", sort=False)
     means = by_method.mean(numeric_only=True).drop(columns="seed")
@@ -143,4 +205,6 @@ def means_over_seeds(results: pd.DataFrame) -> pd.DataFrame:
         before = means.columns.get_loc(str(name).removesuffix("_std"))
         assert isinstance(before, int)
         means.insert(before + 1, str(name), spreads[name])
+    if "rounds_to_target" in means:
+        means = without_partial_means(means, results)
     return means.sort_values("accuracy", ascending=False, kind="stable")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedkd_flwr.analysis.results import REFERENCE, reference_run
+from fedkd_flwr.analysis.results import REFERENCE, last_evaluations, reference_run
 from fedkd_flwr.analysis.settings import defining_settings, varied_settings
 from fedkd_flwr.runs import Run
 
@@ -83,12 +83,14 @@ def notes_on_groups(groups: Mapping[str, list[Run]], clients: pd.DataFrame) -> l
     Returns
     -------
     list of str
-        One sentence each on seeds, on runs and clients without `local`, and on settings.
+        One sentence each on seeds, on runs and clients without `local`, on settings, and on test
+        splits that hold no other classes than their client trains on.
     """
     return [
         *_notes_on_seeds(groups),
         *_notes_on_reference(groups, clients),
         *_notes_on_settings(groups),
+        *_notes_on_classes(run for runs in groups.values() for run in runs),
     ]
 
 
@@ -141,6 +143,18 @@ def _notes_on_settings(groups: Mapping[str, list[Run]]) -> list[str]:
         listed = "; ".join(f"{value} ({_listed(found)})" for value, found in methods.items())
         notes.append(f"The methods do not share {name}: {listed}.")
     return notes
+
+
+def _notes_on_classes(runs: Iterable[Run]) -> list[str]:
+    """Say where accuracy on classes that a client does not hold is nothing that could be asked."""
+    evaluations = [last_evaluations(run) for run in runs]
+    measured = [rows for rows in evaluations if "held_total" in rows]
+    if not measured or any((rows["held_total"] < rows["total"]).any() for rows in measured):
+        return []
+    return [
+        "Each client's test split holds only classes that it trains on: there is no accuracy on "
+        "the others, and `fedkd cross` has models meet other clients' classes."
+    ]
 
 
 def _listed(values: Iterable[Any]) -> str:

@@ -7,6 +7,7 @@ PyTorch nor Flower.
 import typer
 import typer.core
 
+from fedkd_flwr.cli.crossing import cross
 from fedkd_flwr.cli.reporting import report
 from fedkd_flwr.cli.results import compare, genotypes, personalize
 from fedkd_flwr.cli.running import run, sweep
@@ -21,6 +22,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (run, compare, report, sweep, personalize, doctor, genotypes):
+for command in (run, compare, cross, report, sweep, personalize, doctor, genotypes):
     app.command()(command)
 app.command("list")(list_names)

@@ -23,6 +23,10 @@ def compare(
         Path | None,
         typer.Option(metavar="FILE", help="A paper's figures, to stand beside ours."),
     ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(help="Mean accuracy, such as 0.9: what it takes to reach it."),
+    ] = None,
 ) -> None:
     """Put runs on the same splits side by side, and against local training."""
     with one_clear_line():
@@ -32,7 +36,7 @@ def compare(
 
         if layout not in LAYOUTS:
             raise ConfigError(f"--format {layout} is none of the allowed {', '.join(LAYOUTS)}.")
-        compared = comparison.compare(runs)
+        compared = comparison.compare(runs, target)
         if paper is not None:
             compared = beside_paper(compared, read_figures(paper))
         typer.echo(getattr(compared, f"to_{layout}")(), nl=False)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -25,20 +25,18 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedkd_flwr.clients import disk, memory
+from fedkd_flwr.clients.architectures import assigned_models
+from fedkd_flwr.clients.course import Course
 from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.clients import (
     ClientData,
-    client_indices,
     hash_of_public_pool,
     load_client,
     public_samples,
 )
-from fedkd_flwr.data.settings import DataPlan
 from fedkd_flwr.export import model_card, save_personalized_model
-from fedkd_flwr.models.assignment import assign_models
 from fedkd_flwr.models.pool import Architecture, borrow, give_back
-from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob, complete
 from fedkd_flwr.training.loop import (
     Batch,
@@ -51,6 +49,7 @@ from fedkd_flwr.training.loop import (
     seeded,
 )
 from fedkd_flwr.training.losses import cross_entropy
+from fedkd_flwr.training.measures import measured
 from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 from fedkd_flwr.training.regularizers import parameters_of, relative_distance
 from strategies.core.plan import Settings
@@ -109,6 +108,7 @@ class PersonalClient(NumPyClient):
 
     def __init__(self, context: Context, run: RunConfig, settings: Settings) -> None:
         self.context = context
+        self.course = Course()
         self.run = run
         self.settings: Any = settings
         self.node = read_node(context.node_config, run)
@@ -160,7 +160,7 @@ class PersonalClient(NumPyClient):
         """The architecture: the node's own choice, else the assignment of the run."""
         if self.node.model:
             return self.node.model
-        return _assigned_models(self.run.models, self.run.data_plan)[self.partition_id]
+        return assigned_models(self.run.models, self.run.data_plan)[self.partition_id]
 
     @cached_property
     def model(self) -> nn.Module:
@@ -309,6 +309,8 @@ class PersonalClient(NumPyClient):
         data = self.data
         logits = yield PredictJob(self.classifier, data.test_images)
         metrics = count_correct(logits, data.test_labels).numbers()
+        if measures := self.run.plan.measures:
+            metrics |= measured(logits, data.test_labels, data.class_counts > 0, measures)
         if len(data.validation_labels):
             logits = yield PredictJob(self.classifier, data.validation_images)
             metrics |= count_correct(logits, data.validation_labels).numbers("validation-")
@@ -358,6 +360,7 @@ class PersonalClient(NumPyClient):
     def serve(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Training:
         """Train as a message asks, and keep what is to live on."""
         received = dict(zip(config["names"], parameters, strict=True))
+        self.course = Course.read(config)
         server_round, phase = int(config["server-round"]), str(config["phase"])
         folder = self.node.memory_folder(str(config.get("run-id", "")))
         disk.recall(self.context, folder, server_round, phase)
@@ -373,6 +376,7 @@ class PersonalClient(NumPyClient):
     ) -> tuple[float, int, dict[str, Any]]:
         """Evaluate the client's model on its own test split; nothing is kept."""
         received = dict(zip(config["names"], parameters, strict=True))
+        self.course = Course.read(config)
         server_round = int(config["server-round"])
         folder = self.node.memory_folder(str(config.get("run-id", "")))
         disk.recall(self.context, folder, server_round, "evaluate")
@@ -386,7 +390,7 @@ class PersonalClient(NumPyClient):
         return seeded(self.device, seed, "evaluate", server_round, self.partition_id)
 
     def count_answers(self, received: Arrays, server_round: int) -> Steps[dict[str, float]]:
-        """Evaluate the client's model, and export it after the last round.
+        """Evaluate the client's model, and export it where that is due.
 
         Returns
         -------
@@ -399,9 +403,9 @@ class PersonalClient(NumPyClient):
             refresh_statistics(self.model, self.data.train_images)
         counts = yield from self.evaluation_metrics()
         metrics = {**counts, **further}
-        if self.node.models_folder and server_round == self.run.plan.num_server_rounds:
+        for folder in self.course.export_folders(self.node, server_round, self.run.keep_best):
             try:
-                self.export_model(self.node.models_folder, metrics)
+                self.export_model(folder, {**metrics, "round": server_round})
             except (OSError, SafetensorError) as error:
                 # A disk that refuses must not cost the results.
                 log(WARNING, "Client %d: its model is not exported, %s", self.partition_id, error)
@@ -419,12 +423,3 @@ class PersonalClient(NumPyClient):
         """
         card = model_card(self.run, self.model_name, self.partition_id, metrics)
         return save_personalized_model(self.model, card, folder)
-
-
-@lru_cache(maxsize=2)
-def _assigned_models(models: ModelSettings, data: DataPlan) -> list[str]:
-    """Return the architecture of every client of a run."""
-    sizes = None
-    if models.model_assignment == "by-size":
-        sizes = [len(indices) for indices in client_indices(data)]
-    return assign_models(models.models, models.model_assignment, data.num_clients, sizes, data.seed)

@@ -63,9 +63,10 @@ def run_simulation(
         command += [" ".join(f"{name}={value}" for name, value in federation.items())]
         last_line = _follow(command, env, directory, on_round, on_line)
     finished = load_run(directory) if (directory / "config.json").exists() else None
+    summary = (finished.summary if finished else None) or {"rounds": 0}
     # A run that was to go on after its end has a summary of fewer rounds.
-    done = finished.summary["rounds"] if finished and finished.summary else 0
-    if finished is None or done < configuration.run.plan.num_server_rounds:
+    is_short = summary["rounds"] < configuration.run.plan.num_server_rounds
+    if finished is None or (is_short and not summary.get("stopped_early")):
         raise RuntimeError(f"The simulation did not finish; its last words: {last_line}")
     return finished
 

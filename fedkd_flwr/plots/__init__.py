@@ -9,9 +9,12 @@ from fedkd_flwr.plots.accuracy import (
     plot_accuracy_over_rounds,
     plot_gain_over_local,
 )
+from fedkd_flwr.plots.classes import plot_classes
 from fedkd_flwr.plots.clusters import follow_clusters, plot_clusters
 from fedkd_flwr.plots.comparison import save_figures
+from fedkd_flwr.plots.cross import plot_cross
 from fedkd_flwr.plots.distillation import plot_pairs, plot_surface, plot_teacher_rounds
+from fedkd_flwr.plots.fairness import plot_clients_by_rank
 from fedkd_flwr.plots.genotypes import (
     draw_genotype,
     draw_genotypes,
@@ -30,7 +33,10 @@ __all__ = [
     "label_counts",
     "plot_accuracy_against_bytes",
     "plot_accuracy_over_rounds",
+    "plot_classes",
+    "plot_clients_by_rank",
     "plot_clusters",
+    "plot_cross",
     "plot_gain_over_local",
     "plot_genotype",
     "plot_help",

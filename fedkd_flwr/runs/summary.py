@@ -62,6 +62,7 @@ def summarize(run: Run, seconds: float) -> dict[str, Any]:
     return {
         "strategy": run.config["strategy"],
         "rounds": rows[-1]["round"],
+        "stopped_early": rows[-1]["round"] < run.config["num-server-rounds"],
         "last_round": _result(evaluated[-1]) if evaluated else None,
         "validation_round": _result(best) if best else None,
         **{name: sum(row[name] for row in rows) for name in [*COUNTED, "failures"]},

@@ -9,6 +9,7 @@ from flwr.supercore import log
 from numpy.typing import NDArray
 
 from strategies.core.membership import ClientInfo
+from strategies.core.plan import RunPlan
 from strategies.core.replies import (
     Arrays,
     Due,
@@ -32,8 +33,10 @@ class Exchange:
         Everybody that was met, by partition-id.
     server_round : int
         The round of the run.
-    run_id : str
-        Names the run to the clients.
+    plan : RunPlan
+        Names the run to the clients, and says which round is its last.
+    best_round : int
+        The round before this one with the best validation accuracy, 0 for none.
 
     Attributes
     ----------
@@ -43,12 +46,20 @@ class Exchange:
         Who was dropped, and why.
     """
 
-    def __init__(self, clients: Mapping[int, ClientInfo], server_round: int, run_id: str) -> None:
+    def __init__(
+        self,
+        clients: Mapping[int, ClientInfo],
+        server_round: int,
+        plan: RunPlan,
+        best_round: int = 0,
+    ) -> None:
         self.traffic = Traffic()
         self.failures: dict[int, str] = {}
         self._clients = clients
         self._round = server_round
-        self._run_id = run_id
+        self._run_id = plan.run_id
+        self._best_round = best_round
+        self._is_last = server_round == plan.num_server_rounds
         self._sent: dict[int, int] = {}
         # By the identity of what was encoded, which is held so that no other array gets its id.
         self._encodings: dict[int, tuple[NDArray[Any], Array]] = {}
@@ -79,6 +90,8 @@ class Exchange:
                 "server-round": self._round,
                 "phase": phase,
                 "run-id": self._run_id,
+                "last-round": self._is_last,
+                "best-round": self._best_round,
                 "evaluate": evaluate,
             }
         )

@@ -1,14 +1,15 @@
 """What is settled before a run starts: a method's settings, and the plan of the rounds."""
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from strategies.core.measures import MEASURES
 from strategies.core.randomness import random_generator
-from strategies.core.slices import PLACE, Slice, kebab_case
+from strategies.core.slices import PLACE, Slice, kebab_case, one_of, words
 
 
 class ImpossiblePlanError(ValueError):
@@ -53,6 +54,12 @@ class PlanSettings(Slice):
         A round with fewer valid replies stops the run.
     evaluate_every : int
         Clients are evaluated every that many rounds, and after the last.
+    patience : int
+        Evaluations in a row without a better mean validation accuracy after which one more round
+        is the run's last; 0 for never.
+    measures : tuple of str
+        What an evaluation reports besides its counts, some of ``calibration``, ``auc`` and
+        ``classes``, separated by commas; empty for nothing.
     seed : int
         Seed of every draw.
     connect_timeout : float
@@ -68,9 +75,21 @@ class PlanSettings(Slice):
     fraction_train: float = Field(default=1.0, gt=0, le=1)
     min_replies: int = Field(default=1, ge=1)
     evaluate_every: int = Field(default=1, ge=1)
+    patience: int = Field(default=0, ge=0)
+    measures: Annotated[tuple[str, ...], PLACE] = ()
     seed: int = Field(default=0, ge=0)
     connect_timeout: Annotated[float, PLACE] = Field(default=60.0, gt=0)
     round_timeout: Annotated[float, PLACE] = Field(default=3600.0, gt=0)
+
+    @field_validator("measures", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return words(value)
+
+    @field_validator("measures")
+    @classmethod
+    def _known_measures(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(one_of(measure, MEASURES) for measure in value)
 
     @property
     def sample_size(self) -> int:

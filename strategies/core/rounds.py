@@ -9,14 +9,13 @@ import numpy as np
 from flwr.supercore import log
 from numpy.typing import NDArray
 
+from strategies.core.measures import LARGEST_COUNT, MEANS, check_class_counts, measured_metrics
 from strategies.core.membership import ClientInfo
+from strategies.core.plan import RunPlan
 from strategies.core.replies import InvalidReplyError, Metric
 
 if TYPE_CHECKING:
     from strategies.base import PersonalizedStrategy
-
-LARGEST_COUNT = 1e9
-"""More samples than a client can have."""
 
 COUNTS = (
     Metric("correct", averaged=False, low=0, high=LARGEST_COUNT),
@@ -27,6 +26,11 @@ COUNTS = (
     Metric("validation-loss", averaged=False),
 )
 """What an evaluation reports; a loss that is no finite number is left out."""
+
+
+def counts_due(plan: RunPlan) -> tuple[Metric, ...]:
+    """Return what an evaluation may report in a run: `COUNTS`, and the measures asked for."""
+    return (*COUNTS, *measured_metrics(plan.measures, plan.num_classes))
 
 
 @dataclass
@@ -71,7 +75,7 @@ def check_counts(metrics: Mapping[str, float], client: ClientInfo) -> None:
     ----------
     metrics : mapping of str to float
         ``correct`` and ``total``, and with a validation split ``validation-correct`` and
-        ``validation-total``.
+        ``validation-total``; counts by class where they are asked for.
     client : ClientInfo
         Sizes of its test and validation split, as it told them when it was met.
 
@@ -88,6 +92,7 @@ def check_counts(metrics: Mapping[str, float], client: ClientInfo) -> None:
                 f"counts {correct:g} {prefix}correct answers out of {total:g}, "
                 f"and has {size} samples to be asked"
             )
+    check_class_counts(metrics)
 
 
 def read_evaluation(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -102,12 +107,20 @@ def read_evaluation(metrics: Mapping[str, float]) -> dict[str, float]:
     Returns
     -------
     dict of str to float
-        ``accuracy``, ``correct``, ``total``, ``loss``, ``validation_accuracy``, ….
+        ``accuracy``, ``correct``, ``total``, ``loss``, ``validation_accuracy``, …; with counts
+        by class ``held_accuracy`` on classes that the client trains on and ``other_accuracy`` on
+        the others, each where its test split has some.
     """
     row = {name.replace("-", "_"): value for name, value in metrics.items()}
     row["accuracy"] = row["correct"] / row["total"]
     if row.get("validation_total"):
         row["validation_accuracy"] = row["validation_correct"] / row["validation_total"]
+    if "held_total" in row:
+        held_correct, held_total = row["held_correct"], row["held_total"]
+        others = row["correct"] - held_correct, row["total"] - held_total
+        for name, (correct, total) in {"held": (held_correct, held_total), "other": others}.items():
+            if total:
+                row[f"{name}_accuracy"] = correct / total
     return row
 
 
@@ -124,7 +137,8 @@ def accuracy_statistics(evaluations: Iterable[Mapping[str, float]]) -> dict[str,
     dict of str to float or None
         Unweighted mean, standard deviation over clients (their spread, so with N in the
         denominator), worst, best, the mean weighted by test samples, mean loss and mean
-        validation accuracy; None where there is nothing to summarize.
+        validation accuracy, None where there is nothing to summarize; and the mean of each further
+        measure over those clients that have it.
     """
     rows = list(evaluations)
     names = ("mean", "std", "min", "max", "weighted")
@@ -143,6 +157,11 @@ def accuracy_statistics(evaluations: Iterable[Mapping[str, float]]) -> dict[str,
         "accuracy_weighted": float((accuracies * totals).sum() / totals.sum()),
         "loss_mean": float(losses.mean()) if np.isfinite(losses).all() else None,
         "validation_accuracy_mean": float(np.mean(validation)) if validation else None,
+        **{
+            f"{name}_mean": float(np.mean(values))
+            for name in MEANS
+            if (values := [row[name] for row in rows if name in row])
+        },
     }
 
 
@@ -170,6 +189,44 @@ def mean_metrics(
         if metric.averaged and values:
             means[f"{metric.column}_mean"] = float(np.mean(values))
     return means
+
+
+def client_rows(
+    server_round: int,
+    clients: Mapping[int, ClientInfo],
+    metrics: Mapping[int, Mapping[str, float]],
+    evaluations: Mapping[int, Mapping[str, float]],
+    traffic: Mapping[int, Mapping[str, int]],
+    failures: Mapping[int, str],
+) -> list[dict[str, Any]]:
+    """Return a round's rows about clients: those evaluated, sampled or failed in it.
+
+    Parameters
+    ----------
+    server_round : int
+        The round.
+    clients : mapping of int to ClientInfo
+        Everybody that was met; all mappings are by partition-id.
+    metrics, evaluations : mapping of int to mapping
+        What clients reported with their train replies, and how they were evaluated.
+    traffic : mapping of int to mapping
+        What crossed the network.
+    failures : mapping of int to str
+        Who was dropped, and why.
+    """
+    return [
+        {
+            "round": server_round,
+            "partition_id": n,
+            "model": clients[n].model,
+            "num_examples": clients[n].num_examples,
+            **{name.replace("-", "_"): value for name, value in metrics.get(n, {}).items()},
+            **evaluations.get(n, {}),
+            **traffic.get(n, {}),
+            "failure": failures.get(n),
+        }
+        for n in sorted({*evaluations, *failures, *traffic})
+    ]
 
 
 def log_round(row: Mapping[str, Any], num_rounds: int) -> None:

@@ -1,0 +1,97 @@
+"""What it takes to reach a mean accuracy: rounds, bytes, seconds."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+from fedkd_flwr.config import ConfigError
+from fedkd_flwr.runs import Run
+
+COSTS = ("rounds_to_target", "bytes_to_target", "seconds_to_target")
+"""Columns of what a target takes."""
+
+
+def check_target(target: float) -> None:
+    """Refuse a target that is no accuracy.
+
+    Raises
+    ------
+    ConfigError
+        If it is outside (0, 1].
+    """
+    if not 0 < target <= 1:
+        raise ConfigError(f"The target {target:g} is no accuracy; it is above 0 and at most 1.")
+
+
+def cost_to_target(run: Run, target: float) -> dict[str, float]:
+    """Return what a run took up to the first evaluated round with a mean accuracy.
+
+    Parameters
+    ----------
+    run : Run
+        With its rounds.
+    target : float
+        Mean accuracy over clients, part of 1.
+
+    Returns
+    -------
+    dict of str to float
+        The `COSTS`: rounds, bytes both ways, and seconds of training, server and evaluation, that
+        round included; NaN where it is never reached.
+    """
+    rounds = run.rounds
+    reached = rounds["accuracy_mean"].astype(float) >= target
+    if not reached.any():
+        return dict.fromkeys(COSTS, math.nan)
+    until = rounds.loc[: reached.idxmax()]
+    sizes = until["bytes_up"] + until["bytes_down"]
+    seconds = until.filter(regex="^seconds_").sum(axis=1)
+    totals = len(until), sizes.sum(), seconds.sum()
+    return dict(zip(COSTS, map(float, totals), strict=True))
+
+
+def without_partial_means(table: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:
+    """Return a table without the costs of methods that miss the target in some seed.
+
+    A mean over the seeds that reach it would flatter a method that seldom does.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Means over seeds, one row a method.
+    results : DataFrame
+        What they are of, one row a run.
+    """
+    missed = set(results.loc[results[COSTS[0]].isna(), "method"])
+    table = table.copy()
+    table.loc[table.index.isin(missed), list(COSTS)] = math.nan
+    return table
+
+
+def notes_on_target(results: pd.DataFrame, labels: Iterable[Any], target: float) -> list[str]:
+    """Say what the columns count, and who does not reach the target in every seed.
+
+    Parameters
+    ----------
+    results : DataFrame
+        One row a run.
+    labels : iterable of str
+        The methods, in the order to speak of them.
+    target : float
+        Mean accuracy over clients.
+    """
+    seeds = results.groupby("method")[COSTS[0]].agg(["count", "size"])
+    short = seeds[seeds["count"] < seeds["size"]]
+    sentences = [
+        f"The target is a mean accuracy of {target:g}, as evaluated at the end of a round."
+    ]
+    if len(short):
+        listed = "; ".join(
+            f"{label} in {short['count'][label]} of {short['size'][label]}"
+            for label in labels
+            if label in short.index
+        )
+        sentences.append(f"Not every seed reaches the target: {listed}.")
+    return sentences

@@ -1,0 +1,45 @@
+"""The command ``fedkd cross``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedkd_flwr.cli.output import one_clear_line, say, say_beside, show_table
+
+
+def cross(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    models_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where its clients exported their models, if not where the run says."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write a .csv or .json.")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Draw the matrices there.")
+    ] = None,
+) -> None:
+    """Evaluate each client's model on every client's test data."""
+    with one_clear_line():
+        from fedkd_flwr.analysis import cross as crossing
+
+        if output is not None:
+            crossing.require_format(output)
+        crossed = crossing.cross(run, models_dir or "")
+        columns = crossed.by_client()
+        headings = list(columns.columns)
+        rows = columns.map(crossing.told).to_numpy().tolist()
+        show_table(headings, rows, numbers=headings)
+        say(f"Mean accuracy on own test data {crossed.own:.4f}, on others' {crossed.others:.4f}")
+        for name in crossed.coefficients:
+            say(crossed.sentence(name))
+        if output is not None:
+            say_beside([f"Written: {crossed.save(output)}"])
+        if figures is not None:
+            from fedkd_flwr.plots import plot_cross
+            from fedkd_flwr.plots.files import write_figures
+
+            drawn = [(f"{crossed.run.path.name}-cross", plot_cross(crossed))]
+            say_beside(f"Figure: {path}" for path in write_figures(drawn, figures))

@@ -1,0 +1,36 @@
+"""Which classes each client's model knows."""
+
+from matplotlib.figure import Figure
+
+from fedkd_flwr.analysis.results import class_accuracies
+from fedkd_flwr.plots.heat_maps import draw_matrix
+from fedkd_flwr.plots.looks import FIGURE_WIDTH, new_figure, run_title
+from fedkd_flwr.runs import Run
+
+
+def plot_classes(run: Run) -> Figure:
+    """Draw each client's accuracy by class after the last round.
+
+    Classes that a client's test split does not hold are grey.
+
+    Parameters
+    ----------
+    run : Run
+        Evaluated with ``measures = classes``.
+
+    Raises
+    ------
+    ValueError
+        If it was not.
+    """
+    accuracies = class_accuracies(run)
+    if accuracies.empty:
+        raise ValueError(f"{run.path.name} has no accuracy by class; run it with measures=classes.")
+    figure, axes = new_figure("Class", "Client", grid=False)
+    figure.set_size_inches(FIGURE_WIDTH, 0.9 * FIGURE_WIDTH)
+    image = draw_matrix(
+        axes, accuracies.to_numpy(), accuracies.index.to_numpy(), accuracies.columns.to_numpy()
+    )
+    figure.colorbar(image, ax=axes, label="Accuracy on the client's test split")
+    axes.set_title(f"{run_title(run)}: accuracy by class", fontsize="medium")
+    return figure

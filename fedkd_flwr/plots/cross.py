@@ -1,0 +1,48 @@
+"""Every model on everybody's test data, beside what the method says of who helps whom."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedkd_flwr.analysis.cross import Cross
+from fedkd_flwr.plots.clients import client_order
+from fedkd_flwr.plots.heat_maps import draw_matrix
+from fedkd_flwr.plots.looks import FIGURE_WIDTH, run_title
+
+
+def plot_cross(crossed: Cross) -> Figure:
+    """Draw who could help whom, and beside it each matrix of who learns from whom.
+
+    Rows are receivers and columns givers in all parts: on the left the accuracy of the giver's
+    model on the receiver's test data. What a client keeps to itself would drown what others give
+    it, so the other parts are without diagonals.
+    """
+    clients, ordered = client_order(crossed.run, None)
+    count = 1 + len(crossed.coefficients)
+    size = (FIGURE_WIDTH * max(1.0, 0.8 * count), 0.9 * FIGURE_WIDTH)
+    figure = Figure(figsize=size, layout="constrained")
+    left, *right = figure.subplots(1, count, squeeze=False)[0]
+    pick = np.ix_(clients, clients)
+    image = draw_matrix(left, crossed.accuracies.T[pick], clients, clients)
+    label = "Accuracy of the giver's model"
+    figure.colorbar(image, ax=left, location="bottom", shrink=0.8, label=label)
+    for axes, (name, matrix) in zip(right, crossed.coefficients.items(), strict=True):
+        shown = matrix[pick].copy()
+        np.fill_diagonal(shown, np.nan)
+        # Weights that are all equal still need a scale with two ends.
+        limits = (0.0, float(np.nanmax(shown)) or 1.0) if len(clients) > 1 else (0.0, 1.0)
+        image = draw_matrix(axes, shown, clients, clients, limits)
+        figure.colorbar(
+            image, ax=axes, location="bottom", shrink=0.8, label=f"Weight of the giver, {name}"
+        )
+        axes.set_title(f"Rank correlation {_told(crossed, name)}", fontsize="medium")
+    for axes in (left, *right):
+        axes.set_xlabel(f"Giver{ordered}")
+    left.set_ylabel(f"Receiver and its test data{ordered}")
+    figure.suptitle(run_title(crossed.run), fontsize="medium")
+    return figure
+
+
+def _told(crossed: Cross, name: str) -> str:
+    known = crossed.rank_correlations(name)
+    known = known[~np.isnan(known)]
+    return f"{known.mean():+.2f}, mean over receivers" if len(known) else "undefined"

@@ -1,0 +1,25 @@
+"""How evenly accuracy is spread over clients, from the worst to the best."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.plots.looks import legend_below, new_figure, styled
+
+
+def plot_clients_by_rank(comparison: Comparison) -> Figure:
+    """Plot the accuracy of each method's worst client, its second worst, …, to its best.
+
+    Means over seeds, rank by rank, after the last round; a level line is a fair method.
+    """
+    figure, axes = new_figure("Clients, from the worst to the best", "Accuracy, last round")
+    for label, _, style in styled(comparison):
+        own = comparison.clients[comparison.clients["method"] == label]
+        by_seed = own["accuracy"].groupby(own["seed"])
+        # Where somebody was not evaluated, the others take up the whole width.
+        ranks = np.linspace(0, 1, int(by_seed.count().max()))
+        mean = by_seed.quantile(ranks.tolist()).groupby(level=1).mean()
+        axes.plot(mean.index, mean, label=label, **style)
+    axes.xaxis.set_major_formatter("{x:.0%}")
+    legend_below(figure, axes)
+    return figure

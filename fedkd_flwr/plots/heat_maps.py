@@ -1,0 +1,42 @@
+"""Matrices of accuracies, and what stands beside them, as heat maps."""
+
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.image import AxesImage
+from numpy.typing import NDArray
+
+from fedkd_flwr.plots.clients import client_ticks
+from fedkd_flwr.plots.looks import ABSENT
+
+
+def draw_matrix(
+    axes: Axes,
+    matrix: NDArray[np.float64],
+    rows: NDArray[Any],
+    columns: NDArray[Any],
+    limits: tuple[float, float] = (0, 1),
+) -> AxesImage:
+    """Draw numbers in colours, grey where there is none.
+
+    Parameters
+    ----------
+    axes : Axes
+        To draw on.
+    matrix : ndarray
+        Shape (rows, columns).
+    rows, columns : ndarray
+        What the ticks say.
+    limits : (float, float)
+        What the ends of the scale stand for; accuracies go from 0 to 1.
+    """
+    colours = mpl.colormaps["cividis"].with_extremes(bad=ABSENT)
+    lowest, highest = limits
+    image = axes.imshow(
+        matrix, cmap=colours, vmin=lowest, vmax=highest, interpolation="nearest", aspect="auto"
+    )
+    axes.set_xticks(*client_ticks(columns))
+    axes.set_yticks(*client_ticks(rows))
+    return image

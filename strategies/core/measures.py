@@ -1,0 +1,92 @@
+"""What an evaluation can report besides its counts: names, limits, and what must add up.
+
+All of it is asked for by ``measures`` in the run config, and nothing of it by default: class
+counts are two numbers a class, and tell the server which labels a client holds.
+"""
+
+from collections.abc import Collection, Mapping
+
+from strategies.core.replies import InvalidReplyError, Metric
+
+CALIBRATION = "calibration"
+AUC = "auc"
+CLASSES = "classes"
+MEASURES = (CALIBRATION, AUC, CLASSES)
+"""What ``measures`` may name."""
+
+CALIBRATION_ERROR = "calibration-error"
+"""Metric: expected calibration error of a client's model on its test split, in [0, 1]."""
+
+AREA = "auc"
+"""Metric: mean area under the ROC curve of each class against the rest, in [0, 1]."""
+
+LARGEST_COUNT = 1e9
+"""More samples than a client can have."""
+
+MEANS = ("calibration_error", "auc", "held_accuracy", "other_accuracy")
+"""Columns of an evaluation whose means over clients a round's row holds, where there are some."""
+
+
+def class_counts(number: int | str) -> tuple[str, str]:
+    """Return the names of a class's counts, right answers and samples of the test split.
+
+    ``held`` stands for all classes that the client trains on.
+    """
+    name = number if number == "held" else f"class-{number}"
+    return f"{name}-correct", f"{name}-total"
+
+
+def measured_metrics(measures: Collection[str], classes: int) -> tuple[Metric, ...]:
+    """Return what clients may report where a run asks for some measures.
+
+    Parameters
+    ----------
+    measures : collection of str
+        Some of `MEASURES`.
+    classes : int
+        K.
+    """
+    shares = {CALIBRATION: CALIBRATION_ERROR, AUC: AREA}
+    metrics = [
+        Metric(name, averaged=False, low=0, high=1)
+        for measure, name in shares.items()
+        if measure in measures
+    ]
+    if CLASSES in measures:
+        names = [name for number in (*range(classes), "held") for name in class_counts(number)]
+        metrics += [Metric(name, averaged=False, low=0, high=LARGEST_COUNT) for name in names]
+    return tuple(metrics)
+
+
+def check_class_counts(metrics: Mapping[str, float]) -> None:
+    """Refuse counts by class that do not add up to those of all classes.
+
+    Parameters
+    ----------
+    metrics : mapping of str to float
+        With ``correct`` and ``total``, which fit the client already; class counts or none.
+
+    Raises
+    ------
+    InvalidReplyError
+        If there are some and they make no sense.
+    """
+    totals = {n: count for n, count in metrics.items() if n.endswith("-total") and _by_class(n)}
+    rights = {n: count for n, count in metrics.items() if n.endswith("-correct") and _by_class(n)}
+    if not totals and not rights:
+        return
+    pairs = [(rights.get(n.replace("-total", "-correct"), -1), totals[n]) for n in totals]
+    held_right, held_total = rights.pop("held-correct", -1), totals.pop("held-total", -1)
+    fits = (
+        len(rights) == len(totals)
+        and all(0 <= right <= total and right == int(right) for right, total in pairs)
+        and (sum(rights.values()), sum(totals.values())) == (metrics["correct"], metrics["total"])
+        and held_right <= metrics["correct"]
+        and 0 <= held_total <= metrics["total"]
+    )
+    if not fits:
+        raise InvalidReplyError("counts answers by class that do not add up to all of them")
+
+
+def _by_class(name: str) -> bool:
+    return name.startswith(("class-", "held-"))

@@ -1,0 +1,98 @@
+"""Every model on everybody's test data: by hand, from exported models, from the clients' memory."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import fedkd_flwr
+from fedkd_flwr.analysis.cross import Cross, cross
+from fedkd_flwr.cli import app
+from fedkd_flwr.plots import plot_cross
+from fedkd_flwr.runs import RunDirectoryError
+from fedkd_flwr.runs.checkpoint import remove_checkpoint
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run of KT-pFL with exported models, and one of FedAvg without."""
+    from tests.conftest import SMALL
+
+    folder = tmp_path_factory.mktemp("runs")
+    settings = {**SMALL, "num-server-rounds": 1, "models": "mlp"}
+    return {
+        name: fedkd_flwr.run(
+            {**settings, "strategy": name, "models-dir": models}, output_dir=folder / name
+        )
+        for name, models in (("kt-pfl", str(folder / "models")), ("fedavg", ""))
+    }
+
+
+def test_correlations_by_hand(tmp_path):
+    accuracies = np.array([[0.9, 0.1, 0.5], [0.6, 0.8, 0.5], [0.2, 0.3, 0.7]])
+    # 0 takes more of 1, whose model has 0.6 on its data and 2's 0.2; 1 takes more of 0, whose
+    # model has 0.1 beside 0.3; both others have 0.5 on the data of 2.
+    coefficients = np.array([[0.5, 0.4, 0.1], [0.4, 0.5, 0.1], [0.1, 0.4, 0.5]])
+    crossed = Cross(fedkd_flwr.Run(tmp_path / "run"), accuracies, {"c": coefficients})
+    np.testing.assert_allclose(crossed.rank_correlations("c"), [1, -1, np.nan])
+    assert crossed.own == pytest.approx(0.8)
+    assert crossed.others == pytest.approx((0.1 + 0.5 + 0.6 + 0.5 + 0.2 + 0.3) / 6)
+    assert crossed.by_client()["best other"].tolist() == [1, 2, 0]
+    assert crossed.by_client()["its accuracy"].tolist() == [0.6, 0.3, 0.5]
+    assert "+0.00 on average, above zero for 1 of 2 clients" in crossed.sentence("c")
+    back = pd.read_csv(crossed.save(tmp_path / "cross.csv"), index_col=0)
+    np.testing.assert_array_equal(back.to_numpy(), accuracies)
+    stored = json.loads(crossed.save(tmp_path / "cross.json").read_text())
+    assert stored["rank_correlations"] == {"c": [pytest.approx(1), pytest.approx(-1), None]}
+
+
+def test_a_models_own_client_has_the_accuracy_of_the_run(runs):
+    run = runs["kt-pfl"]
+    crossed = cross(run)
+    last = run.clients.set_index("partition_id").sort_index()["accuracy"]
+    np.testing.assert_allclose(crossed.accuracies.diagonal(), last)
+    # Clients hold different classes, so that others' models know less of theirs.
+    assert crossed.own > crossed.others
+    np.testing.assert_array_equal(
+        crossed.coefficients["coefficients"], run.matrices["coefficients"][-1]
+    )
+    image, coefficients = (axes.images[0] for axes in plot_cross(crossed).axes[:2])
+    order = [int(text.get_text()) for text in image.axes.get_yticklabels()]
+    drawn = crossed.accuracies.T[np.ix_(order, order)]
+    np.testing.assert_array_equal(image.get_array(), drawn)
+    assert np.ma.getmaskarray(np.ma.masked_invalid(coefficients.get_array())).diagonal().all()
+
+
+def test_memory_serves_as_well_as_files_and_neither_is_one_sentence(runs, tmp_path, monkeypatch):
+    run = runs["kt-pfl"]
+    exported = cross(run).accuracies
+    description = json.loads((run.path / "config.json").read_text())
+    description["config"]["models-dir"] = ""
+    (run.path / "config.json").write_text(json.dumps(description))
+    np.testing.assert_array_equal(cross(run.path).accuracies, exported)
+    models = description["config"]["output-dir"].replace("kt-pfl", "models")
+    np.testing.assert_array_equal(cross(run.path, models).accuracies, exported)
+    with pytest.raises(RunDirectoryError, match="is of another run"):
+        cross(runs["fedavg"], models)
+    with pytest.raises(RunDirectoryError, match="holds no exported model"):
+        cross(run.path, tmp_path)
+    remove_checkpoint(run.path)
+    with pytest.raises(RunDirectoryError, match="neither exported models nor client 0's memory"):
+        cross(run.path)
+    with pytest.raises(RunDirectoryError, match="fedavg are evaluated with is not in their memory"):
+        cross(runs["fedavg"])
+
+
+def test_the_command_prints_writes_and_draws(runs, tmp_path):
+    models = str(runs["kt-pfl"].path.parent / "models")
+    command = ["cross", str(runs["kt-pfl"].path), "--models-dir", models]
+    result = CliRunner().invoke(
+        app, [*command, "-o", str(tmp_path / "cross.json"), "--figures", str(tmp_path)]
+    )
+    assert result.exit_code == 0, result.output
+    assert "Mean accuracy on own test data" in result.output
+    assert {path.name for path in tmp_path.iterdir()} == {"cross.json", "kt-pfl-cross.png"}
+    refused = CliRunner().invoke(app, [*command, "-o", "cross.txt"])
+    assert refused.exit_code == 1 and "ends in none of .csv, .json" in refused.output

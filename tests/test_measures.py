@@ -1,0 +1,124 @@
+"""Calibration, AUC and counts by class: worked out by hand, asked for, checked and compared."""
+
+import numpy as np
+import pytest
+import torch
+
+import fedkd_flwr
+from fedkd_flwr.analysis.comparison import compare
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.data.clients import load_client
+from fedkd_flwr.plots import plot_classes
+from fedkd_flwr.training.measures import area_under_curves, calibration_error, measured
+from strategies.core.measures import check_class_counts, measured_metrics
+from strategies.core.replies import InvalidReplyError
+
+HELD = torch.tensor([True, True, False])
+
+
+def test_calibration_error_by_hand():
+    probabilities = torch.tensor([[0.95, 0.05], [0.05, 0.95], [0.42, 0.58], [0.35, 0.65]])
+    labels = torch.tensor([0, 0, 1, 0])
+    # Two answers at 0.95, one right; 0.58, right; 0.65, wrong: three bins.
+    by_hand = 2 / 4 * abs(1 / 2 - 0.95) + 1 / 4 * (1 - 0.58) + 1 / 4 * 0.65
+    assert calibration_error(probabilities, labels) == pytest.approx(by_hand, abs=1e-6)
+    sure = torch.eye(2)
+    assert calibration_error(sure, torch.tensor([0, 1])) == 0
+    assert calibration_error(sure, torch.tensor([1, 0])) == 1
+
+
+def test_area_under_curves_by_hand():
+    scores = torch.tensor([[0.9, 0.1, 0], [0.6, 0.3, 0.1], [0.65, 0.2, 0.15], [0.1, 0.8, 0.1]])
+    labels = torch.tensor([0, 0, 1, 1])
+    # Class 0: 0.9 and 0.6 beat 0.1, one of them beats 0.65; class 1: 0.8 beats both, 0.2 one.
+    assert area_under_curves(scores, labels) == pytest.approx((3 / 4 + 3 / 4) / 2)
+    assert area_under_curves(scores, torch.zeros(4, dtype=torch.int64)) is None
+
+
+def test_counts_tell_held_classes_from_others():
+    logits = torch.eye(3)[[0, 1, 2, 0, 1]]
+    labels = torch.tensor([0, 0, 2, 2, 2])
+    numbers = measured(logits, labels, HELD, ("classes",))
+    assert numbers == {
+        "class-0-correct": 1, "class-0-total": 2, "class-2-correct": 1, "class-2-total": 3,
+        "held-correct": 1, "held-total": 2,
+    }  # fmt: skip
+    check_class_counts({"correct": 2, "total": 5, **numbers})
+    assert measured(logits, labels, HELD, ()) == {}
+    diverged = measured(logits * torch.nan, labels, HELD, ("calibration", "auc"))
+    assert diverged == {}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"class-0-correct": 3},
+        {"class-0-total": 3},
+        {"class-1-total": 0},
+        {"class-1-correct": 0},
+        {"class-0-correct": 0.5, "class-2-correct": 1.5},
+        {"class-0-correct": -1, "class-2-correct": 3},
+        {"held-total": 6},
+        {"held-correct": 3},
+        {"held-correct": 2, "held-total": 1},
+    ],
+)
+def test_counts_that_do_not_add_up_are_refused(lie):
+    honest = {
+        "correct": 2, "total": 5, "class-0-correct": 1, "class-0-total": 2, "class-2-correct": 1,
+        "class-2-total": 3, "held-correct": 1, "held-total": 2,
+    }  # fmt: skip
+    with pytest.raises(InvalidReplyError, match="do not add up"):
+        check_class_counts(honest | lie)
+
+
+def test_nothing_more_is_declared_than_is_asked_for():
+    assert measured_metrics((), 10) == ()
+    names = [metric.name for metric in measured_metrics(("calibration", "classes"), 1)]
+    assert names == [
+        "calibration-error", "class-0-correct", "class-0-total", "held-correct", "held-total",
+    ]  # fmt: skip
+
+
+def test_a_run_reports_what_is_asked_and_compare_shows_it(small, tmp_path):
+    small |= {"models": "mlp", "num-server-rounds": 1, "strategy": "local"}
+    with pytest.raises(ConfigError, match="none of the allowed calibration, auc, classes"):
+        fedkd_flwr.run({**small, "measures": "accuracy"}, output_dir=tmp_path / "none")
+    plain = fedkd_flwr.run(small, output_dir=tmp_path / "plain")
+    settings = {**small, "measures": "calibration,auc,classes", "seed": 0}
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "measured")
+    assert not any("calibration" in name or "class_" in name for name in plain.clients)
+    rows = run.clients
+    assert list(rows["accuracy"]) == list(plain.clients["accuracy"])
+    totals = rows.filter(regex=r"^class_\d+_total$").sum(axis=1)
+    assert list(totals) == list(rows["total"]) == list(rows["held_total"])
+    assert rows["held_accuracy"].tolist() == rows["accuracy"].tolist()
+    assert run.rounds["auc_mean"][0] == pytest.approx(rows["auc"].mean())
+    drawn = np.ma.filled(plot_classes(run).axes[0].images[0].get_array(), np.nan)
+    assert drawn.shape == (4, 10)
+    last = rows.set_index("partition_id")
+    by_hand = last["class_3_correct"] / last["class_3_total"]
+    np.testing.assert_array_equal(drawn[:, 3], by_hand)
+    assert np.isnan(drawn).sum() == 4 * (10 - 4)
+    with pytest.raises(ValueError, match="no accuracy by class"):
+        plot_classes(plain)
+    comparison = compare(run)
+    table = comparison.table.loc["local"]
+    assert table["calibration_error"] == pytest.approx(rows["calibration_error"].mean())
+    assert table["nll"] == pytest.approx(rows["loss"].mean())
+    assert "only classes that it trains on" in comparison.notes[-1]
+    assert "| ECE | AUC | classes held |" in comparison.to_markdown()
+    assert "ECE" not in compare(plain).to_markdown()
+
+
+def test_num_examples_is_the_size_of_the_training_split(small, tmp_path):
+    """Not of the test split, whose size is `total`."""
+    run = fedkd_flwr.run(
+        {**small, "models": "mlp", "num-server-rounds": 1, "strategy": "fedavg"},
+        output_dir=tmp_path / "run",
+    )
+    plan = read_config(run.config).run.data_plan
+    held = [load_client(plan, n) for n in run.clients["partition_id"]]
+    assert run.clients["num_examples"].tolist() == [len(data.train_labels) for data in held]
+    assert run.clients["total"].tolist() == [len(data.test_labels) for data in held]
+    assert (run.clients["num_examples"] > run.clients["total"]).all()
