@@ -17,7 +17,7 @@ from fedkd_flwr.data.catalogue import HELD_OUT, NO_PUBLIC_SET
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.methods import METHODS, Method
-from fedkd_flwr.models.registry import MODELS
+from fedkd_flwr.models.registry import model_name
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.settings import TrainingSettings
 from strategies.core.plan import PlanSettings, RunPlan, Settings
@@ -273,11 +273,11 @@ def _check_combinations(configuration: Configuration) -> None:
             f"models = {','.join(models)} names {len(set(models))}; set models to one."
         )
     settings = configuration.settings
-    if isinstance(settings, SharedModelSettings) and settings.shared_model not in MODELS:
-        raise ConfigError(
-            f"{settings.table}.shared-model = {settings.shared_model!r}: is none of the allowed "
-            f"{', '.join(MODELS)}."
-        )
+    if isinstance(settings, SharedModelSettings):
+        try:
+            model_name(settings.shared_model)
+        except ValueError as error:
+            raise ConfigError(f"{settings.table}.shared-model: {error}.") from None
     if run.uses_public_data and (run.data.public_dataset == NO_PUBLIC_SET or plan.public_size < 1):
         does = "distils on the server" if strategy.distils_on_server else "exchanges predictions"
         raise ConfigError(

@@ -19,6 +19,9 @@ from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.clients import check_data
 from fedkd_flwr.grids import PromptGrid
 from fedkd_flwr.longest_first import LongestFirstGrid
+from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.parts import head_of
+from fedkd_flwr.own import is_own
 from fedkd_flwr.runs import (
     Checkpoint,
     Run,
@@ -34,6 +37,7 @@ from fedkd_flwr.runs import (
 )
 from fedkd_flwr.server_models import RunModels
 from strategies.core.replies import TooFewRepliesError
+from strategies.parameters import SharedModelSettings
 
 app = ServerApp()
 
@@ -86,6 +90,27 @@ def check_run(configuration: Configuration) -> None:
         if folder:
             require_writable(absolute(folder), name)
     check_server_data(configuration)
+    check_models(configuration)
+
+
+def check_models(configuration: Configuration) -> None:
+    """Refuse models of the user's own that the run cannot work with, by building one of each.
+
+    Raises
+    ------
+    ConfigError
+        If one cannot be imported or built, does not fit the data, or lacks the head that the
+        method needs.
+    """
+    run, settings = configuration.run, configuration.settings
+    shared = (settings.shared_model,) if isinstance(settings, SharedModelSettings) else ()
+    for name in filter(is_own, dict.fromkeys((*run.models.models, *shared))):
+        try:
+            model = build_model(name, run.data.image_shape, run.data.num_classes)
+            if run.method.client.needs_head:
+                head_of(model)
+        except ValueError as error:
+            raise ConfigError(f"{run.strategy}: {error}.") from None
 
 
 def check_server_data(configuration: Configuration) -> None:

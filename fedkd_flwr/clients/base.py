@@ -104,6 +104,9 @@ class PersonalClient(NumPyClient):
     trains_alone = False
     """Whether more than its model is trained, so that it cannot be served side by side."""
 
+    needs_head = False
+    """Whether the method works on what enters a model's head; a model without one is refused."""
+
     keeps_optimizer = True
     """Whether momentum lives on from round to round, as the model does."""
 
