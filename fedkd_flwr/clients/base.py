@@ -389,13 +389,7 @@ class PersonalClient(NumPyClient):
         return seeded(self.device, seed, "evaluate", server_round, self.partition_id)
 
     def count_answers(self, received: Arrays, server_round: int) -> Steps[dict[str, float]]:
-        """Evaluate the client's model, and export it after the last round.
-
-        Returns
-        -------
-        dict of str to float
-            Counts and losses, and the method's further metrics.
-        """
+        """Evaluate the client's model, and export it after the last round; return its metrics."""
         further = self.prepare_evaluation(received, server_round)
         if self.run.models.batch_norm_statistics == "fresh":
             # Whatever the method: else a comparison would measure running statistics.

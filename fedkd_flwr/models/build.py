@@ -39,8 +39,9 @@ def build_model(
         classes, or an own model is not what `build_own` asks for.
     """
     model_name(name)
-    is_image = len(shape) == 3 and min(shape) >= 1
-    if not is_image and name not in ANY_SHAPE and not is_own(name):
+    is_image = len(shape) == 3
+    takes_any = is_own(name) or name in ANY_SHAPE
+    if not shape or min(shape) < 1 or not (is_image or takes_any):
         raise ValueError(
             f"an image shape is (channels, height, width), each at least 1, got {tuple(shape)}: "
             f"model {name!r} takes no other samples"
