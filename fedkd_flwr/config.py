@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from fedkd_flwr.data.catalogue import HELD_OUT, NO_PUBLIC_SET
+from fedkd_flwr.data.catalogue import DATASETS, HELD_OUT, NO_PUBLIC_SET
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
@@ -183,7 +183,9 @@ class Configuration(BaseModel):
             sentences.append(f"{self.run.strategy} does not read {', '.join(unread)}: set in vain.")
         data = self.run.data
         if data.data_root and not data.hub_ids:
-            sentences.append(f"{data.dataset} does not read data-root: it is bundled.")
+            sentences.append(f"{data.dataset} does not read data-root.")
+        if data.dataset in DATASETS and (data.own_classes or data.own_shape):
+            sentences.append(f"{data.dataset} does not read num-classes and image-shape.")
         return sentences
 
     def flat(self) -> dict[str, Scalar]:

@@ -46,7 +46,7 @@ def model_card(
         "partition": run.data.partition,
         "rounds": run.plan.num_server_rounds,
         "seed": run.plan.seed,
-        "input": "float32 images scaled from 0..255 to -1..1",
+        "input": "float32 images scaled from 0..255 to -1..1; own samples as they are",
         "metrics": dict(metrics),
     }
     if model_name in DARTS_MODELS:

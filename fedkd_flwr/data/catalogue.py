@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
-Shape = tuple[int, int, int]
-"""Channels, height and width of an image."""
+from fedkd_flwr.own import is_own
+
+Shape = tuple[int, ...]
+"""Of a sample: channels, height and width of an image; own data may have any."""
 
 HELD_OUT = "held-out"
 """Name of the public set that is a part of the private data set."""
@@ -60,6 +62,19 @@ PARTITIONS: dict[str, str] = {
     "lognormal-two-classes": "fedkd_flwr.data.partitioners:lognormal_two_classes",
 }
 """The splits over clients, by the name that a run config gives them; see `partition_indices`."""
+
+
+def dataset_name(name: str) -> str:
+    """Return a name that is a data set's: one of `DATASETS`, or ``module:object``.
+
+    Raises
+    ------
+    ValueError
+        If it is neither.
+    """
+    if name in DATASETS or is_own(name):
+        return name
+    raise ValueError(f"is none of the allowed {', '.join(DATASETS)}, or your own as module:object")
 
 
 def find_source(name: str) -> Source:

@@ -14,7 +14,7 @@ from flwr.supercore import log
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkd_flwr.data.catalogue import HELD_OUT, NO_PUBLIC_SET, DataError, Shape
+from fedkd_flwr.data.catalogue import DATASETS, HELD_OUT, NO_PUBLIC_SET, DataError, Shape
 from fedkd_flwr.data.partitioners import partition_indices
 from fedkd_flwr.data.public import (
     public_hash,
@@ -42,7 +42,8 @@ class ClientData:
     Attributes
     ----------
     train_images, validation_images, test_images : Tensor
-        Shape (samples, channels, height, width), float32 from -1 to 1.
+        Shape (samples, channels, height, width), float32 from -1 to 1; own data may have any
+        shape and numbers.
     train_labels, validation_labels, test_labels : Tensor
         Shape (samples,), int64.
     public_images : Tensor
@@ -62,9 +63,8 @@ class ClientData:
 
     @property
     def shape(self) -> Shape:
-        """Channels, height and width of an image."""
-        _, channels, height, width = self.train_images.shape
-        return channels, height, width
+        """Of a sample: channels, height and width of an image."""
+        return tuple(self.train_images.shape[1:])
 
     @property
     def class_counts(self) -> Tensor:
@@ -114,6 +114,19 @@ def client_indices(plan: DataPlan) -> list[NDArray[np.int64]]:
     return [private[share] for share in shares]
 
 
+def load_private(settings: DataSettings) -> ImageSet:
+    """Return the whole private data set, which is what the settings say of it.
+
+    Raises
+    ------
+    DataError
+        If it cannot be had, or own data has other shapes or classes.
+    """
+    everything = load_images(settings.dataset, settings.data_root)
+    settings.check_own(tuple(everything.images.shape[1:]), everything.classes)
+    return everything
+
+
 def check_data(plan: DataPlan, public_size: int = 0) -> None:
     """Refuse data that cannot be had or split, before an image is decoded.
 
@@ -134,6 +147,8 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
     """
     settings = plan.settings
     read_split(settings.client_split)
+    if settings.dataset not in DATASETS:
+        load_private(settings)
     labels = load_labels(settings.dataset, settings.data_root)
     most = 0
     for partition_id, indices in enumerate(client_indices(plan)):
@@ -285,9 +300,9 @@ def _build_client(plan: DataPlan, partition_id: int, data_path: str) -> ClientDa
     if data_path:
         own = load_own_data(data_path, settings.image_shape, settings.num_classes)
     else:
-        everything = load_images(settings.dataset, settings.data_root)
+        everything = load_private(settings)
         share = torch.from_numpy(client_indices(plan)[partition_id])
-        own = ImageSet(everything.images[share], everything.labels[share], everything.classes)
+        own = ImageSet(everything.images[share], everything.labels[share], settings.num_classes)
     parts = split_client(own.labels.numpy(), settings.client_split, plan.seed, partition_id)
     train, validation, test = (
         (

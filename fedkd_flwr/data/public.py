@@ -65,7 +65,15 @@ def public_images(name: str, shape: Shape, data_root: str = "") -> Tensor:
     DataError
         If the data set is unknown or missing.
     """
-    return convert_images(load_images(name, data_root).images, shape)
+    images = load_images(name, data_root).images
+    if images.shape[1:] == shape:
+        return images
+    if images.is_floating_point() or len(shape) != 3:
+        raise DataError(
+            f"public-dataset {name} has samples {tuple(images.shape[1:])}, and the private ones "
+            f"are {shape}; only images are brought to another shape"
+        )
+    return convert_images(images, shape)
 
 
 def public_subset(pool_size: int, size: int, seed: int, server_round: int) -> NDArray[np.int64]:

@@ -22,6 +22,8 @@ from torch.nn import functional
 from fedkd_flwr.data.cache import cache_folder, keep_arrays, read_array
 from fedkd_flwr.data.catalogue import DATASETS, DataError, Shape, find_source
 from fedkd_flwr.data.origin import fingerprint
+from fedkd_flwr.data.own import call_for_data
+from fedkd_flwr.own import is_own
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -43,7 +45,7 @@ class ImageSet:
     Attributes
     ----------
     images : Tensor
-        Shape (n, channels, height, width), uint8.
+        Shape (n, channels, height, width), uint8; own data may be float32 of any shape.
     labels : Tensor
         Shape (n,), int64, from 0 to `classes` - 1.
     classes : int
@@ -100,6 +102,8 @@ def load_images(name: str, data_root: str = "") -> ImageSet:
 # The caches sit behind the public functions, so that a keyword argument is no other key.
 @functools.cache
 def _load_labels(name: str, data_root: str) -> NDArray[np.int64]:
+    if is_own(name):
+        return load_images(name, data_root).labels.numpy()
     source = find_source(name)
     labels = _read_labels(name, data_root) if source.hub_id else _bundled_digits()[1]
     _require_classes(labels, source.classes, f"data set {name!r}")
@@ -120,6 +124,9 @@ def _read_labels(name: str, data_root: str) -> NDArray[np.int64]:
 
 @functools.cache
 def _load_images(name: str, data_root: str) -> ImageSet:
+    if is_own(name):
+        samples, classes_of = call_for_data(name)
+        return ImageSet(samples, classes_of, int(classes_of.max()) + 1)
     source = find_source(name)
     labels = torch.tensor(load_labels(name, data_root))
     if source.hub_id:
@@ -252,7 +259,12 @@ def convert_images(images: Tensor, shape: Shape) -> Tensor:
 
 
 def to_float(images: Tensor) -> Tensor:
-    """Turn uint8 images into float32 from -1 (black) to 1 (white), on the same device."""
+    """Turn uint8 images into float32 from -1 (black) to 1 (white), on the same device.
+
+    Own data in floating-point numbers stays as it is.
+    """
+    if images.is_floating_point():
+        return images
     return (images / 127.5).sub_(1.0)
 
 
@@ -265,7 +277,8 @@ def load_own_data(path: str | Path, shape: Shape, classes: int) -> ImageSet:
         The folder or the Parquet file. Folders are classes by their number when all names are
         numbers; else by alphabetical order, and then there must be one for every class, if
         need be empty, so that all nodes number the classes alike. A Parquet file has the
-        columns of the Hugging Face hub: ``image`` or ``img``, and ``label`` or ``fine_label``.
+        columns of the Hugging Face hub: ``image`` or ``img``, and ``label`` or ``fine_label``. Or
+        a function, as ``module:object``; see `fedkd_flwr.data.own.call_for_data`.
     shape : tuple of int
         Channels, height and width that the images are converted to.
     classes : int
@@ -276,7 +289,13 @@ def load_own_data(path: str | Path, shape: Shape, classes: int) -> ImageSet:
     DataError
         If there is nothing at `path`, a class is none of the K, or an image is unreadable.
     """
-    path = Path(path).expanduser()
+    name, path = str(path), Path(path).expanduser()
+    if is_own(name) and not path.exists():
+        samples, own_labels = call_for_data(name)
+        if samples.shape[1:] != shape:
+            raise DataError(f"{name} has samples {tuple(samples.shape[1:])}, the run's are {shape}")
+        _require_classes(own_labels.numpy(), classes, name)
+        return ImageSet(samples, own_labels, classes)
     if path.is_dir():
         encoded, labels = _read_image_folder(path, classes)
     elif path.is_file():
