@@ -76,7 +76,7 @@ class ClientData:
 def _split_pool(plan: DataPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the private and the held-out positions in the data set."""
     settings = plan.settings
-    labels = load_labels(settings.dataset, settings.data_root)
+    labels = load_labels(settings.dataset, settings.data_root, settings.wanted)
     pool = np.arange(len(labels))
     if 0 < settings.max_samples < len(labels):
         generator = random_generator(plan.seed, "max-samples")
@@ -109,7 +109,7 @@ def client_indices(plan: DataPlan) -> list[NDArray[np.int64]]:
     if len(private) < plan.num_clients:
         # Some partitions would search for minutes before they found out.
         raise DataError(f"{len(private)} samples are too few for {plan.num_clients} clients")
-    labels = load_labels(settings.dataset, settings.data_root)[private]
+    labels = load_labels(settings.dataset, settings.data_root, settings.wanted)[private]
     shares = partition_indices(labels, settings, plan.num_clients, plan.seed)
     return [private[share] for share in shares]
 
@@ -122,7 +122,7 @@ def load_private(settings: DataSettings) -> ImageSet:
     DataError
         If it cannot be had, or own data has other shapes or classes.
     """
-    everything = load_images(settings.dataset, settings.data_root)
+    everything = load_images(settings.dataset, settings.data_root, settings.wanted)
     settings.check_own(tuple(everything.images.shape[1:]), everything.classes)
     return everything
 
@@ -149,7 +149,7 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
     read_split(settings.client_split)
     if settings.dataset not in DATASETS:
         load_private(settings)
-    labels = load_labels(settings.dataset, settings.data_root)
+    labels = load_labels(settings.dataset, settings.data_root, settings.wanted)
     most = 0
     for partition_id, indices in enumerate(client_indices(plan)):
         split_client(labels[indices], settings.client_split, plan.seed, partition_id)
@@ -174,7 +174,7 @@ def public_pool_size(settings: DataSettings) -> int:
     if settings.public_dataset == HELD_OUT:
         return settings.num_held_out
     _require_other_dataset(settings)
-    return len(load_labels(settings.public_dataset, settings.data_root))
+    return len(load_labels(settings.public_dataset, settings.data_root, settings.wanted_in_public))
 
 
 def _require_other_dataset(settings: DataSettings) -> None:
@@ -200,11 +200,13 @@ class _Loaded:
             return torch.empty((0, *shape), device=device)
         if settings.public_dataset == HELD_OUT:
             _, public = _split_pool(self.plan)
-            everything = load_images(settings.dataset, settings.data_root)
+            everything = load_images(settings.dataset, settings.data_root, settings.wanted)
             images = everything.images[torch.from_numpy(public)]
         else:
             _require_other_dataset(settings)
-            images = public_images(settings.public_dataset, shape, settings.data_root)
+            images = public_images(
+                settings.public_dataset, shape, settings.data_root, settings.wanted_in_public
+            )
         return to_float(images.to(device))
 
 
@@ -298,7 +300,7 @@ def _build_client(plan: DataPlan, partition_id: int, data_path: str) -> ClientDa
     if not 0 <= partition_id < plan.num_clients:
         raise DataError(f"there is no client {partition_id} among {plan.num_clients}")
     if data_path:
-        own = load_own_data(data_path, settings.image_shape, settings.num_classes)
+        own = load_own_data(data_path, settings.image_shape, settings.num_classes, settings.wanted)
     else:
         everything = load_private(settings)
         share = torch.from_numpy(client_indices(plan)[partition_id])

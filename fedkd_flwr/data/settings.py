@@ -1,23 +1,22 @@
 """What a run config says of its data, and the plan that every machine derives the data from."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 from pydantic import Field, field_validator
 
 from fedkd_flwr.data.catalogue import (
     DATASETS,
     HELD_OUT,
+    HUB,
     NO_PUBLIC_SET,
     PARTITIONS,
     DataError,
     Shape,
+    Wanted,
     dataset_name,
 )
 from strategies.core.slices import PLACE, Slice, one_of
-
-if TYPE_CHECKING:
-    from fedkd_flwr.data.sources import ImageSet
 
 
 class DataSettings(Slice):
@@ -27,9 +26,11 @@ class DataSettings(Slice):
     ----------
     dataset : str
         Name of the private data set: a key of `fedkd_flwr.data.catalogue.DATASETS`, or own data
-        as ``module:object``.
+        as ``hf:ORG/NAME``, ``folder:PATH`` or ``module:object``.
     own_classes : int
         Key ``num-classes``: K of own data; 0 to find it in the labels.
+    image_column, label_column : str
+        Columns of own data, where it has them; empty to find them.
     own_shape : str
         Key ``image-shape``: shape of a sample of own data, such as ``3,32,32``; empty to find it
         in the data.
@@ -60,6 +61,8 @@ class DataSettings(Slice):
     """
 
     dataset: str = "digits"
+    image_column: str = ""
+    label_column: str = ""
     own_classes: int = Field(default=0, ge=0)
     own_shape: str = Field(default="", pattern=r"^$|^ *[1-9]\d*( *, *[1-9]\d*)* *$")
     data_root: Annotated[str, PLACE] = ""
@@ -101,7 +104,11 @@ class DataSettings(Slice):
         """K, the number of classes of the data set; own data is loaded if nothing else tells."""
         if self.dataset in DATASETS:
             return DATASETS[self.dataset].classes
-        return self.own_classes or self._loaded().classes
+        from fedkd_flwr.data.sources import load_labels  # deferred: it loads PyTorch
+
+        return self.own_classes or int(
+            load_labels(self.dataset, self.data_root, self.wanted).max() + 1
+        )
 
     @property
     def image_shape(self) -> Shape:
@@ -109,13 +116,22 @@ class DataSettings(Slice):
         if self.dataset in DATASETS:
             return DATASETS[self.dataset].shape
         if self.own_shape:
-            return tuple(int(side) for side in self.own_shape.split(","))
-        return tuple(self._loaded().images.shape[1:])
-
-    def _loaded(self) -> "ImageSet":
+            return self.wanted.shape
         from fedkd_flwr.data.sources import load_images  # deferred: it loads PyTorch
 
-        return load_images(self.dataset, self.data_root)
+        return tuple(load_images(self.dataset, self.data_root, self.wanted).images.shape[1:])
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is said of own private data."""
+        sides = [int(side) for side in self.own_shape.split(",") if side]
+        return Wanted(self.image_column, self.label_column, tuple(sides), self.own_classes)
+
+    @property
+    def wanted_in_public(self) -> Wanted:
+        """What is said of own public data: images are brought to the private shape."""
+        shape = self.image_shape if len(self.image_shape) == 3 else ()
+        return replace(self.wanted, shape=shape, classes=0, labelled=False)
 
     def check_own(self, shape: Shape, classes: int) -> None:
         """Refuse own data that is not what ``image-shape`` and ``num-classes`` say.
@@ -137,6 +153,7 @@ class DataSettings(Slice):
         """Names on the hub, or folders in a data root, of the data sets that are not bundled."""
         names = [self.dataset, self.public_dataset]
         found = [DATASETS[name].hub_id for name in names if name in DATASETS]
+        found += [name.removeprefix(HUB) for name in names if name.startswith(HUB)]
         return [hub_id for hub_id in found if hub_id]
 
     @property

@@ -18,7 +18,7 @@ def default_run_directory(configuration: "Configuration", parent: Path) -> Path:
     run = configuration.run
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
     data, seed = run.data, run.plan.seed
-    name = plain_name(f"{run.strategy}-{data.dataset}-{data.partition}")
+    name = plain_name(f"{run.strategy}-{data.dataset.split('/')[-1]}-{data.partition}")
     return parent / f"{name}-seed{seed}-{stamp}"
 
 
