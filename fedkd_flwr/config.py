@@ -321,7 +321,8 @@ def _check_combinations(configuration: Configuration) -> None:
         try:
             model_name(settings.shared_model)
         except ValueError as error:
-            raise ConfigError(f"{settings.table}.shared-model: {error}.") from None
+            name = f"{settings.table}.shared-model = {settings.shared_model!r}"
+            raise ConfigError(f"{name}: {error}.") from None
     if run.uses_public_data and (run.data.public_dataset == NO_PUBLIC_SET or plan.public_size < 1):
         does = "distils on the server" if strategy.distils_on_server else "exchanges predictions"
         raise ConfigError(
@@ -339,6 +340,9 @@ def _check_combinations(configuration: Configuration) -> None:
         )
     if run.resume and not run.output_dir:
         raise ConfigError("resume = true needs output-dir, the run directory to continue.")
+    if not plan.num_clients:
+        # What depends on their number is checked when it is known.
+        return
     if plan.sample_size < 1:
         raise ConfigError(
             f"fraction-train = {plan.fraction_train:g} of {plan.num_clients} clients is less than "

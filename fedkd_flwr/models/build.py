@@ -38,7 +38,10 @@ def build_model(
         If the name is unknown, the shape is none that the model takes, there are fewer than two
         classes, or an own model is not what `build_own` asks for.
     """
-    model_name(name)
+    try:
+        model_name(name)
+    except ValueError as error:
+        raise ValueError(f"unknown model {name!r}: it {error}") from None
     is_image = len(shape) == 3
     takes_any = is_own(name) or name in ANY_SHAPE
     if not shape or min(shape) < 1 or not (is_image or takes_any):

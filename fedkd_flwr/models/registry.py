@@ -44,4 +44,4 @@ def model_name(name: str) -> str:
     """
     if name in MODELS or is_own(name):
         return name
-    raise ValueError(f"{name!r} is none of the allowed {ALLOWED}")
+    raise ValueError(f"is none of the allowed {ALLOWED}")
