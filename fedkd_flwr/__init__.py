@@ -20,6 +20,7 @@ _EXPORTS = {
     "build_model": "fedkd_flwr.models.build",
     "ConfigError": "fedkd_flwr.config",
     "METHODS": "fedkd_flwr.methods",
+    "register": "fedkd_flwr.methods",
 }
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "load_model",
     "load_run",
     "personalize",
+    "register",
     "resume",
     "run",
     "run_sweep",

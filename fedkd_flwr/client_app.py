@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fedkd_flwr.clients.base import PersonalClient
+from fedkd_flwr.clients.node import with_known_clients
 from fedkd_flwr.config import Configuration, read_config
 from fedkd_flwr.models.pool import Architecture
 from fedkd_flwr.training.cohort import cohort_size, run_together
@@ -35,7 +36,8 @@ def _read_once(items: tuple[tuple[str, Any], ...]) -> Configuration:
 def build_client(context: Context) -> PersonalClient:
     """Build the method's client for a node, from its run config and node config."""
     # A process that serves many messages of a run reads its config once.
-    configuration = _read_once(tuple(context.run_config.items()))
+    flat = with_known_clients(context.run_config, context.node_config)
+    configuration = _read_once(tuple(flat.items()))
     run = configuration.run
     if run.torch_threads:
         torch.set_num_threads(run.torch_threads)

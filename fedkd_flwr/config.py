@@ -6,22 +6,24 @@ are declared beside what they are for, or refuses it in one sentence, before any
 """
 
 import difflib
+import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from fedkd_flwr.data.catalogue import HELD_OUT, NO_PUBLIC_SET
+from fedkd_flwr.data.catalogue import DATASETS, HELD_OUT, NO_PUBLIC_SET
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.splits import read_split
-from fedkd_flwr.methods import METHODS, Method
-from fedkd_flwr.models.registry import MODELS
+from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
+from fedkd_flwr.models.registry import model_name
 from fedkd_flwr.models.settings import ModelSettings
+from fedkd_flwr.own import is_own
 from fedkd_flwr.training.settings import TrainingSettings
 from strategies.core.plan import PlanSettings, RunPlan, Settings
-from strategies.core.slices import PLACE, Slice, kebab_case, one_of
+from strategies.core.slices import PLACE, Slice, kebab_case
 from strategies.parameters import SharedModelSettings
 
 Part = TypeVar("Part", bound=Slice)
@@ -29,6 +31,9 @@ Part = TypeVar("Part", bound=Slice)
 Scalar = bool | int | float | str
 """The values a Flower run config can hold."""
 
+
+OWN_SETTINGS = "own-settings"
+"""Key that holds settings of a method of the user's own, where Flower takes no further keys."""
 
 MOST_THREADS = 1024
 """More threads than a machine has room for end PyTorch without a word."""
@@ -44,7 +49,7 @@ class RunConfig(Slice):
     Attributes
     ----------
     strategy : str
-        Name of the method, a key of `fedkd_flwr.methods.METHODS`.
+        Name of the method, as `fedkd_flwr.methods.find_method` takes it.
     data : DataSettings
         Samples, partition and public set.
     models : ModelSettings
@@ -91,12 +96,13 @@ class RunConfig(Slice):
     @field_validator("strategy")
     @classmethod
     def _known_strategy(cls, value: str) -> str:
-        return one_of(value, METHODS)
+        find_method(value)
+        return value
 
     @property
     def method(self) -> Method:
         """The method that `strategy` names."""
-        return METHODS[self.strategy]
+        return find_method(self.strategy)
 
     @property
     def data_plan(self) -> DataPlan:
@@ -180,7 +186,9 @@ class Configuration(BaseModel):
             sentences.append(f"{self.run.strategy} does not read {', '.join(unread)}: set in vain.")
         data = self.run.data
         if data.data_root and not data.hub_ids:
-            sentences.append(f"{data.dataset} does not read data-root: it is bundled.")
+            sentences.append(f"{data.dataset} does not read data-root.")
+        if data.dataset in DATASETS and (data.own_classes or data.own_shape):
+            sentences.append(f"{data.dataset} does not read num-classes and image-shape.")
         return sentences
 
     def flat(self) -> dict[str, Scalar]:
@@ -189,6 +197,12 @@ class Configuration(BaseModel):
         for settings in self.tables.values():
             values |= settings.flat()
         return {name: _as_scalar(value) for name, value in sorted(values.items())}
+
+    def for_flower(self) -> dict[str, Scalar]:
+        """Return `flat` in pyproject's keys, the only ones that Flower takes; others packed."""
+        flat, known = self.flat(), set(known_names())
+        own = [f"{key} = {json.dumps(value)}" for key, value in flat.items() if key not in known]
+        return {key: flat[key] for key in flat if key in known} | {OWN_SETTINGS: ", ".join(own)}
 
 
 def _as_scalar(value: Any) -> Scalar:
@@ -199,9 +213,10 @@ def _as_scalar(value: Any) -> Scalar:
     return scalar
 
 
-def method_tables() -> dict[str, type[Settings]]:
-    """Return the settings type of every table that some method reads."""
-    types = (method.strategy.settings_type for method in METHODS.values())
+def method_tables(own: Method | None = None) -> dict[str, type[Settings]]:
+    """Return the settings type of every table that some method reads, `own` among them."""
+    methods = (*METHODS.values(), *([own] if own else []))
+    types = (method.strategy.settings_type for method in methods)
     return {settings.table: settings for settings in types if settings.table}
 
 
@@ -224,26 +239,55 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
     ConfigError
         On an unknown name, a value out of range or an impossible combination.
     """
-    known = known_names()
+    flat = _unpacked(flat)
+    own = _own_method(flat)
+    known = known_names(own)
     for name in flat:
         if name not in known:
-            raise ConfigError(_unknown(name))
+            raise ConfigError(_unknown(name, known))
     configuration = Configuration(
         run=_read(RunConfig, flat),
-        tables={table: _read(kind, flat) for table, kind in method_tables().items()},
+        tables={table: _read(kind, flat) for table, kind in method_tables(own).items()},
     )
     _check_combinations(configuration)
     return configuration
 
 
-def known_names() -> list[str]:
-    """Return every name that a run config may hold."""
-    own = [key for kind in method_tables().values() for key in kind.flat_keys()]
-    return [*RunConfig.flat_keys(), *dict.fromkeys(own)]
+def _own_method(flat: Mapping[str, Any]) -> Method | None:
+    """Return the method of a run config if it is the user's own."""
+    name = str(flat.get("strategy", ""))
+    if not is_own(name) and name not in REGISTERED:
+        return None
+    try:
+        return find_method(name)
+    except ValueError as error:
+        raise ConfigError(f"strategy: {error}.") from None
 
 
-def _unknown(name: str) -> str:
-    close = difflib.get_close_matches(name, known_names(), n=3)
+def _unpacked(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a flat run config with the settings of an own method under their names."""
+    text = flat.get(OWN_SETTINGS, "")
+    try:
+        own = flatten(tomllib.loads(f"own = {{ {text} }}")["own"])
+    except tomllib.TOMLDecodeError:
+        raise ConfigError(
+            f"{OWN_SETTINGS} = {text!r}: write it as TOML, such as my-method.mu = 0.1, "
+            "my-method.rule = 'mean'."
+        ) from None
+    plain = {name: value for name, value in flat.items() if name != OWN_SETTINGS}
+    if twice := sorted(own.keys() & {*plain, *known_names()}):
+        raise ConfigError(f"{OWN_SETTINGS} holds {twice[0]}, which is a key by itself.")
+    return {**plain, **own}
+
+
+def known_names(own: Method | None = None) -> list[str]:
+    """Return every name that a run config may hold, those of an own method among them."""
+    of_methods = [key for kind in method_tables(own).values() for key in kind.flat_keys()]
+    return [*RunConfig.flat_keys(), OWN_SETTINGS, *dict.fromkeys(of_methods)]
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else "`fedkd list` shows the names."
     return f"The run config has no key {name}; {hint}"
 
@@ -276,11 +320,12 @@ def _check_combinations(configuration: Configuration) -> None:
             f"models = {','.join(models)} names {len(set(models))}; set models to one."
         )
     settings = configuration.settings
-    if isinstance(settings, SharedModelSettings) and settings.shared_model not in MODELS:
-        raise ConfigError(
-            f"{settings.table}.shared-model = {settings.shared_model!r}: is none of the allowed "
-            f"{', '.join(MODELS)}."
-        )
+    if isinstance(settings, SharedModelSettings):
+        try:
+            model_name(settings.shared_model)
+        except ValueError as error:
+            name = f"{settings.table}.shared-model = {settings.shared_model!r}"
+            raise ConfigError(f"{name}: {error}.") from None
     if run.uses_public_data and (run.data.public_dataset == NO_PUBLIC_SET or plan.public_size < 1):
         does = "distils on the server" if strategy.distils_on_server else "exchanges predictions"
         raise ConfigError(
@@ -304,6 +349,9 @@ def _check_combinations(configuration: Configuration) -> None:
         )
     if run.resume and not run.output_dir:
         raise ConfigError("resume = true needs output-dir, the run directory to continue.")
+    if not plan.num_clients:
+        # What depends on their number is checked when it is known.
+        return
     if plan.sample_size < 1:
         raise ConfigError(
             f"fraction-train = {plan.fraction_train:g} of {plan.num_clients} clients is less than "

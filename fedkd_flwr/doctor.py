@@ -12,7 +12,8 @@ from flwr.app import Context, RecordDict
 
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import PersonalClient
-from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.clients.node import with_known_clients
+from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import hash_of_public_pool, public_pool
 from fedkd_flwr.data.public import require_pool
 from fedkd_flwr.models.build import num_parameters
@@ -67,8 +68,8 @@ def check_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) ->
         an earlier one failed to get is left out.
     """
     try:
-        configuration = read_config(run_config)
-    except ConfigError as error:
+        configuration = read_config(with_known_clients(run_config, node_config))
+    except ValueError as error:
         return [Finding("run config", False, str(error))]
     flat = configuration.flat()
     findings = [_found("node config", lambda: _check_config(node_config, flat))]

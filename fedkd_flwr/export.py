@@ -1,7 +1,7 @@
 """Personalized models as files: weights in safetensors, and a small JSON card beside them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -12,10 +12,13 @@ from torch import nn
 
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.common import Shape
 from fedkd_flwr.models.darts.genotype import Genotype
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.darts.settings import SupernetSettings
+from fedkd_flwr.models.own import checked_own
 from fedkd_flwr.models.registry import DARTS_MODELS
+from fedkd_flwr.own import is_own
 
 
 def model_card(
@@ -44,7 +47,7 @@ def model_card(
         "partition": run.data.partition,
         "rounds": run.plan.num_server_rounds,
         "seed": run.plan.seed,
-        "input": "float32 images scaled from 0..255 to -1..1",
+        "input": "float32 images scaled from 0..255 to -1..1; own samples as they are",
         "metrics": dict(metrics),
     }
     if model_name in DARTS_MODELS:
@@ -131,13 +134,18 @@ def _round_of(file: Path) -> int:
     return int(file.parent.name.removeprefix("round-"))
 
 
-def load_model(path: str | Path) -> nn.Module:
+def load_model(
+    path: str | Path, builder: Callable[[Shape, int], nn.Module] | None = None
+) -> nn.Module:
     """Load a personalized model.
 
     Parameters
     ----------
     path : str or Path
         A ``<partition-id>.safetensors`` file with its card beside it.
+    builder : callable, optional
+        What builds a model of one's own, ``(shape, classes) -> nn.Module``: a card may come from
+        anybody, and does not say what is imported.
 
     Returns
     -------
@@ -149,6 +157,8 @@ def load_model(path: str | Path) -> nn.Module:
     ------
     FileNotFoundError
         If the weights or the card are missing.
+    ValueError
+        If the model is somebody's own, and `builder` is left out.
     """
     weights = Path(path).expanduser()
     card_path = weights.with_suffix(".json")
@@ -161,6 +171,14 @@ def load_model(path: str | Path) -> nn.Module:
         settings = {**card["supernet"], "operations": tuple(card["supernet"]["operations"])}
         genotype = Genotype.from_text(card["genotype"])
         search_space = SearchSpace(SupernetSettings(**settings), genotype)
-    model = build_model(card["model"], tuple(card["shape"]), card["classes"], search_space)
+    shape = tuple(card["shape"])
+    if builder is not None:
+        model = checked_own(builder(shape, card["classes"]), card["model"], shape, card["classes"])
+    elif is_own(card["model"]):
+        raise ValueError(
+            f"{weights} is a {card['model']}: give load_model its builder, which no file imports"
+        )
+    else:
+        model = build_model(card["model"], shape, card["classes"], search_space)
     model.load_state_dict({**model.state_dict(), **load_file(weights)})
     return model.eval()

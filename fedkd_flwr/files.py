@@ -1,6 +1,7 @@
 """Files that are whole or not there: written beside their place, then moved into it."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,11 @@ from typing import Any
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
+
+
+def plain_name(name: str) -> str:
+    """Return a name as a file may have it everywhere; built-in names stay as they are."""
+    return re.sub(r"[^\w.+=,@ ()-]+", "-", name).strip("-")
 
 
 def write_text(path: Path, text: str) -> None:

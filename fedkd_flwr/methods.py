@@ -3,16 +3,22 @@
 A new method is one file in `strategies`, one in `fedkd_flwr/clients` where the client does
 something new, and one line here. Strategy and client are named by module and class, and
 imported when they are first asked for: knowing the methods loads none of them.
+
+A method of a user's own needs no line: `register` makes one of its classes.
 """
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
+from fedkd_flwr.own import OwnError, find_own, is_own
+
 if TYPE_CHECKING:
     from fedkd_flwr.clients.base import PersonalClient
     from strategies.base import PersonalizedStrategy
+    from strategies.core.plan import Settings
 
 
 FAMILIES = ("soft predictions", "parameters", "class means", "nothing")
@@ -270,3 +276,110 @@ METHODS: dict[str, Method] = {
         "Zhang et al. 2021 (FedFomo)",
     ),
 }
+
+
+REGISTERED: dict[str, Method] = {}
+"""Methods of the user's own, by the names that `register` was given in this process."""
+
+
+def find_method(name: str) -> Method:
+    """Return the method of a name.
+
+    Parameters
+    ----------
+    name : str
+        A key of `METHODS`, a name that was registered in this process, or ``module:object``
+        where a module holds what `register` has returned.
+
+    Raises
+    ------
+    ValueError
+        If there is none.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    if name in REGISTERED:
+        return REGISTERED[name]
+    if not is_own(name):
+        allowed = ", ".join((*METHODS, *REGISTERED))
+        raise ValueError(f"is none of the allowed {allowed}, or your own as module:object")
+    method = find_own(name)
+    if not isinstance(method, Method):
+        raise OwnError(
+            f"{name} is a {type(method).__name__}; it should be what fedkd_flwr.register returns"
+        )
+    return method
+
+
+def register(
+    name: str,
+    strategy: "type[PersonalizedStrategy]",
+    client: "type[PersonalClient]",
+    settings: "type[Settings] | None" = None,
+    exchanged: str = "parameters",
+    paper: str = "own",
+) -> Method:
+    """Make a method of the user's own known under a name, in this process.
+
+    In a module, keep what is returned: ``strategy = "module:object"`` finds it in every engine.
+
+    Parameters
+    ----------
+    name : str
+        Small letters, digits and dashes; none of `METHODS`. A second call replaces the first.
+    strategy, client : type
+        What runs on the server, and on the clients.
+    settings : type, optional
+        Its settings, with a table of their own; those of the strategy if left out.
+    exchanged, paper : str
+        As in `Method`.
+
+    Raises
+    ------
+    OwnError
+        In one sentence, if one of them is not what it should be.
+    """
+    from fedkd_flwr.clients.base import PersonalClient
+    from strategies.base import PersonalizedStrategy
+
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", name) or name in METHODS:
+        raise OwnError(
+            f"{name!r} cannot be registered: small letters, digits and dashes, and not the name "
+            "of a built-in method"
+        )
+    _require_subclass(name, "strategy", strategy, PersonalizedStrategy)
+    _require_subclass(name, "client", client, PersonalClient)
+    if settings is not None:
+        _require_own_table(name, settings)
+        strategy = type(strategy.__name__, (strategy,), {"settings_type": settings})
+    elif strategy.settings_type.table:
+        _require_own_table(name, strategy.settings_type)
+    method = Method(_place_of(strategy), _place_of(client), exchanged, paper)
+    # What a cell of a notebook defines cannot be found again by its name.
+    vars(method).update(strategy=strategy, client=client)
+    REGISTERED[name] = method
+    return method
+
+
+def _place_of(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _require_subclass(name: str, role: str, given: object, base: type) -> None:
+    if not (isinstance(given, type) and issubclass(given, base)):
+        raise OwnError(f"{name}: {role} is {given!r}, and should be a subclass of {base.__name__}")
+
+
+def _require_own_table(name: str, settings: "type[Settings]") -> None:
+    """Refuse settings without a table, or in the table of settings of another kind."""
+    from strategies.core.plan import Settings
+
+    _require_subclass(name, "settings", settings, Settings)
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", settings.table):
+        raise OwnError(f"{name}: {settings.__name__} needs a table, such as table = {name!r}")
+    for method in METHODS.values():
+        built_in = method.strategy.settings_type
+        if built_in.table == settings.table and not issubclass(settings, built_in):
+            raise OwnError(
+                f"{name}: the table {settings.table} is that of {built_in.__name__}; choose another"
+            )

@@ -1,5 +1,6 @@
 """The Flower ServerApp: config → strategy → start → run directory."""
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from functools import partial
@@ -19,6 +20,9 @@ from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.clients import check_data
 from fedkd_flwr.grids import PromptGrid
 from fedkd_flwr.longest_first import LongestFirstGrid
+from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.parts import head_of
+from fedkd_flwr.own import is_own
 from fedkd_flwr.runs import (
     Checkpoint,
     Run,
@@ -35,6 +39,10 @@ from fedkd_flwr.runs import (
 from fedkd_flwr.server_models import RunModels
 from strategies.core.patience import StoppedEarly
 from strategies.core.replies import TooFewRepliesError
+from strategies.parameters import SharedModelSettings
+
+SETTLED_SECONDS = 2.0
+"""After so long without another node, all are taken to be connected."""
 
 app = ServerApp()
 
@@ -50,7 +58,7 @@ end up anywhere.
 def main(grid: Grid, context: Context) -> None:
     """Run the method that the run config asks for."""
     try:
-        configuration = read_config(context.run_config)
+        configuration = with_connected_clients(grid, read_config(context.run_config))
         if isinstance(grid, InMemoryGrid):
             check_run(configuration)
             serve(LongestFirstGrid(grid), configuration)
@@ -62,6 +70,39 @@ def main(grid: Grid, context: Context) -> None:
         # Flower prints a traceback; the sentence for the user comes before it.
         log(ERROR, "The run stopped: %s", error)
         raise
+
+
+def with_connected_clients(grid: Grid, configuration: Configuration) -> Configuration:
+    """Return the config with the number of connected nodes where it says ``num-clients = 0``.
+
+    At least `min-replies` nodes are waited for, and until their number stays the same.
+
+    Raises
+    ------
+    TooFewRepliesError
+        If fewer are connected in time.
+    ConfigError
+        If the run is impossible with so many.
+    """
+    plan = configuration.run.plan
+    if plan.num_clients:
+        return configuration
+    deadline = time.monotonic() + plan.connect_timeout
+    connected, same_since = len(list(grid.get_node_ids())), time.monotonic()
+    while connected < plan.min_replies or time.monotonic() < same_since + SETTLED_SECONDS:
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(0.1)
+        now = len(list(grid.get_node_ids()))
+        if now != connected:
+            connected, same_since = now, time.monotonic()
+    if connected < plan.min_replies:
+        raise TooFewRepliesError(
+            f"num-clients = 0 takes those that are connected: {connected} are after "
+            f"{plan.connect_timeout:g} s, and min-replies is {plan.min_replies}."
+        )
+    log(INFO, "num-clients = 0: the run is of the %d clients that are connected", connected)
+    return read_config({**configuration.flat(), "num-clients": connected})
 
 
 def check_run(configuration: Configuration) -> None:
@@ -77,6 +118,11 @@ def check_run(configuration: Configuration) -> None:
         If a continued run would have other settings.
     """
     run = configuration.run
+    if not run.plan.num_clients:
+        raise ConfigError(
+            "num-clients = 0 takes those that are connected, which flwr run knows; here, set "
+            "num-clients to their number."
+        )
     if run.resume:
         stopped = load_run(run.output_dir)
         changed_settings(stopped, configuration)
@@ -87,6 +133,27 @@ def check_run(configuration: Configuration) -> None:
         if folder:
             require_writable(absolute(folder), name)
     check_server_data(configuration)
+    check_models(configuration)
+
+
+def check_models(configuration: Configuration) -> None:
+    """Refuse models of the user's own that the run cannot work with, by building one of each.
+
+    Raises
+    ------
+    ConfigError
+        If one cannot be imported or built, does not fit the data, or lacks the head that the
+        method needs.
+    """
+    run, settings = configuration.run, configuration.settings
+    shared = (settings.shared_model,) if isinstance(settings, SharedModelSettings) else ()
+    for name in filter(is_own, dict.fromkeys((*run.models.models, *shared))):
+        try:
+            model = build_model(name, run.data.image_shape, run.data.num_classes)
+            if run.method.client.needs_head:
+                head_of(model)
+        except ValueError as error:
+            raise ConfigError(f"{run.strategy}: {error}.") from None
 
 
 def check_server_data(configuration: Configuration) -> None:

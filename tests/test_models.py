@@ -117,10 +117,12 @@ def test_smallest_images(name: str, side: int) -> None:
 
 
 def test_build_model_errors() -> None:
-    with pytest.raises(ValueError, match=r"unknown model 'lenet5'; choose one of lenet, .*mlp"):
+    with pytest.raises(
+        ValueError, match=r"unknown model 'lenet5': it is none of the allowed lenet, .*mlp"
+    ):
         build_model("lenet5", GRAY, 10)
     with pytest.raises(ValueError, match=r"\(channels, height, width\).*got \(28, 28\)"):
-        build_model("mlp", (28, 28), 10)  # type: ignore[arg-type]
+        build_model("lenet", (28, 28), 10)
     with pytest.raises(ValueError, match=r"each at least 1, got \(0, 28, 28\)"):
         build_model("mlp", (0, 28, 28), 10)
     with pytest.raises(ValueError, match="at least 2 classes, got 1"):

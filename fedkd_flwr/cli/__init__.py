@@ -4,6 +4,9 @@ Every command imports what it needs when it is called, so that ``fedkd --help`` 
 PyTorch nor Flower.
 """
 
+import sys
+from pathlib import Path
+
 import typer
 import typer.core
 
@@ -22,6 +25,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+@app.callback()
+def find_modules_here() -> None:
+    """Let modules of the working directory be found, as ``python -m`` does."""
+    sys.path.append(str(Path.cwd()))
+
+
 for command in (run, compare, cross, report, sweep, personalize, doctor, genotypes):
     app.command()(command)
 app.command("list")(list_names)

@@ -103,6 +103,9 @@ class PersonalClient(NumPyClient):
     trains_alone = False
     """Whether more than its model is trained, so that it cannot be served side by side."""
 
+    needs_head = False
+    """Whether the method works on what enters a model's head; a model without one is refused."""
+
     keeps_optimizer = True
     """Whether momentum lives on from round to round, as the model does."""
 
@@ -390,13 +393,7 @@ class PersonalClient(NumPyClient):
         return seeded(self.device, seed, "evaluate", server_round, self.partition_id)
 
     def count_answers(self, received: Arrays, server_round: int) -> Steps[dict[str, float]]:
-        """Evaluate the client's model, and export it where that is due.
-
-        Returns
-        -------
-        dict of str to float
-            Counts and losses, and the method's further metrics.
-        """
+        """Evaluate the client's model, and export it where that is due; return its metrics."""
         further = self.prepare_evaluation(received, server_round)
         if self.run.models.batch_norm_statistics == "fresh":
             # Whatever the method: else a comparison would measure running statistics.

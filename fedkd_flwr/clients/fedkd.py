@@ -53,6 +53,7 @@ def adaptive_mutual_loss(pair: FeaturePair, images: Tensor, labels: Tensor) -> T
 class FedKDClient(SharedModelClient):
     """Trains both models, and sends the factors of the shared one's update."""
 
+    needs_head = True
     settings: FedKDSettings
 
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:

@@ -41,6 +41,26 @@ class Node:
         return self.state_folder / run_id if self.state_folder and run_id else None
 
 
+def with_known_clients(
+    run_config: Mapping[str, Any], node_config: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return a flat run config whose number of clients is known to the node.
+
+    Raises
+    ------
+    ValueError
+        If the run is of all that are connected, and the node's config does not say how many.
+    """
+    if run_config.get("num-clients") != 0:
+        return run_config
+    clients = node_config.get("num-partitions", 0)
+    if not isinstance(clients, int) or clients < 1:
+        raise ValueError(
+            "num-clients = 0 needs num-partitions in the node's config, the number of all nodes"
+        )
+    return {**run_config, "num-clients": clients}
+
+
 def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
     """Read a node's config.
 

@@ -53,6 +53,8 @@ class ClassMeanClient(PersonalClient):
 class CommonWidthClient(ClassMeanClient):
     """A client whose features have the width that all clients agree on."""
 
+    needs_head = True
+
     @property
     def architecture(self) -> Architecture:
         """What the client's model is, with a projection where its own width is another."""

@@ -1,9 +1,13 @@
 """The data sets and the splits by name, known without loading what reads or deals them."""
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
-Shape = tuple[int, int, int]
-"""Channels, height and width of an image."""
+from fedkd_flwr.own import is_own
+
+Shape = tuple[int, ...]
+"""Of a sample: channels, height and width of an image; own data may have any."""
 
 HELD_OUT = "held-out"
 """Name of the public set that is a part of the private data set."""
@@ -27,9 +31,9 @@ class Source:
     image_column, label_column : str
         Columns of the images and of their classes.
     shape : tuple of int
-        Channels, height and width.
+        Channels, height and width; empty where the first image tells.
     classes : int
-        K, the number of classes.
+        K, the number of classes; 0 where the labels tell.
     """
 
     hub_id: str
@@ -60,6 +64,57 @@ PARTITIONS: dict[str, str] = {
     "lognormal-two-classes": "fedkd_flwr.data.partitioners:lognormal_two_classes",
 }
 """The splits over clients, by the name that a run config gives them; see `partition_indices`."""
+
+
+HUB = "hf:"
+"""What a name of a data set begins with that is any other of the hub's."""
+
+FOLDER = "folder:"
+"""What a name of a data set begins with that is a folder on this machine."""
+
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a run config says of data that is in no catalogue.
+
+    Attributes
+    ----------
+    image_column, label_column : str
+        Columns of images and classes where the data has them; empty to find them.
+    shape : tuple of int
+        Shape that images are brought to; empty for that of the first.
+    classes : int
+        K; 0 to find it in the labels.
+    labelled : bool
+        Whether classes are needed; public data needs none.
+    """
+
+    image_column: str = ""
+    label_column: str = ""
+    shape: Shape = ()
+    classes: int = 0
+    labelled: bool = True
+
+
+def dataset_name(name: str) -> str:
+    """Return a data set's name, with the absolute path of a folder.
+
+    Raises
+    ------
+    ValueError
+        If it is neither of `DATASETS`, nor ``hf:ORG/NAME``, ``folder:PATH`` or ``module:object``.
+    """
+    if name.startswith(FOLDER) and name != FOLDER:
+        return f"{FOLDER}{Path(name.removeprefix(FOLDER)).expanduser().absolute()}"
+    is_of_hub = name.startswith(HUB) and _HUB_ID.fullmatch(name.removeprefix(HUB))
+    if name in DATASETS or is_of_hub or (is_own(name) and not name.startswith((HUB, FOLDER))):
+        return name
+    raise ValueError(
+        f"is none of the allowed {', '.join(DATASETS)}, or your own as hf:ORG/NAME, folder:PATH "
+        "or module:object"
+    )
 
 
 def find_source(name: str) -> Source:

@@ -14,7 +14,7 @@ from flwr.supercore import log
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkd_flwr.data.catalogue import HELD_OUT, NO_PUBLIC_SET, DataError, Shape
+from fedkd_flwr.data.catalogue import DATASETS, HELD_OUT, NO_PUBLIC_SET, DataError, Shape
 from fedkd_flwr.data.partitioners import partition_indices
 from fedkd_flwr.data.public import (
     public_hash,
@@ -42,7 +42,8 @@ class ClientData:
     Attributes
     ----------
     train_images, validation_images, test_images : Tensor
-        Shape (samples, channels, height, width), float32 from -1 to 1.
+        Shape (samples, channels, height, width), float32 from -1 to 1; own data may have any
+        shape and numbers.
     train_labels, validation_labels, test_labels : Tensor
         Shape (samples,), int64.
     public_images : Tensor
@@ -62,9 +63,8 @@ class ClientData:
 
     @property
     def shape(self) -> Shape:
-        """Channels, height and width of an image."""
-        _, channels, height, width = self.train_images.shape
-        return channels, height, width
+        """Of a sample: channels, height and width of an image."""
+        return tuple(self.train_images.shape[1:])
 
     @property
     def class_counts(self) -> Tensor:
@@ -76,7 +76,7 @@ class ClientData:
 def _split_pool(plan: DataPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the private and the held-out positions in the data set."""
     settings = plan.settings
-    labels = load_labels(settings.dataset, settings.data_root)
+    labels = load_labels(settings.dataset, settings.data_root, settings.wanted)
     pool = np.arange(len(labels))
     if 0 < settings.max_samples < len(labels):
         generator = random_generator(plan.seed, "max-samples")
@@ -109,9 +109,22 @@ def client_indices(plan: DataPlan) -> list[NDArray[np.int64]]:
     if len(private) < plan.num_clients:
         # Some partitions would search for minutes before they found out.
         raise DataError(f"{len(private)} samples are too few for {plan.num_clients} clients")
-    labels = load_labels(settings.dataset, settings.data_root)[private]
+    labels = load_labels(settings.dataset, settings.data_root, settings.wanted)[private]
     shares = partition_indices(labels, settings, plan.num_clients, plan.seed)
     return [private[share] for share in shares]
+
+
+def load_private(settings: DataSettings) -> ImageSet:
+    """Return the whole private data set, which is what the settings say of it.
+
+    Raises
+    ------
+    DataError
+        If it cannot be had, or own data has other shapes or classes.
+    """
+    everything = load_images(settings.dataset, settings.data_root, settings.wanted)
+    settings.check_own(tuple(everything.images.shape[1:]), everything.classes)
+    return everything
 
 
 def check_data(plan: DataPlan, public_size: int = 0) -> None:
@@ -134,7 +147,9 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
     """
     settings = plan.settings
     read_split(settings.client_split)
-    labels = load_labels(settings.dataset, settings.data_root)
+    if settings.dataset not in DATASETS:
+        load_private(settings)
+    labels = load_labels(settings.dataset, settings.data_root, settings.wanted)
     most = 0
     for partition_id, indices in enumerate(client_indices(plan)):
         split_client(labels[indices], settings.client_split, plan.seed, partition_id)
@@ -159,7 +174,7 @@ def public_pool_size(settings: DataSettings) -> int:
     if settings.public_dataset == HELD_OUT:
         return settings.num_held_out
     _require_other_dataset(settings)
-    return len(load_labels(settings.public_dataset, settings.data_root))
+    return len(load_labels(settings.public_dataset, settings.data_root, settings.wanted_in_public))
 
 
 def _require_other_dataset(settings: DataSettings) -> None:
@@ -185,11 +200,13 @@ class _Loaded:
             return torch.empty((0, *shape), device=device)
         if settings.public_dataset == HELD_OUT:
             _, public = _split_pool(self.plan)
-            everything = load_images(settings.dataset, settings.data_root)
+            everything = load_images(settings.dataset, settings.data_root, settings.wanted)
             images = everything.images[torch.from_numpy(public)]
         else:
             _require_other_dataset(settings)
-            images = public_images(settings.public_dataset, shape, settings.data_root)
+            images = public_images(
+                settings.public_dataset, shape, settings.data_root, settings.wanted_in_public
+            )
         return to_float(images.to(device))
 
 
@@ -283,11 +300,11 @@ def _build_client(plan: DataPlan, partition_id: int, data_path: str) -> ClientDa
     if not 0 <= partition_id < plan.num_clients:
         raise DataError(f"there is no client {partition_id} among {plan.num_clients}")
     if data_path:
-        own = load_own_data(data_path, settings.image_shape, settings.num_classes)
+        own = load_own_data(data_path, settings.image_shape, settings.num_classes, settings.wanted)
     else:
-        everything = load_images(settings.dataset, settings.data_root)
+        everything = load_private(settings)
         share = torch.from_numpy(client_indices(plan)[partition_id])
-        own = ImageSet(everything.images[share], everything.labels[share], everything.classes)
+        own = ImageSet(everything.images[share], everything.labels[share], settings.num_classes)
     parts = split_client(own.labels.numpy(), settings.client_split, plan.seed, partition_id)
     train, validation, test = (
         (

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkd_flwr.data.catalogue import DataError, Shape
-from fedkd_flwr.data.sources import convert_images, load_images
+from fedkd_flwr.data.catalogue import DataError, Shape, Wanted
+from fedkd_flwr.data.sources import ANY, convert_images, load_images
 from strategies.core.randomness import random_generator
 
 
@@ -45,7 +45,7 @@ def split_public(
     return np.sort(order[held_out:]), np.sort(order[:held_out])
 
 
-def public_images(name: str, shape: Shape, data_root: str = "") -> Tensor:
+def public_images(name: str, shape: Shape, data_root: str = "", wanted: Wanted = ANY) -> Tensor:
     """Return the images of another data set in the private shape, without their labels.
 
     Parameters
@@ -54,6 +54,8 @@ def public_images(name: str, shape: Shape, data_root: str = "") -> Tensor:
         As for `fedkd_flwr.data.sources.load_images`.
     shape : tuple of int
         Channels, height and width of the private images.
+    wanted : Wanted
+        What is said of data that is in no catalogue.
 
     Returns
     -------
@@ -65,7 +67,15 @@ def public_images(name: str, shape: Shape, data_root: str = "") -> Tensor:
     DataError
         If the data set is unknown or missing.
     """
-    return convert_images(load_images(name, data_root).images, shape)
+    images = load_images(name, data_root, wanted).images
+    if images.shape[1:] == shape:
+        return images
+    if images.is_floating_point() or len(shape) != 3:
+        raise DataError(
+            f"public-dataset {name} has samples {tuple(images.shape[1:])}, and the private ones "
+            f"are {shape}; only images are brought to another shape"
+        )
+    return convert_images(images, shape)
 
 
 def public_subset(pool_size: int, size: int, seed: int, server_round: int) -> NDArray[np.int64]:

@@ -1,6 +1,6 @@
 """What a run config says of its data, and the plan that every machine derives the data from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pydantic import Field, field_validator
@@ -8,10 +8,13 @@ from pydantic import Field, field_validator
 from fedkd_flwr.data.catalogue import (
     DATASETS,
     HELD_OUT,
+    HUB,
     NO_PUBLIC_SET,
     PARTITIONS,
+    DataError,
     Shape,
-    find_source,
+    Wanted,
+    dataset_name,
 )
 from strategies.core.slices import PLACE, Slice, one_of
 
@@ -22,7 +25,15 @@ class DataSettings(Slice):
     Attributes
     ----------
     dataset : str
-        Name of the private data set, a key of `fedkd_flwr.data.catalogue.DATASETS`.
+        Name of the private data set: a key of `fedkd_flwr.data.catalogue.DATASETS`, or own data
+        as ``hf:ORG/NAME``, ``folder:PATH`` or ``module:object``.
+    own_classes : int
+        Key ``num-classes``: K of own data; 0 to find it in the labels.
+    image_column, label_column : str
+        Columns of own data, where it has them; empty to find them.
+    own_shape : str
+        Key ``image-shape``: shape of a sample of own data, such as ``3,32,32``; empty to find it
+        in the data.
     data_root : str
         Folder with Parquet data sets by hub id; empty for the Hugging Face hub.
     max_samples : int
@@ -50,6 +61,10 @@ class DataSettings(Slice):
     """
 
     dataset: str = "digits"
+    image_column: str = ""
+    label_column: str = ""
+    own_classes: int = Field(default=0, ge=0)
+    own_shape: str = Field(default="", pattern=r"^$|^ *[1-9]\d*( *, *[1-9]\d*)* *$")
     data_root: Annotated[str, PLACE] = ""
     max_samples: int = Field(default=0, ge=0)
     partition: str = "k-classes-grouped"
@@ -65,7 +80,7 @@ class DataSettings(Slice):
     @field_validator("dataset")
     @classmethod
     def _known_dataset(cls, value: str) -> str:
-        return one_of(value, DATASETS)
+        return dataset_name(value)
 
     @field_validator("partition")
     @classmethod
@@ -75,23 +90,70 @@ class DataSettings(Slice):
     @field_validator("public_dataset")
     @classmethod
     def _known_public_dataset(cls, value: str) -> str:
-        return one_of(value, [HELD_OUT, NO_PUBLIC_SET, *DATASETS])
+        return value if value in (HELD_OUT, NO_PUBLIC_SET) else dataset_name(value)
+
+    @classmethod
+    def key_of(cls, name: str) -> str:
+        """Return the flat key of a field; two would be taken for what the properties tell."""
+        return {"own_classes": "num-classes", "own_shape": "image-shape"}.get(
+            name, super().key_of(name)
+        )
 
     @property
     def num_classes(self) -> int:
-        """K, the number of classes of the data set."""
-        return find_source(self.dataset).classes
+        """K, the number of classes of the data set; own data is loaded if nothing else tells."""
+        if self.dataset in DATASETS:
+            return DATASETS[self.dataset].classes
+        from fedkd_flwr.data.sources import load_labels  # deferred: it loads PyTorch
+
+        return self.own_classes or int(
+            load_labels(self.dataset, self.data_root, self.wanted).max() + 1
+        )
 
     @property
     def image_shape(self) -> Shape:
-        """Channels, height and width of the images."""
-        return find_source(self.dataset).shape
+        """Shape of a sample, channels, height and width of an image, found as `num_classes` is."""
+        if self.dataset in DATASETS:
+            return DATASETS[self.dataset].shape
+        if self.own_shape:
+            return self.wanted.shape
+        from fedkd_flwr.data.sources import load_images  # deferred: it loads PyTorch
+
+        return tuple(load_images(self.dataset, self.data_root, self.wanted).images.shape[1:])
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is said of own private data."""
+        sides = [int(side) for side in self.own_shape.split(",") if side]
+        return Wanted(self.image_column, self.label_column, tuple(sides), self.own_classes)
+
+    @property
+    def wanted_in_public(self) -> Wanted:
+        """What is said of own public data: images are brought to the private shape."""
+        shape = self.image_shape if len(self.image_shape) == 3 else ()
+        return replace(self.wanted, shape=shape, classes=0, labelled=False)
+
+    def check_own(self, shape: Shape, classes: int) -> None:
+        """Refuse own data that is not what ``image-shape`` and ``num-classes`` say.
+
+        Raises
+        ------
+        DataError
+            With what is found.
+        """
+        if shape != self.image_shape:
+            raise DataError(f"{self.dataset} has samples {shape}; image-shape is {self.own_shape}")
+        if classes > self.num_classes:
+            raise DataError(
+                f"{self.dataset} has labels up to {classes - 1}; num-classes is {self.own_classes}"
+            )
 
     @property
     def hub_ids(self) -> list[str]:
         """Names on the hub, or folders in a data root, of the data sets that are not bundled."""
         names = [self.dataset, self.public_dataset]
         found = [DATASETS[name].hub_id for name in names if name in DATASETS]
+        found += [name.removeprefix(HUB) for name in names if name.startswith(HUB)]
         return [hub_id for hub_id in found if hub_id]
 
     @property

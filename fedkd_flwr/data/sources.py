@@ -7,8 +7,9 @@ clients and then into train and test inside each client.
 import functools
 import hashlib
 import io
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import distribution, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +21,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedkd_flwr.data.cache import cache_folder, keep_arrays, read_array
-from fedkd_flwr.data.catalogue import DATASETS, DataError, Shape, find_source
-from fedkd_flwr.data.origin import fingerprint
+from fedkd_flwr.data.catalogue import (
+    FOLDER,
+    HUB,
+    DataError,
+    Shape,
+    Source,
+    Wanted,
+    find_source,
+)
+from fedkd_flwr.data.origin import PARTS, fingerprint
+from fedkd_flwr.data.own import call_for_data
+from fedkd_flwr.files import plain_name
+from fedkd_flwr.own import is_own
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -31,6 +43,9 @@ BUNDLED_DIGITS = "sklearn/datasets/data/digits.csv.gz"
 
 IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 """Files of an image folder that are images; the others are passed over."""
+
+ANY = Wanted()
+"""Nothing is said of the data."""
 
 GREY_WEIGHTS = (0.299, 0.587, 0.114)
 """Brightness of red, green and blue (ITU-R BT.601), as image libraries turn colour to grey."""
@@ -43,7 +58,7 @@ class ImageSet:
     Attributes
     ----------
     images : Tensor
-        Shape (n, channels, height, width), uint8.
+        Shape (n, channels, height, width), uint8; own data may be float32 of any shape.
     labels : Tensor
         Shape (n,), int64, from 0 to `classes` - 1.
     classes : int
@@ -55,15 +70,17 @@ class ImageSet:
     classes: int
 
 
-def load_labels(name: str, data_root: str = "") -> NDArray[np.int64]:
+def load_labels(name: str, data_root: str = "", wanted: Wanted = ANY) -> NDArray[np.int64]:
     """Return the classes of all samples without decoding an image.
 
     Parameters
     ----------
     name : str
-        Name of the data set, a key of `DATASETS`.
+        Name of the data set, as `fedkd_flwr.data.catalogue.dataset_name` takes it.
     data_root : str
         Folder that holds Parquet data sets by hub id; empty for the Hugging Face hub.
+    wanted : Wanted
+        What is said of data that is none of `DATASETS`.
 
     Returns
     -------
@@ -75,10 +92,10 @@ def load_labels(name: str, data_root: str = "") -> NDArray[np.int64]:
     DataError
         If the data set is unknown, missing, or holds classes it should not.
     """
-    return _load_labels(name, data_root)
+    return _load_labels(name, data_root, _concerning(name, wanted))
 
 
-def load_images(name: str, data_root: str = "") -> ImageSet:
+def load_images(name: str, data_root: str = "", wanted: Wanted = ANY) -> ImageSet:
     """Return a whole data set, decoded; the second call in a process costs nothing.
 
     What is decoded from image files is kept on disk (`fedkd_flwr.data.cache`), from where other
@@ -86,7 +103,7 @@ def load_images(name: str, data_root: str = "") -> ImageSet:
 
     Parameters
     ----------
-    name, data_root : str
+    name, data_root, wanted
         As for `load_labels`.
 
     Raises
@@ -94,74 +111,112 @@ def load_images(name: str, data_root: str = "") -> ImageSet:
     DataError
         If the data set is unknown or missing, or an image cannot be decoded.
     """
-    return _load_images(name, data_root)
+    return _load_images(name, data_root, _concerning(name, wanted))
+
+
+def _concerning(name: str, wanted: Wanted) -> Wanted:
+    """Return what is said of a data set, so that what it does not read loads none again."""
+    return wanted if name.startswith((HUB, FOLDER)) else ANY
 
 
 # The caches sit behind the public functions, so that a keyword argument is no other key.
 @functools.cache
-def _load_labels(name: str, data_root: str) -> NDArray[np.int64]:
-    source = find_source(name)
-    labels = _read_labels(name, data_root) if source.hub_id else _bundled_digits()[1]
+def _load_labels(name: str, data_root: str, wanted: Wanted) -> NDArray[np.int64]:
+    if is_own(name) or name.startswith(FOLDER):
+        return load_images(name, data_root, wanted).labels.numpy()
+    source = _source(name, data_root, wanted)
+    labels = _read_labels(name, data_root, wanted) if source.hub_id else _bundled_digits()[1]
     _require_classes(labels, source.classes, f"data set {name!r}")
     labels.flags.writeable = False
     return labels
 
 
-def _read_labels(name: str, data_root: str) -> NDArray[np.int64]:
-    kept = _kept(name, data_root, "labels")
+@functools.cache
+def _source(name: str, data_root: str, wanted: Wanted) -> Source:
+    """Return where a data set lies: as the catalogue says, or as its own columns tell."""
+    if not name.startswith(HUB):
+        return find_source(name)
+    from fedkd_flwr.data.tables import IMAGES, LABELS, find_column, schema_of
+
+    hub_id = name.removeprefix(HUB)
+    schema = schema_of(hub_id, data_root)
+    image_column = find_column(schema, IMAGES, wanted.image_column, name)
+    label_column = find_column(schema, LABELS, wanted.label_column, name) if wanted.labelled else ""
+    return Source(hub_id, image_column, label_column, wanted.shape, wanted.classes)
+
+
+def _read_labels(name: str, data_root: str, wanted: Wanted) -> NDArray[np.int64]:
+    kept = _kept(name, data_root, wanted, "labels")
     if kept is not None:
         return kept.numpy()
     # Deferred: digits need no Arrow, nor does what was decoded before.
     from fedkd_flwr.data.tables import read_column, whole_numbers
 
-    source = find_source(name)
+    source = _source(name, data_root, wanted)
+    if not source.label_column:
+        number = len(read_column(source.hub_id, source.image_column, data_root))
+        return np.zeros(number, dtype=np.int64)
     return whole_numbers(read_column(source.hub_id, source.label_column, data_root))
 
 
 @functools.cache
-def _load_images(name: str, data_root: str) -> ImageSet:
-    source = find_source(name)
-    labels = torch.tensor(load_labels(name, data_root))
+def _load_images(name: str, data_root: str, wanted: Wanted) -> ImageSet:
+    if name.startswith(FOLDER):
+        return _load_folder(Path(name.removeprefix(FOLDER)), wanted)
+    if is_own(name):
+        samples, classes_of = call_for_data(name)
+        return ImageSet(samples, classes_of, int(classes_of.max()) + 1)
+    source = _source(name, data_root, wanted)
+    labels = torch.tensor(load_labels(name, data_root, wanted))
     if source.hub_id:
-        images = _read_images(name, data_root, labels)
+        images = _read_images(name, data_root, wanted, labels)
     else:
         images = convert_images(_bundled_digits()[0], source.shape)
-    return ImageSet(images, labels, source.classes)
+    return ImageSet(images, labels, source.classes or int(labels.max()) + 1)
 
 
-def _read_images(name: str, data_root: str, labels: Tensor) -> Tensor:
+def _load_folder(path: Path, wanted: Wanted) -> ImageSet:
+    if not path.exists():
+        raise DataError(f"there is no folder {str(path)!r}")
+    encoded, labels = _encoded_at(path, wanted)
+    _require_classes(labels, wanted.classes, repr(str(path)))
+    classes = wanted.classes or int(labels.max()) + 1
+    return ImageSet(decode_images(encoded, wanted.shape), torch.from_numpy(labels), classes)
+
+
+def _read_images(name: str, data_root: str, wanted: Wanted, labels: Tensor) -> Tensor:
     """Return the images of a data set; those that had to be decoded are kept, with the labels."""
-    kept = _kept(name, data_root, "images")
+    kept = _kept(name, data_root, wanted, "images")
     if kept is not None:
         return kept
     from fedkd_flwr.data.tables import encoded_images, read_column
 
-    source = find_source(name)
+    source = _source(name, data_root, wanted)
     column = read_column(source.hub_id, source.image_column, data_root)
     images = decode_images(encoded_images(column), source.shape)
-    path = _path_in_cache(name, data_root)
+    path = _path_in_cache(name, data_root, wanted)
     if path is not None:
         keep_arrays(path, {"images": images, "labels": labels})
     return images
 
 
-def _kept(name: str, data_root: str, array: str) -> Tensor | None:
-    path = _path_in_cache(name, data_root)
+def _kept(name: str, data_root: str, wanted: Wanted, array: str) -> Tensor | None:
+    path = _path_in_cache(name, data_root, wanted)
     return None if path is None else read_array(path, array)
 
 
 @functools.cache
-def _path_in_cache(name: str, data_root: str) -> Path | None:
+def _path_in_cache(name: str, data_root: str, wanted: Wanted) -> Path | None:
     """Return the file of a data set in the cache, named by all that its content follows from."""
     folder = cache_folder()
     if folder is None:
         return None
-    source = find_source(name)
+    source = _source(name, data_root, wanted)
     # Pillow decodes the images, and PyTorch resizes them.
     libraries = (version("pillow"), torch.__version__)
     follows_from = (fingerprint(source.hub_id, data_root), source, libraries)
     digest = hashlib.sha256(repr(follows_from).encode()).hexdigest()
-    return folder / f"{name}-{digest[:32]}.safetensors"
+    return folder / f"{plain_name(name)}-{digest[:32]}.safetensors"
 
 
 def _bundled_digits() -> tuple[Tensor, NDArray[np.int64]]:
@@ -178,10 +233,10 @@ def _bundled_digits() -> tuple[Tensor, NDArray[np.int64]]:
 def _require_classes(labels: NDArray[np.int64], classes: int, owner: str) -> None:
     if not len(labels):
         raise DataError(f"{owner} holds no sample")
-    if labels.min() < 0 or labels.max() >= classes:
+    if labels.min() < 0 or (classes and labels.max() >= classes):
         raise DataError(
             f"{owner} holds classes {labels.min()} to {labels.max()}, "
-            f"allowed are 0 to {classes - 1}"
+            f"allowed are {f'0 to {classes - 1}' if classes else '0 and more'}"
         )
 
 
@@ -193,7 +248,8 @@ def decode_images(encoded: Sequence[bytes], shape: Shape) -> Tensor:
     encoded : sequence of bytes
         The n files.
     shape : tuple of int
-        Channels (1 or 3), height and width that every image is brought to.
+        Channels (1 or 3), height and width that every image is brought to; empty for those of
+        the first.
 
     Returns
     -------
@@ -203,10 +259,12 @@ def decode_images(encoded: Sequence[bytes], shape: Shape) -> Tensor:
     Raises
     ------
     DataError
-        If one of them cannot be decoded.
+        If the shape is no image's, or one of them cannot be decoded.
     """
     from PIL import Image  # deferred: digits are no image files
 
+    if shape and (len(shape) != 3 or shape[0] not in (1, 3)):
+        raise DataError(f"images cannot have the shape {shape}; it is 1 or 3, height and width")
     images = torch.empty((len(encoded), *shape), dtype=torch.uint8)
     for position, file in enumerate(encoded):
         try:
@@ -215,6 +273,9 @@ def decode_images(encoded: Sequence[bytes], shape: Shape) -> Tensor:
         # Pillow raises many unrelated kinds of error for a damaged file.
         except Exception as error:
             raise DataError(f"image {position} is no readable PNG, JPEG or WebP file") from error
+        if not shape:
+            shape = tuple(image.shape)
+            images = torch.empty((len(encoded), *shape), dtype=torch.uint8)
         images[position] = image if image.shape == shape else convert_images(image[None], shape)[0]
     return images
 
@@ -252,11 +313,16 @@ def convert_images(images: Tensor, shape: Shape) -> Tensor:
 
 
 def to_float(images: Tensor) -> Tensor:
-    """Turn uint8 images into float32 from -1 (black) to 1 (white), on the same device."""
+    """Turn uint8 images into float32 from -1 (black) to 1 (white), on the same device.
+
+    Own data in floating-point numbers stays as it is.
+    """
+    if images.is_floating_point():
+        return images
     return (images / 127.5).sub_(1.0)
 
 
-def load_own_data(path: str | Path, shape: Shape, classes: int) -> ImageSet:
+def load_own_data(path: str | Path, shape: Shape, classes: int, wanted: Wanted = ANY) -> ImageSet:
     """Load a node's own images: a folder with one folder per class, or one Parquet file.
 
     Parameters
@@ -265,7 +331,8 @@ def load_own_data(path: str | Path, shape: Shape, classes: int) -> ImageSet:
         The folder or the Parquet file. Folders are classes by their number when all names are
         numbers; else by alphabetical order, and then there must be one for every class, if
         need be empty, so that all nodes number the classes alike. A Parquet file has the
-        columns of the Hugging Face hub: ``image`` or ``img``, and ``label`` or ``fine_label``.
+        columns of the Hugging Face hub: ``image`` or ``img``, and ``label`` or ``fine_label``. Or
+        a function, as ``module:object``; see `fedkd_flwr.data.own.call_for_data`.
     shape : tuple of int
         Channels, height and width that the images are converted to.
     classes : int
@@ -276,45 +343,86 @@ def load_own_data(path: str | Path, shape: Shape, classes: int) -> ImageSet:
     DataError
         If there is nothing at `path`, a class is none of the K, or an image is unreadable.
     """
-    path = Path(path).expanduser()
-    if path.is_dir():
-        encoded, labels = _read_image_folder(path, classes)
-    elif path.is_file():
-        encoded, labels = _read_own_table(path)
-    else:
+    name, path = str(path), Path(path).expanduser()
+    if is_own(name) and not path.exists():
+        samples, own_labels = call_for_data(name)
+        if samples.shape[1:] != shape:
+            raise DataError(f"{name} has samples {tuple(samples.shape[1:])}, the run's are {shape}")
+        _require_classes(own_labels.numpy(), classes, name)
+        return ImageSet(samples, own_labels, classes)
+    if not path.exists():
         raise DataError(f"there is no folder or Parquet file at {str(path)!r}")
+    encoded, labels = _encoded_at(path, replace(wanted, shape=shape, classes=classes))
     _require_classes(labels, classes, repr(str(path)))
     return ImageSet(decode_images(encoded, shape), torch.from_numpy(labels), classes)
 
 
-def _read_own_table(path: Path) -> tuple[list[bytes], NDArray[np.int64]]:
-    """Return the image files and classes of a Parquet file with one of the hub's columns."""
-    from fedkd_flwr.data.tables import encoded_images, read_parquet, whole_numbers
+def _encoded_at(path: Path, wanted: Wanted) -> tuple[list[bytes], NDArray[np.int64]]:
+    """Return the image files and classes of a folder of images or of Arrow files, or a Parquet."""
+    arrow_folders = [path, *sorted(path.glob("*/"), key=_by_number)] if path.is_dir() else []
+    saved = [folder for folder in arrow_folders if (folder / "state.json").is_file()]
+    if path.is_dir() and not saved:
+        return _read_image_folder(path, wanted)
+    from fedkd_flwr.data.tables import (
+        IMAGES,
+        LABELS,
+        encoded_images,
+        find_column,
+        read_table,
+        whole_numbers,
+    )
 
-    sources = [source for source in DATASETS.values() if source.hub_id]
-    image_columns = sorted({source.image_column for source in sources})
-    label_columns = sorted({source.label_column for source in sources}, reverse=True)
-    images = read_parquet(path, image_columns)
-    return encoded_images(images), whole_numbers(read_parquet(path, label_columns))
+    encoded: list[bytes] = []
+    labels: list[NDArray[np.int64]] = []
+    for place in saved or [path]:
+        table = read_table(place)
+        images = find_column(table.schema, IMAGES, wanted.image_column, repr(str(place)))
+        encoded += encoded_images(table.column(images))
+        labels.append(np.zeros(len(table), dtype=np.int64))
+        if wanted.labelled:
+            column = find_column(table.schema, LABELS, wanted.label_column, repr(str(place)))
+            labels[-1] = whole_numbers(table.column(column))
+    return encoded, np.concatenate(labels)
 
 
-def _read_image_folder(path: Path, classes: int) -> tuple[list[bytes], NDArray[np.int64]]:
-    """Return the image files of a folder with one folder a class, and their classes."""
+def _by_number(path: Path) -> tuple[int, str]:
+    """Order ``partition_2`` before ``partition_10``."""
+    digits = re.search(r"\d+$", path.name)
+    return (int(digits[0]) if digits else -1, path.name)
+
+
+def _read_image_folder(path: Path, wanted: Wanted) -> tuple[list[bytes], NDArray[np.int64]]:
+    """Return the image files of a folder with one folder a class, and their classes.
+
+    A part for training and one for tests, of a folder a class each, are pooled.
+    """
+    if not wanted.labelled:
+        files = [file.read_bytes() for file in _image_files(path)]
+        return files, np.zeros(len(files), dtype=np.int64)
+    parts = [path / part for part in PARTS if (path / part).is_dir()]
+    if parts:
+        read = [_read_image_folder(part, wanted) for part in parts]
+        return [file for files, _ in read for file in files], np.concatenate([k for _, k in read])
     folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
     if not folders:
         raise DataError(f"{str(path)!r} holds no folder; it needs one for each class")
     if all(folder.name.isdecimal() for folder in folders):
         numbers = [int(folder.name) for folder in folders]
-    elif len(folders) == classes:
-        numbers = list(range(classes))
+    elif len(folders) == (wanted.classes or len(folders)):
+        numbers = list(range(len(folders)))
     else:
         raise DataError(
-            f"{str(path)!r} holds {len(folders)} folders; it needs one for each of the {classes} "
-            f"classes, if need be empty, or folders named by the number of the class"
+            f"{str(path)!r} holds {len(folders)} folders; it needs one for each of the "
+            f"{wanted.classes} classes, if need be empty, or folders named by the number of the "
+            "class"
         )
     files, labels = [], []
     for folder, number in zip(folders, numbers, strict=True):
-        images = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+        images = _image_files(folder)
         files += [image.read_bytes() for image in images]
         labels += [number] * len(images)
     return files, np.array(labels, dtype=np.int64)
+
+
+def _image_files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)

@@ -1,5 +1,6 @@
 """Columns of data sets in Parquet files or on the Hugging Face hub, as Arrow arrays."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -7,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
+import pyarrow.ipc
 import pyarrow.parquet
 from numpy.typing import NDArray
 
@@ -73,6 +75,96 @@ def _read_hub(hub_id: str, column: str) -> Column:
 
 def _concatenate(columns: Sequence[Column]) -> Column:
     return pa.chunked_array([chunk for column in columns for chunk in column.chunks])
+
+
+IMAGES, LABELS = "image", "label"
+"""What a column holds: image files, or classes."""
+
+KNOWN_COLUMNS = {IMAGES: ("image", "img"), LABELS: ("label", "fine_label")}
+"""Names that a column of either kind most often has."""
+
+
+def schema_of(hub_id: str, data_root: str = "") -> pa.Schema:
+    """Return the columns of a data set of the hub, or of a data root.
+
+    Raises
+    ------
+    DataError
+        If the data set is missing or damaged.
+    """
+    if data_root:
+        return _opened(parquet_files(hub_id, data_root)[0]).schema_arrow
+    parts = hub_parts(hub_id)
+    present = [part for part in PARTS if part in parts]
+    if not present:
+        raise DataError(f"data set {hub_id} has no part named {' or '.join(PARTS)}")
+    return parts[present[0]].features.arrow_schema
+
+
+def find_column(schema: pa.Schema, kind: str, wanted: str, owner: str) -> str:
+    """Return the column of images or of classes.
+
+    Parameters
+    ----------
+    schema : pa.Schema
+        The columns there are.
+    kind : str
+        `IMAGES` or `LABELS`.
+    wanted : str
+        Its name where there is such a column; empty to find it.
+    owner : str
+        Whose columns they are, for the message.
+
+    Raises
+    ------
+    DataError
+        If there is none, or none that could be told from others.
+    """
+    is_of_kind = _holds_files if kind == IMAGES else pa.types.is_integer
+    fitting = [field.name for field in schema if is_of_kind(field.type)]
+    known = [name for name in KNOWN_COLUMNS[kind] if name in schema.names]
+    found = [wanted] if wanted in schema.names else known[:1] or fitting
+    if len(found) == 1:
+        return found[0]
+    raise DataError(
+        f"{owner} has the columns {', '.join(schema.names)}: set {kind}-column to the one that "
+        f"holds the {kind}s"
+    )
+
+
+def _holds_files(column: pa.DataType) -> bool:
+    if pa.types.is_struct(column):
+        return column.get_field_index("bytes") >= 0
+    return pa.types.is_binary(column) or pa.types.is_large_binary(column)
+
+
+def read_table(path: Path) -> pa.Table:
+    """Return a Parquet file, or a folder as ``Dataset.save_to_disk`` of `datasets` writes it.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read.
+    """
+    if path.is_file():
+        try:
+            return _opened(path).read()
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{str(path)!r} cannot be read as a Parquet file: {error}") from error
+    try:
+        state = json.loads((path / "state.json").read_text())
+        files = [path / Path(entry["filename"]).name for entry in state["_data_files"]]
+        maps = [pa.memory_map(str(file)) for file in files]
+        return pa.concat_tables([pa.ipc.open_stream(source).read_all() for source in maps])
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise DataError(f"{str(path)!r} cannot be read as an Arrow folder: {error!r}") from error
+
+
+def _opened(path: Path) -> pa.parquet.ParquetFile:
+    try:
+        return pa.parquet.ParquetFile(path)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{str(path)!r} cannot be read as a Parquet file: {error}") from error
 
 
 def encoded_images(column: Column) -> list[bytes]:

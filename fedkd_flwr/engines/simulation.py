@@ -12,6 +12,7 @@ import tomli_w
 from fedkd_flwr.config import ConfigError, Configuration
 from fedkd_flwr.engines.listeners import LineListener, RoundListener
 from fedkd_flwr.engines.superlink import superlink
+from fedkd_flwr.methods import REGISTERED
 from fedkd_flwr.runs import Run, load_run, read_checkpoint
 
 APP_FOLDER = Path(__file__).resolve().parent.parent.parent
@@ -49,6 +50,11 @@ def run_simulation(
         raise ConfigError(
             "The simulation engine runs from a checkout of the project; use in-process."
         )
+    if configuration.run.strategy in REGISTERED:
+        raise ConfigError(
+            f"{configuration.run.strategy} is registered in this process, and the simulation has "
+            "others: keep what register returns in a module, and set strategy to module:object."
+        )
     directory = Path(configuration.run.output_dir)
     federation = {
         "num-supernodes": clients or configuration.run.plan.num_clients,
@@ -57,7 +63,7 @@ def run_simulation(
     }
     with tempfile.TemporaryDirectory(prefix="fedkd-") as folder, superlink(Path(folder)) as env:
         preset = Path(folder) / "run.toml"
-        preset.write_text(tomli_w.dumps(configuration.flat()))
+        preset.write_text(tomli_w.dumps(configuration.for_flower()))
         command = [str(Path(sys.executable).parent / "flwr"), "run", str(APP_FOLDER)]
         command += ["--stream", "--run-config", str(preset), "--federation-config"]
         command += [" ".join(f"{name}={value}" for name, value in federation.items())]

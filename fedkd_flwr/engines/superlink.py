@@ -41,6 +41,7 @@ def superlink(folder: Path) -> Iterator[dict[str, str]]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         # Child processes look for Flower's programs on the path.
+        "PYTHONPATH": os.pathsep.join(own_paths()),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
     command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
@@ -58,6 +59,13 @@ def superlink(folder: Path) -> Iterator[dict[str, str]]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def own_paths() -> list[str]:
+    """Return where this process finds modules besides its installation: a user's own folders."""
+    installed = (Path(sys.prefix), Path(sys.base_prefix))
+    paths = [Path(path).absolute() for path in sys.path]
+    return [str(p) for p in paths if not any(p.is_relative_to(folder) for folder in installed)]
 
 
 def _free_port() -> int:

@@ -6,7 +6,9 @@ from torch import nn
 
 from fedkd_flwr.models.common import Shape
 from fedkd_flwr.models.darts.search_space import SearchSpace
-from fedkd_flwr.models.registry import DARTS_MODELS, MODELS
+from fedkd_flwr.models.own import build_own
+from fedkd_flwr.models.registry import ANY_SHAPE, DARTS_MODELS, MODELS, model_name
+from fedkd_flwr.own import is_own
 
 
 def build_model(
@@ -17,9 +19,9 @@ def build_model(
     Parameters
     ----------
     name : str
-        A key of `MODELS`.
+        A key of `MODELS`, or an own model as ``module:object``.
     shape : tuple of int
-        Channels, height and width of an image.
+        Channels, height and width of an image; own models take samples of any shape.
     classes : int
         Number of classes, at least 2.
     search_space : SearchSpace, optional
@@ -28,22 +30,29 @@ def build_model(
     Returns
     -------
     nn.Module
-        Maps float32 images (N, channels, height, width) to logits (N, classes).
+        Maps float32 samples (N, *shape) to logits (N, classes).
 
     Raises
     ------
     ValueError
-        If the name is unknown, the shape is not three positive numbers or too small for the
-        model, or there are fewer than two classes.
+        If the name is unknown, the shape is none that the model takes, there are fewer than two
+        classes, or an own model is not what `build_own` asks for.
     """
-    if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}; choose one of {', '.join(MODELS)}")
-    if len(shape) != 3 or min(shape) < 1:
+    try:
+        model_name(name)
+    except ValueError as error:
+        raise ValueError(f"unknown model {name!r}: it {error}") from None
+    is_image = len(shape) == 3
+    takes_any = is_own(name) or name in ANY_SHAPE
+    if not shape or min(shape) < 1 or not (is_image or takes_any):
         raise ValueError(
-            f"an image shape is (channels, height, width), each at least 1, got {tuple(shape)}"
+            f"an image shape is (channels, height, width), each at least 1, got {tuple(shape)}: "
+            f"model {name!r} takes no other samples"
         )
     if classes < 2:
         raise ValueError(f"a model needs at least 2 classes, got {classes}")
+    if is_own(name):
+        return build_own(name, shape, classes)
     further = (search_space or SearchSpace(),) if name in DARTS_MODELS else ()
     model: nn.Module = resolve_name(MODELS[name])(shape, classes, *further)
     return model

@@ -2,8 +2,8 @@
 
 from torch import nn
 
-Shape = tuple[int, int, int]
-"""Channels, height and width of an image."""
+Shape = tuple[int, ...]
+"""Of a sample: channels, height and width of an image; own data may have any."""
 
 
 def require_side(name: str, shape: Shape, smallest: int) -> None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fedkd_flwr.models.parts import head_of
+from fedkd_flwr.models.parts import head_of, mark_head
 
 
 def feature_width(model: nn.Module) -> int:
@@ -69,7 +69,10 @@ def with_common_width(model: nn.Module, width: int) -> nn.Module:
     projected = nn.Sequential(
         nn.Linear(head.in_features, width), nn.Linear(width, head.out_features)
     )
-    model.set_submodule(_name_of_head(model), projected)
+    name = _name_of_head(model)
+    model.set_submodule(name, projected)
+    if "name_of_head" in vars(model):
+        mark_head(model, f"{name}.1")
     return model
 
 

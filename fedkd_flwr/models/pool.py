@@ -5,7 +5,7 @@ Building a network and drawing its initial weights costs more than a small clien
 
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.common import Shape
@@ -23,9 +23,9 @@ class Architecture:
     Attributes
     ----------
     name : str
-        A key of `fedkd_flwr.models.registry.MODELS`.
+        As `fedkd_flwr.models.build.build_model` takes it.
     shape : tuple of int
-        Channels, height and width of an image.
+        Of a sample: channels, height and width of an image.
     classes : int
         Number of classes.
     search_space : SearchSpace
@@ -50,6 +50,7 @@ class Architecture:
             with_common_width(model, self.feature_width)
         # Not by assignment, which modules reserve for tensors and modules.
         vars(model)["architecture"] = self
+        vars(model)["whole_numbers"] = [buffer.clone() for buffer in _whole_numbers(model)]
         return model
 
 
@@ -59,16 +60,20 @@ _FREE: dict[Architecture, list[nn.Module]] = {}
 def borrow(architecture: Architecture) -> nn.Module:
     """Return a model with whatever weights it was left with; all of them have to be filled.
 
-    What it has counted is set to 0: vectors of weights do not tell.
+    What it has counted, and whatever else it holds in whole numbers, is as it was built: vectors
+    of weights do not tell.
     """
     free = _FREE.get(architecture)
     if not free:
         return architecture.build().to(architecture.device)
     model = free.pop()
-    for buffer in model.buffers():
-        if not buffer.is_floating_point():
-            buffer.zero_()
+    for buffer, as_built in zip(_whole_numbers(model), vars(model)["whole_numbers"], strict=True):
+        buffer.copy_(as_built)
     return model
+
+
+def _whole_numbers(model: nn.Module) -> list[Tensor]:
+    return [buffer for buffer in model.buffers() if not buffer.is_floating_point()]
 
 
 def give_back(model: nn.Module) -> None:

@@ -1,4 +1,9 @@
-"""The models by name. A new model is one builder and one line in `MODELS`."""
+"""The models by name. A new model is one builder and one line in `MODELS`.
+
+A model of a user's own needs no line: it is named ``module:object`` (`fedkd_flwr.own`).
+"""
+
+from fedkd_flwr.own import is_own
 
 MODELS: dict[str, str] = {
     "lenet": "fedkd_flwr.models.small:lenet",
@@ -21,3 +26,22 @@ A builder is imported when its model is built, so that knowing the models loads 
 
 DARTS_MODELS = ("darts", "darts-fixed")
 """Models of a search space, which their builders take as well."""
+
+ANY_SHAPE = ("mlp",)
+"""Models that take samples of any shape; the others take images."""
+
+ALLOWED = f"{', '.join(MODELS)}, or your own as module:object"
+"""Which names there are, for errors."""
+
+
+def model_name(name: str) -> str:
+    """Return a name that is a model's: one of `MODELS`, or ``module:object``.
+
+    Raises
+    ------
+    ValueError
+        If it is neither.
+    """
+    if name in MODELS or is_own(name):
+        return name
+    raise ValueError(f"is none of the allowed {ALLOWED}")

@@ -8,7 +8,7 @@ from fedkd_flwr.models.assignment import ASSIGNMENTS
 from fedkd_flwr.models.darts.genotype import PUBLISHED_GENOTYPE, Genotype
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.darts.settings import OPERATIONS, SupernetSettings
-from fedkd_flwr.models.registry import MODELS
+from fedkd_flwr.models.registry import ALLOWED, model_name
 from strategies.core.slices import Slice, one_of, words
 
 
@@ -18,7 +18,8 @@ class ModelSettings(Slice):
     Attributes
     ----------
     models : tuple of str
-        Architectures, keys of `fedkd_flwr.models.registry.MODELS`, separated by commas.
+        Architectures, separated by commas: keys of `fedkd_flwr.models.registry.MODELS`, or own
+        ones as ``module:object``.
     model_assignment : str
         How clients get one of them; see `fedkd_flwr.models.assignment.assign_models`.
     supernet_channels, supernet_cells, supernet_nodes, supernet_stem_stride : int
@@ -52,8 +53,8 @@ class ModelSettings(Slice):
     @classmethod
     def _known_models(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
-            raise ValueError(f"names no model; allowed are {', '.join(MODELS)}")
-        return tuple(one_of(name, MODELS) for name in value)
+            raise ValueError(f"names no model; allowed are {ALLOWED}")
+        return tuple(model_name(name) for name in value)
 
     @field_validator("model_assignment")
     @classmethod

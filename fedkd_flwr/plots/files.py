@@ -6,6 +6,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from fedkd_flwr.files import plain_name
 from fedkd_flwr.runs import RunDirectoryError, absolute
 
 
@@ -34,7 +35,7 @@ def write_figures(figures: Iterable[tuple[str, Figure]], folder: str | Path) -> 
     with _written_to(directory):
         directory.mkdir(parents=True, exist_ok=True)
     for name, figure in figures:
-        paths.append(directory / f"{name}.png")
+        paths.append(directory / f"{plain_name(name)}.png")
         with _written_to(directory):
             figure.savefig(paths[-1], dpi=150)
     return paths

@@ -27,7 +27,7 @@ def label_counts(run: Run) -> pd.DataFrame:
         If this version of the project cannot rebuild the run's data on this machine.
     """
     plan = read_config(run.config).run.data_plan
-    labels = load_labels(plan.settings.dataset, plan.settings.data_root)
+    labels = load_labels(plan.settings.dataset, plan.settings.data_root, plan.settings.wanted)
     counts = [
         np.bincount(labels[indices], minlength=plan.settings.num_classes)
         for indices in client_indices(plan)
@@ -57,7 +57,7 @@ def plot_partition(run: Run, **options: Any) -> Figure:
     from fedkd_flwr.plots.shares import KnownShares
 
     plan = read_config(run.config).run.data_plan
-    labels = load_labels(plan.settings.dataset, plan.settings.data_root)
+    labels = load_labels(plan.settings.dataset, plan.settings.data_root, plan.settings.wanted)
     partitioner = KnownShares(labels, client_indices(plan), plan.settings.num_classes)
     figure = Figure(figsize=(1.1 * FIGURE_WIDTH, 0.7 * FIGURE_WIDTH), layout="constrained")
     config = run.config

@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedkd_flwr.files import plain_name
 from fedkd_flwr.runs.errors import RunDirectoryError
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ def default_run_directory(configuration: "Configuration", parent: Path) -> Path:
     run = configuration.run
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
     data, seed = run.data, run.plan.seed
-    return parent / f"{run.strategy}-{data.dataset}-{data.partition}-seed{seed}-{stamp}"
+    name = plain_name(f"{run.strategy}-{data.dataset.split('/')[-1]}-{data.partition}")
+    return parent / f"{name}-seed{seed}-{stamp}"
 
 
 def absolute(path: str | Path) -> Path:

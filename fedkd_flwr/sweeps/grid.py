@@ -37,6 +37,7 @@ from fedkd_flwr.config import (
     read_config,
     read_toml,
 )
+from fedkd_flwr.files import plain_name
 
 COMBINATIONS = "combinations"
 """Name of the list of tables in the grid."""
@@ -91,9 +92,10 @@ def run_name(configuration: Configuration) -> str:
     """
     defaults = read_config({}).flat()
     settings = defining_settings(configuration.flat())
-    changed = {name: value for name, value in settings.items() if value != defaults[name]}
+    changed = {name: value for name, value in settings.items() if value != defaults.get(name)}
     digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()
-    return f"{configuration.run.strategy}-seed{configuration.run.plan.seed}-{digest[:8]}"
+    strategy = plain_name(configuration.run.strategy)
+    return f"{strategy}-seed{configuration.run.plan.seed}-{digest[:8]}"
 
 
 def _read_tables(path: Path) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
 from fedkd_flwr.models.pool import Architecture, borrow, give_back
+from fedkd_flwr.own import is_own
 from fedkd_flwr.training.jobs import Job, PredictJob, Steps, TrainJob
 from fedkd_flwr.training.loop import (
     INFERENCE_BATCH,
@@ -407,7 +408,8 @@ def cohort_size(architecture: Architecture, cohort: str) -> int:
     numbers = sum(parameter.numel() for parameter in model.parameters())
     give_back(model)
     device = "cuda" if architecture.device.startswith("cuda") else "cpu"
-    is_slower = convolves and device == "cpu"
-    if draws or cohort == "off" or (cohort == "auto" and is_slower):
+    # Not every network of a user's own can be stacked, or draws where one can see it.
+    stays_alone = (convolves and device == "cpu") or is_own(architecture.name)
+    if draws or cohort == "off" or (cohort == "auto" and stays_alone):
         return 1
     return min(LARGEST_COHORT, max(1, STACKED_NUMBERS[device] // numbers))

@@ -144,7 +144,8 @@ class Membership:
         if not self.clients and len(nodes) < self.plan.num_clients:
             raise TooFewRepliesError(
                 f"The run needs {self.plan.num_clients} clients and {len(nodes)} are connected: "
-                "connect more (in a simulation: num-supernodes), or set num-clients."
+                "connect more (in a simulation: num-supernodes), or set num-clients, to 0 for as "
+                "many as are connected."
             )
         return nodes
 

@@ -40,7 +40,8 @@ class PlanSettings(Slice):
     Attributes
     ----------
     num_clients : int
-        N, the number of clients; partition-ids are 0..N-1.
+        N, the number of clients; partition-ids are 0..N-1. 0 in a run config for as many as are
+        connected when the run starts.
     num_server_rounds : int
         Communication rounds.
     public_size : int
@@ -68,7 +69,7 @@ class PlanSettings(Slice):
         Seconds to wait for the replies to one exchange.
     """
 
-    num_clients: int = Field(default=8, ge=1)
+    num_clients: int = Field(default=8, ge=0)
     num_server_rounds: int = Field(default=10, ge=1)
     public_size: int = Field(default=200, ge=0)
     public_hash: str = ""
@@ -108,6 +109,7 @@ class RunPlan(PlanSettings):
         Names the run, also when it is resumed: what clients remember on disk belongs to it.
     """
 
+    num_clients: int = Field(default=8, ge=1)
     num_classes: int = Field(ge=1)
     run_id: str = ""
 

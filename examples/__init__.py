@@ -1,0 +1,1 @@
+"""Examples of bringing one's own: a model, a method, data."""

@@ -1,0 +1,48 @@
+"""A method of one's own: KT-pFL whose coefficients follow from distances, and nothing else.
+
+uv run fedkd run -c strategy=examples.own_method:nearest -c nearest.sharpness=20
+uv run python -m examples.own_method   # the same beside kt-pfl
+"""
+
+import numpy as np
+from pydantic import Field
+
+import fedkd_flwr
+from fedkd_flwr.clients.kt_pfl import KTpFLClient
+from strategies.kt_pfl import KTpFL, KTpFLSettings
+
+
+class NearestSettings(KTpFLSettings):
+    """The settings of kt-pfl stay in its table; ours is ``nearest.sharpness``."""
+
+    table = "nearest"
+    sharpness: float = Field(default=10.0, ge=0)
+
+
+class Nearest(KTpFL):
+    """Clients learn most from those whose soft predictions are nearest to theirs."""
+
+    settings_type = NearestSettings
+
+    def updated_block(self, block, predictions, shares):
+        """Return coefficients (R, R) ∝ exp(-sharpness * mean squared distance)."""
+        differences = predictions[:, None] - predictions[None]
+        distances = (differences**2).sum(axis=-1).mean(axis=-1)
+        weights = np.exp(-self.settings.sharpness * distances)
+        return block.sum(axis=1)[:, None] * weights / weights.sum(axis=1)[:, None]
+
+
+nearest = fedkd_flwr.register("nearest", strategy=Nearest, client=KTpFLClient)
+
+
+def compare_with_kt_pfl(folder="runs/own-method", **settings):
+    """Run both on the same splits and return their table beside training alone."""
+    runs = [
+        fedkd_flwr.run(settings, strategy=strategy, output_dir=f"{folder}/{strategy}")
+        for strategy in ("local", "kt-pfl", "nearest")
+    ]
+    return fedkd_flwr.compare(runs)
+
+
+if __name__ == "__main__":
+    print(compare_with_kt_pfl().table)

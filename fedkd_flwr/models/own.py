@@ -1,0 +1,124 @@
+"""Models of a user's own, held to what every method takes for granted."""
+
+import torch
+from torch import Tensor, nn
+
+from fedkd_flwr.models.common import Shape
+from fedkd_flwr.models.parts import mark_head
+from fedkd_flwr.own import OwnError, find_callable
+
+SIGNATURE = "(shape, classes) -> torch.nn.Module"
+
+
+def build_own(name: str, shape: Shape, classes: int) -> nn.Module:
+    """Build a model of the user's own, and find its head by one sample of zeros.
+
+    Lazy layers get their size from that sample.
+
+    Parameters
+    ----------
+    name : str
+        Where its builder is, as ``module:object``; a class of modules or a function.
+    shape : tuple of int
+        Of a sample, without the batch.
+    classes : int
+        Number of logits.
+
+    Returns
+    -------
+    nn.Module
+        Maps float32 samples (N, *shape) to logits (N, classes).
+
+    Raises
+    ------
+    OwnError
+        If the builder or the model cannot be used, in one sentence.
+    """
+    builder = find_callable(name, SIGNATURE)
+    try:
+        model = builder(shape, classes)
+    # The builder is the user's, and may raise anything.
+    except Exception as error:
+        raise OwnError(f"{name}({shape}, {classes}) fails: {_told(error)}") from error
+    return checked_own(model, name, shape, classes)
+
+
+def checked_own(model: object, name: str, shape: Shape, classes: int) -> nn.Module:
+    """Return what a builder has built, if it is a model that fits, with its head marked.
+
+    Parameters
+    ----------
+    model : object
+        What was built.
+    name, shape, classes
+        As for `build_own`.
+
+    Raises
+    ------
+    OwnError
+        If it does not fit, in one sentence.
+    """
+    if not isinstance(model, nn.Module):
+        raise OwnError(
+            f"{name}{shape, classes} is a {type(model).__name__}; it should be {SIGNATURE}"
+        )
+    mark_head(model, _name_of_head(model, name, shape, classes))
+    _require_parameters(model, name)
+    return model
+
+
+def _name_of_head(model: nn.Module, name: str, shape: Shape, classes: int) -> str:
+    """Run a model on one sample; return which linear layer's answer is the model's, if any."""
+    answers: dict[str, tuple[Tensor, Tensor]] = {}
+    hooks = [
+        layer.register_forward_hook(
+            lambda _, entered, left, part=part: answers.update({part: (entered[0], left)})
+        )
+        for part, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and part
+    ]
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            logits = model.eval()(torch.zeros(1, *shape))
+    except Exception as error:
+        raise OwnError(f"{name} fails on samples (n, {_listed(shape)}): {_told(error)}") from error
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    if not isinstance(logits, Tensor) or logits.shape != (1, classes):
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise OwnError(
+            f"{name} should map samples (n, {_listed(shape)}) to logits (n, {classes}), and gives "
+            f"{got} for n = 1"
+        )
+    for part, (features, answer) in answers.items():
+        head = model.get_submodule(part)
+        if answer is logits and features.dim() == 2 and head.bias is not None:
+            return part
+    return ""
+
+
+def _require_parameters(model: nn.Module, name: str) -> None:
+    """Refuse weights that cannot travel as one vector, or live in a file."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    if not parameters:
+        raise OwnError(f"{name} has no parameters to train")
+    for part, parameter in parameters.items():
+        if parameter.dtype != torch.float32:
+            raise OwnError(f"{name}: {part} is {parameter.dtype}, and should be torch.float32")
+    parts: dict[int, str] = {}
+    for part, parameter in parameters.items():
+        first = parts.setdefault(id(parameter), part)
+        if first != part:
+            raise OwnError(f"{name}: {first} and {part} are one tensor, and should be two")
+
+
+def _listed(shape: Shape) -> str:
+    return ", ".join(map(str, shape))
+
+
+def _told(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"

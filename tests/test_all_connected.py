@@ -1,0 +1,87 @@
+"""num-clients = 0: the run is of all that are connected."""
+
+import logging
+
+import pytest
+from flwr.app import Context, RecordDict
+from helpers import client_of
+
+import fedkd_flwr
+from fedkd_flwr import server_app
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.client_app import build_client
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.doctor import check_node
+from fedkd_flwr.engines.grid import InProcessGrid
+from fedkd_flwr.engines.simulation import run_simulation
+from fedkd_flwr.server_app import serve, with_connected_clients
+from strategies.core.replies import TooFewRepliesError
+
+
+@pytest.fixture
+def everybody(small, monkeypatch):
+    monkeypatch.setattr(server_app, "SETTLED_SECONDS", 0.2)
+    return {**small, "num-clients": 0, "strategy": "kt-pfl"}
+
+
+class Arriving(InProcessGrid):
+    """Another node is connected each time that somebody asks."""
+
+    asked = 0
+
+    def get_node_ids(self):
+        self.asked += 1
+        return list(super().get_node_ids())[: self.asked]
+
+
+def test_the_run_is_of_those_that_are_connected(everybody, tmp_path, logged):
+    asked = read_config({**everybody, "output-dir": str(tmp_path / "run")})
+    grid = Arriving(client_app, 3, asked.flat())
+    configuration = with_connected_clients(grid, asked)
+    assert "num-clients = 0: the run is of the 3 clients that are connected" in logged(logging.INFO)
+    run = serve(grid, configuration)
+    assert run.config["num-clients"] == 3
+    assert set(run.clients["partition_id"]) == {0, 1, 2}
+    assert run.matrices["coefficients"].shape == (2, 3, 3)
+    same = fedkd_flwr.run({**everybody, "num-clients": 3}, output_dir=tmp_path / "three")
+    assert list(run.rounds["loss_mean"]) == list(same.rounds["loss_mean"])
+
+
+def test_fewer_than_min_replies_stop_the_run(everybody):
+    asked = read_config({**everybody, "min-replies": 3, "connect-timeout": 0.3})
+    with pytest.raises(TooFewRepliesError, match=r"2 are after 0.3 s, and min-replies is 3"):
+        with_connected_clients(InProcessGrid(client_app, 2, asked.flat()), asked)
+
+
+def test_what_is_impossible_with_so_many_is_refused_then(everybody):
+    asked = read_config({**everybody, "strategy": "perfed-ckt", "perfed-ckt.clusters": 3})
+    grid = InProcessGrid(client_app, 2, asked.flat())
+    with pytest.raises(ConfigError, match=r"clusters = 3 is more than the 2 clients"):
+        with_connected_clients(grid, asked)
+
+
+def test_a_node_has_to_know_of_how_many_it_is_one(everybody):
+    context = Context(1, 1, {"partition-id": 0}, RecordDict(), read_config(everybody).flat())
+    with pytest.raises(ValueError, match="needs num-partitions in the node's config"):
+        build_client(context)
+    context.node_config["num-partitions"] = 4
+    client = client_of({**everybody, "num-clients": 4})
+    assert build_client(context).num_examples == client.num_examples
+    (finding,) = check_node(everybody, {"partition-id": 0})
+    assert "num-partitions" in finding.text
+    assert all(found.ok for found in check_node(everybody, dict(context.node_config)))
+
+
+def test_where_nothing_connects_a_number_is_asked_for(everybody, tmp_path):
+    with pytest.raises(ConfigError, match="num-clients = 0 takes those that are connected, which"):
+        fedkd_flwr.run(everybody, output_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_flowers_two_nodes_are_enough(everybody, tmp_path):
+    lines = []
+    configuration = read_config({**everybody, "output-dir": str(tmp_path / "run")})
+    run = run_simulation(configuration, on_line=lines.append, clients=2)
+    assert run.config["num-clients"] == 2
+    assert any("the run is of the 2 clients that are connected" in line for line in lines)

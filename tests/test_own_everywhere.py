@@ -1,0 +1,57 @@
+"""Model, method and data of one's own in other processes: under Ray, and over TLS."""
+
+import federation as fed
+import numpy as np
+import pytest
+from federation import Federation
+from test_engines import assert_same_numbers, in_both_engines
+
+import fedkd_flwr
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.config import read_config
+from fedkd_flwr.engines.grid import InProcessGrid
+from fedkd_flwr.server_app import serve
+
+pytestmark = pytest.mark.slow
+
+OWN = {
+    "strategy": "examples.own_method:nearest",
+    "models": "mlp,examples.own_model:TinyNet",
+}
+
+PERCEPTRON = "examples.own_data:Perceptron"
+
+
+def test_ray_gives_the_numbers_of_one_process(small, tmp_path):
+    settings = {**small, **OWN, "nearest.sharpness": 3.0}
+    simulated, here, _ = in_both_engines(settings, tmp_path)
+    assert_same_numbers(simulated, here)
+    assert simulated.config["nearest.sharpness"] == 3.0
+
+
+def test_a_federation_gives_the_numbers_of_one_process(tmp_path):
+    # A round of a table takes no time; held out are 40 of the 178 wines.
+    table = {"dataset": "examples.own_data:wines", "max-samples": 0, "held-out-size": 40}
+    settings = {**fed.SMALL, **OWN, **table, "num-clients": 2, "models": f"mlp,{PERCEPTRON}"}
+    with Federation(tmp_path / "federation", nodes=2) as federation:
+        federation.node_configs[1]["model"] = PERCEPTRON
+        federation.start_all()
+        packed = {"own-settings": "nearest.sharpness = 3", "output-dir": str(tmp_path / "run")}
+        process = federation.start_run({**settings, **packed})
+        process.wait(timeout=fed.patience(400))
+        there = fedkd_flwr.load_run(tmp_path / "run")
+        assert there.finished, process.log_path.read_text()[-3000:]
+    configuration = read_config(
+        {**settings, "nearest.sharpness": 3.0, "output-dir": str(tmp_path / "here")}
+    )
+    grid = InProcessGrid(client_app, 2, configuration.flat())
+    here = serve(grid, configuration)
+    assert there.config["nearest.sharpness"] == 3.0
+    assert list(there.clients.sort_values(["round", "partition_id"])["model"])[:2] == [
+        "mlp",
+        PERCEPTRON,
+    ]
+    np.testing.assert_allclose(there.rounds["loss_mean"], here.rounds["loss_mean"], rtol=1e-5)
+    np.testing.assert_allclose(
+        there.matrices["coefficients"], here.matrices["coefficients"], rtol=1e-5
+    )

@@ -1,0 +1,185 @@
+"""Images of one's own: a set of the hub, a folder, Arrow files; private, public and on a node."""
+
+import datasets
+import numpy as np
+import pytest
+from helpers import client_of, image_rows, write_image_folder, write_parquet
+from PIL import Image
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.data import origin
+from fedkd_flwr.data.catalogue import DataError, Wanted
+from fedkd_flwr.data.clients import check_data
+from fedkd_flwr.data.sources import load_images, load_labels, load_own_data
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (120, 12, 10, 3), dtype=np.uint8)
+LABELS = np.arange(120) % 3
+HUB_SET = "hf:somebody/Some_set.v2"
+
+
+def as_dataset(pixels, labels, image="photo", label="kind"):
+    features = {image: datasets.Image(), label: datasets.ClassLabel(num_classes=3)}
+    rows = {image: image_rows(pixels), label: labels}
+    return datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+
+
+def write_hub_set(folder, pixels=PIXELS, labels=LABELS, image="photo", label="kind"):
+    """Write a data root; return it as a run config takes it."""
+    path = folder / HUB_SET.removeprefix("hf:") / "train.parquet"
+    write_parquet(path, pixels, labels, image, label)
+    return str(folder)
+
+
+def write_partitions(folder, count=12):
+    """Write what ``flwr-datasets create`` writes, which needs the hub itself."""
+    for n in range(count):
+        as_dataset(PIXELS[n::count], LABELS[n::count]).save_to_disk(folder / f"partition_{n}")
+    return folder
+
+
+def assert_all_there(found):
+    np.testing.assert_array_equal(found.images.permute(0, 2, 3, 1).numpy(), PIXELS)
+    np.testing.assert_array_equal(found.labels.numpy(), LABELS)
+    assert found.classes == 3
+
+
+@pytest.fixture
+def own(small):
+    changes = {
+        "models": "mlp",
+        "partition": "iid",
+        "num-clients": 2,
+        "max-samples": 0,
+        "num-server-rounds": 1,
+        "held-out-size": 40,
+        "public-size": 20,
+    }
+    return {**small, **changes}
+
+
+def test_a_set_of_the_hub_from_a_data_root(own, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDKD_CACHE", str(tmp_path / "cache"))
+    root = write_hub_set(tmp_path / "root")
+    assert_all_there(load_images(HUB_SET, root))
+    (kept,) = (tmp_path / "cache/decoded").iterdir()
+    assert kept.name.startswith("hf-somebody-Some_set.v2-")
+    settings = {**own, "dataset": HUB_SET, "data-root": root}
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    assert list(run.rounds["failures"]) == [0]
+    assert client_of(settings).data.shape == (3, 12, 10)
+    smaller = {**settings, "image-shape": "1,8,8", "num-classes": 4}
+    data = client_of({**smaller}).data
+    assert (data.shape, data.classes) == ((1, 8, 8), 4)
+
+
+def test_a_set_of_the_hub_itself(monkeypatch):
+    parts = {"test": as_dataset(PIXELS[90:], LABELS[90:])}
+    parts["train"] = as_dataset(PIXELS[:90], LABELS[:90])
+    monkeypatch.setattr(datasets, "load_dataset", lambda hub_id: datasets.DatasetDict(parts))
+    try:
+        assert_all_there(load_images(HUB_SET))
+    finally:
+        origin.hub_parts.cache_clear()
+
+
+def test_columns_are_found_or_named(tmp_path):
+    path = tmp_path / HUB_SET.removeprefix("hf:") / "train.parquet"
+    path.parent.mkdir(parents=True)
+    wide = as_dataset(PIXELS, LABELS).add_column("age", np.arange(120))
+    wide = wide.add_column("thumb", image_rows(PIXELS[:, :8, :8]))
+    wide.to_parquet(path)
+    root = str(tmp_path)
+    columns = "photo, kind, age, thumb"
+    with pytest.raises(DataError, match=f"has the columns {columns}: set image-column"):
+        load_labels(HUB_SET, root)
+    with pytest.raises(DataError, match=f"has the columns {columns}: set label-column"):
+        load_labels(HUB_SET, root, Wanted("thumb"))
+    with pytest.raises(DataError, match="set label-column"):
+        load_labels(HUB_SET, root, Wanted("thumb", "no such column"))
+    found = load_images(HUB_SET, root, Wanted("thumb", "kind"))
+    assert found.images.shape == (120, 3, 8, 8)
+    np.testing.assert_array_equal(found.labels.numpy(), LABELS)
+    unlabelled = load_images(HUB_SET, root, Wanted("photo", labelled=False))
+    assert_images = unlabelled.images.permute(0, 2, 3, 1).numpy()
+    np.testing.assert_array_equal(assert_images, PIXELS)
+
+
+def test_a_folder_of_images(own, tmp_path):
+    folder = write_image_folder(tmp_path / "photos", PIXELS, LABELS)
+    found = load_images(f"folder:{folder}")
+    order = np.argsort(LABELS, kind="stable")
+    np.testing.assert_array_equal(found.images.permute(0, 2, 3, 1).numpy(), PIXELS[order])
+    np.testing.assert_array_equal(found.labels.numpy(), LABELS[order])
+    run = fedkd_flwr.run({**own, "dataset": f"folder:{folder}"}, output_dir=tmp_path / "run")
+    assert list(run.rounds["failures"]) == [0]
+    parts = tmp_path / "parts"
+    for part, positions in (("train", slice(0, 60)), ("test", slice(60, 120))):
+        write_image_folder(
+            parts / part, PIXELS[positions], np.array(["a", "b", "c"])[LABELS][positions]
+        )
+    pooled = load_images(f"folder:{parts}")
+    assert np.bincount(pooled.labels).tolist() == [40, 40, 40]
+    (tmp_path / "photos/0/0000.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match="image 0 is no readable PNG"):
+        load_images(f"folder:{folder}", "", Wanted(shape=(3, 4, 4)))
+
+
+def test_a_folder_is_the_same_from_everywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read_config({"dataset": "folder:photos", "num-classes": 3}).run.data.dataset == (
+        f"folder:{tmp_path / 'photos'}"
+    )
+
+
+def test_arrow_folders_whole_or_one_on_a_node(own, tmp_path):
+    folder = write_partitions(tmp_path / "federated")
+    found = load_images(f"folder:{folder}")
+    expected = np.concatenate([PIXELS[n::12] for n in range(12)])
+    np.testing.assert_array_equal(found.images.permute(0, 2, 3, 1).numpy(), expected)
+    one = load_own_data(folder / "partition_3", (3, 12, 10), 3)
+    np.testing.assert_array_equal(one.images.permute(0, 2, 3, 1).numpy(), PIXELS[3::12])
+    np.testing.assert_array_equal(one.labels.numpy(), LABELS[3::12])
+    (folder / "partition_3/state.json").write_text("{}")
+    with pytest.raises(DataError, match="partition_3' cannot be read as an Arrow folder"):
+        load_own_data(folder / "partition_3", (3, 12, 10), 3)
+
+
+def test_public_images_need_neither_labels_nor_the_private_shape(own, tmp_path):
+    tmp_path = tmp_path / "photos"
+    tmp_path.mkdir()
+    for n, pixels in enumerate(PIXELS[:30]):
+        Image.fromarray(pixels[: 5 + n % 3]).save(tmp_path / f"{n:02d}.png")
+    settings = {**own, "public-dataset": f"folder:{tmp_path}"}
+    check_data(read_config(settings).run.data_plan, 20)
+    assert client_of(settings).data.public_images.shape == (30, 1, 28, 28)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"dataset": "folder:NOWHERE"}, "there is no folder '.*NOWHERE'"),
+        ({"dataset": "folder:EMPTY"}, "holds no folder; it needs one for each class"),
+        ({"dataset": "hf:somebody/nothing", "data-root": "EMPTY"}, "no Parquet file of somebody/n"),
+        ({"dataset": "hf:../../etc"}, r"is none of the allowed .* own as hf:ORG/NAME"),
+        ({"dataset": "folder:"}, "is none of the allowed"),
+        ({"dataset": "folder:PHOTOS", "num-classes": 2}, "3 folders; it needs|classes 0 to 2"),
+        (
+            {"dataset": "folder:PHOTOS", "image-shape": "2,8,8"},
+            r"cannot have the shape \(2, 8, 8\)",
+        ),
+    ],
+)
+def test_what_is_not_there_is_refused_in_one_line(changes, sentence, own, tmp_path):
+    (tmp_path / "empty").mkdir()
+    write_image_folder(tmp_path / "photos", PIXELS[:9], LABELS[:9])
+    names = {"EMPTY": tmp_path / "empty", "PHOTOS": tmp_path / "photos"}
+    for word, path in names.items():
+        changes = {
+            key: value.replace(word, str(path)) if isinstance(value, str) else value
+            for key, value in changes.items()
+        }
+    with pytest.raises((ConfigError, DataError), match=sentence) as refused:
+        fedkd_flwr.run({**own, **changes}, output_dir=tmp_path / "run")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()

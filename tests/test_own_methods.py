@@ -1,0 +1,174 @@
+"""Methods of one's own: registered here or named in a config, with settings of their own."""
+
+import json
+
+import numpy as np
+import pytest
+from pydantic import Field
+
+import fedkd_flwr
+from examples import own_method
+from fedkd_flwr.clients.fedprox import FedProxClient
+from fedkd_flwr.clients.kt_pfl import KTpFLClient
+from fedkd_flwr.config import ConfigError, known_names, read_config
+from fedkd_flwr.methods import METHODS, REGISTERED
+from fedkd_flwr.own import OwnError
+from fedkd_flwr.sweeps.grid import read_sweep
+from strategies.core.plan import Settings
+from strategies.fedprox import FedProx
+from strategies.kt_pfl import KTpFLSettings
+
+NEAREST = "examples.own_method:nearest"
+HERE = "test_own_methods"
+not_a_method = 3
+
+
+class HalvedSettings(Settings):
+    table = "halved"
+    mu: float = Field(default=0.5, ge=0)
+    rule: str = "mean"
+
+
+@pytest.fixture
+def halved():
+    """FedProx with settings of its own, as a cell of a notebook would register it."""
+    yield fedkd_flwr.register("halved", FedProx, FedProxClient, settings=HalvedSettings)
+    del REGISTERED["halved"]
+
+
+def test_a_registered_method_runs_with_its_settings(halved, small, tmp_path):
+    changes = {"models": "mlp", "num-server-rounds": 1, "num-clients": 2}
+    own, same, other = (
+        fedkd_flwr.run({**small, **changes, **method}, output_dir=tmp_path / str(n))
+        for n, method in enumerate(
+            [
+                {"strategy": "halved", "halved.mu": 2.0},
+                {"strategy": "fedprox", "fedprox.mu": 2.0},
+                {"strategy": "halved"},
+            ]
+        )
+    )
+    assert list(own.rounds["loss_mean"]) == list(same.rounds["loss_mean"])
+    assert list(own.rounds["loss_mean"]) != list(other.rounds["loss_mean"])
+    assert json.loads((own.path / "config.json").read_text())["config"]["halved.mu"] == 2.0
+    assert FedProx.settings_type is not HalvedSettings
+
+
+def test_only_the_run_that_uses_it_has_its_settings(halved):
+    assert not [name for name in known_names() if name.startswith("halved")]
+    with pytest.raises(ConfigError, match=r"no key halved\.mu"):
+        read_config({"halved.mu": 2.0})
+    with pytest.raises(ConfigError, match=r"no key halved.nu; did you mean halved.mu"):
+        read_config({"strategy": "halved", "halved.nu": 2.0})
+    with pytest.raises(ConfigError, match=r"halved.mu = -1: it should be greater"):
+        read_config({"strategy": "halved", "halved.mu": -1})
+
+
+def test_flower_is_given_own_settings_under_one_key(halved):
+    flat = {
+        "strategy": "halved",
+        "models": "mlp",
+        "halved.mu": 1e-05,
+        "halved.rule": 'a "word", \\ = 1',
+    }
+    configuration = read_config(flat)
+    packed = configuration.for_flower()
+    assert set(packed) == set(known_names())
+    assert read_config(packed) == configuration
+    assert configuration.settings.mu == 1e-05
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("halved.mu 2", "own-settings = 'halved.mu 2': write it as TOML"),
+        ("} [x", "write it as TOML"),
+        ("kt-pfl.rho = 2", "own-settings holds kt-pfl.rho, which is a key by itself"),
+        ("seed = 2", "own-settings holds seed"),
+        ("halved.nu = 2", "no key halved.nu"),
+    ],
+)
+def test_own_settings_that_make_no_sense_are_refused(halved, text, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        read_config({"strategy": "halved", "models": "mlp", "own-settings": text})
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("no_such_package:mine", "strategy: .*cannot be imported here"),
+        (f"{HERE}:nothing", "holds no nothing"),
+        (f"{HERE}:not_a_method", "is a int; it should be what fedkd_flwr.register returns"),
+        ("nope", "strategy = 'nope': is none of the allowed kt-pfl, .* own as module:object"),
+    ],
+)
+def test_a_name_that_is_no_method_is_refused(name, sentence):
+    with pytest.raises(ConfigError, match=sentence) as refused:
+        read_config({"strategy": name})
+    assert "\n" not in str(refused.value)
+
+
+class NoTable(Settings):
+    mu: float = 1.0
+
+
+class TakenTable(Settings):
+    table = "kt-pfl"
+    mu: float = 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"name": "kt-pfl"}, "'kt-pfl' cannot be registered"),
+        ({"name": "a:b"}, "'a:b' cannot be registered"),
+        ({"strategy": FedProxClient}, "strategy is .*should be a subclass of Personalized"),
+        ({"client": FedProx}, "client is .* should be a subclass of PersonalClient"),
+        ({"settings": dict}, "settings is .* should be a subclass of Settings"),
+        ({"settings": NoTable}, "NoTable needs a table, such as table = 'mine'"),
+        ({"settings": TakenTable}, "the table kt-pfl is that of KTpFLSettings"),
+    ],
+)
+def test_what_is_no_method_is_not_registered(changes, sentence):
+    given = {"name": "mine", "strategy": FedProx, "client": FedProxClient, **changes}
+    with pytest.raises(OwnError, match=sentence):
+        fedkd_flwr.register(**given)
+    assert "mine" not in REGISTERED
+    assert "kt-pfl" in METHODS
+
+
+def test_a_name_of_this_process_alone_is_refused_under_ray(halved, small, tmp_path):
+    with pytest.raises(ConfigError, match="halved is registered in this process"):
+        fedkd_flwr.run(
+            {**small, "models": "mlp"},
+            strategy="halved",
+            engine="simulation",
+            output_dir=tmp_path / "run",
+        )
+
+
+def test_the_example_weighs_by_distance():
+    settings = own_method.NearestSettings(sharpness=2.0)
+    plan = read_config({"num-clients": 2}).run.server_plan()
+    predictions = np.array([[[1.0, 0.0]], [[0.0, 1.0]]])
+    made = own_method.Nearest(plan, settings).updated_block(
+        np.full((2, 2), 0.5), predictions, np.array([0.5, 0.5])
+    )
+    far = np.exp(-2.0 * 2.0)
+    np.testing.assert_allclose(made, np.array([[1, far], [far, 1]]) / (1 + far))
+
+
+def test_the_example_is_compared_with_kt_pfl(small, tmp_path):
+    comparison = own_method.compare_with_kt_pfl(tmp_path, **{**small, "num-server-rounds": 2})
+    assert comparison.groups.keys() == {"local", "kt-pfl", "nearest"}
+    run = fedkd_flwr.load_run(tmp_path / "nearest")
+    assert run.matrices["coefficients"].shape == (2, 4, 4)
+
+
+def test_a_sweep_may_name_it(tmp_path):
+    sweep = tmp_path / "sweep.toml"
+    sweep.write_text(f'[grid]\nstrategy = ["{NEAREST}", "kt-pfl"]\n')
+    names = list(read_sweep(sweep))
+    assert names[0].startswith("examples.own_method-nearest-seed0-")
+    assert issubclass(read_config({"strategy": NEAREST}).run.method.client, KTpFLClient)
+    assert issubclass(type(read_config({"strategy": NEAREST}).settings), KTpFLSettings)

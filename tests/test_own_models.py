@@ -1,0 +1,187 @@
+"""Models of one's own: built like the others, their heads found, what cannot work refused."""
+
+import pytest
+import torch
+from helpers import client_of, run_with
+from torch import nn
+
+import fedkd_flwr
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.config import ConfigError
+from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.features import features_and_logits, fold_into, with_common_width
+from fedkd_flwr.models.own import build_own
+from fedkd_flwr.models.parts import head_of
+from fedkd_flwr.models.pool import Architecture, borrow, give_back
+
+TINY = "examples.own_model:TinyNet"
+HERE = "test_own_models"
+
+
+class HeadFirst(nn.Module):
+    """Registers its head before its body, and holds whole numbers that matter."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.fc = nn.Linear(5, classes)
+        self.body = nn.Sequential(nn.Flatten(), nn.LazyLinear(5))
+        self.register_buffer("order", torch.tensor([4, 3, 2, 1, 0]))
+
+    def forward(self, samples):
+        return self.fc(self.body(samples)[:, self.order])
+
+
+class Headless(HeadFirst):
+    def forward(self, samples):
+        return super().forward(samples).log_softmax(1)
+
+
+class Tied(HeadFirst):
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.again = self.fc
+
+
+class Doubles(HeadFirst):
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.extra = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+
+def one_logit(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 1))
+
+
+def no_module(shape, classes):
+    return None
+
+
+def nothing_to_train(shape, classes):
+    return nn.Flatten()
+
+
+def only_ten_wide(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(10, classes))
+
+
+not_callable = 3
+
+
+def test_the_head_is_what_gives_the_logits_wherever_it_stands():
+    model = build_own(f"{HERE}:HeadFirst", (1, 2, 2), 3)
+    assert head_of(model) is model.fc
+    assert model.training
+    samples = torch.randn(4, 1, 2, 2)
+    before = model(samples)
+    wide = with_common_width(model, 7)
+    assert head_of(wide) is model.fc[1]
+    features, logits = features_and_logits(wide, samples)
+    assert features.shape == (4, 7)
+    assert not torch.equal(before, logits)
+    plain = fold_into(build_own(f"{HERE}:HeadFirst", (1, 2, 2), 3), wide)
+    torch.testing.assert_close(plain(samples), logits)
+
+
+def test_whole_numbers_are_as_they_were_built_for_the_next_client():
+    architecture = Architecture(f"{HERE}:HeadFirst", (1, 2, 2), 3, SearchSpace(), "cpu")
+    model = borrow(architecture)
+    model.order.zero_()
+    give_back(model)
+    again = borrow(architecture)
+    assert again is model
+    assert again.order.tolist() == [4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("no_such_package.nets:Tiny", "no_such_package.nets cannot be imported here .ModuleNotF"),
+        (f"{HERE}:Nothing", f"{HERE} holds no Nothing"),
+        (f"{HERE}:not_callable", "is a int, and should be callable: .shape, classes. -> torch"),
+        (f"{HERE}:no_module", "is a NoneType; it should be .shape, classes. -> torch.nn.Module"),
+        (f"{HERE}:one_logit", r"to logits \(n, 10\), and gives \(1, 1\) for n = 1"),
+        (f"{HERE}:only_ten_wide", r"fails on samples \(n, 1, 28, 28\): RuntimeError"),
+        (f"{HERE}:nothing_to_train", r"to logits \(n, 10\), and gives \(1, 784\)"),
+        (f"{HERE}:Tied", "fc.weight and again.weight are one tensor"),
+        (f"{HERE}:Doubles", "extra is torch.float64, and should be torch.float32"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line_before_any_client_works(
+    name, sentence, small, tmp_path
+):
+    with pytest.raises(ConfigError, match=sentence) as refused:
+        fedkd_flwr.run(small, models=f"mlp,{name}", output_dir=tmp_path / "run")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["nope", "a b:c", "os/path:join", "x:", ":y", "a:b:c"])
+def test_a_name_of_no_such_form_is_refused(name, small):
+    with pytest.raises(ConfigError, match="or your own as module:object"):
+        fedkd_flwr.run(small, models=name)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "shared"), [("fedproto", {}), ("fedkd", {"fedkd.shared-model": "mlp"})]
+)
+def test_a_model_without_a_head_is_refused_where_the_method_needs_one(strategy, shared, small):
+    changes = {"strategy": strategy, "models": f"mlp,{HERE}:Headless", **shared}
+    with pytest.raises(ConfigError, match=f"{strategy}: Headless has no head"):
+        fedkd_flwr.run({**small, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"strategy": "kt-pfl", "models": f"mlp,{TINY}"},
+        {"strategy": "fedproto", "models": f"mlp,{HERE}:HeadFirst"},
+        {"strategy": "fedper", "models": TINY},
+        {"strategy": "fml", "models": "mlp", "fml.shared-model": TINY},
+        {"strategy": "feddf", "models": f"mlp,{TINY}"},
+    ],
+    ids=lambda changes: changes["strategy"],
+)
+def test_every_family_takes_them(changes, small, tmp_path):
+    changes = {**changes, "num-server-rounds": 1, "num-clients": 2}
+    run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
+    assert list(run.rounds["failures"]) == [0]
+    assert run.summary["last_round"]["accuracy_mean"] > 0
+
+
+def test_an_exported_model_comes_back_by_its_builder_alone(small, tmp_path):
+    changes = {"models-dir": str(tmp_path / "models"), "num-server-rounds": 1, "models": TINY}
+    fedkd_flwr.run({**small, **changes, "strategy": "local"}, output_dir=tmp_path / "run")
+    path = tmp_path / "models" / "0.safetensors"
+    with pytest.raises(ValueError, match="give load_model its builder"):
+        fedkd_flwr.load_model(path)
+    from examples.own_model import TinyNet
+
+    images = torch.randn(2, 1, 28, 28)
+    expected = client_of({**small, **changes})  # its shape and classes are the run's
+    loaded = fedkd_flwr.load_model(path, TinyNet)
+    assert loaded(images).shape == (2, expected.data.classes)
+    with pytest.raises(ValueError, match="should map samples"):
+        fedkd_flwr.load_model(path, lambda shape, classes: TinyNet(shape, classes + 1))
+
+
+def test_what_a_client_calls_its_model_is_imported_nowhere_else(small, tmp_path, monkeypatch):
+    """A reply's model name is only ever compared; FedDF keeps a model an architecture."""
+    imported = []
+    monkeypatch.setattr("fedkd_flwr.own.resolve_name", imported.append)
+
+    def lying(message, context):
+        reply = client_app(message, context)
+        reply.content.config_records["info"]["model"] = "os:getcwd"
+        return reply
+
+    changes = {"strategy": "feddf", "models": "mlp", "num-server-rounds": 1}
+    run, _ = run_with(lying, {**small, **changes}, tmp_path / "run")
+    assert run.finished
+    assert imported == []
+
+
+def test_built_in_models_take_images_and_the_perceptron_takes_anything():
+    assert build_model("mlp", (7,), 3)(torch.zeros(2, 7)).shape == (2, 3)
+    with pytest.raises(ValueError, match="model 'lenet' takes no other samples"):
+        build_model("lenet", (7,), 3)
