@@ -5,7 +5,6 @@ table for each method (``kt-pfl.rho``). `read_config` turns it into a `RunConfig
 are declared beside what they are for, or refuses it in one sentence, before any client works.
 """
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedkd_flwr.data.catalogue import HELD_OUT, NO_PUBLIC_SET
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.splits import read_split
+from fedkd_flwr.hints import either, suggestions
 from fedkd_flwr.methods import METHODS, Method
 from fedkd_flwr.models.registry import MODELS
 from fedkd_flwr.models.settings import ModelSettings
+from fedkd_flwr.presets import close_names, find_preset, preset_names
 from fedkd_flwr.training.settings import TrainingSettings
 from strategies.core.plan import PlanSettings, RunPlan, Settings
 from strategies.core.slices import PLACE, Slice, kebab_case, one_of
@@ -185,10 +186,10 @@ class Configuration(BaseModel):
         values = self.run.flat()
         for settings in self.tables.values():
             values |= settings.flat()
-        return {name: _as_scalar(value) for name, value in sorted(values.items())}
+        return {name: as_scalar(value) for name, value in sorted(values.items())}
 
 
-def _as_scalar(value: Any) -> Scalar:
+def as_scalar(value: Any) -> Scalar:
     """Write a list the way a run config holds it, separated by commas."""
     if isinstance(value, tuple):
         return ",".join(str(item) for item in value)
@@ -224,7 +225,7 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
     known = known_names()
     for name in flat:
         if name not in known:
-            raise ConfigError(_unknown(name))
+            raise ConfigError(_unknown(name, flat))
     configuration = Configuration(
         run=_read(RunConfig, flat),
         tables={table: _read(kind, flat) for table, kind in method_tables().items()},
@@ -239,9 +240,11 @@ def known_names() -> list[str]:
     return [*RunConfig.flat_keys(), *dict.fromkeys(own)]
 
 
-def _unknown(name: str) -> str:
-    close = difflib.get_close_matches(name, known_names(), n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else "`fedkd list` shows the names."
+def _unknown(name: str, flat: Mapping[str, Any]) -> str:
+    method = METHODS.get(str(flat.get("strategy", RunConfig.model_fields["strategy"].default)))
+    own = method.strategy.settings_type.flat_keys() if method else []
+    meant = suggestions(name, known_names(), own)
+    hint = f"did you mean {either(meant)}?" if meant else "`fedkd list settings` shows them."
     return f"The run config has no key {name}; {hint}"
 
 
@@ -312,17 +315,23 @@ def _check_combinations(configuration: Configuration) -> None:
         raise ConfigError(str(error)) from None
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: str | Path) -> dict[str, Any]:
     """Read a preset: a TOML file with the keys that differ from the defaults.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file, or the name of a preset that comes with the project.
 
     Raises
     ------
     ConfigError
-        If there is no such file or it is no TOML.
+        If there is no such preset or it is no TOML.
     """
-    if not path.is_file():
-        raise ConfigError(f"There is no preset {path}.")
-    return flatten(load_toml(path, "preset"))
+    file = find_preset(path)
+    if file is None:
+        raise ConfigError(f"There is no preset {path}; {close_names(path, preset_names())}")
+    return flatten(load_toml(file, "preset"))
 
 
 def load_toml(path: Path, name: str) -> dict[str, Any]:

@@ -5,7 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-Preset = Annotated[Path | None, typer.Argument(help="TOML preset, else the defaults.")]
+Preset = Annotated[
+    Path | None,
+    typer.Argument(help="A TOML file or a name of `fedkd list presets`, else the defaults."),
+]
 
 Assignments = Annotated[
     list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Overrides; repeatable.")

@@ -175,7 +175,10 @@ def print_result(finished: "Run") -> None:
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="TOML file with [base] and [grid].")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="TOML file with [base] and [grid], or a name of `fedkd list presets`."),
+    ],
     output_dir: Annotated[
         Path | None, typer.Option(help="Folder of the runs; runs/NAME-OF-THE-FILE if left out.")
     ] = None,

@@ -37,6 +37,7 @@ from fedkd_flwr.config import (
     read_config,
     read_toml,
 )
+from fedkd_flwr.presets import close_names, find_sweep, sweep_names
 
 COMBINATIONS = "combinations"
 """Name of the list of tables in the grid."""
@@ -50,7 +51,7 @@ def read_sweep(
     Parameters
     ----------
     path : str or Path
-        The TOML file.
+        The TOML file, or the name of a sweep that comes with the project.
     settings : mapping, optional
         Settings that hold for every run, whatever the file says.
 
@@ -65,7 +66,7 @@ def read_sweep(
     ConfigError
         If the file is no sweep, or one of its runs is impossible.
     """
-    path = Path(path)
+    path = sweep_file(path)
     settings = dict(settings or {})
     base, axes = _read_tables(path)
     _tell_of_overrides(path, axes, settings)
@@ -94,6 +95,20 @@ def run_name(configuration: Configuration) -> str:
     changed = {name: value for name, value in settings.items() if value != defaults[name]}
     digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()
     return f"{configuration.run.strategy}-seed{configuration.run.plan.seed}-{digest[:8]}"
+
+
+def sweep_file(name: str | Path) -> Path:
+    """Return the file of a sweep, which may be named by what it is called in the project.
+
+    Raises
+    ------
+    ConfigError
+        If there is none.
+    """
+    file = find_sweep(name)
+    if file is None:
+        raise ConfigError(f"There is no sweep {name}; {close_names(name, sweep_names())}")
+    return file
 
 
 def _read_tables(path: Path) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
