@@ -93,6 +93,8 @@ def one_clear_line() -> Iterator[None]:
     """Turn an error that is meant for the user into one line and exit status 1."""
     try:
         yield
+    except typer.Exit:  # which is a RuntimeError too
+        raise
     except user_errors() as error:
         say(("Error:", "bold red"), f" {error}", to=errors())
         raise typer.Exit(1) from None

@@ -2,7 +2,7 @@
 
 from fedkd_flwr.engines.grid import InProcessGrid
 from fedkd_flwr.engines.in_process import flower_log_level
-from fedkd_flwr.engines.listeners import LineListener, RoundListener
+from fedkd_flwr.engines.listeners import ClientsListener, LineListener, RoundListener
 from fedkd_flwr.engines.starting import (
     resolve_output,
     resume,
@@ -14,6 +14,7 @@ from fedkd_flwr.engines.table import ENGINES, Engine, find_engine
 
 __all__ = [
     "ENGINES",
+    "ClientsListener",
     "Engine",
     "InProcessGrid",
     "LineListener",

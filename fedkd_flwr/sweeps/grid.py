@@ -97,6 +97,30 @@ def run_name(configuration: Configuration) -> str:
     return f"{configuration.run.strategy}-seed{configuration.run.plan.seed}-{digest[:8]}"
 
 
+def run_labels(configurations: Mapping[str, Configuration]) -> dict[str, str]:
+    """Return what to call each run of a sweep: its method, and the settings that vary.
+
+    Parameters
+    ----------
+    configurations : mapping of str to Configuration
+        The runs by the name of their directory.
+    """
+    settings = {
+        name: defining_settings(configuration.flat())
+        for name, configuration in configurations.items()
+    }
+    keys = dict.fromkeys(key for own in settings.values() for key in own)
+    varied = [
+        key
+        for key in keys
+        if key != "strategy" and len({own[key] for own in settings.values() if key in own}) > 1
+    ]
+    return {
+        name: " ".join([own["strategy"], *(f"{key}={own[key]}" for key in varied if key in own)])
+        for name, own in settings.items()
+    }
+
+
 def sweep_file(name: str | Path) -> Path:
     """Return the file of a sweep, which may be named by what it is called in the project.
 
