@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 LAYOUTS = ("table", "markdown", "latex", "csv")
 """How `compare` can print its table."""
 
+FigureFormat = Annotated[str, typer.Option(help="png, or svg or pdf for papers.")]
+
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of runs.")],
@@ -30,8 +32,9 @@ def compare(
         bool, typer.Option(help="Print each client's accuracy too, a mean over seeds.")
     ] = False,
     figures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write figures there as PNG files.")
+        Path | None, typer.Option(metavar="DIR", help="Write figures there.")
     ] = None,
+    figure_format: FigureFormat = "png",
     paper: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A paper's figures, to stand beside ours."),
@@ -55,7 +58,7 @@ def compare(
         if figures is not None:
             from fedkd_flwr.plots import save_figures
 
-            say_beside(f"Figure: {path}" for path in save_figures(compared, figures))
+            say_beside(f"Figure: {path}" for path in save_figures(compared, figures, figure_format))
 
 
 def print_comparison(compared: "Comparison", layout: str) -> None:
@@ -127,8 +130,9 @@ def personalize(
 def genotypes(
     run: Annotated[Path, typer.Argument(help="Run directory of fedkma or fednas.")],
     figures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw one PNG a client there.")
+        Path | None, typer.Option(metavar="DIR", help="Draw one figure a client there.")
     ] = None,
+    figure_format: FigureFormat = "png",
 ) -> None:
     """Print every client's architecture, and draw them."""
     with one_clear_line():
@@ -141,4 +145,7 @@ def genotypes(
         if figures is not None:
             from fedkd_flwr.plots import draw_genotypes
 
-            say_beside(f"Figure: {path}" for path in draw_genotypes(stored, figures))
+            say_beside(
+                f"Figure: {path}"
+                for path in draw_genotypes(stored, figures, file_format=figure_format)
+            )
