@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedkd_flwr.analysis.opening import open_runs
+from fedkd_flwr.analysis.ranking import reading_order
 from fedkd_flwr.analysis.rendering import MISSING, in_latex, in_markdown, rendered
 from fedkd_flwr.analysis.results import (
     client_results,
@@ -37,7 +38,8 @@ class Comparison:
     Attributes
     ----------
     groups : dict of str to list of Run
-        Finished runs by label, best first; the runs of a label differ in seed alone.
+        Finished runs by label, in the order of `reading_order`; the runs of a label differ in
+        seed alone.
     results : DataFrame
         One row a run, as `fedkd_flwr.analysis.results.run_results` returns it.
     clients : DataFrame
@@ -122,13 +124,15 @@ def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
     clients = client_results(groups)
     results = run_results(groups, clients)
     table = means_over_seeds(results)
+    order, ranked = reading_order(table, groups)
+    table = table.loc[order]
     return Comparison(
         groups={label: groups[label] for label in table.index},
         results=results,
         clients=clients,
         table=table,
         verdicts=verdicts(clients, table.index),
-        notes=[*damaged, *unfinished, *repeated, *notes_on_groups(groups, clients)],
+        notes=[*damaged, *unfinished, *repeated, *notes_on_groups(groups, clients), *ranked],
     )
 
 

@@ -8,7 +8,7 @@ import typer
 import typer.core
 
 from fedkd_flwr.cli.reporting import report
-from fedkd_flwr.cli.results import compare, genotypes, personalize
+from fedkd_flwr.cli.results import compare, genotypes, personalize, rank
 from fedkd_flwr.cli.running import run, sweep
 from fedkd_flwr.cli.setup import doctor, list_names
 
@@ -21,6 +21,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (run, compare, report, sweep, personalize, doctor, genotypes):
+for command in (run, compare, rank, report, sweep, personalize, doctor, genotypes):
     app.command()(command)
 app.command("list")(list_names)

@@ -1,4 +1,4 @@
-"""Commands that look at finished runs: ``fedkd compare``, ``personalize`` and ``genotypes``."""
+"""Commands that look at finished runs: ``compare``, ``rank``, ``personalize``, ``genotypes``."""
 
 import logging
 from pathlib import Path
@@ -59,6 +59,23 @@ def compare(
             from fedkd_flwr.plots import save_figures
 
             say_beside(f"Figure: {path}" for path in save_figures(compared, figures, figure_format))
+
+
+def rank(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of runs.")],
+) -> None:
+    """Rank the settings of each method by validation accuracy."""
+    with one_clear_line():
+        from fedkd_flwr.analysis import comparison, ranking
+
+        ranked = ranking.rank(comparison.compare(runs).groups)
+        headings = ("method", "seeds", "validation accuracy")
+        for strategy, rows in ranked.groupby("strategy", sort=False):
+            cells = [
+                (str(label), str(row["seeds"]), f"{row['validation_accuracy']:.4f}")
+                for label, row in rows.iterrows()
+            ]
+            show_table(headings, cells, title=str(strategy), numbers=headings[1:])
 
 
 def print_comparison(compared: "Comparison", layout: str) -> None:
