@@ -69,8 +69,8 @@ def reading_order(
     """Return the labels of a comparison in the order to show them, and notes on that order.
 
     Methods go by test accuracy, a method with several settings by that of the setting with the
-    best validation accuracy, below which the others follow. Without validation data they keep the
-    order in which they were run.
+    best validation accuracy, below which the others follow. Without validation data they go by
+    the alphabet.
 
     Parameters
     ----------
@@ -87,6 +87,7 @@ def reading_order(
                 labels = list(rank({label: groups[label] for label in labels}).index)
                 notes.append(f"The settings of {strategy} are ranked by validation accuracy.")
             except ConfigError:
+                labels = sorted(labels)
                 notes.append(
                     f"The settings of {strategy} are not ranked: without validation data "
                     "(client-split) the best would be chosen on test data."
