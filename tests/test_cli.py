@@ -153,3 +153,12 @@ def test_presets_and_sweeps_are_found_by_name_anywhere(tmp_path, monkeypatch):
     (tmp_path / "kt-pfl").mkdir()
     (tmp_path / "kt-pfl" / "cifar10-two-groups").write_text("seed = 7\n")
     assert read_toml("kt-pfl/cifar10-two-groups") == {"seed": 7}
+
+
+def test_a_deployment_is_checked_before_flower_has_it():
+    def refused(*options):
+        return refusal("run", "--engine", "deployment:silos", *options)
+
+    assert "no key epoch" in refused("-c", "epoch=3")
+    assert "it should be an absolute path" in refused("-c", "output-dir=runs/first")
+    assert "takes no --clients" in refused("--clients", "9")

@@ -14,7 +14,13 @@ Assignments = Annotated[
     list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Overrides; repeatable.")
 ]
 
-Engine = Annotated[str, typer.Option(help="in-process or simulation (Ray).")]
+Engine = Annotated[
+    str,
+    typer.Option(
+        help="in-process, simulation (Ray), or for run deployment:NAME, a SuperLink of Flower's "
+        "config.toml."
+    ),
+]
 
 
 def read_assignments(assignments: list[str] | None) -> dict[str, Any]:

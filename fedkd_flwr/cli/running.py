@@ -1,6 +1,6 @@
 """Commands that run methods: ``fedkd run`` and ``fedkd sweep``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,13 +54,19 @@ def run(
 ) -> None:
     """Run a method, with a progress bar and a table of results."""
     with one_clear_line():
-        from fedkd_flwr.engines import find_engine
+        from fedkd_flwr.engines import deployed_to, find_engine
         from fedkd_flwr.server_app import check_run
 
-        find_engine(engine)
         values = read_values(preset, assignments)
         if output_dir is not None:
             values["output-dir"] = str(output_dir)
+        superlink = deployed_to(engine)
+        if superlink is not None:
+            others = {"--clients": clients, "--resume": resume, "--save-models": save_models}
+            refuse_in_deployment([name for name, value in others.items() if value])
+            deploy(values, superlink)
+            return
+        find_engine(engine)
         if resume is None:
             configuration = new_configuration(values, save_models)
         else:
@@ -72,6 +78,42 @@ def run(
         if per_client:
             print_clients(finished)
         print_result(finished)
+
+
+def refuse_in_deployment(options: Sequence[str]) -> None:
+    """Refuse options that say how clients on this machine run.
+
+    Raises
+    ------
+    ConfigError
+        If there are any.
+    """
+    from fedkd_flwr.config import ConfigError
+
+    if options:
+        raise ConfigError(
+            f"A deployment takes no {', '.join(options)}: nodes are started by themselves, and "
+            "settings such as resume and models-dir are given with -c."
+        )
+
+
+def deploy(values: Mapping[str, Any], superlink: str) -> None:
+    """Check a config, and only then start a run on a SuperLink and follow it."""
+    from fedkd_flwr.config import ConfigError, read_config
+    from fedkd_flwr.engines import run_deployment
+
+    configuration = read_config(values)
+    output_dir = configuration.run.output_dir
+    if output_dir and not Path(output_dir).is_absolute():
+        raise ConfigError(
+            f"output-dir = {output_dir!r}: it should be an absolute path on the SuperLink's "
+            "machine."
+        )
+    try:
+        run_deployment(configuration, superlink, say)
+    except KeyboardInterrupt:
+        say_beside(["The run goes on without being followed; flwr list and flwr stop RUN-ID."])
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def new_configuration(values: Mapping[str, Any], save_models: bool) -> "Configuration":

@@ -185,7 +185,9 @@ def _require_classes(labels: NDArray[np.int64], classes: int, owner: str) -> Non
         )
 
 
-def decode_images(encoded: Sequence[bytes], shape: Shape) -> Tensor:
+def decode_images(
+    encoded: Sequence[bytes], shape: Shape, names: Sequence[str] | None = None
+) -> Tensor:
     """Decode image files (PNG, JPEG or WebP) to one shape.
 
     Parameters
@@ -194,6 +196,8 @@ def decode_images(encoded: Sequence[bytes], shape: Shape) -> Tensor:
         The n files.
     shape : tuple of int
         Channels (1 or 3), height and width that every image is brought to.
+    names : sequence of str, optional
+        What to call each in an error, its position if left out.
 
     Returns
     -------
@@ -214,7 +218,8 @@ def decode_images(encoded: Sequence[bytes], shape: Shape) -> Tensor:
                 image = _pixels(opened)
         # Pillow raises many unrelated kinds of error for a damaged file.
         except Exception as error:
-            raise DataError(f"image {position} is no readable PNG, JPEG or WebP file") from error
+            name = names[position] if names else f"image {position}"
+            raise DataError(f"{name} is no readable PNG, JPEG or WebP file") from error
         images[position] = image if image.shape == shape else convert_images(image[None], shape)[0]
     return images
 
@@ -278,13 +283,15 @@ def load_own_data(path: str | Path, shape: Shape, classes: int) -> ImageSet:
     """
     path = Path(path).expanduser()
     if path.is_dir():
-        encoded, labels = _read_image_folder(path, classes)
+        files, labels = _read_image_folder(path, classes)
+        encoded, names = [file.read_bytes() for file in files], [repr(str(file)) for file in files]
     elif path.is_file():
         encoded, labels = _read_own_table(path)
+        names = [f"the image in row {row} of {str(path)!r}" for row in range(len(encoded))]
     else:
         raise DataError(f"there is no folder or Parquet file at {str(path)!r}")
     _require_classes(labels, classes, repr(str(path)))
-    return ImageSet(decode_images(encoded, shape), torch.from_numpy(labels), classes)
+    return ImageSet(decode_images(encoded, shape, names), torch.from_numpy(labels), classes)
 
 
 def _read_own_table(path: Path) -> tuple[list[bytes], NDArray[np.int64]]:
@@ -298,7 +305,7 @@ def _read_own_table(path: Path) -> tuple[list[bytes], NDArray[np.int64]]:
     return encoded_images(images), whole_numbers(read_parquet(path, label_columns))
 
 
-def _read_image_folder(path: Path, classes: int) -> tuple[list[bytes], NDArray[np.int64]]:
+def _read_image_folder(path: Path, classes: int) -> tuple[list[Path], NDArray[np.int64]]:
     """Return the image files of a folder with one folder a class, and their classes."""
     folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
     if not folders:
@@ -315,6 +322,6 @@ def _read_image_folder(path: Path, classes: int) -> tuple[list[bytes], NDArray[n
     files, labels = [], []
     for folder, number in zip(folders, numbers, strict=True):
         images = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
-        files += [image.read_bytes() for image in images]
+        files += images
         labels += [number] * len(images)
     return files, np.array(labels, dtype=np.int64)
