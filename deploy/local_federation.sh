@@ -64,6 +64,10 @@ restart)
     n=${3:?which node? restart N}
     port=$(cat "$folder/port")
     [ -f "$folder/keys/node-$n" ] || { echo "There is no node $n in $folder." >&2; exit 1; }
+    kill -0 "$(cat "$folder/superlink.pid" 2>/dev/null)" 2>/dev/null || {
+        echo "No federation runs in $folder." >&2
+        exit 1
+    }
     stop "node-$n"
     start_node "$n"
     echo "Node $n is started again, process $(cat "$folder/node-$n.pid"); its log is $folder/node-$n.log"

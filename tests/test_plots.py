@@ -267,7 +267,7 @@ def test_teacher_rounds_are_counted_over_clients_and_seeds(distilled):
 
 def test_figures_of_pairs_belong_to_a_comparison_and_need_persfl(distilled, runs):
     names = {name for name, _ in plots.comparison._figures(compare(distilled))}
-    assert {"persfl0-pairs", "persfl0-surface", "persfl0-teacher-rounds"} <= names
+    assert {"persfl-pairs", "persfl-surface", "persfl-teacher-rounds"} <= names
     for plot in (plots.plot_pairs, plots.plot_surface, plots.plot_teacher_rounds):
         with pytest.raises(ValueError, match=r"local0 has no (table of pairs|teachers)"):
             plot(runs["local", 0])
