@@ -1,17 +1,25 @@
 #!/usr/bin/env bash
 # A whole federation over TLS on this machine, to try a run before it goes to real silos:
 #
-#     deploy/local_federation.sh FOLDER [NODES] [PORT]
+#     deploy/local_federation.sh FOLDER [NODES] [PORT]    start it, and wait; Ctrl-C stops it all
+#     deploy/local_federation.sh FOLDER restart N         in another terminal: stop node N, start it
+#     deploy/local_federation.sh FOLDER stop              the same as Ctrl-C, from anywhere
 #
-# makes keys in FOLDER, starts a SuperLink and NODES SuperNodes, registers their keys, and waits.
-# Ctrl-C stops them all. Runs are started in another terminal with the command it prints.
+# makes keys in FOLDER, starts a SuperLink and NODES SuperNodes, and registers their keys. Runs are
+# started in another terminal with the command it prints. No environment has to be activated:
+# programs are those of FEDKD_BIN, of .venv beside this folder, or of the path.
 set -euo pipefail
 
-folder=$(mkdir -p "${1:?usage: deploy/local_federation.sh FOLDER [NODES] [PORT]}" && cd "$1" && pwd)
-nodes=${2:-4}
-port=${3:-8000}
+folder=$(mkdir -p "${1:?usage: deploy/local_federation.sh FOLDER [NODES] [PORT] | restart N | stop}" && cd "$1" && pwd)
 root=$(cd "$(dirname "$0")/.." && pwd)
 bin=${FEDKD_BIN:-$root/.venv/bin}
+if [ ! -x "$bin/flower-superlink" ]; then
+    found=$(command -v flower-superlink) || {
+        echo "There is no flower-superlink in $bin nor on the path; run 'uv sync' in $root, or set FEDKD_BIN." >&2
+        exit 1
+    }
+    bin=$(dirname "$found")
+fi
 
 export PATH="$bin:$PATH" FLWR_HOME="$folder/flwr"
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
@@ -19,8 +27,62 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 # How often to look whether there is a process to start; Flower's own is once a second.
 export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2
 
-started=()
-trap 'trap - EXIT INT TERM; kill "${started[@]}" 2>/dev/null; wait' EXIT INT TERM
+# Stop the process that a file of FOLDER names, and wait until it is gone.
+stop() {
+    [ -f "$folder/$1.pid" ] || return 0
+    local pid
+    pid=$(cat "$folder/$1.pid")
+    rm -f "$folder/$1.pid"
+    kill "$pid" 2>/dev/null || return 0
+    for ((i = 0; i < 100; i++)); do kill -0 "$pid" 2>/dev/null || return 0; sleep 0.1; done
+    kill -9 "$pid" 2>/dev/null || true
+}
+
+stop_all() {
+    local file
+    for file in "$folder"/node-*.pid "$folder"/superlink.pid; do
+        if [ -f "$file" ]; then stop "$(basename "$file" .pid)"; fi
+    done
+}
+
+start_node() {
+    nohup flower-supernode --superlink "127.0.0.1:$port" --port $((port + 1 + $1)) \
+        --root-certificates "$folder/keys/ca.crt" \
+        --auth-supernode-private-key "$folder/keys/node-$1" \
+        --node-config "partition-id=$1 state-dir=\"$folder/state-$1\" models-dir=\"$folder/models-$1\"" \
+        >>"$folder/node-$1.log" 2>&1 &
+    echo $! >"$folder/node-$1.pid"
+}
+
+case ${2:-} in
+stop)
+    stop_all
+    echo "Stopped. $folder keeps keys, logs and runs; remove it to forget them."
+    exit
+    ;;
+restart)
+    n=${3:?which node? restart N}
+    port=$(cat "$folder/port")
+    [ -f "$folder/keys/node-$n" ] || { echo "There is no node $n in $folder." >&2; exit 1; }
+    kill -0 "$(cat "$folder/superlink.pid" 2>/dev/null)" 2>/dev/null || {
+        echo "No federation runs in $folder." >&2
+        exit 1
+    }
+    stop "node-$n"
+    start_node "$n"
+    echo "Node $n is started again, process $(cat "$folder/node-$n.pid"); its log is $folder/node-$n.log"
+    exit
+    ;;
+esac
+
+nodes=${2:-4}
+port=${3:-8000}
+if [ -f "$folder/superlink.pid" ] && kill -0 "$(cat "$folder/superlink.pid")" 2>/dev/null; then
+    echo "A federation runs in $folder already; $0 $folder stop ends it." >&2
+    exit 1
+fi
+echo "$port" >"$folder/port"
+trap 'trap - EXIT INT TERM; stop_all; wait' EXIT INT TERM
 
 names=()
 for ((n = 0; n < nodes; n++)); do names+=(--node "node-$n"); done
@@ -40,24 +102,22 @@ flower-superlink --host 127.0.0.1 --port "$port" \
     --ssl-ca-certfile "$folder/keys/ca.crt" --ssl-certfile "$folder/keys/server.crt" \
     --ssl-keyfile "$folder/keys/server.key" --enable-supernode-auth \
     --database "$folder/superlink.db" >"$folder/superlink.log" 2>&1 &
-started+=($!)
+echo $! >"$folder/superlink.pid"
 until flwr supernode list local >/dev/null 2>&1; do
-    kill -0 "${started[0]}" || { tail -5 "$folder/superlink.log"; exit 1; }
+    kill -0 "$(cat "$folder/superlink.pid")" || { tail -5 "$folder/superlink.log"; exit 1; }
     sleep 1
 done
 
 for ((n = 0; n < nodes; n++)); do
     # A key that an earlier call has registered is refused, and may stay as it is.
     flwr supernode register "$folder/keys/node-$n.pub" local || true
-    flower-supernode --superlink "127.0.0.1:$port" --port $((port + 1 + n)) \
-        --root-certificates "$folder/keys/ca.crt" \
-        --auth-supernode-private-key "$folder/keys/node-$n" \
-        --node-config "partition-id=$n state-dir=\"$folder/state-$n\" models-dir=\"$folder/models-$n\"" \
-        >"$folder/node-$n.log" 2>&1 &
-    started+=($!)
+    start_node "$n"
 done
 
 # One thread a node, since they share the cores; a node without any is taken for dead.
-echo "Ready. In another terminal, from $root:"
-echo "  FLWR_HOME=$FLWR_HOME $bin/flwr run . local --stream -c 'num-clients=$nodes torch-threads=1 output-dir=\"$folder/run\"'"
-wait
+echo "Ready. In another terminal:"
+echo "  FLWR_HOME=$FLWR_HOME $bin/fedkd run --engine deployment:local -c num-clients=$nodes -c torch-threads=1 -c output-dir=$folder/run"
+echo "Restart node N: $0 $folder restart N"
+echo "Stop everything: Ctrl-C here, or $0 $folder stop"
+# The SuperLink's end is the end; nodes may come and go.
+wait "$(cat "$folder/superlink.pid")"

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
@@ -80,7 +80,11 @@ def evaluate(message: Message, context: Context) -> Message:
     return _reply(message, client.identity, [], [], metrics)
 
 
-def train_together(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Outcome]:
+def train_together(
+    messages: Sequence[Message],
+    contexts: Sequence[Context],
+    on_done: Callable[[int], None] = lambda clients: None,
+) -> list[Outcome]:
     """Serve train messages of one exchange, clients of one architecture side by side.
 
     Parameters
@@ -89,6 +93,8 @@ def train_together(messages: Sequence[Message], contexts: Sequence[Context]) -> 
         One a client.
     contexts : sequence of Context
         Theirs; changed as `train` changes them.
+    on_done : callable, optional
+        Is called with the number of clients that have just been served.
 
     Returns
     -------
@@ -104,12 +110,15 @@ def train_together(messages: Sequence[Message], contexts: Sequence[Context]) -> 
                 cohorts[client.architecture].append(position)
             else:
                 outcomes[position] = train(message, context)
+                on_done(1)
         except Exception as error:
             outcomes[position] = error
+            on_done(1)
     for members in cohorts.values():
         for chunk in _chunks(members, build_client(contexts[members[0]])):
             served = _serve_together([messages[n] for n in chunk], [contexts[n] for n in chunk])
             outcomes |= zip(chunk, served, strict=True)
+            on_done(len(chunk))
     return [outcomes[position] for position in range(len(messages))]
 
 

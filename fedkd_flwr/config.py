@@ -5,7 +5,6 @@ table for each method (``kt-pfl.rho``). `read_config` turns it into a `RunConfig
 are declared beside what they are for, or refuses it in one sentence, before any client works.
 """
 
-import difflib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -17,20 +16,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedkd_flwr.data.catalogue import DATASETS, HELD_OUT, NO_PUBLIC_SET
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.splits import read_split
+from fedkd_flwr.flat import Scalar, as_scalar, flatten
+from fedkd_flwr.hints import either, suggestions
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
 from fedkd_flwr.models.registry import model_name
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.own import is_own
+from fedkd_flwr.presets import close_names, find_preset, preset_names
 from fedkd_flwr.training.settings import TrainingSettings
 from strategies.core.plan import PlanSettings, RunPlan, Settings
 from strategies.core.slices import PLACE, Slice, kebab_case
 from strategies.parameters import SharedModelSettings
 
 Part = TypeVar("Part", bound=Slice)
-
-Scalar = bool | int | float | str
-"""The values a Flower run config can hold."""
-
 
 OWN_SETTINGS = "own-settings"
 """Key that holds settings of a method of the user's own, where Flower takes no further keys."""
@@ -196,21 +194,13 @@ class Configuration(BaseModel):
         values = self.run.flat()
         for settings in self.tables.values():
             values |= settings.flat()
-        return {name: _as_scalar(value) for name, value in sorted(values.items())}
+        return {name: as_scalar(value) for name, value in sorted(values.items())}
 
     def for_flower(self) -> dict[str, Scalar]:
         """Return `flat` in pyproject's keys, the only ones that Flower takes; others packed."""
         flat, known = self.flat(), set(known_names())
         own = [f"{key} = {json.dumps(value)}" for key, value in flat.items() if key not in known]
         return {key: flat[key] for key in flat if key in known} | {OWN_SETTINGS: ", ".join(own)}
-
-
-def _as_scalar(value: Any) -> Scalar:
-    """Write a list the way a run config holds it, separated by commas."""
-    if isinstance(value, tuple):
-        return ",".join(str(item) for item in value)
-    scalar: Scalar = value
-    return scalar
 
 
 def method_tables(own: Method | None = None) -> dict[str, type[Settings]]:
@@ -244,7 +234,7 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
     known = known_names(own)
     for name in flat:
         if name not in known:
-            raise ConfigError(_unknown(name, known))
+            raise ConfigError(_unknown(name, flat, known))
     configuration = Configuration(
         run=_read(RunConfig, flat),
         tables={table: _read(kind, flat) for table, kind in method_tables(own).items()},
@@ -286,9 +276,11 @@ def known_names(own: Method | None = None) -> list[str]:
     return [*RunConfig.flat_keys(), OWN_SETTINGS, *dict.fromkeys(of_methods)]
 
 
-def _unknown(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else "`fedkd list` shows the names."
+def _unknown(name: str, flat: Mapping[str, Any], known: Sequence[str]) -> str:
+    method = METHODS.get(str(flat.get("strategy", RunConfig.model_fields["strategy"].default)))
+    own = method.strategy.settings_type.flat_keys() if method else []
+    meant = suggestions(name, known, own)
+    hint = f"did you mean {either(meant)}?" if meant else "`fedkd list settings` shows them."
     return f"The run config has no key {name}; {hint}"
 
 
@@ -369,17 +361,23 @@ def _check_combinations(configuration: Configuration) -> None:
         raise ConfigError(str(error)) from None
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: str | Path) -> dict[str, Any]:
     """Read a preset: a TOML file with the keys that differ from the defaults.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file, or the name of a preset that comes with the project.
 
     Raises
     ------
     ConfigError
-        If there is no such file or it is no TOML.
+        If there is no such preset or it is no TOML.
     """
-    if not path.is_file():
-        raise ConfigError(f"There is no preset {path}.")
-    return flatten(load_toml(path, "preset"))
+    file = find_preset(path)
+    if file is None:
+        raise ConfigError(f"There is no preset {path}; {close_names(path, preset_names())}")
+    return flatten(load_toml(file, "preset"))
 
 
 def load_toml(path: Path, name: str) -> dict[str, Any]:
@@ -406,17 +404,6 @@ def load_toml(path: Path, name: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"The {name} {path} cannot be read: {reason}.") from None
-
-
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Join the names of nested tables by dots."""
-    flat: dict[str, Any] = {}
-    for name, value in nested.items():
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{name}."))
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
 
 
 def parse_assignment(text: str) -> tuple[str, Scalar]:

@@ -206,7 +206,7 @@ def serve(
             directory.keep_memories = partial(keep_memories, archive)
         try:
             run_rounds(grid, configuration, directory, checkpoint)
-        except Exception:
+        except BaseException:  # Ctrl-C too
             directory.give_up()
             raise
         finished = directory.finish()

@@ -57,7 +57,7 @@ class KTpFLSettings(DistillationSettings):
     coefficient_learning_rate : float
         eta_3, step size on c, Eq. 7.
     top_k : int
-        Givers of each client in `strategies.sim_pfl.TopKPFL`.
+        Givers of each client in ``topk-pfl``.
     """
 
     table = "kt-pfl"

@@ -1,10 +1,17 @@
 """What the command line prints, and what it loads."""
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
 import fedkd_flwr
 from fedkd_flwr.cli import app
+from fedkd_flwr.config import known_names, read_toml
+from fedkd_flwr.presets import find_preset, find_sweep
+from fedkd_flwr.reference import settings_reference
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def command(*arguments):
@@ -23,12 +30,10 @@ def refusal(*arguments):
 def test_square_brackets_are_printed_as_they_are(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sweep.toml").write_text("[base]\nseed = 1\n")
-    (tmp_path / "conf" / "kt[red]").mkdir(parents=True)
-    (tmp_path / "conf" / "kt[red]" / "a[b].toml").write_text("")
     assert "exp[final] holds no run" in refusal("compare", tmp_path / "exp[final]")
     assert "exp[/final] holds no run" in refusal("genotypes", tmp_path / "exp[" / "final]")
     assert "needs a table [grid]" in refusal("sweep", tmp_path / "sweep.toml")
-    assert "conf/kt[red]/a[b].toml" in command("list").stdout
+    assert "There is no preset kt[red]/a[b]" in refusal("run", "kt[red]/a[b]")
     assert "[base] and [grid]" in command("sweep", "--help").stdout
     node = ["--node-config", 'partition-id=0 data-path="/no[where]"']
     assert "'/no[where]'" in command("doctor", *node, "-c", "models=mlp").stdout
@@ -88,3 +93,72 @@ def test_more_threads_than_any_machine_has_are_refused():
 def test_the_in_process_engine_takes_no_federation_config():
     line = refusal("run", "--federation-config", "client-resources-num-gpus=1")
     assert "takes no federation config" in line
+
+
+def test_the_page_of_settings_is_what_the_command_prints():
+    page = (ROOT / "docs" / "settings.md").read_text()
+    assert page == command("list", "settings").stdout, "fedkd list settings > docs/settings.md"
+    for name in known_names():
+        assert f"| `{name}` |" in page
+
+
+def test_every_setting_has_a_meaning_its_default_and_its_range():
+    settings = {s.key: s for section in settings_reference() for s in section.settings}
+    assert [key for key, setting in settings.items() if not setting.meaning] == []
+    assert settings["kt-pfl.rho"].default == "0.6"
+    assert settings["kt-pfl.rho"].allowed == "a number ≥ 0"
+    assert settings["fraction-train"].allowed == "a number > 0 and ≤ 1"
+    assert settings["optimizer"].allowed == "sgd, adam, adamw"
+    assert "digits" in settings["dataset"].allowed
+    assert settings["models"].default == '"mlp,lenet,cnn-persfl,cnn"'
+
+
+def test_the_settings_of_one_method_and_of_one_without_any():
+    of_persfl = command("list", "settings", "persfl").stdout
+    assert "persfl.teacher" in of_persfl and "fedavg.weighting" in of_persfl
+    assert "learning-rate` | `0.01" in of_persfl and "num-clients" not in of_persfl
+    assert "local has no settings of its own" in command("list", "settings", "local").output
+    assert "There is no method nope" in refusal("list", "settings", "nope")
+    assert "There is no list nope" in refusal("list", "nope")
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("rounds", "num-server-rounds?"),
+        ("lr", "learning-rate?"),
+        ("rho", "kt-pfl.rho?"),
+        ("clusters", "perfed-ckt.clusters, hypcluster.clusters or fesem.clusters?"),
+        ("local_epochs", "local-epochs?"),
+    ],
+)
+def test_common_words_lead_to_the_key(word, meant):
+    assert f"did you mean {meant}" in refusal("run", "-c", f"{word}=3")
+
+
+def test_a_word_means_the_setting_of_the_chosen_method():
+    line = refusal("run", "-c", "strategy=fesem", "-c", "models=mlp", "-c", "clusters=2")
+    assert "did you mean fesem.clusters?" in line
+
+
+def test_presets_and_sweeps_are_found_by_name_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = ROOT / "conf" / "kt-pfl" / "cifar10-two-groups.toml"
+    for name in ("kt-pfl/cifar10-two-groups", "conf/kt-pfl/cifar10-two-groups.toml", file):
+        assert find_preset(name) == file
+    assert find_sweep("digits-quick") == ROOT / "conf" / "sweeps" / "digits-quick.toml"
+    assert find_preset("../pyproject") is None
+    line = refusal("run", "kt-pfl/cifar10-twogroups")
+    assert "did you mean kt-pfl/cifar10-two-groups" in line
+    (tmp_path / "kt-pfl").mkdir()
+    (tmp_path / "kt-pfl" / "cifar10-two-groups").write_text("seed = 7\n")
+    assert read_toml("kt-pfl/cifar10-two-groups") == {"seed": 7}
+
+
+def test_a_deployment_is_checked_before_flower_has_it():
+    def refused(*options):
+        return refusal("run", "--engine", "deployment:silos", *options)
+
+    assert "no key epoch" in refused("-c", "epoch=3")
+    assert "it should be an absolute path" in refused("-c", "output-dir=runs/first")
+    assert "takes no --clients" in refused("--clients", "9")

@@ -283,8 +283,9 @@ def test_settings_that_differ_make_groups_of_their_own(tmp_path):
     write_run(tmp_path, "local", 0, [0.6] * 2, **{"kt-pfl.rho": 0.6, "device": "cpu"})
     write_run(tmp_path, "local", 1, [0.6] * 2, **{"kt-pfl.rho": 0.9, "torch-threads": 2})
     table = compare(tmp_path).table
-    assert list(table.index) == ["kt-pfl (rho=0.9)", "local", "kt-pfl (rho=0.6)"]
-    assert table["beats_local"].fillna(-1).tolist() == [1, -1, 0]
+    # Without validation data the better of two settings is not put first for its test accuracy.
+    assert list(table.index) == ["local", "kt-pfl (rho=0.6)", "kt-pfl (rho=0.9)"]
+    assert table["beats_local"].fillna(-1).tolist() == [-1, 0, 1]
     assert (table["seeds"] == 2).all()
 
 

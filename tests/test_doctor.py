@@ -63,6 +63,16 @@ def test_missing_data(small, node):
     assert "no folder or Parquet file at '/nowhere'" in failure.text
 
 
+def test_a_file_that_cannot_be_read_is_named(small, node, tmp_path):
+    images, labels = images_of(OWN, 1)
+    data = write_image_folder(tmp_path / "broken", images, labels)
+    broken = sorted(data.rglob("*.png"))[3]
+    broken.write_bytes(b"no image")
+    failure = only_failure(small, {**node, "data-path": str(data)})
+    assert failure.check == "data"
+    assert failure.text == f"{str(broken)!r} is no readable PNG, JPEG or WebP file"
+
+
 def test_an_unknown_class(small, node, tmp_path):
     images, labels = images_of(OWN, 1)
     data = write_parquet(tmp_path / "own.parquet", images, labels + 5)

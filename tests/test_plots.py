@@ -13,8 +13,10 @@ import fedkd_flwr
 from fedkd_flwr import plots
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.results import client_accuracies
+from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.models.darts.genotype import Choice, Genotype
+from fedkd_flwr.plots.comparison import file_stem
 from fedkd_flwr.runs import RunDirectoryError
 
 CONFIG = {
@@ -198,7 +200,7 @@ def test_partition_is_drawn_by_flower_datasets(runs):
     counts = plots.label_counts(run).to_numpy()
     axes = main_axes(plots.plot_partition(run))
     np.testing.assert_array_equal(np.asarray(axes.collections[0].get_array()), counts.T)
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("Partition ID", "Class")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("Client", "Class")
     bars = main_axes(plots.plot_partition(run, plot_type="bar", cmap="tab10"))
     assert sum(bar.get_height() for bar in bars.patches) == counts.sum()
 
@@ -274,7 +276,7 @@ def test_teacher_rounds_are_counted_over_clients_and_seeds(distilled):
 
 def test_figures_of_pairs_belong_to_a_comparison_and_need_persfl(distilled, runs):
     names = {name for name, _ in plots.comparison._figures(compare(distilled))}
-    assert {"persfl0-pairs", "persfl0-surface", "persfl0-teacher-rounds"} <= names
+    assert {"persfl-pairs", "persfl-surface", "persfl-teacher-rounds"} <= names
     for plot in (plots.plot_pairs, plots.plot_surface, plots.plot_teacher_rounds):
         with pytest.raises(ValueError, match=r"local0 has no (table of pairs|teachers)"):
             plot(runs["local", 0])
@@ -287,7 +289,7 @@ def test_all_figures_are_written_and_none_is_left_open(comparison, tmp_path):
     assert {path.name for path in paths} == {
         "accuracy-over-rounds.png", "accuracy-against-bytes.png", "clients-by-rank.png",
         "gain-over-local.png",
-        "kt-pfl0-coefficients.png", "kt-pfl0-coefficients-help.png", "perfed-ckt0-clusters.png",
+        "kt-pfl-coefficients.png", "kt-pfl-coefficients-help.png", "perfed-ckt-clusters.png",
         "partition.png",
     }  # fmt: skip
     for path in paths:
@@ -351,7 +353,47 @@ def test_settings_of_one_method_have_colours_of_their_own(comparison, runs):
 def test_every_family_has_a_colour_and_every_member_a_line():
     assert len(plots.looks.FAMILIES) == len(plots.looks.COLOURS)
     assert max(map(len, plots.looks.FAMILIES)) <= len(plots.looks.LINES)
-    assert {name for family in plots.looks.FAMILIES for name in family} <= set(fedkd_flwr.METHODS)
+    members = [name for family in plots.looks.FAMILIES for name in family]
+    assert sorted(members) == sorted(fedkd_flwr.METHODS)
+
+
+def test_a_long_legend_makes_the_figure_higher_and_leaves_the_axes_as_high(comparison, runs):
+    heights = []
+    for count in (2, 12):
+        label = "kt-pfl (learning-rate=0.01, distillation-learning-rate=0.05, models=mlp,lenet)"
+        groups = {f"{label} {i}": [runs["kt-pfl", 0]] for i in range(count)}
+        figure = plots.plot_accuracy_over_rounds(replace(comparison, groups=groups))
+        figure.draw_without_rendering()
+        axes = main_axes(figure)
+        assert axes.get_tightbbox().y1 <= figure.bbox.height
+        assert figure.legends[0].get_window_extent().y1 <= axes.get_tightbbox().y0
+        heights.append(axes.get_window_extent().height)
+    assert heights[1] >= 0.95 * heights[0]
+
+
+def test_accuracy_is_in_percent_gain_in_points_and_the_data_is_named(comparison):
+    figure = plots.plot_accuracy_over_rounds(comparison)
+    axes = main_axes(figure)
+    assert axes.yaxis.get_major_formatter()(0.875) == "87.5%"
+    assert axes.get_title() == "digits, k-classes-grouped, 4 clients"
+    gain = main_axes(plots.plot_gain_over_local(comparison)).xaxis
+    assert gain.get_major_formatter()(-0.05, None) == "-5"
+    assert gain.get_label().get_text().endswith("points")
+
+
+@pytest.mark.parametrize(("file_format", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_figures_for_papers(comparison, tmp_path, file_format, start):
+    figures = [("accuracy", plots.plot_accuracy_over_rounds(comparison))]
+    (path,) = plots.files.write_figures(figures, tmp_path, file_format)
+    assert path.name == f"accuracy.{file_format}" and path.read_bytes().startswith(start)
+    with pytest.raises(ConfigError, match="none of png, svg, pdf"):
+        plots.save_figures(comparison, tmp_path, "bmp")
+
+
+def test_files_are_named_after_what_is_compared():
+    assert file_stem("kt-pfl (rho=0.1, models=mlp,lenet)") == "kt-pfl-rho-0.1-models-mlp-lenet"
+    long = [file_stem("kt-pfl (genotype=" + 300 * "x" + f"{n})") for n in (1, 2)]
+    assert long[0] != long[1] and max(map(len, long)) < 150
 
 
 def test_a_comparison_shows_its_table_in_a_notebook(comparison):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedkd_flwr.analysis.opening import open_runs
+from fedkd_flwr.analysis.ranking import reading_order
 from fedkd_flwr.analysis.rendering import MISSING, in_latex, in_markdown, rendered
 from fedkd_flwr.analysis.results import (
     client_results,
@@ -38,7 +39,8 @@ class Comparison:
     Attributes
     ----------
     groups : dict of str to list of Run
-        Finished runs by label, best first; the runs of a label differ in seed alone.
+        Finished runs by label, in the order of `reading_order`; the runs of a label differ in
+        seed alone.
     results : DataFrame
         One row a run, as `fedkd_flwr.analysis.results.run_results` returns it.
     clients : DataFrame
@@ -133,13 +135,22 @@ def compare(
     results = run_results(groups, clients, target)
     table = means_over_seeds(results)
     on_target = notes_on_target(results, table.index, target) if target is not None else []
+    order, ranked = reading_order(table, groups)
+    table = table.loc[order]
     return Comparison(
         groups={label: groups[label] for label in table.index},
         results=results,
         clients=clients,
         table=table,
         verdicts=verdicts(clients, table.index),
-        notes=[*damaged, *unfinished, *repeated, *notes_on_groups(groups, clients), *on_target],
+        notes=[
+            *damaged,
+            *unfinished,
+            *repeated,
+            *notes_on_groups(groups, clients),
+            *ranked,
+            *on_target,
+        ],
     )
 
 

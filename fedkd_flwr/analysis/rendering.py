@@ -1,6 +1,7 @@
 """A comparison's table as a reader sees it: in Markdown, in LaTeX, and its numbers as text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -74,24 +75,48 @@ def rendered(table: pd.DataFrame) -> pd.DataFrame:
 
 def in_markdown(table: pd.DataFrame, remarks: Sequence[str]) -> str:
     """Return a table of means over seeds in Markdown, the remarks as a list below it."""
-    text = rendered(table)
-    lines = [
-        list(text.columns),
-        ["---", *["---:"] * (text.shape[1] - 1)],
-        *text.to_numpy().tolist(),
-    ]
-    rows = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    rows = markdown_table(rendered(table))
     listed = "".join(f"- {remark}\n" for remark in remarks)
     return f"{rows}\n{listed}" if listed else rows
 
 
 def in_latex(table: pd.DataFrame, remarks: Sequence[str]) -> str:
     """Return a table of means over seeds for the package booktabs, the remarks as comments."""
-    text = rendered(table)
+    comments = "".join(f"% {remark}\n" for remark in remarks)
+    return comments + latex_table(rendered(table))
+
+
+def by_client(clients: pd.DataFrame, labels: Iterable[Any]) -> pd.DataFrame:
+    """Return each client's mean accuracy over seeds as text, one column a method.
+
+    Parameters
+    ----------
+    clients : DataFrame
+        Of `fedkd_flwr.analysis.results.client_results`.
+    labels : iterable of str
+        The methods in the order of the columns.
+    """
+    means = clients.pivot_table("accuracy", "partition_id", "method").reindex(columns=list(labels))
+    text = means.map(lambda accuracy: _number(accuracy, ".4f"))
+    text.insert(0, "client", text.index.map(str))
+    return text.reset_index(drop=True).rename_axis(columns=None)
+
+
+def markdown_table(text: pd.DataFrame) -> str:
+    """Return a table of text in Markdown, what is below its first heading to the right."""
+    lines = [
+        list(text.columns),
+        ["---", *["---:"] * (text.shape[1] - 1)],
+        *text.to_numpy().tolist(),
+    ]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def latex_table(text: pd.DataFrame) -> str:
+    """Return a table of text for the package booktabs."""
     layout = "l" + "r" * (text.shape[1] - 1)
     rows = text.to_latex(index=False, escape=True, column_format=layout)
-    comments = "".join(f"% {remark}\n" for remark in remarks)
-    return comments + rows.replace("±", r"$\pm$")
+    return str(rows.replace("±", r"$\pm$"))
 
 
 def in_bytes(size: float) -> str:

@@ -12,7 +12,7 @@ import typer.core
 
 from fedkd_flwr.cli.crossing import cross
 from fedkd_flwr.cli.reporting import report
-from fedkd_flwr.cli.results import compare, genotypes, personalize
+from fedkd_flwr.cli.results import compare, genotypes, personalize, rank
 from fedkd_flwr.cli.running import run, sweep
 from fedkd_flwr.cli.setup import doctor, list_names
 
@@ -33,6 +33,6 @@ def find_modules_here() -> None:
     sys.path.append(str(Path.cwd()))
 
 
-for command in (run, compare, cross, report, sweep, personalize, doctor, genotypes):
+for command in (run, compare, cross, rank, report, sweep, personalize, doctor, genotypes):
     app.command()(command)
 app.command("list")(list_names)

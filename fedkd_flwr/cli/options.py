@@ -5,13 +5,22 @@ from typing import Annotated, Any
 
 import typer
 
-Preset = Annotated[Path | None, typer.Argument(help="TOML preset, else the defaults.")]
+Preset = Annotated[
+    Path | None,
+    typer.Argument(help="A TOML file or a name of `fedkd list presets`, else the defaults."),
+]
 
 Assignments = Annotated[
     list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Overrides; repeatable.")
 ]
 
-Engine = Annotated[str, typer.Option(help="in-process or simulation (Ray).")]
+Engine = Annotated[
+    str,
+    typer.Option(
+        help="in-process, simulation (Ray), or for run deployment:NAME, a SuperLink of Flower's "
+        "config.toml."
+    ),
+]
 
 
 def read_assignments(assignments: list[str] | None) -> dict[str, Any]:

@@ -40,6 +40,14 @@ def say(*parts: Part, to: "Console | None" = None) -> None:
     (to or console()).print(Text.assemble(*parts), soft_wrap=True, highlight=False)
 
 
+def say_paragraph(*parts: Part, indent: int = 0) -> None:
+    """Print a text in as many lines as it takes at the terminal's width."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console().print(Padding(Text.assemble(*parts), (0, 0, 0, indent)), highlight=False)
+
+
 def say_beside(lines: Iterable[str]) -> None:
     """Print lines beside the result, which alone goes to standard output."""
     for line in lines:
@@ -53,10 +61,16 @@ def show_table(
     numbers: Collection[str] = (),
 ) -> None:
     """Print a table; the columns whose headings are in `numbers` stand to the right."""
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title) if title else None)
+    table = Table(
+        title=Text(title, style="bold") if title else None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for heading in headings:
         table.add_column(Text(heading), justify="right" if heading in numbers else "left")
     for row in rows:
@@ -79,6 +93,8 @@ def one_clear_line() -> Iterator[None]:
     """Turn an error that is meant for the user into one line and exit status 1."""
     try:
         yield
+    except typer.Exit:  # which is a RuntimeError too
+        raise
     except user_errors() as error:
         say(("Error:", "bold red"), f" {error}", to=errors())
         raise typer.Exit(1) from None

@@ -1,24 +1,40 @@
-"""Commands that look at finished runs: ``fedkd compare``, ``personalize`` and ``genotypes``."""
+"""Commands that look at finished runs: ``compare``, ``rank``, ``personalize``, ``genotypes``."""
 
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedkd_flwr.cli.options import Assignments, read_assignments
-from fedkd_flwr.cli.output import one_clear_line, say, say_beside, show_table
+from fedkd_flwr.cli.output import console, one_clear_line, say, say_beside, show_table
 
-LAYOUTS = ("markdown", "latex", "csv")
+if TYPE_CHECKING:
+    from fedkd_flwr.analysis.comparison import Comparison
+
+LAYOUTS = ("table", "markdown", "latex", "csv")
 """How `compare` can print its table."""
+
+FigureFormat = Annotated[str, typer.Option(help="png, or svg or pdf for papers.")]
 
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of runs.")],
-    layout: Annotated[str, typer.Option("--format", help="markdown, latex or csv.")] = "markdown",
+    layout: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            show_default=False,
+            help="table, markdown, latex or csv; a table on a terminal, else Markdown.",
+        ),
+    ] = "",
+    per_client: Annotated[
+        bool, typer.Option(help="Print each client's accuracy too, a mean over seeds.")
+    ] = False,
     figures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write figures there as PNG files.")
+        Path | None, typer.Option(metavar="DIR", help="Write figures there.")
     ] = None,
+    figure_format: FigureFormat = "png",
     paper: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A paper's figures, to stand beside ours."),
@@ -34,18 +50,67 @@ def compare(
         from fedkd_flwr.analysis.paper import beside_paper, read_figures
         from fedkd_flwr.config import ConfigError
 
+        layout = layout or ("table" if console().is_terminal else "markdown")
         if layout not in LAYOUTS:
             raise ConfigError(f"--format {layout} is none of the allowed {', '.join(LAYOUTS)}.")
         compared = comparison.compare(runs, target)
         if paper is not None:
             compared = beside_paper(compared, read_figures(paper))
-        typer.echo(getattr(compared, f"to_{layout}")(), nl=False)
-        if layout == "csv":
-            say_beside([*compared.verdicts, *compared.notes])
+        print_comparison(compared, layout)
+        if per_client:
+            print_clients(compared, layout)
         if figures is not None:
             from fedkd_flwr.plots import save_figures
 
-            say_beside(f"Figure: {path}" for path in save_figures(compared, figures))
+            say_beside(f"Figure: {path}" for path in save_figures(compared, figures, figure_format))
+
+
+def rank(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of runs.")],
+) -> None:
+    """Rank the settings of each method by validation accuracy."""
+    with one_clear_line():
+        from fedkd_flwr.analysis import comparison, ranking
+
+        ranked = ranking.rank(comparison.compare(runs).groups)
+        headings = ("method", "seeds", "validation accuracy")
+        for strategy, rows in ranked.groupby("strategy", sort=False):
+            cells = [
+                (str(label), str(row["seeds"]), f"{row['validation_accuracy']:.4f}")
+                for label, row in rows.iterrows()
+            ]
+            show_table(headings, cells, title=str(strategy), numbers=headings[1:])
+
+
+def print_comparison(compared: "Comparison", layout: str) -> None:
+    """Print the table of a comparison, and what is to be said of it."""
+    if layout == "table":
+        from fedkd_flwr.cli.tables import show_comparison
+
+        show_comparison(compared)
+        return
+    typer.echo(getattr(compared, f"to_{layout}")(), nl=False)
+    if layout == "csv":
+        say_beside([*compared.verdicts, *compared.notes])
+
+
+def print_clients(compared: "Comparison", layout: str) -> None:
+    """Print each client's accuracy with each method."""
+    from fedkd_flwr.analysis import rendering
+
+    clients = rendering.by_client(compared.clients, compared.table.index)
+    if layout == "table":
+        from fedkd_flwr.cli.tables import show_clients
+
+        show_clients(clients)
+        return
+    say("")
+    if layout == "markdown":
+        typer.echo(rendering.markdown_table(clients), nl=False)
+    elif layout == "latex":
+        typer.echo(rendering.latex_table(clients), nl=False)
+    else:
+        typer.echo(clients.to_csv(index=False), nl=False)
 
 
 def personalize(
@@ -86,8 +151,9 @@ def personalize(
 def genotypes(
     run: Annotated[Path, typer.Argument(help="Run directory of fedkma or fednas.")],
     figures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw one PNG a client there.")
+        Path | None, typer.Option(metavar="DIR", help="Draw one figure a client there.")
     ] = None,
+    figure_format: FigureFormat = "png",
 ) -> None:
     """Print every client's architecture, and draw them."""
     with one_clear_line():
@@ -100,4 +166,7 @@ def genotypes(
         if figures is not None:
             from fedkd_flwr.plots import draw_genotypes
 
-            say_beside(f"Figure: {path}" for path in draw_genotypes(stored, figures))
+            say_beside(
+                f"Figure: {path}"
+                for path in draw_genotypes(stored, figures, file_format=figure_format)
+            )

@@ -1,6 +1,6 @@
 """Commands that run methods: ``fedkd run`` and ``fedkd sweep``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +13,15 @@ from fedkd_flwr.cli.options import (
     read_assignments,
     read_values,
 )
-from fedkd_flwr.cli.output import console, one_clear_line, say, show_table
+from fedkd_flwr.cli.output import one_clear_line, say, say_beside, show_table
 
 if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
     from fedkd_flwr.runs import Run
+
+
+INTERRUPTED = 130
+"""Exit status of a program that Ctrl-C has ended, as shells count it."""
 
 
 def run(
@@ -45,17 +49,24 @@ def run(
             metavar="KEY=VALUE", help="Flower's federation config, for the simulation engine."
         ),
     ] = None,
+    per_client: Annotated[bool, typer.Option(help="Print a table of all clients too.")] = False,
     verbose: Annotated[bool, typer.Option(help="Show Flower's log.")] = False,
 ) -> None:
     """Run a method, with a progress bar and a table of results."""
     with one_clear_line():
-        from fedkd_flwr.engines import find_engine
+        from fedkd_flwr.engines import deployed_to, find_engine
         from fedkd_flwr.server_app import check_run
 
-        find_engine(engine)
         values = read_values(preset, assignments)
         if output_dir is not None:
             values["output-dir"] = str(output_dir)
+        superlink = deployed_to(engine)
+        if superlink is not None:
+            others = {"--clients": clients, "--resume": resume, "--save-models": save_models}
+            refuse_in_deployment([name for name, value in others.items() if value])
+            deploy(values, superlink)
+            return
+        find_engine(engine)
         if resume is None:
             configuration = new_configuration(values, save_models)
         else:
@@ -64,7 +75,45 @@ def run(
         check_run(configuration)
         resources = read_assignments(federation_config)
         finished = run_with_progress(configuration, engine, clients, resources, verbose)
+        if per_client:
+            print_clients(finished)
         print_result(finished)
+
+
+def refuse_in_deployment(options: Sequence[str]) -> None:
+    """Refuse options that say how clients on this machine run.
+
+    Raises
+    ------
+    ConfigError
+        If there are any.
+    """
+    from fedkd_flwr.config import ConfigError
+
+    if options:
+        raise ConfigError(
+            f"A deployment takes no {', '.join(options)}: nodes are started by themselves, and "
+            "settings such as resume and models-dir are given with -c."
+        )
+
+
+def deploy(values: Mapping[str, Any], superlink: str) -> None:
+    """Check a config, and only then start a run on a SuperLink and follow it."""
+    from fedkd_flwr.config import ConfigError, read_config
+    from fedkd_flwr.engines import run_deployment
+
+    configuration = read_config(values)
+    output_dir = configuration.run.output_dir
+    if output_dir and not Path(output_dir).is_absolute():
+        raise ConfigError(
+            f"output-dir = {output_dir!r}: it should be an absolute path on the SuperLink's "
+            "machine."
+        )
+    try:
+        run_deployment(configuration, superlink, say)
+    except KeyboardInterrupt:
+        say_beside(["The run goes on without being followed; flwr list and flwr stop RUN-ID."])
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def new_configuration(values: Mapping[str, Any], save_models: bool) -> "Configuration":
@@ -120,39 +169,62 @@ def run_with_progress(
     resources: Mapping[str, Any],
     verbose: bool,
 ) -> "Run":
-    """Run on the chosen engine under a progress bar: round, accuracy, time left."""
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
+    """Run on the chosen engine under a progress bar; say how to go on if it is interrupted."""
+    from fedkd_flwr.cli.progress import RunProgress
     from fedkd_flwr.engines import find_engine
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("round {task.completed}/{task.total}  {task.fields[accuracy]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+    settings = configuration.run
+    say(f"Run directory: {settings.output_dir}")
+    progress = RunProgress(settings.strategy, settings.plan.num_server_rounds, verbose)
+    try:
+        with progress:
+            return find_engine(engine)(
+                configuration,
+                progress.on_round,
+                progress.on_line,
+                clients,
+                resources,
+                progress.on_clients,
+            )
+    except KeyboardInterrupt:
+        say_beside([interrupted(configuration, engine)])
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def interrupted(configuration: "Configuration", engine: str) -> str:
+    """Say how far an interrupted run came, and how it goes on."""
+    from fedkd_flwr.runs import read_checkpoint
+
+    directory = Path(configuration.run.output_dir)
+    completed = read_checkpoint(directory).completed_rounds
+    if not completed:
+        return "Stopped before the end of the first round: there is nothing to go on from."
+    option = "" if engine == "in-process" else f" --engine {engine}"
+    total = configuration.run.plan.num_server_rounds
+    return (
+        f"Stopped after round {completed} of {total}. "
+        f"It goes on with: fedkd run{option} --resume {directory}"
     )
-    with Progress(*columns, console=console()) as progress:
-        total = configuration.run.plan.num_server_rounds
-        task = progress.add_task(configuration.run.strategy, total=total, accuracy="")
 
-        def on_round(row: Mapping[str, Any]) -> None:
-            accuracy = row["accuracy_mean"]
-            text = "" if accuracy is None else f"accuracy {accuracy:.4f}"
-            progress.update(task, completed=row["round"], accuracy=text)
 
-        def on_line(line: str) -> None:
-            if verbose or "WARNING" in line:
-                say(line, to=progress.console)
-
-        return find_engine(engine)(configuration, on_round, on_line, clients, resources)
+def print_clients(finished: "Run") -> None:
+    """Print what each client reached in the last round in which it was evaluated."""
+    rows: dict[int, Mapping[str, Any]] = {
+        row["partition_id"]: row for row in finished.client_rows if row.get("accuracy") is not None
+    }
+    headings = ("client", "model", "samples to train", "to test", "accuracy", "round")
+    cells = [
+        (
+            str(n),
+            str(row["model"]),
+            f"{row['num_examples']:.0f}",
+            f"{row['total']:.0f}",
+            f"{row['accuracy']:.4f}",
+            str(row["round"]),
+        )
+        for n, row in sorted(rows.items())
+    ]
+    show_table(headings, cells, numbers=headings[2:])
 
 
 def print_result(finished: "Run") -> None:
@@ -175,7 +247,10 @@ def print_result(finished: "Run") -> None:
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="TOML file with [base] and [grid].")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="TOML file with [base] and [grid], or a name of `fedkd list presets`."),
+    ],
     output_dir: Annotated[
         Path | None, typer.Option(help="Folder of the runs; runs/NAME-OF-THE-FILE if left out.")
     ] = None,
@@ -215,22 +290,29 @@ def sweep(
     """Do the runs of a sweep that are not done yet."""
     with one_clear_line():
         from fedkd_flwr.cli.sweeping import SweepDisplay
-        from fedkd_flwr.sweeps import run_sweep
+        from fedkd_flwr.sweeps import run_sweep, sweep_folder
 
         settings = read_assignments(assignments)
-        with SweepDisplay() as display:
-            finished = run_sweep(
-                file,
-                output_dir,
-                engine,
-                display.on_run,
-                settings,
-                save_models,
-                jobs=jobs,
-                cpus_per_run=cpus_per_run,
-                gpus_per_run=gpus_per_run,
-                on_round=display.on_round,
-            )
+        folder = sweep_folder(file, output_dir)
+        say(f"Runs: {folder}")
+        try:
+            with SweepDisplay() as display:
+                finished = run_sweep(
+                    file,
+                    folder,
+                    engine,
+                    display.on_run,
+                    settings,
+                    save_models,
+                    jobs=jobs,
+                    cpus_per_run=cpus_per_run,
+                    gpus_per_run=gpus_per_run,
+                    on_round=display.on_round,
+                )
+        except KeyboardInterrupt:
+            kept = f"Stopped; the {display.done} runs that are done stay in {folder}."
+            say_beside([f"{kept} The same command does the others."])
+            raise typer.Exit(INTERRUPTED) from None
         if finished:
             say(f"Compare: fedkd compare {finished[0].path.parent}")
         if display.failed:

@@ -1,12 +1,19 @@
 """Commands that say what there is to work with: ``fedkd doctor`` and ``fedkd list``."""
 
-from pathlib import Path
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedkd_flwr.cli.options import Assignments, Preset, read_values
-from fedkd_flwr.cli.output import one_clear_line, say, show_table
+from fedkd_flwr.cli.output import (
+    console,
+    errors,
+    one_clear_line,
+    say,
+    say_paragraph,
+    show_table,
+)
 
 if TYPE_CHECKING:
     from fedkd_flwr.methods import Method
@@ -34,39 +41,101 @@ def doctor(
         raise typer.Exit(1)
 
 
-def list_names() -> None:
-    """List methods, models, data sets, partitions, presets and run config keys."""
-    from fedkd_flwr.config import known_names
-    from fedkd_flwr.data.catalogue import DATASETS, PARTITIONS
-    from fedkd_flwr.methods import FAMILIES, METHODS
-    from fedkd_flwr.models.registry import MODELS
+def list_names(
+    what: Annotated[
+        str, typer.Argument(help="methods, models, data, presets or settings; all but the last.")
+    ] = "",
+    method: Annotated[
+        str, typer.Argument(help="After settings: the method whose own are shown.")
+    ] = "",
+) -> None:
+    """List methods, models, data sets and presets, or what can be set: list settings [METHOD]."""
+    from fedkd_flwr.config import ConfigError
 
-    headings = ("strategy", "exchanges", "from", "models", "public data", "validation data")
+    with one_clear_line():
+        if what not in ("", "settings", *LISTS):
+            raise ConfigError(f"There is no list {what}; there are {', '.join(LISTS)}, settings.")
+        if method and what != "settings":
+            raise ConfigError(f"The list {what} takes no method; write list settings {method}.")
+        if what == "settings":
+            _list_settings(method)
+            return
+        for name, show in LISTS.items():
+            if what in ("", name):
+                show()
+    if not what:
+        say(("Settings:", "bold"), " fedkd list settings [METHOD]")
+
+
+def _list_methods() -> None:
+    from fedkd_flwr.methods import FAMILIES, METHODS
+
+    headings = ("strategy", "exchanges", "from", "needs")
     for family in FAMILIES:
         rows = [(name, *_told(m)) for name, m in METHODS.items() if m.family == family]
         show_table(headings, rows, title=f"Methods that exchange {family}")
-    files = sorted(str(path) for path in Path("conf").glob("*/*.toml"))
-    sweeps = [file for file in files if file.startswith("conf/sweeps/")]
-    presets = [file for file in files if file not in sweeps]
-    for title, names in (
-        ("Models", MODELS),
-        ("Data sets", DATASETS),
-        ("Partitions", PARTITIONS),
-        ("Presets", presets),
-        ("Sweeps", sweeps),
-        ("Run config keys", known_names()),
-    ):
-        say((f"{title}:", "bold"), f" {', '.join(names)}")
+
+
+def _list_models() -> None:
+    from fedkd_flwr.models.registry import MODELS
+
+    _say_names("Models", MODELS)
+
+
+def _list_data() -> None:
+    from fedkd_flwr.data.catalogue import DATASETS, PARTITIONS
+
+    _say_names("Data sets", DATASETS)
+    _say_names("Partitions", PARTITIONS)
+
+
+def _list_presets() -> None:
+    from fedkd_flwr.presets import preset_names, sweep_names
+
+    _say_names("Presets, for run", preset_names())
+    _say_names("Sweeps, for sweep", sweep_names())
+
+
+LISTS = {
+    "methods": _list_methods,
+    "models": _list_models,
+    "data": _list_data,
+    "presets": _list_presets,
+}
+"""What there is to list, in the order in which all of it is shown."""
+
+
+def _say_names(title: str, names: Iterable[str]) -> None:
+    say((f"{title}:", "bold"), f" {', '.join(names)}")
+
+
+def _list_settings(method: str) -> None:
+    """Show settings in paragraphs on a terminal, else as the page docs/settings.md."""
+    from fedkd_flwr.reference import in_markdown, settings_reference
+
+    sections = settings_reference(method)
+    if not sections:
+        say(f"{method} has no settings of its own.", to=errors())
+    if not console().is_terminal:
+        typer.echo(in_markdown(sections), nl=False)
+        return
+    for section in sections:
+        say((f"\n{section.title}", "bold underline"))
+        for setting in section.settings:
+            told = f" = {setting.default}"
+            say_paragraph((setting.key, "bold"), told, (f"    {setting.allowed}", "green"))
+            say_paragraph(setting.meaning, indent=4)
+    if method:
+        say("\nAll methods share those of: fedkd list settings")
 
 
 def _told(method: "Method") -> tuple[str, ...]:
-    """Return what a method exchanges, where it comes from, and what it takes and needs."""
+    """Return what a method exchanges, where it comes from, and what it needs."""
     strategy = method.strategy
-    public = "on the server" if strategy.distils_on_server else "needed"
-    return (
-        method.exchanged,
-        method.paper,
-        "one for all" if strategy.needs_one_model else "may differ",
-        public if strategy.needs_public_data or strategy.distils_on_server else "",
-        "needed" if strategy.needs_validation_data else "",
-    )
+    needs = {
+        "one architecture": strategy.needs_one_model,
+        "public data": strategy.needs_public_data,
+        "public data on the server": strategy.distils_on_server,
+        "validation data": strategy.needs_validation_data,
+    }
+    return method.exchanged, method.paper, ", ".join(name for name in needs if needs[name])

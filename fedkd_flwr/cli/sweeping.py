@@ -19,10 +19,13 @@ class SweepDisplay:
     ----------
     failed : int
         Runs that failed.
+    done : int
+        Runs that are finished, now or before.
     """
 
     def __init__(self) -> None:
         self.failed = 0
+        self.done = 0
         # Without the bars of runs that have ended.
         self._bars: dict[str, TaskID] = {}
         self._progress = Progress(
@@ -51,13 +54,15 @@ class SweepDisplay:
         """Say that a run has started or ended."""
         result = (progress.run.summary or {})["last_round"] if progress.run else None
         told = f"accuracy {result['accuracy_mean']:.4f}" if result else progress.error
-        line = f"{progress.number}/{progress.total} {progress.name} {progress.state} {told}"
+        line = f"{progress.number}/{progress.total} {progress.label}: {progress.state} {told}"
         say(line.rstrip(), to=self._progress.console)
         if progress.state == "started":
-            name, rounds = progress.name, progress.rounds
-            self._bars[name] = self._progress.add_task(f"  {name}", total=rounds, told="")
+            label, rounds = progress.label, progress.rounds
+            bar = self._progress.add_task(f"  {label}", total=rounds, told="")
+            self._bars[progress.name] = bar
             return
         self.failed += progress.state == "failed"
+        self.done += progress.state in ("finished", "skipped")
         self._progress.update(self._runs, total=progress.total, advance=1)
         if progress.name in self._bars:
             self._progress.remove_task(self._bars.pop(progress.name))

@@ -7,7 +7,6 @@ clients and then into train and test inside each client.
 import functools
 import hashlib
 import io
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import distribution, version
@@ -30,7 +29,8 @@ from fedkd_flwr.data.catalogue import (
     Wanted,
     find_source,
 )
-from fedkd_flwr.data.origin import PARTS, fingerprint
+from fedkd_flwr.data.folders import by_number, read_image_folder
+from fedkd_flwr.data.origin import fingerprint
 from fedkd_flwr.data.own import call_for_data
 from fedkd_flwr.files import plain_name
 from fedkd_flwr.own import is_own
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 
 BUNDLED_DIGITS = "sklearn/datasets/data/digits.csv.gz"
 """File of scikit-learn with a row a digit: 64 brightnesses from 0 to 16, and the class."""
-
-IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
-"""Files of an image folder that are images; the others are passed over."""
 
 ANY = Wanted()
 """Nothing is said of the data."""
@@ -178,10 +175,10 @@ def _load_images(name: str, data_root: str, wanted: Wanted) -> ImageSet:
 def _load_folder(path: Path, wanted: Wanted) -> ImageSet:
     if not path.exists():
         raise DataError(f"there is no folder {str(path)!r}")
-    encoded, labels = _encoded_at(path, wanted)
+    encoded, names, labels = _encoded_at(path, wanted)
     _require_classes(labels, wanted.classes, repr(str(path)))
     classes = wanted.classes or int(labels.max()) + 1
-    return ImageSet(decode_images(encoded, wanted.shape), torch.from_numpy(labels), classes)
+    return ImageSet(decode_images(encoded, wanted.shape, names), torch.from_numpy(labels), classes)
 
 
 def _read_images(name: str, data_root: str, wanted: Wanted, labels: Tensor) -> Tensor:
@@ -240,7 +237,9 @@ def _require_classes(labels: NDArray[np.int64], classes: int, owner: str) -> Non
         )
 
 
-def decode_images(encoded: Sequence[bytes], shape: Shape) -> Tensor:
+def decode_images(
+    encoded: Sequence[bytes], shape: Shape, names: Sequence[str] | None = None
+) -> Tensor:
     """Decode image files (PNG, JPEG or WebP) to one shape.
 
     Parameters
@@ -250,6 +249,8 @@ def decode_images(encoded: Sequence[bytes], shape: Shape) -> Tensor:
     shape : tuple of int
         Channels (1 or 3), height and width that every image is brought to; empty for those of
         the first.
+    names : sequence of str, optional
+        What to call each in an error, its position if left out.
 
     Returns
     -------
@@ -272,7 +273,8 @@ def decode_images(encoded: Sequence[bytes], shape: Shape) -> Tensor:
                 image = _pixels(opened)
         # Pillow raises many unrelated kinds of error for a damaged file.
         except Exception as error:
-            raise DataError(f"image {position} is no readable PNG, JPEG or WebP file") from error
+            name = names[position] if names else f"image {position}"
+            raise DataError(f"{name} is no readable PNG, JPEG or WebP file") from error
         if not shape:
             shape = tuple(image.shape)
             images = torch.empty((len(encoded), *shape), dtype=torch.uint8)
@@ -352,17 +354,18 @@ def load_own_data(path: str | Path, shape: Shape, classes: int, wanted: Wanted =
         return ImageSet(samples, own_labels, classes)
     if not path.exists():
         raise DataError(f"there is no folder or Parquet file at {str(path)!r}")
-    encoded, labels = _encoded_at(path, replace(wanted, shape=shape, classes=classes))
+    encoded, names, labels = _encoded_at(path, replace(wanted, shape=shape, classes=classes))
     _require_classes(labels, classes, repr(str(path)))
-    return ImageSet(decode_images(encoded, shape), torch.from_numpy(labels), classes)
+    return ImageSet(decode_images(encoded, shape, names), torch.from_numpy(labels), classes)
 
 
-def _encoded_at(path: Path, wanted: Wanted) -> tuple[list[bytes], NDArray[np.int64]]:
-    """Return the image files and classes of a folder of images or of Arrow files, or a Parquet."""
-    arrow_folders = [path, *sorted(path.glob("*/"), key=_by_number)] if path.is_dir() else []
+def _encoded_at(path: Path, wanted: Wanted) -> tuple[list[bytes], list[str], NDArray[np.int64]]:
+    """Return the images of a folder or a table as files, with their names and classes."""
+    arrow_folders = [path, *sorted(path.glob("*/"), key=by_number)] if path.is_dir() else []
     saved = [folder for folder in arrow_folders if (folder / "state.json").is_file()]
     if path.is_dir() and not saved:
-        return _read_image_folder(path, wanted)
+        files, own = read_image_folder(path, wanted)
+        return [file.read_bytes() for file in files], [repr(str(file)) for file in files], own
     from fedkd_flwr.data.tables import (
         IMAGES,
         LABELS,
@@ -373,56 +376,15 @@ def _encoded_at(path: Path, wanted: Wanted) -> tuple[list[bytes], NDArray[np.int
     )
 
     encoded: list[bytes] = []
+    names: list[str] = []
     labels: list[NDArray[np.int64]] = []
     for place in saved or [path]:
         table = read_table(place)
         images = find_column(table.schema, IMAGES, wanted.image_column, repr(str(place)))
         encoded += encoded_images(table.column(images))
+        names += [f"the image in row {row} of {str(place)!r}" for row in range(len(table))]
         labels.append(np.zeros(len(table), dtype=np.int64))
         if wanted.labelled:
             column = find_column(table.schema, LABELS, wanted.label_column, repr(str(place)))
             labels[-1] = whole_numbers(table.column(column))
-    return encoded, np.concatenate(labels)
-
-
-def _by_number(path: Path) -> tuple[int, str]:
-    """Order ``partition_2`` before ``partition_10``."""
-    digits = re.search(r"\d+$", path.name)
-    return (int(digits[0]) if digits else -1, path.name)
-
-
-def _read_image_folder(path: Path, wanted: Wanted) -> tuple[list[bytes], NDArray[np.int64]]:
-    """Return the image files of a folder with one folder a class, and their classes.
-
-    A part for training and one for tests, of a folder a class each, are pooled.
-    """
-    if not wanted.labelled:
-        files = [file.read_bytes() for file in _image_files(path)]
-        return files, np.zeros(len(files), dtype=np.int64)
-    parts = [path / part for part in PARTS if (path / part).is_dir()]
-    if parts:
-        read = [_read_image_folder(part, wanted) for part in parts]
-        return [file for files, _ in read for file in files], np.concatenate([k for _, k in read])
-    folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
-    if not folders:
-        raise DataError(f"{str(path)!r} holds no folder; it needs one for each class")
-    if all(folder.name.isdecimal() for folder in folders):
-        numbers = [int(folder.name) for folder in folders]
-    elif len(folders) == (wanted.classes or len(folders)):
-        numbers = list(range(len(folders)))
-    else:
-        raise DataError(
-            f"{str(path)!r} holds {len(folders)} folders; it needs one for each of the "
-            f"{wanted.classes} classes, if need be empty, or folders named by the number of the "
-            "class"
-        )
-    files, labels = [], []
-    for folder, number in zip(folders, numbers, strict=True):
-        images = _image_files(folder)
-        files += [image.read_bytes() for image in images]
-        labels += [number] * len(images)
-    return files, np.array(labels, dtype=np.int64)
-
-
-def _image_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+    return encoded, names, np.concatenate(labels)

@@ -1,8 +1,9 @@
 """Where a run takes place: in this process, or in Flower's Ray simulation."""
 
+from fedkd_flwr.engines.deployment import deployed_to, run_deployment
 from fedkd_flwr.engines.grid import InProcessGrid
 from fedkd_flwr.engines.in_process import flower_log_level
-from fedkd_flwr.engines.listeners import LineListener, RoundListener
+from fedkd_flwr.engines.listeners import ClientsListener, LineListener, RoundListener
 from fedkd_flwr.engines.starting import (
     resolve_output,
     resume,
@@ -14,15 +15,18 @@ from fedkd_flwr.engines.table import ENGINES, Engine, find_engine
 
 __all__ = [
     "ENGINES",
+    "ClientsListener",
     "Engine",
     "InProcessGrid",
     "LineListener",
     "RoundListener",
+    "deployed_to",
     "find_engine",
     "flower_log_level",
     "resolve_output",
     "resume",
     "resumed",
     "run",
+    "run_deployment",
     "with_absolute_folders",
 ]

@@ -22,12 +22,16 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedkd_flwr.clients.disk import save_archive
 from fedkd_flwr.clients.memory import LiveContext
+from fedkd_flwr.engines.listeners import ClientsListener
 
 SERVED_AT_ONCE = 64
 """Messages that are served at once at most."""
 
-TogetherCall = Callable[[Sequence[Message], Sequence[Context]], list[Message | Exception]]
-"""What serves many messages at once: replies in their order, or why there is none."""
+TogetherCall = Callable[
+    [Sequence[Message], Sequence[Context], Callable[[int], None]], list[Message | Exception]
+]
+"""What serves many messages at once and says of each few that they are served: replies in their
+order, or why there is none."""
 
 ClientCall = Callable[[Message, Context], Message]
 """What serves a message: a ClientApp, or a test's stand-in for a broken one."""
@@ -51,6 +55,8 @@ class InProcessGrid(Grid):
         of them; else as arrays in their contexts, as nodes of a federation do.
     together : callable, optional
         Serves the train messages of one exchange at once, in the place of `client_app`.
+    on_clients : callable, optional
+        Is told how many clients have answered, while they do.
     """
 
     def __init__(
@@ -61,10 +67,12 @@ class InProcessGrid(Grid):
         node_configs: dict[int, UserConfig] | None = None,
         live: bool = False,
         together: TogetherCall | None = None,
+        on_clients: ClientsListener | None = None,
     ) -> None:
         self._client_app = client_app
         self._live = live
         self._together = together
+        self._on_clients = on_clients or (lambda kind, done, total: None)
         self._run = Run.create_empty(1)
         # Flower's Message reads who sends it from here.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
@@ -135,13 +143,26 @@ class InProcessGrid(Grid):
         messages = list(messages)
         if self._together and len(messages) > 1 and _are_to_train(messages):
             return self._serve_together(messages)
+        tell = self._teller(messages)
         deadline = None if timeout is None else time.monotonic() + timeout
         replies: list[Message] = []
         for message in messages:
             if deadline is not None and time.monotonic() >= deadline:
                 break
             replies.extend(self.pull_messages([self._push(message)]))
+            tell(1)
         return replies
+
+    def _teller(self, messages: Sequence[Message]) -> Callable[[int], None]:
+        """Return what to call when some more of the messages are answered."""
+        answered = 0
+
+        def tell(more: int) -> None:
+            nonlocal answered
+            answered += more
+            self._on_clients(messages[0].metadata.message_type, answered, len(messages))
+
+        return tell
 
     def _push(self, message: Message) -> str:
         message_id = self._number(message)
@@ -163,13 +184,14 @@ class InProcessGrid(Grid):
     def _serve_together(self, messages: list[Message]) -> list[Message]:
         assert self._together
         replies = []
+        tell = self._teller(messages)
         # Some at a time: until clients are done, their old and their new memory are both there.
         for start in range(0, len(messages), SERVED_AT_ONCE):
             chunk = messages[start : start + SERVED_AT_ONCE]
             for message in chunk:
                 self._number(message)
             contexts = [self._context_for(message) for message in chunk]
-            outcomes = self._together(chunk, contexts)
+            outcomes = self._together(chunk, contexts, tell)
             return_free_memory()
             replies += [
                 _failure(message, outcome)

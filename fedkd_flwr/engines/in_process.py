@@ -11,7 +11,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import train_together
 from fedkd_flwr.config import ConfigError, Configuration
 from fedkd_flwr.engines.grid import InProcessGrid
-from fedkd_flwr.engines.listeners import LineListener, RoundListener
+from fedkd_flwr.engines.listeners import ClientsListener, LineListener, RoundListener
 from fedkd_flwr.runs import Run
 from fedkd_flwr.server_app import serve
 
@@ -25,6 +25,7 @@ def run_in_process(
     on_line: LineListener | None = None,
     clients: int | None = None,
     resources: Mapping[str, Any] | None = None,
+    on_clients: ClientsListener | None = None,
 ) -> Run:
     """Run a method with all clients in this process.
 
@@ -40,6 +41,8 @@ def run_in_process(
         Clients to start, the config's N if left out.
     resources : mapping, optional
         Flower's federation config, of which there is none here.
+    on_clients : callable, optional
+        Is told how many clients have answered, while they do.
 
     Raises
     ------
@@ -51,7 +54,14 @@ def run_in_process(
     require_device(configuration.run.torch_device)
     started = clients or configuration.run.plan.num_clients
     together = None if configuration.run.cohort == "off" else train_together
-    grid = InProcessGrid(client_app, started, configuration.flat(), live=True, together=together)
+    grid = InProcessGrid(
+        client_app,
+        started,
+        configuration.flat(),
+        live=True,
+        together=together,
+        on_clients=on_clients,
+    )
     with flower_log_to(on_line) if on_line else flower_log_level(logging.WARNING):
         return serve(grid, configuration, on_round, grid.keep_memories)
 

@@ -10,7 +10,7 @@ from typing import Any
 import tomli_w
 
 from fedkd_flwr.config import ConfigError, Configuration
-from fedkd_flwr.engines.listeners import LineListener, RoundListener
+from fedkd_flwr.engines.listeners import ClientsListener, LineListener, RoundListener
 from fedkd_flwr.engines.superlink import superlink
 from fedkd_flwr.methods import REGISTERED
 from fedkd_flwr.runs import Run, load_run, read_checkpoint
@@ -25,6 +25,7 @@ def run_simulation(
     on_line: LineListener | None = None,
     clients: int | None = None,
     resources: Mapping[str, Any] | None = None,
+    on_clients: ClientsListener | None = None,
 ) -> Run:
     """Run a method with ``flwr run`` under Ray, on a SuperLink of its own.
 
@@ -40,6 +41,8 @@ def run_simulation(
         SuperNodes to simulate, the config's N if left out.
     resources : mapping, optional
         Flower's federation config, such as ``client-resources-num-gpus``.
+    on_clients : callable, optional
+        Is not called: Ray's processes do not tell how far a round is.
 
     Raises
     ------

@@ -26,7 +26,8 @@ def run(
     Parameters
     ----------
     preset : str, Path or mapping, optional
-        A TOML preset, or a flat run config; defaults where left out.
+        A TOML preset, the name of one that comes with the project, or a flat run config;
+        defaults where left out.
     engine : str
         ``in-process`` or ``simulation``.
     output_dir : str or Path, optional
@@ -48,7 +49,7 @@ def run(
         In one sentence, before any client works.
     """
     start = find_engine(engine)
-    base = preset if isinstance(preset, Mapping) else read_toml(Path(preset)) if preset else {}
+    base = preset if isinstance(preset, Mapping) else read_toml(preset) if preset else {}
     values = {**base, **_kebab(settings)}
     if output_dir is not None:
         values["output-dir"] = str(output_dir)

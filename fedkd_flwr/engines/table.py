@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from fedkd_flwr.config import ConfigError, Configuration
 from fedkd_flwr.engines.in_process import run_in_process
-from fedkd_flwr.engines.listeners import LineListener, RoundListener
+from fedkd_flwr.engines.listeners import ClientsListener, LineListener, RoundListener
 from fedkd_flwr.engines.simulation import run_simulation
 from fedkd_flwr.runs import Run
 
@@ -20,6 +20,7 @@ class Engine(Protocol):
         on_line: LineListener | None = None,
         clients: int | None = None,
         resources: Mapping[str, Any] | None = None,
+        on_clients: ClientsListener | None = None,
     ) -> Run:
         """Run it; see `fedkd_flwr.engines.simulation.run_simulation` for the parameters."""
 

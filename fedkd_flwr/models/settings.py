@@ -2,12 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from fedkd_flwr.models.assignment import ASSIGNMENTS
 from fedkd_flwr.models.darts.genotype import PUBLISHED_GENOTYPE, Genotype
 from fedkd_flwr.models.darts.search_space import SearchSpace
-from fedkd_flwr.models.darts.settings import OPERATIONS, SupernetSettings
+from fedkd_flwr.models.darts.settings import OPERATIONS, SMALLEST_CELLS, SupernetSettings
 from fedkd_flwr.models.registry import ALLOWED, model_name
 from strategies.core.slices import Slice, one_of, words
 
@@ -41,10 +41,10 @@ class ModelSettings(Slice):
         "cnn",
     )
     model_assignment: str = "cyclic"
-    supernet_channels: int = SupernetSettings.channels
-    supernet_cells: int = SupernetSettings.cells
-    supernet_nodes: int = SupernetSettings.nodes
-    supernet_stem_stride: int = SupernetSettings.stem_stride
+    supernet_channels: int = Field(default=SupernetSettings.channels, ge=1)
+    supernet_cells: int = Field(default=SupernetSettings.cells, ge=SMALLEST_CELLS)
+    supernet_nodes: int = Field(default=SupernetSettings.nodes, ge=1)
+    supernet_stem_stride: int = Field(default=SupernetSettings.stem_stride, ge=1)
     supernet_operations: Annotated[tuple[str, ...], BeforeValidator(words)] = ()
     genotype: str = ""
     batch_norm_statistics: Literal["fresh", "kept"] = "fresh"

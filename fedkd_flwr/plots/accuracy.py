@@ -9,19 +9,36 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.rendering import in_bytes
 from fedkd_flwr.analysis.results import REFERENCE
-from fedkd_flwr.plots.looks import FIGURE_WIDTH, legend_below, new_figure, styled
+from fedkd_flwr.plots.looks import (
+    FIGURE_WIDTH,
+    comparison_title,
+    in_percent,
+    in_points,
+    legend_below,
+    new_figure,
+    styled,
+)
 from fedkd_flwr.runs import Run
 from strategies.core.randomness import random_generator
 
+MOST_BANDS = 6
+"""Bands over seeds in one figure."""
+
 
 def plot_accuracy_over_rounds(comparison: Comparison) -> Figure:
-    """Plot mean accuracy over rounds, a band of one standard deviation over seeds."""
+    """Plot mean accuracy over rounds.
+
+    A band is one standard deviation over seeds; many bands would hide each other and are left out.
+    """
     figure, axes = new_figure("Round", "Mean accuracy over clients")
+    in_percent(axes.yaxis)
+    axes.set_title(comparison_title(comparison), fontsize="medium")
+    has_bands = len(comparison.groups) <= MOST_BANDS
     for label, runs, style in styled(comparison):
         course = course_over_seeds(runs, ["round", "accuracy_mean"], "round")
         mean, spread = course["accuracy_mean"]["mean"], course["accuracy_mean"]["std"].fillna(0)
         axes.plot(course.index, mean, label=label, **style)
-        if spread.any():
+        if has_bands and spread.any():
             axes.fill_between(
                 course.index, mean - spread, mean + spread, color=style["color"], alpha=0.14, lw=0
             )
@@ -36,6 +53,8 @@ def plot_accuracy_against_bytes(comparison: Comparison) -> Figure:
     A method that exchanges nothing is a dashed line at its last accuracy.
     """
     figure, axes = new_figure("Bytes exchanged so far, both ways", "Mean accuracy over clients")
+    in_percent(axes.yaxis)
+    axes.set_title(comparison_title(comparison), fontsize="medium")
     for label, runs, style in styled(comparison):
         course = course_over_seeds(runs, ["round", "bytes", "accuracy_mean"], "round")
         sizes, mean = course["bytes"]["mean"], course["accuracy_mean"]["mean"]
@@ -64,9 +83,10 @@ def plot_gain_over_local(comparison: Comparison) -> Figure:
     gains = comparison.clients.dropna(subset="gain")
     if gains.empty:
         raise ValueError(f"No run has a run of {REFERENCE} with its seed to gain over.")
-    figure, axes = new_figure("Gain of a client in accuracy over local", "")
+    figure, axes = new_figure("Gain of a client in accuracy over local, in points", "")
+    in_points(axes.xaxis)
     shown = [item for item in styled(comparison) if item[0] in set(gains["method"])]
-    figure.set_size_inches(FIGURE_WIDTH, 1.4 + 0.7 * len(shown))
+    figure.set_size_inches(FIGURE_WIDTH, 1.4 + 0.5 * len(shown))
     for row, (label, _, style) in enumerate(shown):
         gain = gains[gains["method"] == label]["gain"].to_numpy()
         shift = random_generator(0, "figure", row).uniform(-0.22, 0.22, len(gain))
@@ -78,7 +98,8 @@ def plot_gain_over_local(comparison: Comparison) -> Figure:
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.axvline(0, color="black", lw=1, ls=":")
-    axes.set_title("One point a client and seed; a bar at the mean", fontsize="medium")
+    title = f"{comparison_title(comparison)}\nOne dot a client and seed; a bar at the mean"
+    axes.set_title(title, fontsize="medium")
     return figure
 
 

@@ -1,5 +1,7 @@
 """All figures of a comparison."""
 
+import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,9 +24,14 @@ from fedkd_flwr.plots.files import write_figures
 from fedkd_flwr.plots.knowledge import plot_help, plot_sharing, sharing_matrices
 from fedkd_flwr.plots.partition import plot_partition
 
+LONGEST_STEM = 120
+"""Letters of a file's name that a label may take."""
 
-def save_figures(comparison: Comparison, folder: str | Path) -> list[Path]:
-    """Write the figures of a comparison as PNG files.
+
+def save_figures(
+    comparison: Comparison, folder: str | Path, file_format: str = "png"
+) -> list[Path]:
+    """Write the figures of a comparison, as PNG files or in another of `plots.files.FORMATS`.
 
     Matrices, classes, clusters and the split are drawn for the first seed of each method, PersFL's
     pairs and teachers for all seeds at once. The split is left out where this machine does not
@@ -37,10 +44,23 @@ def save_figures(comparison: Comparison, folder: str | Path) -> list[Path]:
 
     Raises
     ------
+    ConfigError
+        If there is no such format.
     RunDirectoryError
         If the folder cannot be made or written.
     """
-    return write_figures(_figures(comparison), folder)
+    return write_figures(_figures(comparison), folder, file_format)
+
+
+def file_stem(label: str) -> str:
+    """Return a label as the beginning of a file's name: ``kt-pfl (rho=0.1)`` → ``kt-pfl-rho-0.1``.
+
+    A label that is too long for a file's name ends in a hash.
+    """
+    stem = re.sub(r"[^\w.-]+", "-", label).strip("-")
+    if len(stem) <= LONGEST_STEM:
+        return stem
+    return f"{stem[:LONGEST_STEM]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
 
 
 def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
@@ -50,19 +70,19 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
         yield "clients-by-rank", plot_clients_by_rank(comparison)
     if comparison.clients["gain"].notna().any():
         yield "gain-over-local", plot_gain_over_local(comparison)
-    for runs in comparison.groups.values():
-        run = runs[0]
+    for label, runs in comparison.groups.items():
+        run, stem = runs[0], file_stem(label)
         local = comparison.reference(run)
         for matrix in sharing_matrices(run):
-            yield f"{run.path.name}-{matrix}", plot_sharing(run, name=matrix)
+            yield f"{stem}-{matrix}", plot_sharing(run, name=matrix)
             if local:
-                yield f"{run.path.name}-{matrix}-help", plot_help(run, local, name=matrix)
+                yield f"{stem}-{matrix}-help", plot_help(run, local, name=matrix)
         if not class_accuracies(run).empty:
-            yield f"{run.path.name}-classes", plot_classes(run)
+            yield f"{stem}-classes", plot_classes(run)
         if "clusters" in run.matrices:
-            yield f"{run.path.name}-clusters", plot_clusters(run)
+            yield f"{stem}-clusters", plot_clusters(run)
         if all(map(has_pairs, runs)):
-            yield from distillation_figures(runs)
+            yield from distillation_figures(runs, stem)
     try:
         yield "partition", plot_partition(next(iter(comparison.groups.values()))[0])
     except (ConfigError, DataError):

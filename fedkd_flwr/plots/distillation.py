@@ -145,12 +145,11 @@ def surface(pairs: pd.DataFrame, column: str) -> pd.DataFrame:
     return means
 
 
-def distillation_figures(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
-    """Yield the figures of PersFL's runs with the stems of their files."""
-    name = runs[0].path.name
-    yield f"{name}-pairs", plot_pairs(runs)
-    yield f"{name}-surface", plot_surface(runs)
-    yield f"{name}-teacher-rounds", plot_teacher_rounds(runs)
+def distillation_figures(runs: Sequence[Run], stem: str) -> Iterator[tuple[str, Figure]]:
+    """Yield the figures of PersFL's runs with the names of their files, which begin alike."""
+    yield f"{stem}-pairs", plot_pairs(runs)
+    yield f"{stem}-surface", plot_surface(runs)
+    yield f"{stem}-teacher-rounds", plot_teacher_rounds(runs)
 
 
 def _draw_lines(axes: Axes, means: pd.DataFrame) -> None:

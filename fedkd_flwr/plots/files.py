@@ -1,4 +1,4 @@
-"""Figures as PNG files."""
+"""Figures as files."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -6,11 +6,17 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from fedkd_flwr.config import ConfigError
 from fedkd_flwr.files import plain_name
 from fedkd_flwr.runs import RunDirectoryError, absolute
 
+FORMATS = ("png", "svg", "pdf")
+"""What a figure can be written as: pixels, or lines for papers."""
 
-def write_figures(figures: Iterable[tuple[str, Figure]], folder: str | Path) -> list[Path]:
+
+def write_figures(
+    figures: Iterable[tuple[str, Figure]], folder: str | Path, file_format: str = "png"
+) -> list[Path]:
     """Write named figures as they come.
 
     Parameters
@@ -18,7 +24,9 @@ def write_figures(figures: Iterable[tuple[str, Figure]], folder: str | Path) -> 
     figures : iterable of (str, Figure)
         The figures and the stems of their files.
     folder : str or Path
-        Gets one PNG file a figure; made if missing.
+        Gets one file a figure; made if missing.
+    file_format : str
+        One of `FORMATS`.
 
     Returns
     -------
@@ -27,15 +35,19 @@ def write_figures(figures: Iterable[tuple[str, Figure]], folder: str | Path) -> 
 
     Raises
     ------
+    ConfigError
+        If there is no such format.
     RunDirectoryError
         If the folder cannot be made or written.
     """
+    if file_format not in FORMATS:
+        raise ConfigError(f"The figure format {file_format} is none of {', '.join(FORMATS)}.")
     directory = absolute(folder)
     paths = []
     with _written_to(directory):
         directory.mkdir(parents=True, exist_ok=True)
     for name, figure in figures:
-        paths.append(directory / f"{plain_name(name)}.png")
+        paths.append(directory / f"{plain_name(name)}.{file_format}")
         with _written_to(directory):
             figure.savefig(paths[-1], dpi=150)
     return paths

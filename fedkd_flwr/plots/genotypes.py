@@ -92,7 +92,9 @@ def plot_genotype(run: Run, partition_id: int) -> Figure:
     return genotype_figure(client_genotypes(run)[partition_id])
 
 
-def draw_genotypes(run: Run, folder: Path | str, rule: Rule = "every-edge") -> list[Path]:
+def draw_genotypes(
+    run: Run, folder: Path | str, rule: Rule = "every-edge", file_format: str = "png"
+) -> list[Path]:
     """Draw every client's genotype.
 
     Parameters
@@ -103,6 +105,8 @@ def draw_genotypes(run: Run, folder: Path | str, rule: Rule = "every-edge") -> l
         Gets one picture a client, ``client-N.png``; made if missing.
     rule : {"every-edge", "two-edges"}
         Which edges are kept.
+    file_format : str
+        One of `fedkd_flwr.plots.files.FORMATS`.
 
     Returns
     -------
@@ -118,6 +122,7 @@ def draw_genotypes(run: Run, folder: Path | str, rule: Rule = "every-edge") -> l
     return write_figures(
         ((f"client-{n}", genotype_figure(genotype)) for n, genotype in enumerate(genotypes)),
         folder,
+        file_format,
     )
 
 

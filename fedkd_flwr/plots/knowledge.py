@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedkd_flwr.analysis.results import client_accuracies
 from fedkd_flwr.plots.clients import client_order, client_ticks
-from fedkd_flwr.plots.looks import COLOURS, FIGURE_WIDTH, new_figure, run_title
+from fedkd_flwr.plots.looks import COLOURS, FIGURE_WIDTH, in_points, new_figure, run_title
 from fedkd_flwr.runs import Run
 
 
@@ -106,7 +106,8 @@ def plot_help(
         right.set_xlim(-widest, widest)
     right.xaxis.set_major_locator(MaxNLocator(4))
     right.axvline(0, color="black", lw=1)
-    right.set_xlabel("Gain in accuracy over local")
+    right.set_xlabel("Gain in accuracy\nover local, in points")
+    in_points(right.xaxis)
     right.grid(axis="x", alpha=0.3)
     right.spines[["top", "right"]].set_visible(False)
     right.tick_params(labelleft=False)

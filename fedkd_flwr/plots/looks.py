@@ -1,30 +1,47 @@
 """What all figures share: colours, lines and markers, the blank figure, its legend and title."""
 
+import textwrap
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.runs import Run
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""The palette of Okabe and Ito, without its yellow, which white paper swallows."""
+COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9",
+    "#882255", "#999933", "#332288", "#888888", "#000000",
+)  # fmt: skip
+"""The palette of Okabe and Ito, without its yellow, which white paper swallows; before its black
+three of Tol's muted colours and grey."""
 
 FAMILIES = (
-    ("kt-pfl", "sim-pfl", "topk-pfl"),
-    ("perfed-ckt",),
+    ("kt-pfl", "sim-pfl", "topk-pfl", "kt-pfl-params"),
+    ("perfed-ckt", "ds-fl", "fd"),
     ("persfl", "persfl-gd"),
-    ("fedmd",),
-    ("fedavg", "fedavg-ft"),
-    ("fedkma", "fednas"),
+    ("fedmd", "feddf", "pfeddf"),
+    ("fedavg", "fedavg-ft", "fedprox", "scaffold"),
+    ("fedkma", "fednas", "spider", "pfedhn"),
+    ("fedproto", "fedgh", "fedtgp"),
+    ("fml", "fedkd", "fedper", "lg-fedavg"),
+    ("hypcluster", "fesem", "fedamp", "fedfomo"),
+    ("per-fedavg", "pfedme", "ditto"),
     ("local",),
 )
 """Methods that share a colour, in the order of `COLOURS`; within a family the lines differ.
 
 So a method looks the same in every figure, whatever it is compared with.
 """
+
+LETTERS_IN_A_LINE = 60
+"""Of a label in a legend."""
+
+LINE_HEIGHT = 0.21
+"""Inches that a line of a legend takes."""
 
 MARKERS = "osD^vPX"
 LINES = ("-", "--", ":", "-.")
@@ -48,9 +65,35 @@ def new_figure(xlabel: str, ylabel: str, grid: bool = True) -> tuple[Figure, Axe
 
 
 def run_title(run: Run) -> str:
-    """Say which run a figure is of: method, split and seed."""
+    """Say which run a figure is of: method, data and seed."""
+    return f"{run.config['strategy']}, {data_title(run)}, seed {run.config['seed']}"
+
+
+def data_title(run: Run) -> str:
+    """Say which data a run is on: data set and split."""
     settings = defining_settings(run.config)
-    return f"{settings['strategy']}, {settings['partition']}, seed {settings['seed']}"
+    return f"{settings['dataset']}, {settings['partition']}"
+
+
+def comparison_title(comparison: Comparison) -> str:
+    """Say which data a comparison is on, and for how many clients."""
+    run = next(iter(comparison.groups.values()))[0]
+    return f"{data_title(run)}, {run.config['num-clients']} clients"
+
+
+def in_percent(axis: Axis) -> None:
+    """Write the parts of 1 along an axis in percent."""
+    axis.set_major_formatter(FuncFormatter(lambda value, position: f"{100 * value:.3g}%"))
+
+
+def in_points(axis: Axis) -> None:
+    """Write differences between parts of 1 along an axis in points, with their sign."""
+
+    def points(value: float, position: int | None = None) -> str:
+        rounded = round(100 * value, 6)
+        return f"{rounded:+.3g}" if rounded else "0"
+
+    axis.set_major_formatter(FuncFormatter(points))
 
 
 def styled(comparison: Comparison) -> list[tuple[str, list[Run], dict[str, Any]]]:
@@ -109,9 +152,13 @@ def _looks(comparison: Comparison) -> dict[str, dict[str, Any]]:
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
-    """Put the legend below the axes, where it hides nothing."""
+    """Put the legend below the axes, where it hides nothing; the figure grows by its height."""
     handles, labels = axes.get_legend_handles_labels()
-    most = max(1, min(4, 70 // (max(map(len, labels)) + 6)))
+    labels = [textwrap.fill(label, LETTERS_IN_A_LINE, break_on_hyphens=False) for label in labels]
+    widest = max(len(line) for label in labels for line in label.splitlines())
+    most = max(1, min(4, 70 // (widest + 6)))
     rows = -(-len(labels) // most)
     columns = -(-len(labels) // rows)
+    lines = rows * max(label.count("\n") + 1 for label in labels)
+    figure.set_figheight(figure.get_figheight() + LINE_HEIGHT * lines)
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)

@@ -9,8 +9,11 @@ from matplotlib.figure import Figure
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import client_indices
 from fedkd_flwr.data.sources import load_labels
-from fedkd_flwr.plots.looks import FIGURE_WIDTH
+from fedkd_flwr.plots.looks import FIGURE_WIDTH, data_title
 from fedkd_flwr.runs import Run
+
+WORDS = {"Partition ID": "Client", "Count": "Samples"}
+"""What the other figures call things, by the words of flwr-datasets."""
 
 
 def label_counts(run: Run) -> pd.DataFrame:
@@ -60,9 +63,8 @@ def plot_partition(run: Run, **options: Any) -> Figure:
     labels = load_labels(plan.settings.dataset, plan.settings.data_root, plan.settings.wanted)
     partitioner = KnownShares(labels, client_indices(plan), plan.settings.num_classes)
     figure = Figure(figsize=(1.1 * FIGURE_WIDTH, 0.7 * FIGURE_WIDTH), layout="constrained")
-    config = run.config
     defaults = {
-        "title": f"{config['dataset']}, {config['partition']}, seed {config['seed']}",
+        "title": f"{data_title(run)}, seed {run.config['seed']}",
         # Ten and more colours of bars are not told apart by everybody.
         "plot_type": "heatmap",
         "cmap": "cividis",
@@ -72,5 +74,9 @@ def plot_partition(run: Run, **options: Any) -> Figure:
     plot_label_distributions(partitioner, "label", axis=axes, **{**defaults, **options})
     if not axes.get_ylabel():
         axes.set_ylabel("Class")
+    for part in figure.axes:
+        part.set_xlabel(WORDS.get(part.get_xlabel(), part.get_xlabel()))
+        part.set_ylabel(WORDS.get(part.get_ylabel(), part.get_ylabel()))
+    axes.set_title(axes.get_title(), fontsize="medium")
     axes.tick_params(axis="y", rotation=0)
     return figure

@@ -1,6 +1,6 @@
 """Sweeps: many runs from one TOML file, which can be stopped and taken up again."""
 
 from fedkd_flwr.sweeps.grid import read_sweep, run_name
-from fedkd_flwr.sweeps.running import SweepListener, SweepProgress, run_sweep
+from fedkd_flwr.sweeps.running import SweepListener, SweepProgress, run_sweep, sweep_folder
 
-__all__ = ["SweepListener", "SweepProgress", "read_sweep", "run_name", "run_sweep"]
+__all__ = ["SweepListener", "SweepProgress", "read_sweep", "run_name", "run_sweep", "sweep_folder"]

@@ -31,13 +31,13 @@ from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import (
     ConfigError,
     Configuration,
-    Scalar,
-    flatten,
     load_toml,
     read_config,
     read_toml,
 )
 from fedkd_flwr.files import plain_name
+from fedkd_flwr.flat import Scalar, flatten
+from fedkd_flwr.presets import close_names, find_sweep, sweep_names
 
 COMBINATIONS = "combinations"
 """Name of the list of tables in the grid."""
@@ -51,7 +51,7 @@ def read_sweep(
     Parameters
     ----------
     path : str or Path
-        The TOML file.
+        The TOML file, or the name of a sweep that comes with the project.
     settings : mapping, optional
         Settings that hold for every run, whatever the file says.
 
@@ -66,7 +66,7 @@ def read_sweep(
     ConfigError
         If the file is no sweep, or one of its runs is impossible.
     """
-    path = Path(path)
+    path = sweep_file(path)
     settings = dict(settings or {})
     base, axes = _read_tables(path)
     _tell_of_overrides(path, axes, settings)
@@ -96,6 +96,44 @@ def run_name(configuration: Configuration) -> str:
     digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()
     strategy = plain_name(configuration.run.strategy)
     return f"{strategy}-seed{configuration.run.plan.seed}-{digest[:8]}"
+
+
+def run_labels(configurations: Mapping[str, Configuration]) -> dict[str, str]:
+    """Return what to call each run of a sweep: its method, and the settings that vary.
+
+    Parameters
+    ----------
+    configurations : mapping of str to Configuration
+        The runs by the name of their directory.
+    """
+    settings = {
+        name: defining_settings(configuration.flat())
+        for name, configuration in configurations.items()
+    }
+    keys = dict.fromkeys(key for own in settings.values() for key in own)
+    varied = [
+        key
+        for key in keys
+        if key != "strategy" and len({own[key] for own in settings.values() if key in own}) > 1
+    ]
+    return {
+        name: " ".join([own["strategy"], *(f"{key}={own[key]}" for key in varied if key in own)])
+        for name, own in settings.items()
+    }
+
+
+def sweep_file(name: str | Path) -> Path:
+    """Return the file of a sweep, which may be named by what it is called in the project.
+
+    Raises
+    ------
+    ConfigError
+        If there is none.
+    """
+    file = find_sweep(name)
+    if file is None:
+        raise ConfigError(f"There is no sweep {name}; {close_names(name, sweep_names())}")
+    return file
 
 
 def _read_tables(path: Path) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:

@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from fedkd_flwr import engines
 from fedkd_flwr.analysis.settings import defining_settings
-from fedkd_flwr.config import ConfigError, Configuration, Scalar
+from fedkd_flwr.config import ConfigError, Configuration
 from fedkd_flwr.engines import RoundListener
+from fedkd_flwr.flat import Scalar
 from fedkd_flwr.runs import (
     Run,
     RunDirectoryError,
@@ -22,7 +23,7 @@ from fedkd_flwr.runs import (
     remove_checkpoint,
     require_writable,
 )
-from fedkd_flwr.sweeps.grid import read_sweep
+from fedkd_flwr.sweeps.grid import read_sweep, run_labels
 from fedkd_flwr.sweeps.side_by_side import SideBySide
 
 State = Literal["started", "finished", "failed", "skipped"]
@@ -39,6 +40,8 @@ class SweepProgress:
         Which run of how many, counted from 1.
     name : str
         Name of its directory.
+    label : str
+        The method, and the settings that tell the run from the others.
     state : str
         ``started``, then ``finished`` or ``failed``; ``skipped`` where it was finished before.
     rounds : int
@@ -52,6 +55,7 @@ class SweepProgress:
     number: int
     total: int
     name: str
+    label: str
     state: State
     rounds: int
     run: Run | None = None
@@ -70,6 +74,8 @@ class SweepRun:
     ----------
     number, total : int
         Which run of how many, counted from 1.
+    label : str
+        The method, and the settings that tell the run from the others.
     path : Path
         Its directory.
     values : mapping
@@ -82,6 +88,7 @@ class SweepRun:
 
     number: int
     total: int
+    label: str
     path: Path
     values: Mapping[str, Scalar]
     engine: str
@@ -104,7 +111,9 @@ class SweepRun:
     def progress(self, state: State, run: Run | None = None, error: str = "") -> SweepProgress:
         """Return what is told of the run."""
         rounds = int(self.values["num-server-rounds"])
-        return SweepProgress(self.number, self.total, self.name, state, rounds, run, error)
+        return SweepProgress(
+            self.number, self.total, self.name, self.label, state, rounds, run, error
+        )
 
 
 @dataclass(frozen=True)
@@ -197,7 +206,7 @@ def run_sweep(
     engines.find_engine(engine)
     _check_jobs(jobs, engine)
     configurations = read_sweep(path, settings)
-    folder = absolute(output_dir or Path("runs") / Path(path).stem)
+    folder = sweep_folder(path, output_dir)
     require_writable(folder, "folder of the runs")
     for models_dir in {configuration.run.models_dir for configuration in configurations.values()}:
         if models_dir and not save_models:
@@ -235,6 +244,11 @@ def run_sweep(
                 finished[run.name] = load_run(run.path)
                 tell(run.progress("finished", finished[run.name]))
     return [finished[run.name] for run in planned if run.name in finished]
+
+
+def sweep_folder(path: str | Path, output_dir: str | Path | None = None) -> Path:
+    """Return the absolute folder of a sweep's runs, ``./runs/NAME-OF-THE-FILE`` if left open."""
+    return absolute(output_dir or Path("runs") / Path(path).stem)
 
 
 def attempt(run: SweepRun, on_round: RoundListener | None = None) -> Failure | None:
@@ -295,10 +309,12 @@ def _plan(
 ) -> list[SweepRun]:
     """Return the runs with the folders that they write to."""
     total = len(configurations)
+    labels = run_labels(configurations)
     return [
         SweepRun(
             number,
             total,
+            labels[name],
             folder / name,
             # Another process may have another working directory.
             engines.with_absolute_folders(configuration).flat(),

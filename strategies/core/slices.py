@@ -81,17 +81,31 @@ class Slice(BaseModel):
         return fields
 
 
+class NoneOfTheAllowedError(ValueError):
+    """A word that is none of those a setting may be.
+
+    Attributes
+    ----------
+    allowed : list of str
+        Those that it may be.
+    """
+
+    def __init__(self, allowed: Collection[str]) -> None:
+        super().__init__(f"is none of the allowed {', '.join(allowed)}")
+        self.allowed = list(allowed)
+
+
 def one_of(value: str, allowed: Collection[str]) -> str:
     """Return a word that is one of the allowed.
 
     Raises
     ------
-    ValueError
-        If it is not; with the allowed words.
+    NoneOfTheAllowedError
+        If it is not.
     """
     if value in allowed:
         return value
-    raise ValueError(f"is none of the allowed {', '.join(allowed)}")
+    raise NoneOfTheAllowedError(allowed)
 
 
 def words(value: Any) -> Any:

@@ -1,0 +1,99 @@
+"""Which of a method's settings is best, by validation accuracy and never by test accuracy.
+
+To choose among settings by what they reach on test data is to train on it.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import pandas as pd
+
+from fedkd_flwr.analysis.tuning import validation_accuracy
+from fedkd_flwr.config import ConfigError
+from fedkd_flwr.runs import Run
+
+
+def settings_by_method(groups: Mapping[str, list[Run]]) -> dict[str, list[str]]:
+    """Return the labels of each method, those of its several settings.
+
+    Parameters
+    ----------
+    groups : mapping of str to list of Run
+        Of a `Comparison`.
+    """
+    labels: dict[str, list[str]] = defaultdict(list)
+    for label, runs in groups.items():
+        labels[runs[0].config["strategy"]].append(label)
+    return dict(labels)
+
+
+def rank(groups: Mapping[str, list[Run]]) -> pd.DataFrame:
+    """Rank the settings of each method by mean validation accuracy after the last round.
+
+    Parameters
+    ----------
+    groups : mapping of str to list of Run
+        Of a `Comparison`.
+
+    Returns
+    -------
+    DataFrame
+        One row a label, methods together and their best setting first; columns ``strategy``,
+        ``seeds`` and ``validation_accuracy``, a mean over seeds.
+
+    Raises
+    ------
+    ConfigError
+        If the clients of a run have no validation data.
+    """
+    rows = [
+        {
+            "method": label,
+            "strategy": runs[0].config["strategy"],
+            "seeds": len(runs),
+            "validation_accuracy": sum(map(validation_accuracy, runs)) / len(runs),
+        }
+        for label, runs in groups.items()
+    ]
+    found = pd.DataFrame(rows).set_index("method")
+    best_first = found.sort_values("validation_accuracy", ascending=False, kind="stable")
+    order = list(dict.fromkeys(found["strategy"]))
+    return best_first.sort_values(
+        "strategy", key=lambda names: names.map(order.index), kind="stable"
+    )
+
+
+def reading_order(
+    table: pd.DataFrame, groups: Mapping[str, list[Run]]
+) -> tuple[list[str], list[str]]:
+    """Return the labels of a comparison in the order to show them, and notes on that order.
+
+    Methods go by test accuracy, a method with several settings by that of the setting with the
+    best validation accuracy, below which the others follow. Without validation data they go by
+    the alphabet.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Of `fedkd_flwr.analysis.results.means_over_seeds`.
+    groups : mapping of str to list of Run
+        The runs by label.
+    """
+    notes = []
+    blocks = []
+    for strategy, labels in settings_by_method(groups).items():
+        if len(labels) > 1:
+            try:
+                labels = list(rank({label: groups[label] for label in labels}).index)
+                notes.append(f"The settings of {strategy} are ranked by validation accuracy.")
+            except ConfigError:
+                labels = sorted(labels)
+                notes.append(
+                    f"The settings of {strategy} are not ranked: without validation data "
+                    "(client-split) the best would be chosen on test data."
+                )
+        blocks.append(labels)
+    # A test accuracy that is missing goes last.
+    accuracies = table["accuracy"].fillna(-1.0)
+    blocks.sort(key=lambda labels: -float(accuracies[labels[0]]))
+    return [label for labels in blocks for label in labels], notes

@@ -1,0 +1,88 @@
+"""What ``fedkd run`` shows while it goes: rounds, clients of the round, accuracy, time left."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from flwr.app import MessageType
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedkd_flwr.cli.output import console, say
+
+DOES = {
+    MessageType.TRAIN: "training",
+    MessageType.EVALUATE: "evaluating",
+    MessageType.QUERY: "meeting",
+}
+"""What clients are doing, by the type of the message that they answer."""
+
+
+class RunProgress:
+    """A bar over the rounds of a run, which moves while clients answer.
+
+    Parameters
+    ----------
+    title : str
+        What is run.
+    rounds : int
+        How many there are.
+    verbose : bool
+        Whether every line of Flower's log is printed, not warnings alone.
+    """
+
+    def __init__(self, title: str, rounds: int, verbose: bool = False) -> None:
+        self._verbose = verbose
+        self._completed = 0
+        # Answers of the round before, and of the exchanges of this one that are over.
+        self._expected, self._answered = 0, 0
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("round {task.fields[round]}/{task.total}  {task.fields[accuracy]}"),
+            TextColumn("{task.fields[doing]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console(),
+        )
+        self._task = self._progress.add_task(title, total=rounds, round=0, accuracy="", doing="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.update(self._task, doing="")
+        self._progress.stop()
+
+    def on_round(self, row: Mapping[str, Any]) -> None:
+        """Show a finished round and its accuracy."""
+        self._completed = row["round"]
+        self._expected, self._answered = self._answered, 0
+        self._progress.update(
+            self._task, completed=self._completed, round=self._completed, doing=""
+        )
+        if row["accuracy_mean"] is not None:
+            self._progress.update(self._task, accuracy=f"accuracy {row['accuracy_mean']:.4f}")
+
+    def on_clients(self, kind: str, done: int, total: int) -> None:
+        """Show how many clients have answered in an exchange."""
+        self._progress.update(self._task, doing=f"{DOES.get(kind, kind)} {done}/{total} clients")
+        if kind == MessageType.QUERY:
+            return
+        answered = self._answered + done
+        if done == total:
+            self._answered = answered
+        # How many answers the first round takes is not known yet: at least those of an exchange.
+        share = min(1.0, answered / (self._expected or total))
+        self._progress.update(self._task, completed=self._completed + share)
+
+    def on_line(self, line: str) -> None:
+        """Print a line of Flower's log."""
+        if self._verbose or "WARNING" in line:
+            say(line, to=self._progress.console)

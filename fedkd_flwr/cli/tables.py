@@ -1,0 +1,93 @@
+"""Tables of a comparison at the width of the terminal."""
+
+import pandas as pd
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.cli.output import console, say, say_paragraph
+
+MAY_BE_LEFT_OUT = ("numbers", "seeds", "std over clients", "seconds", "bytes", "worst client")
+"""Headings of columns that a narrow terminal does without, the first to go first."""
+
+GAP = 2
+"""Blanks between two columns: one of padding, one of the table's box."""
+
+LABEL_WIDTH = 24
+"""A longer label is broken into lines."""
+
+
+def show_comparison(compared: Comparison) -> None:
+    """Print a comparison's table, verdicts and notes; a narrow terminal has fewer columns."""
+    text = compared.rendered()
+    shown = fitting(text, console().width)
+    _show(shown)
+    left_out = [heading for heading in text.columns if heading not in shown.columns]
+    wider = f"Not shown at this width: {', '.join(left_out)}; --format markdown has all columns."
+    for remark in [*compared.verdicts, *compared.notes, *([wider] if left_out else [])]:
+        say_paragraph(f"- {remark}")
+
+
+def show_clients(clients: pd.DataFrame) -> None:
+    """Print one row a client, in as many tables as the methods need side by side."""
+    names, cells = clients.iloc[:, :1], clients.iloc[:, 1:]
+    start = 0
+    while start < cells.shape[1]:
+        end = start + 1
+        while end < cells.shape[1] and _width(_block(names, cells, start, end + 1)) <= (
+            console().width
+        ):
+            end += 1
+        say("")
+        _show(_block(names, cells, start, end))
+        start = end
+
+
+def fitting(text: pd.DataFrame, width: int) -> pd.DataFrame:
+    """Return a rendered table without the columns that there is no room for.
+
+    Parameters
+    ----------
+    text : DataFrame
+        The cells as text, labels in the first column.
+    width : int
+        Characters of a line.
+    """
+    for heading in MAY_BE_LEFT_OUT:
+        if _width(text) <= width:
+            break
+        text = text.drop(columns=heading, errors="ignore")
+    return text
+
+
+def _block(names: pd.DataFrame, cells: pd.DataFrame, start: int, end: int) -> pd.DataFrame:
+    return pd.concat([names, cells.iloc[:, start:end]], axis=1)
+
+
+def _width(text: pd.DataFrame) -> int:
+    """Return the characters that a table's lines take."""
+    return sum(_column_width(text, n) + GAP for n in range(text.shape[1])) - GAP
+
+
+def _column_width(text: pd.DataFrame, position: int) -> int:
+    """Return what the cells of a column take, and the longest word of its heading."""
+    words = str(text.columns[position]).split()
+    cells = max((len(cell) for cell in text.iloc[:, position]), default=0)
+    if position == 0:
+        cells = min(cells, LABEL_WIDTH)
+    return max(cells, *map(len, words))
+
+
+def _show(text: pd.DataFrame) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for position, heading in enumerate(text.columns):
+        table.add_column(
+            Text(str(heading)),
+            justify="right" if position else "left",
+            width=_column_width(text, position),
+            overflow="fold",
+        )
+    for row in text.itertuples(index=False):
+        table.add_row(*(Text(cell) for cell in row))
+    console().print(table)

@@ -1,0 +1,70 @@
+"""Settings of one method are ranked by validation accuracy, and by nothing else."""
+
+import pytest
+from typer.testing import CliRunner
+
+from fedkd_flwr.analysis.comparison import compare
+from fedkd_flwr.analysis.ranking import rank
+from fedkd_flwr.cli import app
+from fedkd_flwr.config import ConfigError
+from fedkd_flwr.runs import Run
+
+SMALL_RHO, LARGE_RHO = "kt-pfl (rho=0.1)", "kt-pfl (rho=0.6)"
+
+
+def set_validation(run: Run, accuracy: float | None) -> Run:
+    """Return a run whose last round has another validation accuracy, None for no such data."""
+    rows = run.round_rows
+    rows[-1]["validation_accuracy_mean"] = accuracy
+    return run
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    import fedkd_flwr
+    from tests.conftest import SMALL
+
+    folder = tmp_path_factory.mktemp("grid")
+    base = {**SMALL, "models": "mlp", "num-server-rounds": 1}
+    for name, settings in {
+        "local": {"strategy": "local"},
+        "small": {"kt-pfl.rho": 0.1},
+        "large": {"kt-pfl.rho": 0.6},
+    }.items():
+        fedkd_flwr.run({**base, **settings}, output_dir=folder / name)
+    return folder
+
+
+def opened(grid, small, large):
+    from fedkd_flwr import load_run
+
+    runs = [load_run(grid / name) for name in ("local", "small", "large")]
+    return [
+        runs[0],
+        set_validation(runs[1], small),
+        set_validation(runs[2], large),
+    ]
+
+
+def test_the_settings_of_a_method_follow_their_validation_accuracy(grid):
+    for small, large, first in ((0.9, 0.2, SMALL_RHO), (0.2, 0.9, LARGE_RHO)):
+        compared = compare(opened(grid, small, large))
+        of_kt_pfl = [label for label in compared.table.index if label != "local"]
+        assert of_kt_pfl[0] == first
+        assert list(compared.groups) == list(compared.table.index)
+        assert "The settings of kt-pfl are ranked by validation accuracy." in compared.notes
+        ranked = rank(compared.groups).query("strategy == 'kt-pfl'")
+        assert list(ranked["validation_accuracy"]) == [0.9, 0.2] and ranked.index[0] == first
+
+
+def test_without_validation_data_nothing_is_ranked(grid):
+    compared = compare(opened(grid, None, 0.5))
+    assert any("kt-pfl are not ranked" in note for note in compared.notes)
+    with pytest.raises(ConfigError, match="no validation data to choose by; set client-split"):
+        rank(compared.groups)
+
+
+def test_the_command_shows_a_table_a_method(grid):
+    result = CliRunner().invoke(app, ["rank", str(grid)])
+    assert result.exit_code == 0
+    assert SMALL_RHO in result.stdout and "validation accuracy" in result.stdout

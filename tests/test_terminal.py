@@ -1,0 +1,170 @@
+"""What commands print on a terminal: tables that fit, progress, paths, and how to go on."""
+
+from io import StringIO
+
+import pandas as pd
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import fedkd_flwr
+from fedkd_flwr.cli import app, output, progress, results, tables
+from fedkd_flwr.engines import find_engine, resolve_output
+from fedkd_flwr.sweeps import read_sweep
+from fedkd_flwr.sweeps.grid import run_labels
+
+
+def command(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Return a terminal of a width, and what is printed on it."""
+
+    def of(width):
+        printed = StringIO()
+        console = Console(file=printed, force_terminal=True, width=width, color_system=None)
+        for module in (output, results, tables, progress):
+            if hasattr(module, "console"):
+                monkeypatch.setattr(module, "console", lambda: console)
+        return printed
+
+    return of
+
+
+@pytest.fixture
+def two_runs(small, tmp_path):
+    for strategy in ("local", "kt-pfl"):
+        fedkd_flwr.run(
+            small,
+            output_dir=tmp_path / "runs" / strategy,
+            strategy=strategy,
+            models="mlp",
+            num_server_rounds=1,
+        )
+    return tmp_path / "runs"
+
+
+def table_of(methods):
+    headings = ["method", "seeds", "accuracy, last round", "accuracy, validation round"]
+    headings += ["std over clients", "worst client", "beat local", "numbers", "bytes", "seconds"]
+    accuracy = "0.9123 ± 0.0456"
+    cells = ["3", accuracy, accuracy, "0.1234", "0.5678", "100%", "123,456,789", "345 MB", "1234.5"]
+    return pd.DataFrame([[method, *cells] for method in methods], columns=headings)
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_a_table_fits_the_terminal_with_whole_words_and_numbers(width, terminal):
+    printed = terminal(width)
+    text = table_of(["persfl", "kt-pfl (rho=0.1, learning-rate=0.01, models=mlp)"])
+    shown = tables.fitting(text, width)
+    tables._show(shown)
+    lines = printed.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    # Whatever is left out, each method's accuracy is on one line with its name.
+    assert any(line.startswith("persfl") and "0.9123 ± 0.0456" in line for line in lines)
+    words = {word for line in lines for word in line.split()}
+    assert {word for heading in shown.columns for word in heading.split()} <= words
+    assert "accuracy, last round" in shown and ("numbers" in shown) == (width > 80)
+
+
+def test_compare_is_a_table_on_a_terminal_and_markdown_when_piped(two_runs, terminal):
+    assert command("compare", two_runs).stdout.startswith("| method | seeds |")
+    printed = terminal(80)
+    assert command("compare", two_runs, "--per-client").exit_code == 0
+    text = printed.getvalue()
+    assert "|" not in text and "Not shown at this width: " in text
+    assert max(map(len, text.splitlines())) <= 80
+    clients = text[text.index("\nclient") :].splitlines()
+    accuracies = fedkd_flwr.compare(two_runs).clients.query("method == 'local'")["accuracy"]
+    row = next(line.split() for line in clients if line.startswith("0 "))
+    assert f"{accuracies.iloc[0]:.4f}" in row[1:]
+
+
+def test_a_table_of_clients_is_piped_as_it_is_asked_for(two_runs):
+    printed = command("compare", two_runs, "--per-client", "--format", "csv").stdout
+    head, *rows = printed.split("\n\n")[1].split()
+    assert sorted(head.split(",")) == ["client", "kt-pfl", "local"] and len(rows) == 4
+
+
+def test_many_methods_by_client_are_tables_below_each_other(terminal):
+    printed = terminal(40)
+    methods = [f"method-{n}" for n in range(7)]
+    tables.show_clients(pd.DataFrame([["0", *["0.1234"] * 7]], columns=["client", *methods]))
+    lines = printed.getvalue().splitlines()
+    assert max(map(len, lines)) <= 40
+    assert sorted(word for line in lines for word in line.split() if "method" in word) == methods
+    assert sum(line.startswith("client") for line in lines) == 3
+
+
+def test_the_path_of_a_run_is_printed_first_and_its_clients_on_request(small, tmp_path):
+    preset = tmp_path / "preset.toml"
+    preset.write_text("\n".join(f"{k} = {v!r}" for k, v in small.items()).replace("'", '"'))
+    result = command(
+        "run", preset, "--output-dir", tmp_path / "run", "-c", "num-server-rounds=1", "--per-client"
+    )
+    assert result.stdout.startswith(f"Run directory: {tmp_path / 'run'}\n")
+    clients = fedkd_flwr.load_run(tmp_path / "run").clients
+    for row in clients.itertuples():
+        told = (
+            f"{row.partition_id} {row.model} {row.num_examples} {row.total:.0f} {row.accuracy:.4f}"
+        )
+        assert told in [" ".join(line.split()[:5]) for line in result.stdout.splitlines()]
+
+
+def test_an_interrupted_run_says_in_one_line_how_it_goes_on(small, tmp_path, monkeypatch):
+    def press(self, row):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(progress.RunProgress, "on_round", press)
+    settings = [f"{name}={value}" for name, value in small.items()]
+    options = [part for setting in settings for part in ("-c", setting)]
+    result = command("run", *options, "-c", "num-server-rounds=2", "--output-dir", tmp_path / "run")
+    assert result.exit_code == 130
+    assert result.stderr == (
+        f"Stopped after round 1 of 2. It goes on with: fedkd run --resume {tmp_path / 'run'}\n"
+    )
+    monkeypatch.undo()
+    assert command("run", "--resume", tmp_path / "run").exit_code == 0
+    assert len(fedkd_flwr.load_run(tmp_path / "run").rounds) == 2
+
+
+def test_a_run_interrupted_in_its_first_round_leaves_nothing(small, tmp_path, monkeypatch):
+    def press(self, kind, done, total):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(progress.RunProgress, "on_clients", press)
+    options = [part for name, value in small.items() for part in ("-c", f"{name}={value}")]
+    result = command("run", *options, "--output-dir", tmp_path / "run")
+    assert result.exit_code == 130
+    assert result.stderr == (
+        "Stopped before the end of the first round: there is nothing to go on from.\n"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("cohort", ["on", "off"])
+def test_clients_are_counted_as_they_answer(small, tmp_path, cohort):
+    told = []
+    values = {**small, "models": "mlp", "num-server-rounds": 2, "cohort": cohort}
+    configuration = resolve_output(fedkd_flwr.config.read_config(values), tmp_path)
+    find_engine("in-process")(configuration, on_clients=lambda *said: told.append(said))
+    clients = small["num-clients"]
+    trained = [(done, total) for kind, done, total in told if kind == "train"]
+    assert trained.count((clients, clients)) == 2
+    if cohort == "off":
+        assert trained == 2 * [(n, clients) for n in range(1, clients + 1)]
+
+
+def test_runs_of_a_sweep_are_named_by_what_varies(tmp_path):
+    file = tmp_path / "sweep.toml"
+    file.write_text(
+        "[base]\nmodels = 'mlp'\n[grid]\nseed = [0, 1]\ncombinations = [{ strategy = 'local' }, "
+        "{ strategy = 'kt-pfl', kt-pfl.rho = 0.1 }, { strategy = 'kt-pfl', kt-pfl.rho = 0.2 }]\n"
+    )
+    assert list(run_labels(read_sweep(file)).values())[:3] == [
+        "local seed=0",
+        "kt-pfl seed=0 kt-pfl.rho=0.1",
+        "kt-pfl seed=0 kt-pfl.rho=0.2",
+    ]
