@@ -15,7 +15,7 @@ from docstring_parser import DocstringStyle, parse
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from fedkd_flwr.config import ConfigError, RunConfig, method_tables
+from fedkd_flwr.config import OWN_SETTINGS, ConfigError, RunConfig, method_tables
 from fedkd_flwr.flat import as_scalar
 from fedkd_flwr.methods import METHODS
 from strategies.core.slices import NoneOfTheAllowedError, Slice, kebab_case
@@ -72,6 +72,15 @@ class Section:
     settings: list[Setting]
 
 
+OF_OWN = Setting(
+    OWN_SETTINGS,
+    '""',
+    "text",
+    "Settings of a method of your own, as my-method.mu = 0.1, where Flower takes no other keys.",
+)
+"""The one key that no slice declares."""
+
+
 def settings_reference(method: str = "") -> list[Section]:
     """Return the settings of all runs and of every method, or those of one method alone.
 
@@ -95,7 +104,7 @@ def settings_reference(method: str = "") -> list[Section]:
 
 def _common_sections() -> list[Section]:
     kinds = RunConfig.slices().values()
-    own = Section("The method, and where the run takes place", _settings(RunConfig))
+    own = Section("The method, and where the run takes place", [*_settings(RunConfig), OF_OWN])
     return [own, *(Section(_title(kind), _settings(kind)) for kind in kinds)]
 
 

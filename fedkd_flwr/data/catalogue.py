@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedkd_flwr.own import is_own
+from strategies.core.slices import NoneOfTheAllowedError
 
 Shape = tuple[int, ...]
 """Of a sample: channels, height and width of an image; own data may have any."""
@@ -103,7 +104,7 @@ def dataset_name(name: str) -> str:
 
     Raises
     ------
-    ValueError
+    NoneOfTheAllowedError
         If it is neither of `DATASETS`, nor ``hf:ORG/NAME``, ``folder:PATH`` or ``module:object``.
     """
     if name.startswith(FOLDER) and name != FOLDER:
@@ -111,10 +112,8 @@ def dataset_name(name: str) -> str:
     is_of_hub = name.startswith(HUB) and _HUB_ID.fullmatch(name.removeprefix(HUB))
     if name in DATASETS or is_of_hub or (is_own(name) and not name.startswith((HUB, FOLDER))):
         return name
-    raise ValueError(
-        f"is none of the allowed {', '.join(DATASETS)}, or your own as hf:ORG/NAME, folder:PATH "
-        "or module:object"
-    )
+    own = "or your own as hf:ORG/NAME, folder:PATH or module:object"
+    raise NoneOfTheAllowedError([*DATASETS, own])
 
 
 def find_source(name: str) -> Source:

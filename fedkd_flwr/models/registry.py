@@ -4,6 +4,7 @@ A model of a user's own needs no line: it is named ``module:object`` (`fedkd_flw
 """
 
 from fedkd_flwr.own import is_own
+from strategies.core.slices import NoneOfTheAllowedError
 
 MODELS: dict[str, str] = {
     "lenet": "fedkd_flwr.models.small:lenet",
@@ -30,7 +31,7 @@ DARTS_MODELS = ("darts", "darts-fixed")
 ANY_SHAPE = ("mlp",)
 """Models that take samples of any shape; the others take images."""
 
-ALLOWED = f"{', '.join(MODELS)}, or your own as module:object"
+ALLOWED = [*MODELS, "or your own as module:object"]
 """Which names there are, for errors."""
 
 
@@ -39,9 +40,9 @@ def model_name(name: str) -> str:
 
     Raises
     ------
-    ValueError
+    NoneOfTheAllowedError
         If it is neither.
     """
     if name in MODELS or is_own(name):
         return name
-    raise ValueError(f"is none of the allowed {ALLOWED}")
+    raise NoneOfTheAllowedError(ALLOWED)

@@ -53,7 +53,7 @@ class ModelSettings(Slice):
     @classmethod
     def _known_models(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
-            raise ValueError(f"names no model; allowed are {ALLOWED}")
+            raise ValueError(f"names no model; allowed are {', '.join(ALLOWED)}")
         return tuple(model_name(name) for name in value)
 
     @field_validator("model_assignment")
