@@ -55,8 +55,15 @@ def close_names(name: str | Path, known: list[str]) -> str:
 
 def _find(name: str | Path, folder: Path) -> Path | None:
     path = Path(name)
-    if path.is_file():
-        return path
+    try:
+        if path.is_file():
+            return path
+        return _shipped(path, folder)
+    except (OSError, ValueError):  # what can be no path
+        return None
+
+
+def _shipped(path: Path, folder: Path) -> Path | None:
     inside = Path(*path.parts[1:]) if path.parts[:1] == ("conf",) else path
     shipped = folder / inside.with_name(f"{inside.name.removesuffix('.toml')}.toml")
     is_below = folder in shipped.resolve().parents

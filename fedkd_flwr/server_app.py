@@ -206,7 +206,7 @@ def serve(
             directory.keep_memories = partial(keep_memories, archive)
         try:
             run_rounds(grid, configuration, directory, checkpoint)
-        except BaseException:  # Ctrl-C too
+        except (Exception, KeyboardInterrupt):
             directory.give_up()
             raise
         finished = directory.finish()

