@@ -18,6 +18,7 @@ from strategies.core.replies import (
     Payload,
     Reply,
     arrays_of,
+    empty,
     read_reply,
 )
 from strategies.core.simplex import NotOnSimplexError
@@ -152,6 +153,7 @@ class Exchange:
                 valid[partition_id] = reply
             except (InvalidReplyError, NotOnSimplexError) as error:
                 self._drop(partition_id, str(error))
+            empty(message)
         for partition_id in silent.values():
             self._drop(partition_id, "no reply in time")
         self._sent = {}

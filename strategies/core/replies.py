@@ -148,6 +148,16 @@ def arrays_of(message: Message) -> Payload:
     return message.content.array_records.get("arrays", ArrayRecord())
 
 
+def empty(message: Message) -> None:
+    """Let go of the arrays of a message that has been read.
+
+    Flower's records refer to themselves, so that their bytes would else stay until the garbage
+    collector comes by, which is seldom in a large process.
+    """
+    if not message.has_error() and "arrays" in message.content.array_records:
+        message.content.array_records["arrays"].clear()
+
+
 def checked_arrays(arrays: Payload, due: Mapping[str, Due]) -> dict[str, NDArray[Any]]:
     """Decode the arrays of a reply after checking that they are what was asked for.
 
