@@ -12,6 +12,7 @@ from fedkd_flwr.config import read_config
 from fedkd_flwr.engines import resolve_output
 from fedkd_flwr.engines.grid import InProcessGrid
 from fedkd_flwr.methods import METHODS
+from fedkd_flwr.models import pool
 from fedkd_flwr.runs import RunDirectory, RunDirectoryError
 from fedkd_flwr.server_app import serve
 
@@ -50,8 +51,10 @@ def interrupted(settings, folder, at_round, at_client):
 @pytest.mark.parametrize("strategy", METHODS)
 def test_a_resumed_run_equals_an_uninterrupted_one(strategy, small, tmp_path):
     settings = settings_for(strategy, small)
+    pool.clear()
     whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
     interrupted(settings, tmp_path / "cut", at_round=3, at_client=2)
+    pool.clear()
     assert len((tmp_path / "cut" / "rounds.jsonl").read_text().splitlines()) == 2
     resumed = fedkd_flwr.resume(tmp_path / "cut")
     assert resumed.finished

@@ -5,6 +5,7 @@ Building a network and drawing its initial weights costs more than a small clien
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from fedkd_flwr.models.build import build_model
@@ -65,7 +66,9 @@ def borrow(architecture: Architecture) -> nn.Module:
     """
     free = _FREE.get(architecture)
     if not free:
-        return architecture.build().to(architecture.device)
+        # Whether a model is at hand must not move the draws of whoever borrows it.
+        with torch.random.fork_rng(devices=[]):
+            return architecture.build().to(architecture.device)
     model = free.pop()
     for buffer, as_built in zip(_whole_numbers(model), vars(model)["whole_numbers"], strict=True):
         buffer.copy_(as_built)
@@ -82,6 +85,11 @@ def give_back(model: nn.Module) -> None:
     if len(free) < FREE_MODELS:
         model.zero_grad(set_to_none=True)
         free.append(model)
+
+
+def clear() -> None:
+    """Let go of all models that are kept."""
+    _FREE.clear()
 
 
 def architecture_of(model: nn.Module) -> Architecture:
