@@ -16,7 +16,7 @@ from flwr.superlink.grid import InMemoryGrid
 
 from benchmarks.pairs import REPETITIONS, Pair, Result, seconds, summarized
 from fedkd_flwr.engines import flower_log_level
-from fedkd_flwr.longest_first import LongestFirstGrid
+from fedkd_flwr.grids.longest_first import LongestFirstGrid
 
 WORK = (0.9, 0.9, 0.9, 5.0, 0.9, 0.9, 0.9, 5.0)
 """Seconds that each client works, as with ``models = "lenet,lenet,lenet,resnet18"``."""

@@ -29,7 +29,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import Configuration, read_config
 from fedkd_flwr.engines import RoundListener, flower_log_level, resolve_output
 from fedkd_flwr.engines.in_process import run_in_process
-from fedkd_flwr.longest_first import LongestFirstGrid
+from fedkd_flwr.grids.longest_first import LongestFirstGrid
 from fedkd_flwr.server_app import serve
 
 Start = Callable[[Configuration, RoundListener], object]

@@ -12,7 +12,7 @@ _EXPORTS = {
     "personalize": "fedkd_flwr.analysis.newcomers",
     "load_run": "fedkd_flwr.runs",
     "compare": "fedkd_flwr.analysis.comparison",
-    "client_data": "fedkd_flwr.analysis.data",
+    "client_data": "fedkd_flwr.analysis.samples",
     "cross": "fedkd_flwr.analysis.cross",
     "Comparison": "fedkd_flwr.analysis.comparison",
     "run_sweep": "fedkd_flwr.sweeps",

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.clients import check_data
-from fedkd_flwr.grids import PromptGrid
-from fedkd_flwr.longest_first import LongestFirstGrid
+from fedkd_flwr.grids.longest_first import LongestFirstGrid
+from fedkd_flwr.grids.prompt import PromptGrid
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.parts import head_of
 from fedkd_flwr.own import is_own

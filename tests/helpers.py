@@ -11,7 +11,7 @@ from PIL import Image
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.config import read_config
-from fedkd_flwr.engines.grid import InProcessGrid
+from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.server_app import serve
 from strategies.core.replies import Reply
 

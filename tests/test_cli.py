@@ -9,7 +9,7 @@ import fedkd_flwr
 from fedkd_flwr.cli import app
 from fedkd_flwr.config import known_names, read_toml
 from fedkd_flwr.presets import find_preset, find_sweep
-from fedkd_flwr.reference import settings_reference
+from fedkd_flwr.settings_reference import settings_reference
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -11,7 +11,7 @@ from helpers import write_image_folder, write_parquet
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
-from fedkd_flwr.engines.grid import InProcessGrid
+from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.server_app import serve
 
 pytestmark = pytest.mark.slow

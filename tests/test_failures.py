@@ -6,7 +6,7 @@ from flwr.app import Array, ConfigRecord
 from helpers import Witness, breaking, raising, replacing, run_with
 
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.engines.grid import InProcessGrid
+from fedkd_flwr.grids.in_process import InProcessGrid
 from strategies.core.replies import TooFewRepliesError
 
 SHAPE = (40, 10)

@@ -6,7 +6,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedkd_flwr.grids import LONGEST_PAUSE, SHORTEST_PAUSE, PromptGrid
+from fedkd_flwr.grids.prompt import LONGEST_PAUSE, SHORTEST_PAUSE, PromptGrid
 
 
 class SlowNodes:

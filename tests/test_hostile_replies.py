@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
-from fedkd_flwr.engines.grid import InProcessGrid
+from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.server_app import serve
 from strategies.core.measures import MEANS

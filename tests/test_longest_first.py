@@ -19,7 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
-from fedkd_flwr.longest_first import LongestFirstGrid
+from fedkd_flwr.grids.longest_first import LongestFirstGrid
 
 RUN_ID = 5
 

@@ -10,7 +10,7 @@ import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
 from fedkd_flwr.engines import resolve_output
-from fedkd_flwr.engines.grid import InProcessGrid
+from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models import pool
 from fedkd_flwr.runs import RunDirectory, RunDirectoryError

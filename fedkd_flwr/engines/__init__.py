@@ -1,9 +1,7 @@
 """Where a run takes place: in this process, or in Flower's Ray simulation."""
 
 from fedkd_flwr.engines.deployment import deployed_to, run_deployment
-from fedkd_flwr.engines.grid import InProcessGrid
 from fedkd_flwr.engines.in_process import flower_log_level
-from fedkd_flwr.engines.listeners import ClientsListener, LineListener, RoundListener
 from fedkd_flwr.engines.starting import (
     resolve_output,
     resume,
@@ -12,6 +10,8 @@ from fedkd_flwr.engines.starting import (
     with_absolute_folders,
 )
 from fedkd_flwr.engines.table import ENGINES, Engine, find_engine
+from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.listeners import ClientsListener, LineListener, RoundListener
 
 __all__ = [
     "ENGINES",

@@ -10,8 +10,8 @@ import torch
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import train_together
 from fedkd_flwr.config import ConfigError, Configuration
-from fedkd_flwr.engines.grid import InProcessGrid
-from fedkd_flwr.engines.listeners import ClientsListener, LineListener, RoundListener
+from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.listeners import ClientsListener, LineListener, RoundListener
 from fedkd_flwr.runs import Run
 from fedkd_flwr.server_app import serve
 

@@ -10,8 +10,8 @@ from typing import Any
 import tomli_w
 
 from fedkd_flwr.config import ConfigError, Configuration
-from fedkd_flwr.engines.listeners import ClientsListener, LineListener, RoundListener
 from fedkd_flwr.engines.superlink import superlink
+from fedkd_flwr.listeners import ClientsListener, LineListener, RoundListener
 from fedkd_flwr.methods import REGISTERED
 from fedkd_flwr.runs import Run, load_run, read_checkpoint
 

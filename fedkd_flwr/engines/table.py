@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 from fedkd_flwr.config import ConfigError, Configuration
 from fedkd_flwr.engines.in_process import run_in_process
-from fedkd_flwr.engines.listeners import ClientsListener, LineListener, RoundListener
 from fedkd_flwr.engines.simulation import run_simulation
+from fedkd_flwr.listeners import ClientsListener, LineListener, RoundListener
 from fedkd_flwr.runs import Run
 
 

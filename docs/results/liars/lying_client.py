@@ -20,7 +20,7 @@ from flwr.app import Array, ArrayRecord, Context, Message
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
 from fedkd_flwr.engines import flower_log_level
-from fedkd_flwr.engines.grid import InProcessGrid
+from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.server_app import serve
 
 LIAR = 1

@@ -1,4 +1,4 @@
-"""Flower's grids, asked in the ways that suit these methods.
+"""A grid that asks for replies soon.
 
 Flower's own way to wait for replies looks every three seconds in a federation, which costs a
 round of short messages more than its clients do.
@@ -8,9 +8,11 @@ import math
 import time
 from collections.abc import Iterable
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+
+from fedkd_flwr.grids.base import MessageGrid
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 """Seconds between two looks for replies over a network."""
@@ -19,7 +21,7 @@ SHARE_OF_WAITING = 0.05
 """By how much of the time that replies take a look may come late."""
 
 
-class PromptGrid(Grid):
+class PromptGrid(MessageGrid):
     """A grid that looks for replies often at first, and the less the longer they take.
 
     Parameters
@@ -39,17 +41,6 @@ class PromptGrid(Grid):
     def run(self) -> Run:
         """The run that messages belong to."""
         return self._grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message, as Flower's older API does."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the node ids of all clients."""

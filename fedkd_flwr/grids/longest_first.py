@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from flwr.app import ConfigRecord, Message
 from flwr.superlink.grid import InMemoryGrid
 
-from fedkd_flwr.grids import PromptGrid
+from fedkd_flwr.grids.prompt import PromptGrid
 
 PAUSE = 0.05
 """Seconds between two looks; Flower's own are 0.1 apart."""

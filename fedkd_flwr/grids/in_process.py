@@ -16,13 +16,13 @@ from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedkd_flwr.clients.disk import save_archive
 from fedkd_flwr.clients.memory import LiveContext
-from fedkd_flwr.engines.listeners import ClientsListener
+from fedkd_flwr.grids.base import MessageGrid
+from fedkd_flwr.listeners import ClientsListener
 
 SERVED_AT_ONCE = 64
 """Messages that are served at once at most."""
@@ -37,7 +37,7 @@ ClientCall = Callable[[Message, Context], Message]
 """What serves a message: a ClientApp, or a test's stand-in for a broken one."""
 
 
-class InProcessGrid(Grid):
+class InProcessGrid(MessageGrid):
     """Delivers messages by calling the ClientApp, one client after the other.
 
     Parameters
@@ -113,17 +113,6 @@ class InProcessGrid(Grid):
         if self._live:
             save_archive(self.contexts, folder, server_round)
 
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message, as Flower's older API does."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
     def get_node_ids(self) -> Iterable[int]:
         """Return the node ids of all clients."""
         return list(self._contexts)
@@ -146,11 +135,13 @@ class InProcessGrid(Grid):
         tell = self._teller(messages)
         deadline = None if timeout is None else time.monotonic() + timeout
         replies: list[Message] = []
-        for message in messages:
+        for served, message in enumerate(messages, start=1):
             if deadline is not None and time.monotonic() >= deadline:
                 break
             replies.extend(self.pull_messages([self._push(message)]))
             tell(1)
+            if served % SERVED_AT_ONCE == 0:
+                return_free_memory()
         return replies
 
     def _teller(self, messages: Sequence[Message]) -> Callable[[int], None]:
