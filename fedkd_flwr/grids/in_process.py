@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from pathlib import Path
 
+import torch
 from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
@@ -24,8 +25,11 @@ from fedkd_flwr.clients.memory import LiveContext
 from fedkd_flwr.grids.base import MessageGrid
 from fedkd_flwr.listeners import ClientsListener
 
-SERVED_AT_ONCE = 64
-"""Messages that are served at once at most."""
+SERVED_AT_ONCE = {"cpu": 32, "cuda": 64}
+"""Messages that are served at once at most, by device.
+
+Until clients are done, their old and their new memory are both there; a GPU is busy only with many.
+"""
 
 TogetherCall = Callable[
     [Sequence[Message], Sequence[Context], Callable[[int], None]], list[Message | Exception]
@@ -140,7 +144,7 @@ class InProcessGrid(MessageGrid):
                 break
             replies.extend(self.pull_messages([self._push(message)]))
             tell(1)
-            if served % SERVED_AT_ONCE == 0:
+            if served % SERVED_AT_ONCE["cpu"] == 0:
                 return_free_memory()
         return replies
 
@@ -176,9 +180,9 @@ class InProcessGrid(MessageGrid):
         assert self._together
         replies = []
         tell = self._teller(messages)
-        # Some at a time: until clients are done, their old and their new memory are both there.
-        for start in range(0, len(messages), SERVED_AT_ONCE):
-            chunk = messages[start : start + SERVED_AT_ONCE]
+        at_once = SERVED_AT_ONCE["cuda" if torch.cuda.is_available() else "cpu"]
+        for start in range(0, len(messages), at_once):
+            chunk = messages[start : start + at_once]
             for message in chunk:
                 self._number(message)
             contexts = [self._context_for(message) for message in chunk]
