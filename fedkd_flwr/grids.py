@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
+
+from strategies.core.flower import Run
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 """Seconds between two looks for replies over a network."""

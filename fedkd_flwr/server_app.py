@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.supercore import log
-from flwr.superlink.grid import InMemoryGrid
 from numpy.typing import NDArray
 
 from fedkd_flwr.config import ConfigError, Configuration, read_config
@@ -39,6 +37,7 @@ from fedkd_flwr.runs import (
 from fedkd_flwr.runs.observers import RowObserver
 from fedkd_flwr.server_models import RunModels
 from fedkd_flwr.trackers.observing import require_trackers, trackers_of
+from strategies.core.flower import InMemoryGrid, log
 from strategies.core.patience import StoppedEarly
 from strategies.core.replies import TooFewRepliesError
 from strategies.parameters import SharedModelSettings

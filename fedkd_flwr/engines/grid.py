@@ -12,17 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from pathlib import Path
 
-from flwr.app import Context, Error, Message, MessageType, RecordDict
-from flwr.app.user_config import UserConfig
+from flwr.app import Context, Error, Message, MessageType, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedkd_flwr.clients.disk import save_archive
 from fedkd_flwr.clients.memory import LiveContext
 from fedkd_flwr.engines.listeners import ClientsListener
+from strategies.core.flower import ErrorCode, Run, TaskIdentity
 
 SERVED_AT_ONCE = 64
 """Messages that are served at once at most."""

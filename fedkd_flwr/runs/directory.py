@@ -28,7 +28,6 @@ from time import monotonic
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.supercore import log
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
@@ -50,6 +49,7 @@ from fedkd_flwr.runs.observers import Observer
 from fedkd_flwr.runs.reading import Row, Run, damaged, load_run
 from fedkd_flwr.runs.summary import describe_run, now, summarize
 from fedkd_flwr.trackers.catalogue import TRACKERS
+from strategies.core.flower import log
 
 if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
