@@ -23,6 +23,7 @@ from fedkd_flwr.models.registry import model_name
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.own import is_own
 from fedkd_flwr.presets import close_names, find_preset, preset_names
+from fedkd_flwr.trackers.settings import TrackerSettings
 from fedkd_flwr.training.settings import TrainingSettings
 from strategies.core.plan import PlanSettings, RunPlan, Settings
 from strategies.core.slices import PLACE, Slice, kebab_case
@@ -56,6 +57,8 @@ class RunConfig(Slice):
         Training on private data.
     plan : PlanSettings
         Clients, rounds, sampling and seed.
+    trackers : TrackerSettings
+        Trackers of experiments.
     device : str
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
     torch_threads : int
@@ -82,6 +85,7 @@ class RunConfig(Slice):
     models: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
     plan: PlanSettings = PlanSettings()
+    trackers: TrackerSettings = TrackerSettings()
     device: Annotated[str, PLACE] = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     torch_threads: Annotated[int, PLACE] = Field(default=0, ge=0, le=MOST_THREADS)
     output_dir: Annotated[str, PLACE] = ""

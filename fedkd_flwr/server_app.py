@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.supercore import log
-from flwr.superlink.grid import InMemoryGrid
 from numpy.typing import NDArray
 
 from fedkd_flwr.config import ConfigError, Configuration, read_config
@@ -36,7 +34,10 @@ from fedkd_flwr.runs import (
     require_new,
     require_writable,
 )
+from fedkd_flwr.runs.observers import RowObserver
 from fedkd_flwr.server_models import RunModels
+from fedkd_flwr.trackers.observing import require_trackers, trackers_of
+from strategies.core.flower import InMemoryGrid, log
 from strategies.core.patience import StoppedEarly
 from strategies.core.replies import TooFewRepliesError
 from strategies.parameters import SharedModelSettings
@@ -58,7 +59,9 @@ end up anywhere.
 def main(grid: Grid, context: Context) -> None:
     """Run the method that the run config asks for."""
     try:
-        configuration = with_connected_clients(grid, read_config(context.run_config))
+        wanted = read_config(context.run_config)
+        require_trackers(wanted.run.trackers)
+        configuration = with_connected_clients(grid, wanted)
         if isinstance(grid, InMemoryGrid):
             check_run(configuration)
             serve(LongestFirstGrid(grid), configuration)
@@ -115,9 +118,10 @@ def check_run(configuration: Configuration) -> None:
     RunDirectoryError
         If a folder cannot be written, or the run cannot be continued.
     ConfigError
-        If a continued run would have other settings.
+        If a continued run would have other settings, or a tracker is not installed.
     """
     run = configuration.run
+    require_trackers(run.trackers)
     if not run.plan.num_clients:
         raise ConfigError(
             "num-clients = 0 takes those that are connected, which flwr run knows; here, set "
@@ -198,13 +202,13 @@ def serve(
         torch.set_num_threads(run.torch_threads)
     directory, checkpoint = open_run_directory(configuration)
     with closing(directory):
-        if listener:
-            directory.listeners.append(listener)
         log(INFO, "Run directory: %s", directory.path)
         if keep_memories and run.state_dir:
             archive = absolute(run.state_dir) / directory.run_id
             directory.keep_memories = partial(keep_memories, archive)
+        listeners = [RowObserver(listener)] if listener else []
         try:
+            directory.watched_by([*trackers_of(run.trackers), *listeners])
             run_rounds(grid, configuration, directory, checkpoint)
         except (Exception, KeyboardInterrupt):
             directory.give_up()

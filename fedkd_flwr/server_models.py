@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.supercore import log
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -28,6 +27,7 @@ from fedkd_flwr.training.loop import (
 )
 from fedkd_flwr.training.losses import Distillation
 from fedkd_flwr.training.optimizers import build_optimizer
+from strategies.core.flower import log
 from strategies.core.randomness import random_generator
 
 Vectors = Mapping[str, NDArray[Any]]

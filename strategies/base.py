@@ -15,10 +15,10 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from flwr.supercore import log
 from numpy.typing import NDArray
 
 from strategies.core.exchange import Exchange
+from strategies.core.flower import log
 from strategies.core.membership import ClientInfo, Membership
 from strategies.core.metrics import MOVED_PRIVATE, TRAIN_LOSS
 from strategies.core.patience import Patience, StoppedEarly

@@ -26,10 +26,10 @@ from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.supercore import log
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.flower import log
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Due, Metric, Reply
 from strategies.parameters import Model, ParameterStrategy, mean_model, model_due

@@ -35,10 +35,10 @@ from logging import WARNING
 from typing import Any, Literal
 
 import numpy as np
-from flwr.supercore import log
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.flower import log
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
 from strategies.core.simplex import check_simplex

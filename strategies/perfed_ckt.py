@@ -22,10 +22,10 @@ from logging import INFO
 from typing import Any
 
 import numpy as np
-from flwr.supercore import log
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.flower import log
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings, sample_clients
 from strategies.core.randomness import random_generator

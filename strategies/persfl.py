@@ -27,10 +27,10 @@ from logging import INFO
 from typing import Any, Literal
 
 import numpy as np
-from flwr.supercore import log
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
+from strategies.core.flower import log
 from strategies.core.membership import ClientInfo
 from strategies.core.replies import Arrays, Due, InvalidReplyError, Metric, Reply
 from strategies.fedavg import AveragingSettings, FedAvg

@@ -12,12 +12,12 @@ from logging import INFO
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from flwr.supercore import log
 from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.base import PersonalizedStrategy
 from strategies.core.caching import ASKED, TAUGHT, are_due, packed
+from strategies.core.flower import log
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.privacy import privacy_spent
 from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply

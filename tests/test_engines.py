@@ -1,17 +1,10 @@
-"""The same run in one process and under Ray, and the app bundle that Flower builds."""
-
-import subprocess
-import sys
-import zipfile
-from pathlib import Path
+"""The same run in one process and under Ray."""
 
 import numpy as np
 import pytest
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError
-
-ROOT = Path(__file__).parent.parent
 
 
 def in_both_engines(settings, folder):
@@ -58,21 +51,3 @@ def test_an_unknown_engine_is_refused(small, tmp_path):
     with pytest.raises(ConfigError, match="none of the allowed in-process, simulation"):
         fedkd_flwr.run(small, engine="abacus", output_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_flower_builds_the_app_bundle(tmp_path):
-    flwr = Path(sys.executable).parent / "flwr"
-    built = subprocess.run(
-        [flwr, "build", "--app", ROOT], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
-    (bundle,) = tmp_path.glob("*.fab")
-    names = set(zipfile.ZipFile(bundle).namelist())
-    modules = {
-        str(path.relative_to(ROOT))
-        for folder in ("fedkd_flwr", "strategies")
-        for path in (ROOT / folder).rglob("*.py")
-    }
-    assert modules <= names
-    assert {"pyproject.toml", "LICENSE", "README.md"} <= names
-    assert not any(name.startswith("tests/") for name in names)

@@ -28,9 +28,8 @@ def doctor(
 ) -> None:
     """Check a node's setup before it joins a federation."""
     with one_clear_line():
-        from flwr.common.config import parse_config_args
-
         from fedkd_flwr.doctor import check_node
+        from strategies.core.flower import parse_config_args
 
         values = read_values(preset, assignments)
         findings = check_node(values, parse_config_args([node_config]))

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from flwr.app import Context
 from flwr.client import NumPyClient
-from flwr.supercore import log
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -52,6 +51,7 @@ from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.measures import measured
 from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 from fedkd_flwr.training.regularizers import parameters_of, relative_distance
+from strategies.core.flower import log
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
-from flwr.supercore import log
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fedkd_flwr.clients.memory import LiveContext, all_arrays, forget
 from fedkd_flwr.files import write_arrays
+from strategies.core.flower import log
 
 PROGRESS = "progress"
 """Name of the record that says which round the memory belongs to."""

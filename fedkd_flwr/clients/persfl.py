@@ -6,7 +6,6 @@ from logging import INFO, WARNING
 from typing import Protocol
 
 import numpy as np
-from flwr.supercore import log
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
@@ -24,6 +23,7 @@ from fedkd_flwr.training.loop import (
     require_finite,
 )
 from fedkd_flwr.training.losses import cross_entropy_to_teacher, kl_to_teacher
+from strategies.core.flower import log
 from strategies.persfl import DIVERGED, PAIRS, PERSONALIZE, PersFLSettings
 
 

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from logging import WARNING
 from pathlib import Path
 
-from flwr.supercore import log
 from platformdirs import user_cache_path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from strategies.core.flower import log
 
 FOLDER_VARIABLE = "FEDKD_CACHE"
 """Environment variable with the folder of the cache, or `OFF`."""

@@ -10,7 +10,6 @@ from logging import WARNING
 
 import numpy as np
 import torch
-from flwr.supercore import log
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,6 +25,7 @@ from fedkd_flwr.data.public import (
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import ImageSet, load_images, load_labels, load_own_data, to_float
 from fedkd_flwr.data.splits import read_split, split_client, stratified_order
+from strategies.core.flower import log
 from strategies.core.randomness import random_generator
 
 FIXED_NUMBERS = ("two-groups", "two-classes", "k-classes", "k-classes-grouped")

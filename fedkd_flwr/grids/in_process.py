@@ -13,17 +13,14 @@ from copy import copy
 from pathlib import Path
 
 import torch
-from flwr.app import Context, Error, Message, MessageType, RecordDict
-from flwr.app.user_config import UserConfig
+from flwr.app import Context, Error, Message, MessageType, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedkd_flwr.clients.disk import save_archive
 from fedkd_flwr.clients.memory import LiveContext
 from fedkd_flwr.grids.base import MessageGrid
 from fedkd_flwr.listeners import ClientsListener
+from strategies.core.flower import ErrorCode, Run, TaskIdentity
 
 SERVED_AT_ONCE = {"cpu": 32, "cuda": 64}
 """Messages that are served at once at most, by device.

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterable, Iterator
 
 from flwr.app import ConfigRecord, Message
-from flwr.superlink.grid import InMemoryGrid
 
 from fedkd_flwr.grids.prompt import PromptGrid
+from strategies.core.flower import InMemoryGrid
 
 PAUSE = 0.05
 """Seconds between two looks; Flower's own are 0.1 apart."""

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 from flwr.app import Message
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from fedkd_flwr.grids.base import MessageGrid
+from strategies.core.flower import Run
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 """Seconds between two looks for replies over a network."""

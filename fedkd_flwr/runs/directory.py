@@ -11,6 +11,7 @@
 ``checkpoint/``     what the run continues from: the server's state, the clients' memory
                     (in ``clients/``), and the lock of the process that writes
 ``summary.json``    written last: it marks a finished run
+``TRACKER/``        what trackers of experiments keep here, such as ``tensorboard/``
 ==================  =================================================================
 
 Results are appended to, never rewritten, so a crash loses at most one round. Until the run is
@@ -20,14 +21,13 @@ finished each round's matrices are files of their own in ``matrices/``.
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from logging import INFO
 from pathlib import Path
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.supercore import log
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
@@ -45,8 +45,11 @@ from fedkd_flwr.runs.continuing import Changes, changed_settings, told
 from fedkd_flwr.runs.errors import RunDirectoryError
 from fedkd_flwr.runs.folders import absolute, remove_empty, require_new
 from fedkd_flwr.runs.lock import lock_directory
+from fedkd_flwr.runs.observers import Observer
 from fedkd_flwr.runs.reading import Row, Run, damaged, load_run
 from fedkd_flwr.runs.summary import describe_run, now, summarize
+from fedkd_flwr.trackers.catalogue import TRACKERS
+from strategies.core.flower import log
 
 if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
@@ -67,15 +70,15 @@ class RunDirectory:
 
     Attributes
     ----------
-    listeners : list of callable
-        Are called with each finished round's row.
+    observers : list of Observer
+        Are told of the run as it goes; see `watched_by`.
     keep_memories : callable, optional
         Is called with each finished round, to write what clients of this process remember.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = absolute(path)
-        self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
+        self.observers: list[Observer] = []
         self.keep_memories: Callable[[int], None] | None = None
         self._started_at = monotonic()
         self._seconds_before = 0.0
@@ -153,6 +156,12 @@ class RunDirectory:
         """How long the run has taken so far, without what was lost when it stopped."""
         return self._seconds_before + monotonic() - self._started_at
 
+    def watched_by(self, observers: Iterable[Observer]) -> None:
+        """Tell observers, in their order, that the run begins, and of all that follows."""
+        for observer in observers:
+            self.observers.append(observer)
+            observer.run_started(Run(self.path))
+
     def round_finished(self, record: "RoundRecord", strategy: "PersonalizedStrategy") -> None:
         """Append a round; the checkpoint comes last and completes it.
 
@@ -179,8 +188,8 @@ class RunDirectory:
                 f"({error.strerror or error}); make room and "
                 f"{go_on if self._has_rounds else 'start the run again'}."
             ) from error
-        for listener in self.listeners:
-            listener(record.row)
+        for observer in self.observers:
+            observer.round_finished(record)
 
     def about_to_ask(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Write down a part of the state that a round which is cut off must not undo.
@@ -206,22 +215,27 @@ class RunDirectory:
             temporary.replace(self.path / "matrices.npz")
             shutil.rmtree(self.path / "matrices", ignore_errors=True)
         keep_last_memories(self.path)
-        self._write_json("summary.json", summarize(run, self.seconds))
+        summary = summarize(run, self.seconds)
+        self._write_json("summary.json", summary)
+        for observer in self.observers:
+            observer.run_finished(summary)
         self.close()
         return Run(self.path)
 
     def give_up(self) -> None:
-        """Remove what a new run has left that never completed a round.
+        """Stop before the end, and remove what a new run has left that never completed a round.
 
         A run that completed one is left as it is, to be continued; so is one that has noted
         something which must not be forgotten.
         """
+        for observer in self.observers:
+            observer.run_stopped()
         if not self._is_new or self._has_rounds or notes_file(self.path).exists():
             return
         self.close()
         for file in (self.path / "config.json", *self.path.glob("*.jsonl")):
             file.unlink(missing_ok=True)
-        for name in ("matrices", "checkpoint"):
+        for name in ("matrices", "checkpoint", *TRACKERS):
             shutil.rmtree(self.path / name, ignore_errors=True)
         for model in (self.path / "models").glob("global-*.safetensors"):
             model.unlink()

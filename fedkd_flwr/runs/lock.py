@@ -10,9 +10,8 @@ from logging import WARNING
 from pathlib import Path
 from typing import IO
 
-from flwr.supercore import log
-
 from fedkd_flwr.runs.errors import RunDirectoryError
+from strategies.core.flower import log
 
 if sys.platform != "win32":
     import fcntl

@@ -25,8 +25,6 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-from flwr.supercore import log
-
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import (
     ConfigError,
@@ -38,6 +36,7 @@ from fedkd_flwr.config import (
 from fedkd_flwr.files import plain_name
 from fedkd_flwr.flat import Scalar, flatten
 from fedkd_flwr.presets import close_names, find_sweep, sweep_names
+from strategies.core.flower import log
 
 COMBINATIONS = "combinations"
 """Name of the list of tables in the grid."""

@@ -5,9 +5,9 @@ from logging import WARNING
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from flwr.supercore import log
 from numpy.typing import NDArray
 
+from strategies.core.flower import log
 from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.replies import (

@@ -12,8 +12,8 @@ from logging import INFO, WARNING
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore import log
 
+from strategies.core.flower import log
 from strategies.core.plan import RunPlan
 from strategies.core.replies import (
     InvalidReplyError,

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from logging import INFO
 from typing import Any
 
-from flwr.supercore import log
-
+from strategies.core.flower import log
 from strategies.core.plan import RunPlan
 
 

@@ -6,9 +6,9 @@ from logging import INFO
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from flwr.supercore import log
 from numpy.typing import NDArray
 
+from strategies.core.flower import log
 from strategies.core.measures import LARGEST_COUNT, MEANS, check_class_counts, measured_metrics
 from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan

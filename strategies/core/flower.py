@@ -1,0 +1,53 @@
+"""The parts of Flower that it does not promise to keep where they are, imported here alone.
+
+Public are ``flwr.app``, ``flwr.client``, ``flwr.clientapp``, ``flwr.serverapp``,
+``flwr.serverapp.strategy`` and ``flwr.simulation``. Each name below is loaded when it is first
+asked for, since no process needs them all.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flwr.common.config import parse_config_args as parse_config_args
+    from flwr.common.constant import ErrorCode as ErrorCode
+    from flwr.supercore import log as log
+    from flwr.supercore.run import Run as Run
+    from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
+    from flwr.superlink.grid import InMemoryGrid as InMemoryGrid
+
+HOMES = {
+    "ErrorCode": "flwr.common.constant",
+    "InMemoryGrid": "flwr.superlink.grid",
+    "Run": "flwr.supercore.run",
+    "TaskIdentity": "flwr.supercore.task_identity",
+    "log": "flwr.supercore",
+    "parse_config_args": "flwr.common.config",
+}
+"""In which module of Flower each is."""
+
+
+class FlowerMovedError(ImportError):
+    """A part of Flower that is not where this version of the project knows it."""
+
+
+def __getattr__(name: str) -> Any:
+    """Load a part of Flower.
+
+    Raises
+    ------
+    FlowerMovedError
+        If the installed version has moved or removed it.
+    """
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        part = getattr(import_module(HOMES[name]), name)
+    except (ImportError, AttributeError) as error:
+        raise FlowerMovedError(
+            f"Flower {version('flwr')} has no {HOMES[name]}.{name} ({error}): say in "
+            f"{__name__} where it is now, or install another version of Flower."
+        ) from error
+    globals()[name] = part
+    return part

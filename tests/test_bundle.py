@@ -1,0 +1,110 @@
+"""The app bundle that Flower builds: what it holds, the limits of Flower Hub, a run from it."""
+
+import io
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from flwr.cli.app_cmd.publish import _validate_description, _validate_files
+from flwr.cli.build import build_fab_from_files
+from flwr.cli.utils import filter_paths_for_publish
+
+from fedkd_flwr.engines.superlink import superlink
+from fedkd_flwr.runs import load_run
+
+ROOT = Path(__file__).parent.parent
+FLWR = Path(sys.executable).parent / "flwr"
+
+
+@pytest.fixture(scope="module")
+def files():
+    """The project's files as Flower collects them, without walking through environments."""
+    tops = [top for top in ROOT.iterdir() if not top.name.startswith(".")]
+    paths = [ROOT / ".gitignore", *(path for top in tops for path in (top, *top.rglob("*")))]
+    return {str(path.relative_to(ROOT)): path for path in paths if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def bundle(files):
+    content, metadata = build_fab_from_files(files)
+    return zipfile.ZipFile(io.BytesIO(content)), metadata
+
+
+def test_the_bundle_holds_the_app_and_its_documents_alone(bundle):
+    parts = {
+        "fedkd_flwr": "*.py",
+        "strategies": "*.py",
+        "examples": "*.py",
+        "conf": "*.toml",
+        "docs": "*.md",
+    }
+    expected = {
+        str(path.relative_to(ROOT))
+        for folder, pattern in parts.items()
+        for path in (ROOT / folder).rglob(pattern)
+    }
+    expected |= {"pyproject.toml", "LICENSE", "README.md", ".info/CONTENT"}
+    assert set(bundle[0].namelist()) == expected
+
+
+def test_the_bundle_has_format_version_1(bundle):
+    metadata = bundle[1]
+    config = tomllib.loads(bundle[0].read("pyproject.toml").decode())
+    assert metadata.fab_format_version == 1
+    assert metadata.flwr_version_min == "1.41"
+    constraints = config["tool"]["uv"]["constraint-dependencies"]
+    assert f"flwr=={metadata.flwr_version_target}" in constraints
+
+
+def test_links_of_the_readme_hold_inside_the_bundle(bundle):
+    archive, _ = bundle
+    text = archive.read("README.md").decode()
+    # Images cannot be in a bundle: Flower takes text alone.
+    links = re.findall(r"(?<!!)\[[^]]*\]\((?!https?:|#)([^)#]+)", text)
+    assert len(links) > 5
+    assert set(links) <= set(archive.namelist())
+
+
+def test_the_project_is_within_the_limits_of_flower_hub(files, capsys):
+    published = filter_paths_for_publish(files)
+    _validate_files(list(published.values()))
+    assert "Validation passed" in capsys.readouterr().out
+    _validate_description(
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["description"]
+    )
+
+
+@pytest.mark.slow
+def test_a_run_from_the_bundle_needs_nothing_beside_it(tmp_path):
+    build = [FLWR, "build", "--app", ROOT]
+    subprocess.run(build, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    (built,) = tmp_path.glob("*.fab")
+    app, home = tmp_path / "app", tmp_path / "home"
+    zipfile.ZipFile(built).extractall(app)
+    home.mkdir()
+    settings = {
+        "num-clients": 2,
+        "num-server-rounds": 1,
+        "local-epochs": 1,
+        "max-samples": 300,
+        "models": '"mlp"',
+        "output-dir": f'"{tmp_path / "run"}"',
+    }
+    run_config = " ".join(f"{key}={value}" for key, value in settings.items())
+    with pytest.MonkeyPatch.context() as patch:
+        # Byte code tells from where a module was loaded.
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        with superlink(home) as env:
+            env = {key: value for key, value in env.items() if key != "PYTHONPATH"}
+            run = [FLWR, "run", ".", "--stream", "--run-config", run_config]
+            subprocess.run(run, cwd=app, env=env, check=True, stdout=subprocess.DEVNULL)
+    finished = load_run(tmp_path / "run")
+    assert finished.finished
+    assert len(finished.round_rows) == 1
+    for loaded in ("fedkd_flwr/server_app", "fedkd_flwr/client_app", "strategies/kt_pfl"):
+        folder, _, name = loaded.rpartition("/")
+        assert list(home.glob(f"apps/*/{folder}/__pycache__/{name}.*.pyc"))

@@ -1,0 +1,61 @@
+"""Flower's own parts: the public ones everywhere, the others through one module."""
+
+import ast
+from importlib import import_module
+
+import pytest
+from test_layering import MODULES
+
+from strategies.core import flower
+
+PUBLIC = (
+    "flwr.app",
+    "flwr.client",
+    "flwr.clientapp",
+    "flwr.serverapp",
+    "flwr.serverapp.strategy",
+    "flwr.simulation",
+)
+
+
+def imported_from_flower(name):
+    """Return (module, what) of every import of Flower in a module, wherever it stands."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {(alias.name, "") for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {(node.module, alias.name) for alias in node.names}
+    return {(module, what) for module, what in found if module.partition(".")[0] == "flwr"}
+
+
+@pytest.mark.parametrize("name", flower.HOMES)
+def test_what_is_not_public_is_where_it_is_looked_for(name):
+    assert getattr(flower, name) is getattr(import_module(flower.HOMES[name]), name)
+
+
+def test_types_are_looked_up_in_the_same_places():
+    places = {(module, what) for what, module in flower.HOMES.items()}
+    assert imported_from_flower("strategies.core.flower") == places
+
+
+@pytest.mark.parametrize("home", ["flwr.supercore.elsewhere", "flwr.app"])
+def test_what_has_moved_is_named(home, monkeypatch):
+    monkeypatch.delitem(vars(flower), "Run", raising=False)
+    monkeypatch.setitem(flower.HOMES, "Run", home)
+    with pytest.raises(
+        flower.FlowerMovedError, match=rf"Flower [\d.]+ has no {home}\.Run \(.+\): say"
+    ):
+        from strategies.core.flower import Run  # noqa: F401
+
+
+def test_all_else_is_public():
+    others = MODULES.keys() - {"strategies.core.flower"}
+    used = {(name, *place) for name in others for place in imported_from_flower(name)}
+    assert len(used) > 20
+    private = [
+        (name, module, what)
+        for name, module, what in used
+        if module not in PUBLIC or what not in import_module(module).__all__
+    ]
+    assert private == []
