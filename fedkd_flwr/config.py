@@ -6,6 +6,7 @@ are declared beside what they are for, or refuses it in one sentence, before any
 """
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -226,7 +227,7 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
 
     Parameters
     ----------
-    flat : mapping of str to bool, int, float or str
+    flat : mapping of str to bool, int, float, str or path
         Names as in ``[tool.flwr.app.config]``, tables joined by dots; what is left out has
         its default.
 
@@ -240,7 +241,7 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
     ConfigError
         On an unknown name, a value out of range or an impossible combination.
     """
-    flat = _unpacked(flat)
+    flat = {key: _without_path_type(value) for key, value in _unpacked(flat).items()}
     own = _own_method(flat)
     known = known_names(own)
     for name in flat:
@@ -252,6 +253,10 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
     )
     _check_combinations(configuration)
     return configuration
+
+
+def _without_path_type(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _own_method(flat: Mapping[str, Any]) -> Method | None:
