@@ -105,7 +105,7 @@ def test_two_silos_are_waited_for_or_taken_as_they_are(tmp_path):
             node_config |= {"num-partitions": 2, "partition-id": n}
         federation.start_all()
         settings = {name: value for name, value in SILOS.items() if name != "num-clients"}
-        settings["output-dir"] = str(tmp_path / "run")
+        settings |= {"output-dir": str(tmp_path / "run"), "num-server-rounds": 1}
         eight = federation.start_run({**settings, "connect-timeout": 5.0})
         text = "Waiting for 8 clients, 5 s at most: 2 are connected; num-clients=0 takes"
         federation.wait_for_text(eight, text, patience(120))
