@@ -6,6 +6,7 @@ are declared beside what they are for, or refuses it in one sentence, before any
 """
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -174,24 +175,35 @@ class Configuration(BaseModel):
         return settings
 
     @property
-    def warnings(self) -> list[str]:
-        """What the user has set in vain, one sentence each."""
+    def unread(self) -> list[str]:
+        """The keys that the user has set and that this run does not read."""
         own = self.settings.flat_keys()
-        unread = {
+        keys = {
             key: None
             for settings in self.tables.values()
             for key, value in settings.flat().items()
             if key not in own and value != type(settings)().flat()[key]
         }
-        sentences = []
-        if unread:
-            sentences.append(f"{self.run.strategy} does not read {', '.join(unread)}: set in vain.")
         data = self.run.data
-        if data.data_root and not data.hub_ids:
-            sentences.append(f"{data.dataset} does not read data-root.")
-        if data.dataset in DATASETS and (data.own_classes or data.own_shape):
-            sentences.append(f"{data.dataset} does not read num-classes and image-shape.")
+        return [*keys, *(["data-root"] if data.data_root and not data.hub_ids else [])]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the user has set in vain, one sentence each."""
+        run, unread = self.run, self.unread
+        sentences = []
+        if of_methods := [key for key in unread if "." in key]:
+            sentences.append(f"{run.strategy} does not read {', '.join(of_methods)}: set in vain.")
+        if "data-root" in unread:
+            sentences.append(f"{run.data.dataset} does not read data-root.")
+        if run.data.dataset in DATASETS and (run.data.own_classes or run.data.own_shape):
+            sentences.append(f"{run.data.dataset} does not read num-classes and image-shape.")
         return sentences
+
+    def without_unread(self) -> "Configuration":
+        """Return the config of the same run, with what it does not read at its default."""
+        unread = self.unread
+        return read_config({key: v for key, v in self.flat().items() if key not in unread})
 
     def flat(self) -> dict[str, Scalar]:
         """Return the config as Flower's flat run config, complete and sorted by name."""
@@ -219,7 +231,7 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
 
     Parameters
     ----------
-    flat : mapping of str to bool, int, float or str
+    flat : mapping of str to bool, int, float, str or path
         Names as in ``[tool.flwr.app.config]``, tables joined by dots; what is left out has
         its default.
 
@@ -233,7 +245,7 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
     ConfigError
         On an unknown name, a value out of range or an impossible combination.
     """
-    flat = _unpacked(flat)
+    flat = {key: _without_path_type(value) for key, value in _unpacked(flat).items()}
     own = _own_method(flat)
     known = known_names(own)
     for name in flat:
@@ -245,6 +257,10 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
     )
     _check_combinations(configuration)
     return configuration
+
+
+def _without_path_type(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _own_method(flat: Mapping[str, Any]) -> Method | None:

@@ -64,6 +64,7 @@ def main(grid: Grid, context: Context) -> None:
         configuration = with_connected_clients(grid, wanted)
         if isinstance(grid, InMemoryGrid):
             check_run(configuration)
+            require_simulated(grid, configuration.run.plan.num_clients)
             serve(LongestFirstGrid(grid), configuration)
             return
         if configuration.run.method.strategy.distils_on_server:
@@ -106,6 +107,27 @@ def with_connected_clients(grid: Grid, configuration: Configuration) -> Configur
         )
     log(INFO, "num-clients = 0: the run is of the %d clients that are connected", connected)
     return read_config({**configuration.flat(), "num-clients": connected})
+
+
+def require_simulated(grid: Grid, num_clients: int) -> None:
+    """Refuse a simulation of fewer nodes than clients: no others come, however long one waits.
+
+    Raises
+    ------
+    TooFewRepliesError
+        If the federation has fewer.
+    """
+    known, same_since = 0, time.monotonic()
+    while 0 < (nodes := len(list(grid.get_node_ids()))) < num_clients:
+        if nodes != known:
+            known, same_since = nodes, time.monotonic()
+        if time.monotonic() >= same_since + SETTLED_SECONDS:
+            raise TooFewRepliesError(
+                f"num-clients is {num_clients} and the federation has {nodes} nodes: take those "
+                "that there are, --run-config num-clients=0, or ask for more, --federation-config "
+                f'"num-supernodes={num_clients} client-resources-num-cpus=1".'
+            )
+        time.sleep(0.1)
 
 
 def check_run(configuration: Configuration) -> None:

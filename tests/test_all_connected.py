@@ -3,6 +3,8 @@
 import logging
 
 import pytest
+from federation import SMALL as SILOS
+from federation import Federation, patience
 from flwr.app import Context, RecordDict
 from helpers import client_of
 
@@ -14,7 +16,7 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.doctor import check_node
 from fedkd_flwr.engines.simulation import run_simulation
 from fedkd_flwr.grids.in_process import InProcessGrid
-from fedkd_flwr.server_app import serve, with_connected_clients
+from fedkd_flwr.server_app import require_simulated, serve, with_connected_clients
 from strategies.core.replies import TooFewRepliesError
 
 
@@ -76,6 +78,43 @@ def test_where_nothing_connects_a_number_is_asked_for(everybody, tmp_path):
     with pytest.raises(ConfigError, match="num-clients = 0 takes those that are connected, which"):
         fedkd_flwr.run(everybody, output_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_simulation_of_too_few_does_not_wait(everybody):
+    asked = read_config({**everybody, "num-clients": 3})
+    said = r"num-clients is 3 and the federation has 2 nodes: take .* num-clients=0, or .*nodes=3"
+    with pytest.raises(TooFewRepliesError, match=said):
+        require_simulated(InProcessGrid(client_app, 2, asked.flat()), 3)
+    require_simulated(Arriving(client_app, 3, asked.flat()), 3)
+
+
+def test_it_is_said_for_whom_a_federation_waits(everybody, logged, tmp_path):
+    settings = {**everybody, "num-clients": 3, "connect-timeout": 0.5}
+    asked = read_config({**settings, "output-dir": str(tmp_path / "run")})
+    with pytest.raises(TooFewRepliesError, match="needs 3 clients and 2 are connected"):
+        serve(InProcessGrid(client_app, 2, asked.flat()), asked)
+    (said,) = [line for line in logged(logging.INFO) if line.startswith("Waiting")]
+    assert "for 3 clients" in said and "2 are connected; num-clients=0 takes as many" in said
+
+
+@pytest.mark.slow
+def test_two_silos_are_waited_for_or_taken_as_they_are(tmp_path):
+    """What a federation of two nodes does with the default of eight clients, and with 0."""
+    with Federation(tmp_path, nodes=2) as federation:
+        for n, node_config in federation.node_configs.items():
+            node_config |= {"num-partitions": 2, "partition-id": n}
+        federation.start_all()
+        settings = {name: value for name, value in SILOS.items() if name != "num-clients"}
+        settings |= {"output-dir": str(tmp_path / "run"), "num-server-rounds": 1}
+        eight = federation.start_run({**settings, "connect-timeout": 5.0})
+        text = "Waiting for 8 clients, 5 s at most: 2 are connected; num-clients=0 takes"
+        federation.wait_for_text(eight, text, patience(120))
+        text = "The run stopped: The run needs 8 clients and 2 are connected"
+        federation.wait_for_text(eight, text, patience(60))
+        assert eight.wait(timeout=patience(60)) is not None
+        two = federation.start_run({**settings, "num-clients": 0})
+        federation.wait_for_text(two, "Finished. Run directory", patience(300))
+    assert fedkd_flwr.load_run(tmp_path / "run").config["num-clients"] == 2
 
 
 @pytest.mark.slow

@@ -44,6 +44,16 @@ def test_a_flat_config_reads_back_alike():
     assert configuration.run.plan.seed == 3
 
 
+def test_a_path_is_taken_where_a_folder_is_asked_for(small, tmp_path):
+    folders = {"output_dir": tmp_path / "run", "models_dir": tmp_path / "models"}
+    run = fedkd_flwr.run({**small, "data-root": tmp_path, "strategy": "local"}, **folders)
+    assert [run.config[key] for key in ("models-dir", "data-root")] == [
+        str(tmp_path / "models"),
+        str(tmp_path),
+    ]
+    assert list((tmp_path / "models").glob("*.safetensors"))
+
+
 def test_what_defines_a_comparison_follows_from_the_slices():
     assert {"dataset", "alpha", "classes-per-client", "num-clients"} <= set(DATA_KEYS)
     assert {"data-root", "device", "round-timeout", "resume"} <= set(PLACE_KEYS)

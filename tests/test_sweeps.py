@@ -52,6 +52,20 @@ def write(tmp_path, text):
     return path
 
 
+def test_what_no_run_reads_is_said_once(tmp_path, logged):
+    base = TINY + "kt-pfl.rho = 0.7\nfd.gamma = 0.2\ndata-root = '.'\n[grid]\nseed = [0, 1]\n"
+    both = write(tmp_path, base + 'strategy = ["local", "kt-pfl"]\n')
+    read_sweep(both)
+    said = "No run of the sweep {} reads fd.gamma, data-root: set in vain."
+    assert logged() == [said.format(both)]
+    alone = write(tmp_path, base + 'strategy = ["local"]\n')
+    runs = run_sweep(alone, tmp_path / "runs")
+    said = "No run of the sweep {} reads kt-pfl.rho, fd.gamma, data-root: set in vain."
+    assert logged()[1:] == [said.format(alone)]
+    # Read again, they are the runs that the file asks for.
+    assert [run.path.name for run in runs] == list(read_sweep(alone))
+
+
 def test_a_grid_is_every_combination_with_the_last_setting_fastest(sweep):
     configurations = list(read_sweep(sweep).values())
     found = [(c.run.strategy, c.run.plan.seed) for c in configurations]

@@ -69,8 +69,9 @@ def accuracy_figure(comparison: Comparison) -> Figure:
             legendgroup=label,
             line={"color": colour, "dash": DASHES[style["ls"]], "width": style["lw"]},
             marker={"symbol": SYMBOLS[style["marker"]], "size": style["ms"]},
-            hovertemplate="round %{x}: %{y:.4f}" + (" ± %{customdata:.4f}" if spread.any() else ""),
+            hovertemplate="round %{x}: %{y:.1%}" + (" ± %{customdata:.1%}" if spread.any() else ""),
         )
+    figure.update_yaxes(tickformat=".3~%")
     _count_rounds(
         figure, max(len(run.rounds) for runs in comparison.groups.values() for run in runs)
     )
@@ -82,29 +83,29 @@ def gain_figure(comparison: Comparison) -> Figure:
     gains = comparison.clients.dropna(subset="gain")
     shown = [item for item in styled(comparison) if item[0] in set(gains["method"])]
     figure = _new_figure(
-        "Gain of a client in accuracy over local", "", height=110 + 84 * len(shown)
+        "Gain of a client in accuracy over local, in points", "", height=110 + 84 * len(shown)
     )
     for row, (label, _, style) in enumerate(shown):
         own = gains[gains["method"] == label]
         shift = random_generator(0, "figure", row).uniform(-0.14, 0.14, len(own))
         figure.add_scatter(
-            x=own["gain"],
+            x=100 * own["gain"],
             y=row + 0.12 + shift,
             customdata=own[["partition_id", "seed", "accuracy", "local_accuracy"]],
             mode="markers",
             name=_wrapped(label),
             marker={"color": _on_theme(style["color"]), "size": 9, "opacity": 0.85},
-            hovertemplate="client %{customdata[0]}, seed %{customdata[1]}: %{x:+.4f}<br>"
-            "%{customdata[2]:.4f}, local %{customdata[3]:.4f}",
+            hovertemplate="client %{customdata[0]}, seed %{customdata[1]}: %{x:+.1f} points<br>"
+            "%{customdata[2]:.1%}, local %{customdata[3]:.1%}",
         )
-        mean = own["gain"].mean()
+        mean = 100 * own["gain"].mean()
         figure.add_shape(
             type="line", x0=mean, x1=mean, y0=row - 0.1, y1=row + 0.34,
             line={"color": INK, "width": 3},
         )  # fmt: skip
         share = comparison.table["beats_local"][label]
         figure.add_annotation(
-            text=_wrapped(f"{label}: {share:.0%} of clients gain, {mean:+.4f} on average"),
+            text=_wrapped(f"{label}: {share:.0%} of clients gain, {mean:+.1f} points on average"),
             x=0, xref="paper", xanchor="left", y=row - 0.16, yanchor="bottom", align="left",
             showarrow=False, bgcolor=PAPER,
         )  # fmt: skip

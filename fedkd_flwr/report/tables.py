@@ -8,10 +8,16 @@ import numpy as np
 import pandas as pd
 
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.rendering import HEADINGS, MISSING
+from fedkd_flwr.analysis.rendering import HEADINGS, LAYOUTS, MISSING
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.plots.clusters import follow_clusters
 from fedkd_flwr.runs import Run
+
+NO_PARTS = {"jain", "nll", "calibration_error", "auc"}
+"""Columns with four decimals that are no parts of 1; all others are written in percent."""
+
+DIFFERENCES = {"clients_std", "worst_loss", "difference"}
+"""Columns of differences between parts of 1, which are written in points."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +61,15 @@ class Table:
 def method_table(comparison: Comparison) -> Table:
     """Return the comparison's table, one row a method."""
     texts = comparison.rendered()
-    keys = comparison.table[[name for name in HEADINGS if name in comparison.table]]
+    table = comparison.table
+    names = [name for name in HEADINGS if name in table]
     rows = [
-        [Cell(label), *(_number(key, text) for key, text in zip(own, cells, strict=True))]
-        for (label, *cells), own in zip(
-            texts.to_numpy().tolist(), keys.to_numpy(dtype=float).tolist(), strict=True
+        [
+            Cell(str(label)),
+            *(_cell(name, row, text) for name, text in zip(names, cells, strict=True)),
+        ]
+        for (label, row), (_, *cells) in zip(
+            table.iterrows(), texts.to_numpy().tolist(), strict=True
         )
     ]
     headings = list(texts.columns)
@@ -69,14 +79,14 @@ def method_table(comparison: Comparison) -> Table:
 def client_table(comparison: Comparison) -> Table:
     """Return one row a method, seed and client at the last evaluated round."""
     numbers = ["accuracy", "local_accuracy", "gain"]
-    layouts = [".4f", ".4f", "+.4f"]
     rows = [
         [
             Cell(str(label)),
             *(Cell(str(number), int(number)) for number in own),
-            *(_number(key, format(key, layout)) for key, layout in zip(keys, layouts, strict=True)),
+            *(_number(accuracy, f"{accuracy:.1%}") for accuracy in accuracies),
+            _number(gain, f"{100 * gain:+.1f} points"),
         ]
-        for label, own, keys in zip(
+        for label, own, (*accuracies, gain) in zip(
             comparison.clients["method"],
             comparison.clients[["seed", "partition_id"]].to_numpy().tolist(),
             comparison.clients[numbers].to_numpy(dtype=float).tolist(),
@@ -161,6 +171,19 @@ def _is_shared(name: str, settings: list[dict[str, Any]]) -> bool:
     if name in ("strategy", "seed") or any(name not in own for own in settings):
         return False
     return len({str(own[name]) for own in settings}) == 1
+
+
+def _cell(name: str, row: pd.Series, text: str) -> Cell:
+    """Return a cell of the comparison's table, parts of 1 in percent and points as in figures."""
+    key = float(row[name])
+    if name in DIFFERENCES:
+        text = f"{100 * key:.1f} points"
+    elif LAYOUTS.get(name, ".4f") == ".4f" and f"{name}_std" in row:
+        spread = row[f"{name}_std"]
+        text = f"{key:.1%}" if pd.isna(spread) else f"{100 * key:.1f} ± {100 * spread:.1f}%"
+    elif LAYOUTS.get(name) == ".4f" and name not in NO_PARTS:
+        text = f"{key:.1%}"
+    return _number(key, text)
 
 
 def _number(key: float, text: str) -> Cell:

@@ -20,7 +20,7 @@ Each run has a directory named after its settings, so that a second call finds i
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,7 @@ def read_sweep(
             raise ConfigError(f"{path}, the run with {chosen}: {error}") from None
         twin = configurations.setdefault(run_name(configuration), configuration)
         _require_same_place(path, twin, configuration)
+    _tell_of_unread(path, configurations.values())
     return configurations
 
 
@@ -180,6 +181,13 @@ def _tell_of_overrides(
             settings[name],
             path,
         )
+
+
+def _tell_of_unread(path: Path, configurations: Iterable[Configuration]) -> None:
+    """Say once which settings no run reads; what some method reads is there for that one."""
+    by_run = [configuration.unread for configuration in configurations]
+    if unread := [key for key in by_run[0] if all(key in keys for keys in by_run)]:
+        log(WARNING, "No run of the sweep %s reads %s: set in vain.", path, ", ".join(unread))
 
 
 def _require_same_place(path: Path, one: Configuration, other: Configuration) -> None:

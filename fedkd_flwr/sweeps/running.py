@@ -317,7 +317,7 @@ def _plan(
             labels[name],
             folder / name,
             # Another process may have another working directory.
-            engines.with_absolute_folders(configuration).flat(),
+            engines.with_absolute_folders(configuration.without_unread()).flat(),
             engine,
             _models_folder(configuration, folder / name, save_models),
         )

@@ -6,7 +6,7 @@ appear nowhere outside this module and the messages themselves.
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
@@ -136,16 +136,23 @@ class Membership:
         self._require_clients()
 
     def _wait_for_nodes(self, grid: Grid) -> set[int]:
-        deadline = time.monotonic() + (0 if self.clients else self.plan.connect_timeout)
-        while len(nodes := set(grid.get_node_ids())) < self.plan.num_clients:
-            if time.monotonic() >= deadline:
+        wanted, is_first = self.plan.num_clients, not self.clients
+        deadline = time.monotonic() + (self.plan.connect_timeout if is_first else 0)
+        told = None
+        while len(nodes := set(grid.get_node_ids())) < wanted:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 break
+            if len(nodes) != told:
+                log(
+                    INFO, "Waiting for %d clients, %.0f s at most: %s", wanted, left, _so_far(nodes)
+                )
+                told = len(nodes)
             time.sleep(0.2)
-        if not self.clients and len(nodes) < self.plan.num_clients:
+        if is_first and len(nodes) < wanted:
             raise TooFewRepliesError(
-                f"The run needs {self.plan.num_clients} clients and {len(nodes)} are connected: "
-                "connect more (in a simulation: num-supernodes), or set num-clients, to 0 for as "
-                "many as are connected."
+                f"The run needs {wanted} clients and {len(nodes)} are connected: connect more, or "
+                "set num-clients to their number, or to 0 for as many as are connected."
             )
         return nodes
 
@@ -204,6 +211,10 @@ class Membership:
             f"{len(self.clients)} clients can take part and min-replies is "
             f"{self.plan.min_replies}; the first that cannot: {first}."
         )
+
+
+def _so_far(nodes: Collection[int]) -> str:
+    return f"{len(nodes)} are connected; num-clients=0 takes as many as there are"
 
 
 def read_client(answer: Message) -> ClientInfo:

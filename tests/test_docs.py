@@ -1,0 +1,86 @@
+"""The pages and the README: what they name is there, and what they say can be typed."""
+
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedkd_flwr
+from fedkd_flwr.methods import METHODS
+
+ROOT = Path(__file__).parent.parent
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+LOADED = re.compile(
+    r"<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)=[\"']?(?:https?:)?//[^\"'\s>]+"
+)
+"""Tags that make a browser load something from another machine."""
+
+
+def commands_below(heading):
+    """Return the commands of the first block of the README's section."""
+    section = (ROOT / "README.md").read_text().partition(f"## {heading}")[2]
+    block = section.partition("```bash\n")[2].partition("```")[0]
+    return [line for line in block.splitlines() if not line.startswith("#")]
+
+
+def test_every_method_has_its_row_and_its_module_a_page():
+    rows = [line for line in (ROOT / "docs/methods.md").read_text().splitlines() if "|" in line]
+    names = [name for row in rows for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]
+    assert {name for name in names if name in METHODS} == set(METHODS)
+    shown = (ROOT / "pages/api/methods.md").read_text() + (
+        ROOT / "pages/api/strategies.md"
+    ).read_text()
+    modules = {path.stem for path in (ROOT / "strategies").glob("[a-z]*.py")}
+    assert {name for name in modules if f"::: strategies.{name}\n" not in shown} == set()
+
+
+def test_what_the_api_pages_show_is_there():
+    pages = "".join(page.read_text() for page in (ROOT / "pages/api").glob("*.md"))
+    for name in re.findall(r"^::: (\S+)", pages, re.MULTILINE):
+        pkgutil.resolve_name(name)
+    public = re.findall(r"^::: (\S+)\n.*\n +heading: fedkd_flwr\.(\w+)", pages, re.MULTILINE)
+    for name, shown_as in public:
+        assert pkgutil.resolve_name(name) is getattr(fedkd_flwr, shown_as)
+    names = {shown_as for _, shown_as in public} | {"METHODS", "__version__"}
+    assert names == set(fedkd_flwr.__all__)
+
+
+def test_links_of_the_readme_lead_somewhere():
+    targets = LINK.findall((ROOT / "README.md").read_text())
+    assert [t for t in targets if "://" not in t and not (ROOT / t.split("#")[0]).exists()] == []
+
+
+@pytest.mark.slow
+def test_the_site_loads_nothing_from_elsewhere(tmp_path):
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert (tmp_path / "docs" / "compare" / "index.html") in pages
+    assert {tag for page in pages for tag in LOADED.findall(page.read_text())} == set()
+
+
+@pytest.mark.slow
+def test_a_newcomers_five_commands_work_in_a_clone(tmp_path):
+    commands = commands_below("Your network, compared: five commands")
+    assert len(commands) == 5
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    inherited = {"VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT", "PYTHONPATH"}
+    env = {name: value for name, value in os.environ.items() if name not in inherited}
+    # Not the programs of this environment: those of whoever has just cloned it.
+    programs = str(Path(sys.executable).parent)
+    env["PATH"] = os.pathsep.join(p for p in env["PATH"].split(os.pathsep) if p != programs)
+    printed = ""
+    for command in commands:
+        done = subprocess.run(
+            command, shell=True, cwd=clone, env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        printed = done.stdout
+    assert re.search(r"^- kt-pfl \S+( \S+)* local", printed, re.MULTILINE)
+    assert list((clone / "figures").glob("*.png"))
