@@ -148,8 +148,12 @@ class RunConfig(Slice):
 PLACE_KEYS = tuple(RunConfig.place_keys())
 """Keys that say where and how a run takes place, not what it computes."""
 
-DATA_KEYS = (*(key for key in DataSettings.flat_keys() if key not in PLACE_KEYS), "num-clients")
-"""Keys that, with the seed, say who holds which samples and what is public."""
+DATA_KEYS = (
+    *(key for key in DataSettings.flat_keys() if key not in PLACE_KEYS),
+    "num-clients",
+    "new-clients",
+)
+"""Keys that, with the seed, say who holds which samples, who is new and what is public."""
 
 
 class Configuration(BaseModel):
@@ -364,17 +368,8 @@ def _check_combinations(configuration: Configuration) -> None:
     if not plan.num_clients:
         # What depends on their number is checked when it is known.
         return
-    if plan.sample_size < 1:
-        raise ConfigError(
-            f"fraction-train = {plan.fraction_train:g} of {plan.num_clients} clients is less than "
-            f"one client a round; set it to at least {1 / plan.num_clients:.3g}."
-        )
-    if plan.min_replies > plan.sample_size:
-        raise ConfigError(
-            f"min-replies = {plan.min_replies} is more than the clients sampled in a round "
-            f"({plan.sample_size})."
-        )
     try:
+        plan.check()
         strategy.check_plan(run.server_plan(), configuration.settings)
         _ = run.models.search_space
     except ValueError as error:

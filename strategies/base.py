@@ -9,7 +9,7 @@ the attributes from which it can be continued. Everything else lives here once.
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from strategies.core.exchange import Exchange
 from strategies.core.flower import log
 from strategies.core.membership import ClientInfo, Membership
-from strategies.core.metrics import MOVED_PRIVATE, TRAIN_LOSS
+from strategies.core.newcomers import receive_new_clients
 from strategies.core.patience import Patience, StoppedEarly
 from strategies.core.plan import RunPlan, Settings, sample_clients
 from strategies.core.replies import Arrays, Due, Metric, Reply, TooFewRepliesError
 from strategies.core.rounds import (
+    Evaluation,
     RoundRecord,
     RunObserver,
     accuracy_statistics,
@@ -36,9 +37,11 @@ from strategies.core.rounds import (
     read_evaluation,
 )
 from strategies.core.server_models import ServerModels
+from strategies.core.state import KeepsState
+from strategies.core.traits import Traits
 
 
-class PersonalizedStrategy(Strategy):
+class PersonalizedStrategy(Traits, KeepsState, Strategy):
     """A Flower strategy in which every client keeps a model of its own.
 
     On its own it exchanges nothing: clients train by themselves and are evaluated. That
@@ -54,43 +57,6 @@ class PersonalizedStrategy(Strategy):
         Is told of every finished round.
     """
 
-    settings_type: ClassVar[type[Settings]] = Settings
-    """Type of the method's settings."""
-
-    kept: ClassVar[tuple[str, ...]] = ()
-    """Attributes from which the method can be continued: arrays, or dicts of arrays by name."""
-
-    train_metrics: ClassVar[tuple[Metric, ...]] = (TRAIN_LOSS, MOVED_PRIVATE)
-    """What clients report with a train reply."""
-
-    evaluation_metrics: ClassVar[tuple[Metric, ...]] = ()
-    """What clients report with an evaluation besides its counts."""
-
-    evaluates_trained_model: ClassVar[bool] = True
-    """Whether a client is evaluated with the model that it has just trained.
-
-    Then the counts travel with its train reply, and a client that is not sampled keeps its last
-    ones.
-    """
-
-    needs_one_model: ClassVar[bool] = False
-    """Whether all clients need the same architecture."""
-
-    needs_public_data: ClassVar[bool] = False
-    """Whether clients predict on public data."""
-
-    distils_on_server: ClassVar[bool] = False
-    """Whether the server predicts on public data; clients need none of it for that."""
-
-    needs_validation_data: ClassVar[bool] = False
-    """Whether clients need a validation split."""
-
-    needs_plain_descent: ClassVar[bool] = False
-    """Whether the method's formulas hold for stochastic gradient descent alone."""
-
-    keeps_global_models: ClassVar[bool] = False
-    """Whether each round's global model belongs in the run directory."""
-
     server_models: ServerModels
     """The run's models, for methods whose server builds some; given before `begin`."""
 
@@ -105,11 +71,12 @@ class PersonalizedStrategy(Strategy):
         self.settings = settings
         self.observer = observer
         self.members = Membership(plan, self.needs_public_data)
+        self._newcomers = frozenset(plan.newcomers)
         self.completed_rounds = 0
         self._rounds_before = 0
         self._evaluations: dict[int, dict[str, float]] = {}
         self._seconds: dict[str, float] = {}
-        self._begin_round(0)
+        self.begin_round(Exchange(self.clients, 0, plan))
 
     # ---- Hooks: what a method may override -------------------------------------------
 
@@ -184,31 +151,43 @@ class PersonalizedStrategy(Strategy):
         """Return further columns of the round's row, by name."""
         return {}
 
-    # ---- State -----------------------------------------------------------------------
+    # ---- Hooks for new clients: what `strategies.core.newcomers` calls on a copy ---------
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays from which the method can be continued, those of `kept`."""
-        arrays: dict[str, NDArray[Any]] = {}
-        for name in self.kept:
-            value = getattr(self, name)
-            if isinstance(value, Mapping):
-                arrays |= {f"{name}/{key}": array for key, array in value.items()}
-            else:
-                arrays[name] = value
-        return arrays
+    def before_new_clients(self) -> None:
+        """Prepare the copy of the server that receives them."""
+
+    def new_client_rounds(self) -> int:
+        """Return how many rounds they train."""
+        if not self.trains_new_clients:
+            return 0
+        return self.plan.new_client_rounds or self.plan.num_server_rounds
+
+    def train_new_clients(self, step: int, newcomers: Sequence[int]) -> dict[int, Reply]:
+        """Let them train one round, and return the valid replies: who gives none is dropped."""
+        self.before_asking(step, newcomers)
+        replies = self.exchange(
+            "train",
+            {n: self.new_client_payload(step, n) for n in newcomers},
+            lambda n: self.expected_arrays(step, n),
+            self.check_reply,
+            self.train_metrics,
+        )
+        self.welcome(step, replies)
+        return replies
+
+    def new_client_payload(self, step: int, partition_id: int) -> Arrays:
+        """Return the arrays that one of them is sent before a round, counted from 1."""
+        return self.train_payload(step, partition_id)
+
+    def welcome(self, step: int, replies: dict[int, Reply]) -> None:
+        """Learn from their replies what concerns each alone, for its next round or evaluation."""
+
+    # ---- State -----------------------------------------------------------------------
 
     def restore(self, completed_rounds: int, state: Arrays) -> None:
         """Continue after `completed_rounds` rounds from what `state` returned then."""
         self.completed_rounds = self._rounds_before = completed_rounds
-        parts: dict[str, dict[str, NDArray[Any]]] = {}
-        for key, array in state.items():
-            name, slash, part = key.partition("/")
-            if slash:
-                parts.setdefault(name, {})[part] = np.array(array)
-            else:
-                setattr(self, name, np.array(array))
-        for name, arrays in parts.items():
-            setattr(self, name, arrays)
+        self.set_state(state)
 
     def look_back(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Take note of the rows of the rounds before, from the first, where a run goes on."""
@@ -222,9 +201,14 @@ class PersonalizedStrategy(Strategy):
         """Everybody that was met, by partition-id."""
         return self.members.clients
 
-    def reachable(self) -> list[int]:
-        """Return the partition-ids of the connected clients, in ascending order."""
-        return self.members.reachable(self.grid)
+    @property
+    def trained(self) -> list[int]:
+        """Everybody that was met and is in training, all but the new clients."""
+        return [n for n in self.clients if n not in self._newcomers]
+
+    def reachable(self, new: bool = False) -> list[int]:
+        """Return the partition-ids of the connected clients in training, or of the new ones."""
+        return [n for n in self.members.reachable(self.grid) if (n in self._newcomers) == new]
 
     def sizes(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
         """Return D_n of some clients, as they told when they were met; shape (R,)."""
@@ -244,7 +228,8 @@ class PersonalizedStrategy(Strategy):
         server_round = self._round_of_run(server_round)
         if not all(hasattr(self, name) for name in self.kept):
             self.begin({name: array.numpy() for name, array in arrays.items()})
-        self._begin_round(server_round)
+        best_round = self._patience.best_round
+        self.begin_round(Exchange(self.clients, server_round, self.plan, best_round))
         self.grid = grid
         self.members.meet(grid, server_round)
         self._started_at = time.perf_counter()
@@ -300,21 +285,17 @@ class PersonalizedStrategy(Strategy):
         """Count accuracy per client, and close the round."""
         server_round = self._round_of_run(server_round)
         self._seconds["evaluate"] += time.perf_counter() - self._started_at
-        valid = self._exchange.valid_replies(
-            replies,
-            lambda n: {},
-            (*self.evaluation_metrics, *self.counts),
-            lambda reply: check_counts(reply.metrics, self.clients[reply.partition_id]),
-        )
-        self._evaluations |= {n: read_evaluation(reply.metrics) for n, reply in valid.items()}
+        self._evaluations |= self._evaluations_in(replies)
         evaluations = {}
         if self.plan.is_evaluated(server_round):
             online = set(self.reachable())
             evaluations = {n: row for n, row in sorted(self._evaluations.items()) if n in online}
         row = self._round_row(server_round, evaluations)
         log_round(row, self.plan.num_server_rounds)
+        reception = receive_new_clients(self, server_round)
+        row |= reception.columns
         self.plan = self._patience.end_of(self.plan, row)
-        self._notify(server_round, row, evaluations)
+        self._notify(server_round, row, evaluations, reception.tables)
         if server_round == self.plan.num_server_rounds < self._planned_rounds:
             raise StoppedEarly
         statistics = {k: v for k, v in row.items() if k.startswith("accuracy") and v is not None}
@@ -326,6 +307,7 @@ class PersonalizedStrategy(Strategy):
         payloads: Mapping[int, Arrays],
         due: Callable[[int], Mapping[str, Due]],
         check: Callable[[Reply], None] = lambda reply: None,
+        metrics: Sequence[Metric] = (),
     ) -> dict[int, Reply]:
         """Send a further train message within a round and return the valid replies.
 
@@ -339,6 +321,8 @@ class PersonalizedStrategy(Strategy):
             Gives what every array of one client's reply has to be.
         check : callable, optional
             Refuses a reply as `check_reply` does.
+        metrics : sequence of Metric
+            Every number that a reply may hold.
 
         Returns
         -------
@@ -349,7 +333,19 @@ class PersonalizedStrategy(Strategy):
         messages = self._exchange.messages(MessageType.TRAIN, phase, payloads)
         replies = self.grid.send_and_receive(messages, timeout=self.plan.round_timeout)
         self._seconds["train"] += time.perf_counter() - started_at
-        return self._exchange.valid_replies(replies, due, (), check)
+        return self._exchange.valid_replies(replies, due, metrics, check)
+
+    def evaluations_of(self, asked: Iterable[int], server_round: int) -> dict[int, Evaluation]:
+        """Ask some clients for an evaluation within a round, and return the valid ones."""
+        payloads = {n: self.evaluate_payload(server_round, n) for n in asked}
+        messages = self._exchange.messages(MessageType.EVALUATE, "evaluate", payloads)
+        replies = self.grid.send_and_receive(messages, timeout=self.plan.round_timeout)
+        return self._evaluations_in(replies)
+
+    def _evaluations_in(self, replies: Iterable[Message]) -> dict[int, Evaluation]:
+        metrics = (*self.evaluation_metrics, *self.counts)
+        valid = self._exchange.valid_replies(replies, lambda n: {}, metrics, self._check_counts)
+        return {n: read_evaluation(reply.metrics) for n, reply in valid.items()}
 
     # ---- Steps of a round ------------------------------------------------------------
 
@@ -357,8 +353,9 @@ class PersonalizedStrategy(Strategy):
         """Return the round of the whole run: a resumed run does not start at 1 again."""
         return self._rounds_before + server_round
 
-    def _begin_round(self, server_round: int) -> None:
-        self._exchange = Exchange(self.clients, server_round, self.plan, self._patience.best_round)
+    def begin_round(self, exchange: Exchange) -> None:
+        """Forget the messages, replies and times of the round before."""
+        self._exchange = exchange
         self._num_replies = 0
         self._metrics: dict[int, dict[str, float]] = {}
         self._seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0}
@@ -370,9 +367,12 @@ class PersonalizedStrategy(Strategy):
         for n in sampled:
             self._evaluations.pop(n, None)
 
+    def _check_counts(self, reply: Reply) -> None:
+        check_counts(reply.metrics, self.clients[reply.partition_id])
+
     def _check_train_reply(self, reply: Reply) -> None:
         if any(metric.name in reply.metrics for metric in self.counts):
-            check_counts(reply.metrics, self.clients[reply.partition_id])
+            self._check_counts(reply)
         self.check_reply(reply)
 
     def _keep_metrics(self, replies: Mapping[int, Reply]) -> None:
@@ -414,7 +414,8 @@ class PersonalizedStrategy(Strategy):
         self,
         server_round: int,
         row: dict[str, Any],
-        evaluations: Mapping[int, Mapping[str, float]],
+        evaluations: Mapping[int, Evaluation],
+        tables: Mapping[str, list[dict[str, Any]]],
     ) -> None:
         self.completed_rounds = server_round
         if self.observer is None:
@@ -424,5 +425,6 @@ class PersonalizedStrategy(Strategy):
             server_round, self.clients, self._metrics, evaluations, exchange.traffic.by_client,
             exchange.failures,
         )  # fmt: skip
-        record = RoundRecord(server_round, row, clients, self.matrices(), self.tables())
+        tables = {**self.tables(), **tables}
+        record = RoundRecord(server_round, row, clients, self.matrices(), tables)
         self.observer.round_finished(record, self)

@@ -77,9 +77,9 @@ class ClusteredStrategy(ParameterStrategy):
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
         """Refuse more clusters than clients."""
         clusters = ClusterSettings.model_validate(settings).clusters
-        if clusters > plan.num_clients:
+        if clusters > plan.num_training:
             raise ImpossiblePlanError(
-                f"{settings.table}.clusters = {clusters} is more than the {plan.num_clients} "
+                f"{settings.table}.clusters = {clusters} is more than the {plan.num_training} "
                 "clients."
             )
 

@@ -20,6 +20,7 @@ Differences from the paper
 - HeurFedAMP, the variant with cosines, is left out.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.plan import Settings
-from strategies.core.replies import Arrays
+from strategies.core.replies import Arrays, Reply
 from strategies.parameters import (
     LibraryStrategy,
     Model,
@@ -104,10 +105,21 @@ class FedAMP(LibraryStrategy):
         super().aggregate_models(server_round, models)
         collected = self.collected()
         known = list(collected)
-        distances = squared_distances(gram_matrix(list(collected.values())))
-        self.attention[np.ix_(known, known)] = attention_weights(
-            distances, self.settings.attention_step, self.settings.sigma
-        )
+        self.attention[np.ix_(known, known)] = self.weights_among(list(collected.values()))
+
+    def weights_among(self, models: Sequence[Model]) -> NDArray[np.float64]:
+        """Return the weights of u among some clients' models, shape (R, R)."""
+        distances = squared_distances(gram_matrix(models))
+        return attention_weights(distances, self.settings.attention_step, self.settings.sigma)
+
+    def welcome(self, step: int, replies: dict[int, Reply]) -> None:
+        """Weigh the last models of those in training for each new client, as for any other."""
+        library = {n: model for n, model in self.collected().items() if n in self.trained}
+        for n, reply in replies.items():
+            known, models = [*library, n], [*library.values(), reply.arrays]
+            weights = self.weights_among(models)[-1]
+            self.attention[n, known] = weights
+        super().aggregate_models(step, {n: reply.arrays for n, reply in replies.items()})
 
     def model_for(self, partition_id: int) -> Model:
         """Return u_i, or the initial model where there is none of the client yet."""

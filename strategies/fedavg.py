@@ -39,6 +39,7 @@ class FedAvg(ParameterStrategy):
     """One global model, the mean of the clients' models."""
 
     settings_type = AveragingSettings
+    trains_new_clients = False
     settings: AveragingSettings
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:

@@ -83,6 +83,7 @@ class FedDF(ParameterStrategy):
     """
 
     settings_type = FedDFSettings
+    trains_new_clients = False
     needs_one_model = False
     distils_on_server = True
     kept = ("models",)

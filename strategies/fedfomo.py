@@ -147,10 +147,22 @@ class FedFomo(LibraryStrategy):
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
         """Add up the weights, then keep the models."""
+        self._add_weights(server_round, replies)
+        super().aggregate(server_round, replies)
+
+    def new_client_payload(self, step: int, partition_id: int) -> Arrays:
+        """Send the initial model in the first round alone: what comes back is not kept."""
+        payload = self.train_payload(step, partition_id)
+        return payload if step == 1 else {k: v for k, v in payload.items() if k not in self.model}
+
+    def welcome(self, step: int, replies: dict[int, Reply]) -> None:
+        """Add up the weights of each new client, which say whom it is sent next."""
+        self._add_weights(step, replies)
+
+    def _add_weights(self, server_round: int, replies: dict[int, Reply]) -> None:
         for n, reply in replies.items():
             others = self.others_for(server_round, n)
             self.affinities[n, others] += reply.arrays[WEIGHTS_OF_OTHERS][: len(others)]
-        super().aggregate(server_round, replies)
 
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return the sums of weights as ``affinities``, (N, N)."""

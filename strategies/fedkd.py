@@ -54,7 +54,7 @@ class FedKDSettings(SharedModelSettings):
 
     def energy(self, server_round: int, num_rounds: int) -> float:
         """Return the share that is kept in a round, which rises evenly."""
-        progress = (server_round - 1) / max(num_rounds - 1, 1)
+        progress = min(1.0, (server_round - 1) / max(num_rounds - 1, 1))
         return self.energy_start + (self.energy_end - self.energy_start) * progress
 
 

@@ -29,8 +29,11 @@ Differences from the paper
   default the paper's for both, and its moments start anew in each round.
 - A client that fails in training drops out of all rows; one that fails to send its row gets
   the uniform one.
+- A new client trains from the initial model and then from its mixture of itself and the last
+  round's repliers, whose models stay as they were.
 """
 
+from collections.abc import Mapping, Sequence
 from logging import WARNING
 from typing import Any, Literal
 
@@ -41,7 +44,7 @@ from pydantic import Field
 from strategies.core.flower import log
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
-from strategies.core.simplex import check_simplex
+from strategies.core.simplex import check_simplex, equal_weights
 from strategies.parameters import Model, ParameterStrategy, mix_models
 
 SHARE_KNOWLEDGE = "share-knowledge"
@@ -178,7 +181,7 @@ class FedKMA(ParameterStrategy):
     def begin(self, initial: Arrays) -> None:
         """Start with one model for all, and everybody weighed alike."""
         super().begin(initial)
-        self.sharing = np.full((self.plan.num_clients,) * 2, 1 / self.plan.num_clients)
+        self.sharing = equal_weights(self.plan.num_clients, self.plan.newcomers)
         self.mixed = {}
 
     def model_for(self, partition_id: int) -> Model:
@@ -200,6 +203,8 @@ class FedKMA(ParameterStrategy):
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
         """Ask for the rows of M, then mix every replier's model by its row."""
         repliers = list(replies)
+        if self.plan.num_new and server_round == self.plan.num_server_rounds:
+            self.last_replies = replies
         block = self.sharing_block(server_round, replies)
         self.sharing[repliers] = 0
         self.sharing[np.ix_(repliers, repliers)] = block
@@ -212,31 +217,54 @@ class FedKMA(ParameterStrategy):
             self.mixed[kind][repliers] = mixed
 
     def sharing_block(self, server_round: int, replies: dict[int, Reply]) -> NDArray[np.float64]:
-        """Send each replier its row of H and gather the rows of M, shape (R, R).
+        """Return the rows of M of the repliers, shape (R, R)."""
+        distances = self.distances(list(replies.values()))
+        return self.sharing_rows(server_round, dict(zip(replies, distances, strict=True)))
+
+    def distances(self, replies: Sequence[Reply]) -> NDArray[np.float64]:
+        """Return H of some replies, shape (R, R, K)."""
+        logits = np.stack([reply.arrays[CLASS_LOGITS] for reply in replies])
+        flags = np.stack([reply.arrays[CLASS_FLAGS] for reply in replies])
+        return irrelevancy(logits, flags, self.settings.similarity_weight)
+
+    def sharing_rows(
+        self, server_round: int, distances: Mapping[int, NDArray[np.float64]]
+    ) -> NDArray[np.float64]:
+        """Send clients their rows of H, each (S, K), and gather their rows of M, shape (R, S).
 
         A client that sends none gets the uniform row.
         """
-        logits = np.stack([reply.arrays[CLASS_LOGITS] for reply in replies.values()])
-        flags = np.stack([reply.arrays[CLASS_FLAGS] for reply in replies.values()])
-        distances = irrelevancy(logits, flags, self.settings.similarity_weight)
+        givers = len(next(iter(distances.values())))
         rows = self.exchange(
             SHARE_KNOWLEDGE,
             payloads={
                 # An infinity would turn into NaN where it meets a class of probability 0.
                 n: {"irrelevancy": np.minimum(row, FARTHEST).astype(np.float32)}
-                for n, row in zip(replies, distances, strict=True)
+                for n, row in distances.items()
             },
-            due=lambda n: {"sharing": Due((len(replies),))},
+            due=lambda n: {"sharing": Due((givers,))},
             check=lambda reply: check_simplex(reply.arrays["sharing"], "sharing"),
         )
-        block = np.full((len(replies), len(replies)), 1 / len(replies))
-        for position, n in enumerate(replies):
+        block = np.full((len(distances), givers), 1 / givers)
+        for position, n in enumerate(distances):
             if n in rows:
                 row = rows[n].arrays["sharing"].astype(np.float64)
                 block[position] = row / row.sum()
             else:
                 log(WARNING, "Round %d: client %d gets the uniform row", server_round, n)
         return block
+
+    def welcome(self, step: int, replies: dict[int, Reply]) -> None:
+        """Let each new client weigh the last round's repliers and itself, and mix their models."""
+        if not replies:
+            return
+        givers = list(self.last_replies.values())
+        distances = {n: self.distances([*givers, reply])[-1] for n, reply in replies.items()}
+        rows = self.sharing_rows(step, distances)
+        for (n, reply), row in zip(replies.items(), rows, strict=True):
+            models = [{kind: r.arrays[kind] for kind in self.model} for r in (*givers, reply)]
+            for kind, mixed in mix_models(row[None], models).items():
+                self.mixed[kind][n] = mixed[0]
 
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return M as ``sharing``, (N, N), and the mixed ``alphas``, (N, a)."""
@@ -247,6 +275,9 @@ class FedKMA(ParameterStrategy):
 class FedNAS(FedKMA):
     """FedKMA without knowledge sharing: M uniform (the paper's ablation, manner 3)."""
 
-    def sharing_block(self, server_round: int, replies: dict[int, Reply]) -> NDArray[np.float64]:
-        """Weigh all repliers alike, without asking."""
-        return np.full((len(replies), len(replies)), 1 / len(replies))
+    def sharing_rows(
+        self, server_round: int, distances: Mapping[int, NDArray[np.float64]]
+    ) -> NDArray[np.float64]:
+        """Weigh all givers alike, without asking."""
+        givers = len(next(iter(distances.values())))
+        return np.full((len(distances), givers), 1 / givers)

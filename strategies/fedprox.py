@@ -39,3 +39,4 @@ class FedProx(ParameterStrategy):
     """FedAvg's server; only the clients' loss differs."""
 
     settings_type = FedProxSettings
+    trains_new_clients = False

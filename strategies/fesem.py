@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from strategies.clusters import ClusteredStrategy, ClusterSettings
 from strategies.core.randomness import random_generator
-from strategies.core.replies import Arrays
+from strategies.core.replies import Arrays, Reply
 from strategies.parameters import Model
 
 WEIGHTS = "weights"
@@ -114,6 +114,11 @@ class FeSEM(ClusteredStrategy):
             self._scatter_centers(server_round, list(models.values()))
         weights = [model[WEIGHTS] for model in models.values()]
         self.cluster_models(models, nearest_centers(weights, self.centers[WEIGHTS]))
+
+    def welcome(self, step: int, replies: dict[int, Reply]) -> None:
+        """Take note of the center nearest to each new client's model; the centers stay."""
+        weights = [reply.arrays[WEIGHTS] for reply in replies.values()]
+        self.labels[list(replies)] = nearest_centers(weights, self.centers[WEIGHTS])
 
     def _scatter_centers(self, server_round: int, models: Sequence[Model]) -> None:
         """Put the first centers on models of the first repliers."""

@@ -36,6 +36,7 @@ class HypCluster(ClusteredStrategy):
     """All hypotheses down, the trained one up."""
 
     settings_type = HypClusterSettings
+    trains_new_clients = False
     settings: HypClusterSettings
 
     def begin(self, initial: Arrays) -> None:

@@ -20,6 +20,8 @@ Differences from the paper
 - With partial participation a teacher is mixed from the repliers alone, with the client's
   row renormalized over them; coefficients of absent clients do not move.
 - The last teachers of a run would arrive after its last evaluation and are not sent.
+- The paper has no new clients. Here one trains and predicts, takes the step of Eq. 7 on a row of
+  its own, with the teachers of the clients in training as givers, and distils its mixture.
 """
 
 from collections.abc import Callable
@@ -31,7 +33,12 @@ from pydantic import Field
 
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
 from strategies.core.replies import Arrays, Metric, Reply
-from strategies.core.simplex import normalized_rows, project_onto_simplex, weighted_mean
+from strategies.core.simplex import (
+    equal_weights,
+    normalized_rows,
+    project_onto_simplex,
+    weighted_mean,
+)
 from strategies.soft_predictions import DistillationSettings, SoftPredictionStrategy
 
 SMALLEST_PROBABILITY = 1e-12
@@ -177,18 +184,33 @@ class KTpFL(SoftPredictionStrategy):
     def begin(self, initial: Arrays) -> None:
         """Start with equal coefficients."""
         super().begin(initial)
-        num_clients = self.plan.num_clients
-        self.coefficients = np.full((num_clients, num_clients), 1 / num_clients)
+        self.coefficients = equal_weights(self.plan.num_clients, self.plan.newcomers)
 
     def teach(self, server_round: int, replies: dict[int, Reply]) -> NDArray[Any]:
         """Move the coefficients of the repliers, then mix everybody's teacher from them."""
         repliers = list(replies)
         predictions = self.stack_predictions(replies)
         block = np.ix_(repliers, repliers)
-        shares = self.sizes(repliers) / self.sizes(self.clients).sum()
+        shares = self.sizes(repliers) / self.sizes(self.trained).sum()
         self.coefficients[block] = self.updated_block(self.coefficients[block], predictions, shares)
         rows = normalized_rows(self.coefficients[:, repliers])
         return self.mix(rows, predictions)
+
+    def welcome(self, step: int, replies: dict[int, Reply]) -> None:
+        """Find each new client's row among the teachers of those in training, and its teacher.
+
+        The server has kept their teachers, not what they predicted: these are its givers. Their
+        own rows stay as they are.
+        """
+        trained = self.trained
+        for n, own in zip(replies, self.stack_predictions(replies), strict=True):
+            predictions = np.concatenate([self.lessons[trained], own[None]])
+            members = [*trained, n]
+            block = self.coefficients[np.ix_(members, members)]
+            shares = self.sizes(members) / self.sizes(members).sum()
+            row = self.updated_block(block, predictions, shares)[-1]
+            self.coefficients[n, members] = row
+            self.lessons[n] = self.mix(normalized_rows(row[None]), predictions)[0]
 
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]

@@ -22,8 +22,10 @@ Differences from the paper
 - A client that takes part for the first time starts from what it is sent, whatever tau is.
 - Batch normalization's running statistics are mixed like parameters.
 - Accuracy is that of the model after local training, as in `strategies.kt_pfl`.
+- A new client moves a row of its own, over the models of the last round and its own one.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,8 +33,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.plan import Settings
-from strategies.core.replies import Arrays
-from strategies.core.simplex import normalized_rows
+from strategies.core.replies import Arrays, Reply
+from strategies.core.simplex import equal_weights, normalized_rows
 from strategies.kt_pfl import projected_step
 from strategies.parameters import Model, ParameterStrategy, gram_matrix, stacked
 
@@ -100,8 +102,7 @@ class KTpFLParams(ParameterStrategy):
     def begin(self, initial: Arrays) -> None:
         """Start with one model for all, and everybody weighed alike."""
         super().begin(initial)
-        num_clients = self.plan.num_clients
-        self.coefficients = np.full((num_clients, num_clients), 1 / num_clients)
+        self.coefficients = equal_weights(self.plan.num_clients, self.plan.newcomers)
         self.repliers, self.models = np.empty(0, dtype=np.int64), {}
 
     def model_for(self, partition_id: int) -> Model:
@@ -117,19 +118,43 @@ class KTpFLParams(ParameterStrategy):
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
         """Move the repliers' coefficients, and keep their models for the next round."""
-        repliers, settings = list(models), self.settings
-        products = gram_matrix(list(models.values()))
+        repliers = list(models)
         block = np.ix_(repliers, repliers)
-        self.coefficients[block] = projected_step(
-            self.coefficients[block],
-            self.sizes(repliers) / self.sizes(self.clients).sum(),
-            lambda rows, shares: distance_gradient(rows, products, shares),
+        shares = self.sizes(repliers) / self.sizes(self.trained).sum()
+        self.coefficients[block] = self.updated_block(
+            self.coefficients[block], list(models.values()), shares
+        )
+        self.repliers, self.models = np.array(repliers), stacked(list(models.values()))
+
+    def updated_block(
+        self, block: NDArray[Any], models: Sequence[Model], shares: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Take one projected gradient step on some clients' coefficients, (R, R) (Eq. 11)."""
+        products, settings = gram_matrix(models), self.settings
+        return projected_step(
+            block,
+            shares,
+            lambda rows, weights: distance_gradient(rows, products, weights),
             settings.knowledge_weight,
             settings.rho,
             settings.coefficient_learning_rate,
             self.plan.num_clients,
         )
-        self.repliers, self.models = np.array(repliers), stacked(list(models.values()))
+
+    def welcome(self, step: int, replies: dict[int, Reply]) -> None:
+        """Move each new client's row alone, with the last round's models and its own as givers."""
+        kept = [m for m, n in enumerate(self.repliers) if n in self.trained]
+        givers = self.repliers[kept].tolist()
+        models = [{kind: rows[m] for kind, rows in self.models.items()} for m in kept]
+        for n, reply in replies.items():
+            members = [*givers, n]
+            block = self.coefficients[np.ix_(members, members)]
+            shares = self.sizes(members) / self.sizes([*self.trained, n]).sum()
+            moved = self.updated_block(block, [*models, reply.arrays], shares)
+            self.coefficients[n, members] = moved[-1]
+        # No row gives weight to another new client.
+        self.repliers = np.array([*givers, *replies])
+        self.models = stacked([*models, *(reply.arrays for reply in replies.values())])
 
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return c as ``coefficients``, (N, N)."""

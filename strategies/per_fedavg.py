@@ -45,3 +45,4 @@ class PerFedAvg(ParameterStrategy):
     """FedAvg's server; the clients' loss and their evaluation differ."""
 
     settings_type = PerFedAvgSettings
+    trains_new_clients = False

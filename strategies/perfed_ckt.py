@@ -119,9 +119,9 @@ class PerFedCKT(SoftPredictionStrategy):
         """Refuse more clusters than clients."""
         super().check_plan(plan, settings)
         clusters = PerFedCKTSettings.model_validate(settings).clusters
-        if clusters > plan.num_clients:
+        if clusters > plan.num_training:
             raise ImpossiblePlanError(
-                f"perfed-ckt.clusters = {clusters} is more than the {plan.num_clients} clients."
+                f"perfed-ckt.clusters = {clusters} is more than the {plan.num_training} clients."
             )
 
     def begin(self, initial: Arrays) -> None:

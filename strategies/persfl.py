@@ -22,7 +22,7 @@ Differences from the paper
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from logging import INFO
 from typing import Any, Literal
 
@@ -38,6 +38,9 @@ from strategies.parameters import Model
 
 PERSONALIZE = "personalize"
 """Phase of the message that starts stage 2."""
+
+CONSIDER = "consider-teacher"
+"""Phase of a message with an earlier global model, for clients that come after stage 1."""
 
 PAIRS = "pairs"
 """The table of all pairs that were tried, and the array of counts that it comes from."""
@@ -187,18 +190,36 @@ class PersFL(FedAvg):
             return
         clients, grid = self.reachable(), self.settings.grid()
         log(INFO, "Stage 2: %d pairs of lambda and T at each client", len(grid))
-        personalized = self.exchange(
-            PERSONALIZE,
-            payloads=dict.fromkeys(clients, self.model),
-            due=lambda n: {PAIRS: Due((len(grid), 2), "int32")},
-            check=lambda reply: check_pairs(reply, self.clients[reply.partition_id]),
-        )
+        personalized = self.personalized(clients)
         self.pairs = [
             {"round": server_round, **row}
             for n, reply in personalized.items()
             for row in pair_rows(grid, reply.arrays[PAIRS], self.clients[n])
         ]
         log(INFO, "Stage 2: %d of %d clients personalized", len(personalized), len(clients))
+
+    def personalized(self, clients: Iterable[int]) -> dict[int, Reply]:
+        """Let clients distil from their teachers, of which the final global model may be one."""
+        pairs = len(self.settings.grid())
+        return self.exchange(
+            PERSONALIZE,
+            payloads=dict.fromkeys(clients, self.model),
+            due=lambda n: {PAIRS: Due((pairs, 2), "int32")},
+            check=lambda reply: check_pairs(reply, self.clients[reply.partition_id]),
+        )
+
+    def new_client_rounds(self) -> int:
+        """Return as many as there are global models, each of which may be the teacher."""
+        return self.plan.num_server_rounds
+
+    def train_new_clients(self, step: int, newcomers: Sequence[int]) -> dict[int, Reply]:
+        """Send them the global model of each round to look at, and let them distil at the end."""
+        if step == self.plan.num_server_rounds:
+            return self.personalized(newcomers)
+        if self.settings.teacher == "last" or self.observer is None:
+            return {n: Reply(n, {}, {}) for n in newcomers}
+        model = self.observer.global_model(step)
+        return self.exchange(CONSIDER, dict.fromkeys(newcomers, model), due=lambda n: {})
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Return what came of every pair at every client, once stage 2 is over."""

@@ -19,6 +19,8 @@ Differences from the paper
 - Only weights are generated; statistics of batch normalization are averaged as in FedAvg.
 - The head has ``hidden-size`` numbers for each weight of the client's model, and momentum as many.
 - Clients train as the run config says; the paper's 50 iterations are ``local-iterations = 50``.
+- A new client's embedding alone is fitted, by the same steps, as in the paper's section on clients
+  that were not there in training; the hypernetwork stays.
 """
 
 from collections.abc import Sequence
@@ -29,7 +31,7 @@ from pydantic import Field
 
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
-from strategies.core.replies import Arrays
+from strategies.core.replies import Arrays, Reply
 from strategies.parameters import Model, ParameterStrategy
 
 Network = dict[str, NDArray[np.float32]]
@@ -197,3 +199,15 @@ class PFedHN(ParameterStrategy):
         for name, part in gradient.items():
             self.velocity[name] = momentum * self.velocity[name] + part
             self.network[name] = self.network[name] - rate * self.velocity[name]
+
+    def welcome(self, step: int, replies: dict[int, Reply]) -> None:
+        """Step on each new client's embedding alone, the hypernetwork as it is."""
+        settings, embeddings = self.settings, self.network["embeddings"]
+        velocity = self.velocity["embeddings"]
+        for n, reply in replies.items():
+            change = generated_weights(self.network, n) - reply.arrays["weights"]
+            product = vector_jacobian_product(self.network, [n], change[None])
+            own = {"embedding": product["embeddings"][n]}
+            gradient = cut_to_norm(own, settings.gradient_norm)["embedding"]
+            velocity[n] = np.float32(settings.momentum) * velocity[n] + gradient
+            embeddings[n] -= np.float32(settings.learning_rate) * velocity[n]

@@ -96,6 +96,7 @@ class Scaffold(ParameterStrategy):
     """
 
     settings_type = ScaffoldSettings
+    trains_new_clients = False
     settings: ScaffoldSettings
     needs_plain_descent = True
     kept = (*ParameterStrategy.kept, CONTROL)
@@ -117,7 +118,7 @@ class Scaffold(ParameterStrategy):
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
         """Move the global model, then c."""
         super().aggregate(server_round, replies)
-        shares = self.sizes(replies) / self.sizes(self.clients).sum()
+        shares = self.sizes(replies) / self.sizes(self.trained).sum()
         changes = [reply.arrays[CONTROL] for reply in replies.values()]
         self.control = moved_control(self.control, changes, shares)
 

@@ -129,6 +129,9 @@ class SoftPredictionStrategy(PersonalizedStrategy):
     draws_samples_anew: ClassVar[bool] = True
     """Whether each round has public samples of its own."""
 
+    asks_for_predictions = True
+    """Whether clients are asked for predictions; new ones are only for lessons of their own."""
+
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
         """Refuse noise without a bound on what it hides."""
@@ -214,10 +217,28 @@ class SoftPredictionStrategy(PersonalizedStrategy):
             self._shelve(server_round, asked, self.teach(server_round, replies))
         self.lessons = self.cache["lessons"][..., self._subset(server_round), :]
 
+    # ---- New clients -----------------------------------------------------------------
+
+    def before_new_clients(self) -> None:
+        """Serve them without a cache, on the public samples of the last round: they hold nothing.
+
+        With lessons for all alike, nothing can be learned from what they would predict.
+        """
+        self.cache, self._encoded = {}, {}
+        self.asks_for_predictions = self.lessons_are_personal
+
+    def new_client_payload(self, step: int, partition_id: int) -> Arrays:
+        """Send lessons from the second round on, as in the training."""
+        if step == 1:
+            return self._bits(ASKED, self.asked(step))
+        return self.train_payload(step, partition_id)
+
     # ---- Which lessons there are, and who holds them ---------------------------------
 
     def asked(self, server_round: int) -> NDArray[np.bool_]:
         """Return on which of a round's public samples clients are asked, shape (P,)."""
+        if not self.asks_for_predictions:
+            return np.zeros(self.plan.public_size, dtype=np.bool_)
         if not self.cache:
             return np.ones(self.plan.public_size, dtype=np.bool_)
         made = self.cache["made"][self._subset(server_round)]

@@ -232,11 +232,12 @@ class PersonalClient(NumPyClient):
     def private_rate(self, server_round: int) -> float:
         """Return the round's step size on private data."""
         training = self.run.training
+        rounds = self.run.plan.num_server_rounds
         return scheduled_rate(
             training.learning_rate,
             training.learning_rate_schedule,
-            server_round,
-            self.run.plan.num_server_rounds,
+            min(server_round, rounds),
+            rounds,
         )
 
     def train_locally(
@@ -305,7 +306,8 @@ class PersonalClient(NumPyClient):
 
     def public_images(self, server_round: int) -> Tensor:
         """Return the public subset of a round, shape (P, channels, height, width)."""
-        return public_samples(self.run.data_plan, self.run.plan.public_size, server_round)
+        drawn_in = self.course.drawn_in(server_round)
+        return public_samples(self.run.data_plan, self.run.plan.public_size, drawn_in)
 
     def evaluation_metrics(self) -> Steps[dict[str, float]]:
         """Evaluate `classifier` on the client's test split, and on its validation split if any."""
@@ -366,7 +368,10 @@ class PersonalClient(NumPyClient):
         self.course = Course.read(config)
         server_round, phase = int(config["server-round"]), str(config["phase"])
         folder = self.node.memory_folder(str(config.get("run-id", "")))
-        disk.recall(self.context, folder, server_round, phase)
+        if self.course.starts_over(server_round):
+            disk.start_over(self.context, folder)
+        else:
+            disk.recall(self.context, folder, server_round, phase)
         reply = yield from self.train(received, server_round, phase)
         if self.keeps_model:
             memory.save_model(self.context, "model", self.model)

@@ -197,6 +197,13 @@ def recall(context: Context, folder: Path | None, server_round: int, phase: str)
         forget(context)
 
 
+def start_over(context: Context, folder: Path | None) -> None:
+    """Forget what a client remembers of a run, in its context and on disk."""
+    forget(context)
+    for memory in folder.glob(MEMORIES) if folder else ():
+        memory.unlink()
+
+
 def load_context(context: Context, folder: Path, before_round: int) -> bool:
     """Fill a context with the newest memory from before a round, its own or the archive's.
 

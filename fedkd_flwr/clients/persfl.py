@@ -24,7 +24,7 @@ from fedkd_flwr.training.loop import (
 )
 from fedkd_flwr.training.losses import cross_entropy_to_teacher, kl_to_teacher
 from strategies.core.flower import log
-from strategies.persfl import DIVERGED, PAIRS, PERSONALIZE, PersFLSettings
+from strategies.persfl import CONSIDER, DIVERGED, PAIRS, PERSONALIZE, PersFLSettings
 
 
 class SoftLoss(Protocol):
@@ -91,6 +91,9 @@ class PersFLClient(ParameterClient):
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Stage 1: look at the global model, then train it. Stage 2: personalize."""
         self.receive_model(received)
+        if phase == CONSIDER:
+            self.consider_teacher(server_round)
+            return TrainReply()
         if phase == PERSONALIZE:
             # The final model has gone through every round's average.
             self.consider_teacher(server_round)

@@ -78,6 +78,7 @@ class SoftPredictionClient(PersonalClient):
         if not self.settings.cache_rounds:
             return self.received_predictions(name, received)
         pool, plan = len(self.data.public_images), self.run.plan
+        drawn_in = self.course.drawn_in(drawn_in)
         subset = self.tensor(public_subset(pool, plan.public_size, plan.seed, drawn_in))
         shelf = (memory.load_tensors(self.context, LESSONS) or {}).get(name)
         if name in received:

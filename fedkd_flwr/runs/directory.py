@@ -4,7 +4,8 @@
 ``config.json``     everything needed to repeat the run, versions included
 ``rounds.jsonl``    one line a round
 ``clients.jsonl``   one line a client and round
-``NAME.jsonl``      further tables of a method, one line a client and whatever it is about
+``NAME.jsonl``      further tables of a method, one line a client and whatever it is about;
+                    ``new_clients`` has a line for each client that was not in the training
 ``matrices.npz``    the method's matrices, one array each, rounds first
 ``models/``         global models of the methods that need them, ``global-ROUND``;
                     personalized models on request, by partition-id
@@ -29,7 +30,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from fedkd_flwr.files import write_text
 from fedkd_flwr.runs.checkpoint import (
@@ -204,6 +206,21 @@ class RunDirectory:
         except OSError as error:
             reason = error.strerror or error
             raise RunDirectoryError(f"{self.path} cannot be written: {reason}.") from error
+
+    def global_model(self, server_round: int) -> dict[str, NDArray[Any]]:
+        """Read the global model of a round.
+
+        Raises
+        ------
+        DamagedRunError
+            If it is not there, or cannot be read.
+        """
+        file = self.path / "models" / f"global-{server_round:06d}.safetensors"
+        try:
+            return load_file(file)
+        except (SafetensorError, OSError) as error:
+            remedy = f"the run cannot go on: remove {self.path} and do it again"
+            raise damaged(file, str(error), remedy) from None
 
     def finish(self) -> Run:
         """Gather the matrices, write the summary, and return the finished run."""

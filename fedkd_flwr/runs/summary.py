@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 PACKAGES = ("flwr", "torch", "torchvision", "numpy", "scikit-learn", "flwr-datasets")
 """Packages whose versions a run records."""
 
+NEW = "new_"
+"""Begins the columns of a round that are about new clients."""
+
 COUNTED = ("numbers_up", "numbers_down", "numbers_down_broadcast", "bytes_up", "bytes_down")
 """Traffic that is summed over rounds."""
 
@@ -66,9 +69,16 @@ def summarize(run: Run, seconds: float) -> dict[str, Any]:
         "last_round": _result(evaluated[-1]) if evaluated else None,
         "validation_round": _result(best) if best else None,
         **{name: sum(row[name] for row in rows) for name in [*COUNTED, "failures"]},
+        "new_clients": _of_new_clients(rows[-1]),
         "matrices": sorted(run.matrices),
         "seconds": round(seconds, 3),
     }
+
+
+def _of_new_clients(row: Row) -> Row | None:
+    """Return what a round tells of new clients, without the prefix; None without such."""
+    own = {name.removeprefix(NEW): value for name, value in row.items() if name.startswith(NEW)}
+    return own or None
 
 
 def _result(row: Row) -> dict[str, float | None]:

@@ -1,5 +1,6 @@
 """The messages of one round: what is sent, what comes back, and who failed."""
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import WARNING
 from typing import Any
@@ -38,6 +39,9 @@ class Exchange:
         Names the run to the clients, and says which round is its last.
     best_round : int
         The round before this one with the best validation accuracy, 0 for none.
+    trained_rounds : int
+        Rounds of training that are over, where the messages are to clients that come after it;
+        else 0.
 
     Attributes
     ----------
@@ -53,6 +57,7 @@ class Exchange:
         server_round: int,
         plan: RunPlan,
         best_round: int = 0,
+        trained_rounds: int = 0,
     ) -> None:
         self.traffic = Traffic()
         self.failures: dict[int, str] = {}
@@ -60,10 +65,17 @@ class Exchange:
         self._round = server_round
         self._run_id = plan.run_id
         self._best_round = best_round
-        self._is_last = server_round == plan.num_server_rounds
+        self._trained_rounds = trained_rounds
+        self._is_last = server_round == plan.num_server_rounds or trained_rounds > 0
         self._sent: dict[int, int] = {}
         # By the identity of what was encoded, which is held so that no other array gets its id.
         self._encodings: dict[int, tuple[NDArray[Any], Array]] = {}
+
+    def further(self, server_round: int) -> "Exchange":
+        """Return the exchange of another round, whose traffic and failures count with these."""
+        other = copy.copy(self)
+        other._round, other._sent = server_round, {}
+        return other
 
     def messages(
         self,
@@ -93,13 +105,14 @@ class Exchange:
                 "run-id": self._run_id,
                 "last-round": self._is_last,
                 "best-round": self._best_round,
+                "trained-rounds": self._trained_rounds,
                 "evaluate": evaluate,
             }
         )
         messages = []
         for partition_id, arrays in payloads.items():
             payload = self.encoded(arrays)
-            if message_type == MessageType.TRAIN:
+            if message_type == MessageType.TRAIN or self._trained_rounds:
                 self.traffic.count_down(partition_id, payload)
             content = RecordDict({"arrays": ArrayRecord(dict(payload)), "config": config})
             node_id = self._clients[partition_id].node_id

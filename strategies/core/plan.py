@@ -49,8 +49,13 @@ class PlanSettings(Slice):
     public_hash : str
         Hash of the public set; a client that holds another is left out. Empty for the hash
         that most clients hold.
+    new_clients : float
+        Share of the clients that are kept out of the training and personalized after it, in
+        [0, 1).
+    new_client_rounds : int
+        Rounds that a new client goes through; 0 for as many as the training had.
     fraction_train : float
-        Share of the clients sampled in a round, in (0, 1].
+        Share of the clients in training that are sampled in a round, in (0, 1].
     min_replies : int
         A round with fewer valid replies stops the run.
     evaluate_every : int
@@ -73,6 +78,8 @@ class PlanSettings(Slice):
     num_server_rounds: int = Field(default=10, ge=1)
     public_size: int = Field(default=200, ge=0)
     public_hash: str = ""
+    new_clients: float = Field(default=0.0, ge=0, lt=1)
+    new_client_rounds: int = Field(default=0, ge=0)
     fraction_train: float = Field(default=1.0, gt=0, le=1)
     min_replies: int = Field(default=1, ge=1)
     evaluate_every: int = Field(default=1, ge=1)
@@ -93,9 +100,55 @@ class PlanSettings(Slice):
         return tuple(one_of(measure, MEASURES) for measure in value)
 
     @property
+    def num_new(self) -> int:
+        """How many clients are kept out of the training."""
+        return round(self.new_clients * self.num_clients)
+
+    @property
+    def num_training(self) -> int:
+        """How many clients are in training."""
+        return self.num_clients - self.num_new
+
+    @property
     def sample_size(self) -> int:
         """How many clients are sampled in a round."""
-        return round(self.fraction_train * self.num_clients)
+        return round(self.fraction_train * self.num_training)
+
+    @property
+    def newcomers(self) -> list[int]:
+        """Partition-ids of the new clients in ascending order, the same for every method."""
+        generator = random_generator(self.seed, "new-clients")
+        drawn = generator.choice(self.num_clients, self.num_new, replace=False)
+        return sorted(drawn.tolist())
+
+    def check(self) -> None:
+        """Refuse numbers of clients that are fine by themselves and impossible together.
+
+        Raises
+        ------
+        ImpossiblePlanError
+            In one sentence that says what is allowed.
+        """
+        if self.new_clients and not self.num_new:
+            raise ImpossiblePlanError(
+                f"new-clients = {self.new_clients:g} of {self.num_clients} clients is less than "
+                f"one; set it to at least {1 / self.num_clients:.3g}, or to 0."
+            )
+        if not self.num_training:
+            raise ImpossiblePlanError(
+                f"new-clients = {self.new_clients:g} of {self.num_clients} clients leaves none in "
+                f"training; set it to at most {1 - 1 / self.num_clients:.3g}."
+            )
+        if self.sample_size < 1:
+            raise ImpossiblePlanError(
+                f"fraction-train = {self.fraction_train:g} of {self.num_training} clients is less "
+                f"than one client a round; set it to at least {1 / self.num_training:.3g}."
+            )
+        if self.min_replies > self.sample_size:
+            raise ImpossiblePlanError(
+                f"min-replies = {self.min_replies} is more than the clients sampled in a round "
+                f"({self.sample_size})."
+            )
 
 
 class RunPlan(PlanSettings):

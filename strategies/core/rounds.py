@@ -12,10 +12,13 @@ from strategies.core.flower import log
 from strategies.core.measures import LARGEST_COUNT, MEANS, check_class_counts, measured_metrics
 from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
-from strategies.core.replies import InvalidReplyError, Metric
+from strategies.core.replies import Arrays, InvalidReplyError, Metric
 
 if TYPE_CHECKING:
     from strategies.base import PersonalizedStrategy
+
+Evaluation = dict[str, float]
+"""A client's row of results, as `read_evaluation` makes it of its counts."""
 
 COUNTS = (
     Metric("correct", averaged=False, low=0, high=LARGEST_COUNT),
@@ -67,6 +70,9 @@ class RunObserver(Protocol):
     def round_finished(self, record: RoundRecord, strategy: "PersonalizedStrategy") -> None:
         """Take note of a finished round; `strategy` gives the state to continue from."""
 
+    def global_model(self, server_round: int) -> Arrays:
+        """Give back the global model of a round, for a method whose global models are kept."""
+
 
 def check_counts(metrics: Mapping[str, float], client: ClientInfo) -> None:
     """Refuse counts of correct answers that cannot be.
@@ -95,7 +101,7 @@ def check_counts(metrics: Mapping[str, float], client: ClientInfo) -> None:
     check_class_counts(metrics)
 
 
-def read_evaluation(metrics: Mapping[str, float]) -> dict[str, float]:
+def read_evaluation(metrics: Mapping[str, float]) -> Evaluation:
     """Turn a client's counts into a row: accuracy is correct / total, never a mean of batches.
 
     Parameters

@@ -1,6 +1,6 @@
 """Probability vectors: check them, bring arrays back to them, mix them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,27 @@ def normalized_rows(rows: NDArray[Any]) -> NDArray[Any]:
     sums = rows.sum(axis=-1, keepdims=True)
     uniform = np.full_like(rows, 1 / rows.shape[-1])
     return np.where(sums > 0, rows / np.where(sums > 0, sums, 1), uniform)
+
+
+def equal_weights(num_clients: int, newcomers: Sequence[int]) -> NDArray[np.float64]:
+    """Weigh all clients in training alike; a new client weighs for itself alone.
+
+    Parameters
+    ----------
+    num_clients : int
+        N.
+    newcomers : sequence of int
+        Who is not in training.
+
+    Returns
+    -------
+    ndarray
+        Shape (N, N), row = receiver, rows on the simplex.
+    """
+    weights = np.ones((num_clients, num_clients))
+    weights[:, newcomers] = 0
+    weights[newcomers, newcomers] = 1
+    return weights / weights.sum(axis=1, keepdims=True)
 
 
 def project_onto_simplex(rows: NDArray[Any], mass: NDArray[Any]) -> NDArray[Any]:

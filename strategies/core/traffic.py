@@ -12,7 +12,8 @@ from strategies.core.replies import Payload
 class Traffic:
     """Numbers and bytes that crossed the network in one round to train.
 
-    What is sent to evaluate is not counted: a deployment evaluates when it likes.
+    What is sent to evaluate is not counted: a deployment evaluates when it likes. Of clients that
+    come after the training it is, since that is what they are sent at all.
 
     Attributes
     ----------

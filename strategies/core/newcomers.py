@@ -1,0 +1,101 @@
+"""Clients that come after the training: how they are received, and what is told of them.
+
+A share of the clients, ``new-clients``, is never sampled. After the last round a copy of the server
+receives them and is then gone, so that nothing that it learns of them reaches the method's state.
+With it they go through some rounds of the method's own exchange (``new-client-rounds``, as many as
+the training had if left out), from its first round on: a new client starts from nothing, as its
+peers did, among clients that have come to the end. Each is alone with them: what one new client
+sends changes nothing for another. Then it is evaluated as every client of the method is.
+
+A new client that gives no valid reply is dropped from the rest, with a warning. A run that is cut
+off among new clients repeats its last round, and them from their first.
+"""
+
+import copy
+import time
+from dataclasses import dataclass, field
+from logging import INFO
+from typing import TYPE_CHECKING, Any
+
+from flwr.supercore import log
+
+from strategies.core.exchange import Exchange
+from strategies.core.rounds import accuracy_statistics, client_rows
+
+if TYPE_CHECKING:
+    from strategies.base import PersonalizedStrategy
+
+NEW_CLIENTS = "new_clients"
+"""The table of the new clients, one row each."""
+
+
+@dataclass(frozen=True)
+class Reception:
+    """What is told of the new clients; nothing before the last round.
+
+    Attributes
+    ----------
+    columns : dict of str to number
+        Further columns of the round's row, all but two of them ``new_NAME`` with the statistics
+        and the traffic of new clients in the place of those of the others.
+    tables : dict of str to list of dict
+        Their rows, as those of the other clients.
+    """
+
+    columns: dict[str, Any] = field(default_factory=dict)
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+
+def receive_new_clients(strategy: "PersonalizedStrategy", server_round: int) -> Reception:
+    """Personalize and evaluate the new clients after the last round of training.
+
+    Parameters
+    ----------
+    strategy : PersonalizedStrategy
+        The server, which stays as it is.
+    server_round : int
+        The round that has just been evaluated.
+    """
+    plan, clients = strategy.plan, strategy.clients
+    if server_round < plan.num_server_rounds or not plan.num_new:
+        return Reception()
+    started_at = time.perf_counter()
+    host = copy_of(strategy)
+    host.before_new_clients()
+    rounds = host.new_client_rounds()
+    log(INFO, "%d new clients go through %d rounds each", plan.num_new, rounds)
+    exchange = Exchange(clients, 0, plan, trained_rounds=server_round)
+    present = strategy.reachable(new=True)
+    metrics: dict[int, dict[str, float]] = {}
+    for step in range(1, rounds + 1):
+        host.begin_round(exchange.further(step))
+        replies = host.train_new_clients(step, present)
+        metrics |= {n: reply.metrics for n, reply in replies.items()}
+        present = list(replies)
+    # Where there is nothing to train, new clients are evaluated as the others just were.
+    host.begin_round(exchange.further(rounds or server_round))
+    evaluations = host.evaluations_of(present, rounds or server_round)
+    columns: dict[str, Any] = {
+        **accuracy_statistics(evaluations.values()),
+        **exchange.traffic.totals(),
+        "clients": len(evaluations),
+        "failures": plan.num_new - len(evaluations),
+        **host.round_metrics(),
+        "seconds": round(time.perf_counter() - started_at, 4),
+    }
+    if evaluations:
+        mean, worst = columns["accuracy_mean"], columns["accuracy_min"]
+        log(INFO, "New clients: accuracy mean %.4f, worst %.4f, %d of %d",
+            mean, worst, len(evaluations), plan.num_new)  # fmt: skip
+    rows = client_rows(
+        server_round, clients, metrics, evaluations, exchange.traffic.by_client, exchange.failures
+    )
+    return Reception({f"new_{key}": v for key, v in columns.items()}, {NEW_CLIENTS: rows})
+
+
+def copy_of(strategy: "PersonalizedStrategy") -> "PersonalizedStrategy":
+    """Return a server of the same state, whose own state can change without the other's."""
+    host = copy.copy(strategy)
+    for name in strategy.kept:
+        setattr(host, name, copy.deepcopy(getattr(strategy, name)))
+    return host
