@@ -4,7 +4,8 @@
 
 writes OUTPUT.md (the table and verdicts of `fedkd compare`, and verdicts against FedAvg where it is
 there) and OUTPUT.json: what the runs have in common, and of each run its own settings, mean
-accuracy by round, accuracy of every client after the last round, traffic and seconds. FIGURES is
+accuracy by round, accuracy of every client after the last round, and of every client that came
+after the training, traffic and seconds. FIGURES is
 a TOML file with a paper's figures, which stand beside ours in two more columns.
 """
 
@@ -17,6 +18,7 @@ import fedkd_flwr
 from fedkd_flwr import Run
 from fedkd_flwr.analysis.paper import beside_paper, read_figures
 from fedkd_flwr.analysis.rendering import in_markdown
+from fedkd_flwr.analysis.results import new_client_accuracies
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.analysis.verdicts import verdicts_against
 
@@ -48,6 +50,9 @@ def published(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
         **{column: int(run.rounds[column].sum()) for column in columns},
         "seconds": round(run.summary["seconds"], 1),
     }
+    new = new_client_accuracies(run)
+    if len(new):
+        result["accuracy_of_new_clients"] = {n: round(value, 4) for n, value in new.items()}
     if "epsilon" in run.rounds:
         result["epsilon"] = round(float(run.rounds["epsilon"].iloc[-1]), 3)
     return result

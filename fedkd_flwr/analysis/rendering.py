@@ -17,6 +17,9 @@ HEADINGS = {
     "beats_local": "beat local",
     "harmed": "harmed",
     "worst_loss": "worst loss",
+    "new_accuracy": "new clients",
+    "new_worst": "worst new client",
+    "new_beats_local": "new beat local",
     "nll": "NLL",
     "calibration_error": "ECE",
     "auc": "AUC",
@@ -43,6 +46,8 @@ LAYOUTS = {
     "beats_local": ".0%",
     "harmed": ".0%",
     "worst_loss": ".4f",
+    "new_worst": ".4f",
+    "new_beats_local": ".0%",
     "nll": ".4f",
     "calibration_error": ".4f",
     "auc": ".4f",
@@ -130,7 +135,7 @@ def in_bytes(size: float) -> str:
 
 def _rendered_number(name: str, row: pd.Series) -> str:
     """Return one cell of a row."""
-    if name in ("accuracy", "accuracy_chosen"):
+    if name in ("accuracy", "accuracy_chosen", "new_accuracy"):
         return _with_spread(row[name], row[f"{name}_std"])
     if name in ("bytes", "bytes_to_target"):
         return MISSING if pd.isna(row[name]) else in_bytes(row[name])

@@ -10,6 +10,10 @@ from fedkd_flwr.analysis.spread import bottom_decile, jains_index, mean_of_worst
 from fedkd_flwr.analysis.targets import cost_to_target, without_partial_means
 from fedkd_flwr.runs import Run
 from strategies.core.measures import MEANS
+from strategies.core.newcomers import NEW_CLIENTS
+
+OF_NEW_CLIENTS = ("new_accuracy", "new_worst", "new_beats_local")
+"""Columns of a run that are about its new clients, where some run has any."""
 
 REFERENCE = "local"
 """The method that the clients of every other have to beat."""
@@ -70,6 +74,14 @@ def client_accuracies(run: Run) -> pd.Series:
     return accuracies
 
 
+def new_client_accuracies(run: Run) -> pd.Series:
+    """Return the accuracies of the clients that came after the training, by partition-id."""
+    rounds = (run.summary or {}).get("rounds")
+    rows = [row for row in run.further_rows.get(NEW_CLIENTS, []) if row["round"] == rounds]
+    accuracies = {row["partition_id"]: row["accuracy"] for row in rows if "accuracy" in row}
+    return pd.Series(accuracies, dtype=float).sort_index()
+
+
 def client_results(groups: Mapping[str, list[Run]]) -> pd.DataFrame:
     """Return one row a run and client at the last evaluated round.
 
@@ -124,7 +136,8 @@ def run_results(
         loses most loses, 0 where none does), ``nll`` (mean cross-entropy), ``numbers``, ``bytes``,
         ``seconds``, ``path``, and with a target those of `cost_to_target`; NaN for what a run
         does not have. Columns of `strategies.core.measures.MEANS`, means over clients, where some
-        run has measured them.
+        run has measured them; those of `OF_NEW_CLIENTS` where some run has any: mean and worst
+        accuracy, and the share of them that are above `local`'s own.
     """
     by_run = dict(iter(clients.groupby(["method", "seed"])))
     rows = []
@@ -145,6 +158,7 @@ def run_results(
                     **_held_against_local(own["gain"].dropna()),
                     "nll": last.get("loss_mean"),
                     **_mean_measures(run),
+                    **_of_new_clients(run, reference_run(run, groups)),
                     "numbers": summary["numbers_up"] + summary["numbers_down"],
                     "bytes": summary["bytes_up"] + summary["bytes_down"],
                     "seconds": summary["seconds"],
@@ -154,7 +168,7 @@ def run_results(
             )
     results = pd.DataFrame(rows)
     numeric = [name for name in results.columns if name not in ("method", "seed", "path")]
-    unmeasured = [name for name in MEANS if results[name].isna().all()]
+    unmeasured = [name for name in (*MEANS, *OF_NEW_CLIENTS) if results[name].isna().all()]
     return results.astype(dict.fromkeys(numeric, float)).drop(columns=unmeasured)
 
 
@@ -170,6 +184,20 @@ def _mean_measures(run: Run) -> dict[str, float]:
     """Return the means over clients of what the last evaluation measured."""
     rows = last_evaluations(run)
     return {name: float(rows[name].mean()) if name in rows else math.nan for name in MEANS}
+
+
+def _of_new_clients(run: Run, reference: Run | None) -> dict[str, float]:
+    accuracies = new_client_accuracies(run)
+    if accuracies.empty:
+        return dict.fromkeys(OF_NEW_CLIENTS, math.nan)
+    is_reference = run.config["strategy"] == REFERENCE
+    local = new_client_accuracies(reference) if reference and not is_reference else None
+    gains = pd.Series(dtype=float) if local is None else (accuracies - local).dropna()
+    return {
+        "new_accuracy": float(accuracies.mean()),
+        "new_worst": float(accuracies.min()),
+        "new_beats_local": math.nan if gains.empty else float((gains > 0).mean()),
+    }
 
 
 def _held_against_local(gains: pd.Series) -> dict[str, float]:
@@ -193,14 +221,15 @@ def means_over_seeds(results: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Number of ``seeds``, means over them, and the standard deviations ``accuracy_std`` and
-        ``accuracy_chosen_std`` (n-1 in the denominator, NaN for one seed). What a target takes
-        is NaN unless every seed reaches it.
+        Number of ``seeds``, means over them, and the standard deviations ``accuracy_std``,
+        ``accuracy_chosen_std`` and ``new_accuracy_std`` (n-1 in the denominator, NaN for one
+        seed). What a target takes is NaN unless every seed reaches it.
     """
     by_method = results.groupby("method", sort=False)
     means = by_method.mean(numeric_only=True).drop(columns="seed")
     means.insert(0, "seeds", by_method.size())
-    spreads = by_method[["accuracy", "accuracy_chosen"]].std().add_suffix("_std")
+    spread = [name for name in ("accuracy", "accuracy_chosen", "new_accuracy") if name in means]
+    spreads = by_method[spread].std().add_suffix("_std")
     for name in spreads:
         before = means.columns.get_loc(str(name).removesuffix("_std"))
         assert isinstance(before, int)

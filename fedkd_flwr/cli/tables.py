@@ -8,7 +8,9 @@ from rich.text import Text
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.cli.output import console, say, say_paragraph
 
-MAY_BE_LEFT_OUT = ("numbers", "seeds", "std over clients", "seconds", "bytes", "worst client")
+MAY_BE_LEFT_OUT = (
+    "numbers", "seeds", "std over clients", "seconds", "bytes", "worst client", "worst new client",
+)  # fmt: skip
 """Headings of columns that a narrow terminal does without, the first to go first."""
 
 GAP = 2
