@@ -8,7 +8,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers import Witness, breaking, raising, replacing, run_with
+from helpers import breaking, raising, replacing, run_with
 from test_comparison import write_run
 
 import fedkd_flwr
@@ -241,19 +241,24 @@ def test_more_rounds_receive_it_again_from_nothing(small, tmp_path):
     assert longer.summary["new_clients"]["loss_mean"] == rows["loss"].iloc[1]
 
 
-def test_a_node_that_is_asked_again_forgets_what_it_has_on_disk(small, tmp_path):
-    """A federation's clients keep files of their own, which a repeated round must not take up."""
+def test_a_node_that_restarts_among_new_clients_goes_on_with_this_reception(small, tmp_path):
+    """On its disk is a reception of more rounds, after which the run went on."""
     flat = settings_for("local", small, **{"state-dir": str(tmp_path / "state")})
-    first, grid = run_with(Witness(), flat, tmp_path / "run")
-    configuration = read_config(
-        {**flat, "output-dir": str(first.path), "resume": True, "num-server-rounds": 3}
-    )
-    fresh = InProcessGrid(client_app, 4, configuration.flat())
-    rows = serve(fresh, configuration).table(NEW_CLIENTS)
+    run_with(client_app, flat, tmp_path / "run", **{"num-server-rounds": 3})
+
+    def restarting(message, context):
+        config = message.content.config_records["config"]
+        if config.get("trained-rounds") and config["server-round"] == 2:
+            context.state.clear()
+        return client_app(message, context)
+
+    more = {"resume": True, "num-server-rounds": 4}
+    longer, _ = run_with(restarting, flat, tmp_path / "run", **more)
     whole, _ = run_with(
-        client_app, {**flat, "state-dir": ""}, tmp_path / "w", **{"num-server-rounds": 3}
+        client_app, {**flat, "state-dir": ""}, tmp_path / "whole", **{"num-server-rounds": 4}
     )
-    assert rows["loss"].iloc[1] == whole.table(NEW_CLIENTS)["loss"].iloc[0]
+    losses = longer.table(NEW_CLIENTS)["loss"].iloc[1], whole.table(NEW_CLIENTS)["loss"].iloc[0]
+    assert losses[0] == losses[1]
 
 
 # ---- Told of apart ---------------------------------------------------------------------

@@ -1,0 +1,272 @@
+"""What each family does for a client that comes after the training, worked out again."""
+
+import numpy as np
+import pytest
+import torch
+from by_hand import logits, training_data
+from helpers import Witness, client_of, random_simplex, reply_with, run_with
+from test_new_clients import newcomers_of, settings_for
+from torch.nn import functional
+
+from fedkd_flwr.clients.course import Course
+from fedkd_flwr.runs import read_checkpoint
+from strategies.core.membership import ClientInfo
+from strategies.core.plan import RunPlan
+from strategies.fedamp import FedAMP, FedAMPSettings
+from strategies.fedfomo import WEIGHTS_OF_OTHERS, FedFomo, FedFomoSettings
+from strategies.fedkma import sharing_row
+from strategies.fedmd import FedMD
+from strategies.fesem import FeSEM, FeSEMSettings
+from strategies.kt_pfl import KTpFL, KTpFLSettings
+from strategies.kt_pfl_params import KTpFLParams, KTpFLParamsSettings
+from strategies.pfedhn import PFedHN, PFedHNSettings, generated_weights
+from strategies.sim_pfl import TopKPFL
+
+PLAN = RunPlan(num_clients=5, new_clients=0.4, num_classes=3, public_size=4, num_server_rounds=1)
+FIRST, SECOND = PLAN.newcomers
+TRAINED = sorted({*range(5)} - {FIRST, SECOND})
+
+
+def server(kind, settings, **initial):
+    """Return a strategy that has met five clients, of 10 to 50 samples."""
+    strategy = kind(PLAN, settings)
+    strategy.begin({name: np.array(array, dtype=np.float32) for name, array in initial.items()})
+    strategy.members.clients = {n: ClientInfo(n, n, "mlp", 10 * (n + 1)) for n in range(5)}
+    return strategy
+
+
+def weights(values):
+    return reply_with({"weights": np.array(values, dtype=np.float32)})
+
+
+# ---- Soft predictions ------------------------------------------------------------------
+
+
+@pytest.fixture
+def predictions():
+    drawn = random_simplex(np.random.default_rng(0), 5, 4, 3).astype(np.float32)
+    return {n: reply_with({"predictions": drawn[n]}) for n in range(5)}
+
+
+def taught(kind, predictions, **settings):
+    """Return a server after its last round, as new clients meet it."""
+    strategy = server(kind, KTpFLSettings(**settings))
+    strategy.aggregate(1, {n: predictions[n] for n in TRAINED})
+    strategy.before_new_clients()
+    return strategy
+
+
+def stacked(predictions, *clients):
+    return np.stack([predictions[n].arrays["predictions"] for n in clients])
+
+
+def test_fedmd_teaches_the_mean_of_all_in_training_and_of_itself(predictions):
+    strategy = taught(FedMD, predictions)
+    strategy.welcome(1, {n: predictions[n] for n in (FIRST, SECOND)})
+    for n in (FIRST, SECOND):
+        mean = stacked(predictions, *TRAINED, n).mean(axis=0)
+        np.testing.assert_allclose(strategy.lessons[n], mean, rtol=1e-6)
+        sent = strategy.new_client_payload(2, n)
+        np.testing.assert_array_equal(sent["teacher"], strategy.lessons[n])
+        assert strategy.new_client_payload(1, n) == {}
+
+
+def test_kt_pfl_moves_a_row_of_its_own_by_eq_7(predictions):
+    strategy = taught(KTpFL, predictions, coefficient_learning_rate=0.05, public_batch_size=2)
+    before = strategy.coefficients.copy()
+    np.testing.assert_allclose(before[np.ix_(TRAINED, TRAINED)].sum(axis=1), 1)
+    np.testing.assert_array_equal(before[TRAINED][:, [FIRST, SECOND]], 0)
+    givers = np.concatenate([strategy.lessons[TRAINED], stacked(predictions, FIRST)])
+    strategy.welcome(1, {FIRST: predictions[FIRST], SECOND: predictions[SECOND]})
+    row = torch.full((4,), 0.25, dtype=torch.float64, requires_grad=True)
+    teacher = torch.tensordot(row, torch.tensor(givers).double(), dims=1)
+    own = torch.tensor(givers[-1]).double()
+    share = 10 * (FIRST + 1) / sum(10 * (n + 1) for n in (*TRAINED, FIRST))
+    # Half of the samples are in a batch, and the pull is 0 where all weights are 1/4.
+    (share * 0.5 * (teacher * (teacher.log() - own.log())).sum()).backward()
+    step = 0.05 * row.grad
+    moved = (row.detach() - step + step.mean()).numpy()
+    assert moved.min() > 0
+    members = [*TRAINED, FIRST]
+    np.testing.assert_allclose(strategy.coefficients[FIRST, members], moved, rtol=1e-5)
+    np.testing.assert_allclose(
+        strategy.lessons[FIRST], np.tensordot(moved, givers, axes=1), rtol=1e-5
+    )
+    assert strategy.coefficients[FIRST, SECOND] == 0
+    np.testing.assert_array_equal(strategy.coefficients[TRAINED], before[TRAINED])
+
+
+def test_topk_pfl_teaches_what_the_most_similar_is_taught(predictions):
+    strategy = taught(TopKPFL, predictions, top_k=1)
+    lessons = strategy.lessons.copy()
+    nearly = lessons[TRAINED[1]] * 0.999 + 0.001 / 3
+    strategy.welcome(1, {FIRST: reply_with({"predictions": nearly.astype(np.float32)})})
+    np.testing.assert_allclose(strategy.lessons[FIRST], lessons[TRAINED[1]], rtol=1e-6)
+
+
+def test_public_samples_stay_those_of_the_last_round():
+    assert [Course().drawn_in(t) for t in (0, 3)] == [0, 3]
+    assert [Course(trained_rounds=5).drawn_in(t) for t in (0, 1, 9)] == [0, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "lessons"), [("perfed-ckt", "centroids"), ("ds-fl", "teacher")]
+)
+def test_lessons_for_all_are_sent_and_no_prediction_is_asked_for(
+    strategy, lessons, small, tmp_path
+):
+    flat = settings_for(strategy, small, **{f"{strategy}.cache-rounds": 1})
+    (new,) = newcomers_of(flat)
+    witness = Witness()
+    run, _ = run_with(witness, flat, tmp_path / "run")
+    state = read_checkpoint(run.path).state
+    assert lessons not in witness.down[1, "train", new]
+    np.testing.assert_array_equal(witness.down[2, "train", new][lessons], state["lessons"])
+    assert witness.up[1, "train", new] == witness.up[2, "train", new] == {}
+    assert state["releases"][new] == 0
+
+
+# ---- Parameters ------------------------------------------------------------------------
+
+
+def test_kt_pfl_params_mixes_the_last_models_with_its_own():
+    settings = KTpFLParamsSettings(coefficient_learning_rate=0.0)
+    strategy = server(KTpFLParams, settings, weights=[0, 0])
+    models = {n: [float(n), 1.0] for n in range(5)}
+    strategy.aggregate(1, {n: weights(models[n]) for n in TRAINED})
+    mean = np.mean([models[n] for n in TRAINED], axis=0)
+    np.testing.assert_allclose(strategy.model_for(FIRST)["weights"], mean)
+    for _ in range(2):
+        strategy.welcome(1, {n: weights([100.0 * n, 9.0]) for n in (FIRST, SECOND)})
+        for n in (FIRST, SECOND):
+            mixed = np.mean([*(models[m] for m in TRAINED), [100.0 * n, 9.0]], axis=0)
+            np.testing.assert_allclose(strategy.model_for(n)["weights"], mixed, rtol=1e-6)
+
+
+def test_fedamp_attracts_it_to_the_last_models_alone():
+    settings = FedAMPSettings(attention_step=0.1, sigma=2.0)
+    strategy = server(FedAMP, settings, weights=[0, 0])
+    models = {n: np.array([n / 4, 0.5]) for n in range(5)}
+    strategy.aggregate(1, {n: weights(models[n]) for n in TRAINED})
+    for _ in range(2):
+        strategy.welcome(1, {n: weights(models[n]) for n in (FIRST, SECOND)})
+    for n in (FIRST, SECOND):
+        pulls = {m: 0.1 * np.exp(-np.square(models[n] - models[m]).sum() / 2) / 2 for m in TRAINED}
+        mixed = (1 - sum(pulls.values())) * models[n] + sum(pulls[m] * models[m] for m in TRAINED)
+        np.testing.assert_allclose(strategy.model_for(n)["weights"], mixed, rtol=1e-5)
+
+
+def test_fesem_sends_it_the_nearest_center():
+    strategy = server(FeSEM, FeSEMSettings(clusters=2), weights=[0, 0])
+    strategy.centers = {"weights": np.array([[0, 0], [4, 0]], dtype=np.float32)}
+    strategy.welcome(1, {FIRST: weights([1.9, 5]), SECOND: weights([2.1, 5])})
+    assert strategy.model_for(FIRST)["weights"].tolist() == [0, 0]
+    assert strategy.model_for(SECOND)["weights"].tolist() == [4, 0]
+
+
+def test_fedfomo_sends_next_what_it_weighed_most():
+    settings = FedFomoSettings(models_sent=2, exploration=0.0)
+    strategy = server(FedFomo, settings, weights=[0, 0])
+    strategy.library = {f"{n}/weights": np.full(2, n, dtype=np.float32) for n in TRAINED}
+    sent = strategy.new_client_payload(1, FIRST)
+    assert list(sent) == ["weights", "0/weights", "1/weights"]
+    reply = reply_with({WEIGHTS_OF_OTHERS: np.array([0.0, 1.0], dtype=np.float32)})
+    strategy.welcome(1, {FIRST: reply})
+    best = strategy.new_client_payload(2, FIRST)
+    assert list(best) == ["0/weights", "1/weights"]
+    np.testing.assert_array_equal(best["0/weights"], sent["1/weights"])
+
+
+def test_pfedhn_fits_its_embedding_and_nothing_else():
+    settings = PFedHNSettings(hidden_size=5, hidden_layers=1, learning_rate=0.1, momentum=0.5)
+    strategy = server(PFedHN, settings, weights=np.ones(7))
+    generator = np.random.default_rng(0)
+    strategy.network["head"] = generator.normal(size=(7, 5)).astype(np.float32)
+    before = {name: part.copy() for name, part in strategy.network.items()}
+    goal = generator.normal(size=7).astype(np.float32)
+    embedding, velocity = before["embeddings"][FIRST].copy(), 0.0
+    for step in (1, 2):
+        leaf = torch.tensor(embedding, requires_grad=True)
+        hidden = leaf
+        for layer in (0, 1):
+            linear = torch.tensor(before[f"weight-{layer}"]) @ hidden
+            hidden = linear + torch.tensor(before[f"bias-{layer}"])
+            hidden = torch.relu(hidden) if layer == 0 else hidden
+        made = torch.tensor(before["head"]) @ hidden + torch.tensor(before["head-bias"])
+        # The product with the change is the gradient of half the squared distance.
+        (0.5 * (made - torch.tensor(goal)).square().sum()).backward()
+        velocity = 0.5 * velocity + leaf.grad.numpy()
+        embedding = embedding - 0.1 * velocity
+        strategy.welcome(step, {FIRST: weights(goal)})
+        np.testing.assert_allclose(strategy.network["embeddings"][FIRST], embedding, rtol=1e-4)
+    np.testing.assert_allclose(
+        strategy.model_for(FIRST)["weights"], generated_weights(strategy.network, FIRST)
+    )
+    embeddings = strategy.network.pop("embeddings")
+    np.testing.assert_array_equal(
+        np.delete(embeddings, FIRST, axis=0), np.delete(before["embeddings"], FIRST, axis=0)
+    )
+    for name, part in strategy.network.items():
+        np.testing.assert_array_equal(part, before[name])
+
+
+def test_fedkma_weighs_the_last_repliers_by_its_own_labels(small, tmp_path):
+    flat = settings_for("fedkma", small)
+    (new,) = newcomers_of(flat)
+    witness = Witness()
+    run_with(witness, flat, tmp_path / "run")
+    trained = sorted({*range(4)} - {new})
+    _, labels = training_data(flat, new)
+    distribution = np.bincount(labels, minlength=10) / len(labels)
+    row = witness.up[1, "share-knowledge", new]["sharing"]
+    expected = sharing_row(witness.down[1, "share-knowledge", new]["irrelevancy"], distribution)
+    np.testing.assert_allclose(row, expected, rtol=1e-5)
+    models = [witness.up[2, "train", n]["weights"] for n in trained]
+    models.append(witness.up[1, "train", new]["weights"])
+    mixed = sum(weight * model for weight, model in zip(row, models, strict=True))
+    np.testing.assert_allclose(witness.down[2, "train", new]["weights"], mixed, atol=1e-6)
+
+
+def test_hypcluster_evaluates_the_hypothesis_that_suits_its_training_data(small, tmp_path):
+    flat = settings_for("hypcluster", small, **{"hypcluster.clusters": 2, "learning-rate": 0.3})
+    (new,) = newcomers_of(flat)
+    witness = Witness()
+    run, _ = run_with(witness, flat, tmp_path / "run")
+    hypotheses = witness.down[2, "evaluate", new]["weights"]
+    np.testing.assert_array_equal(hypotheses, read_checkpoint(run.path).state["centers/weights"])
+    images, labels = training_data(flat, new)
+    data = client_of(flat, new).data
+
+    def loss(hypothesis, images, labels):
+        return float(functional.cross_entropy(logits(torch.tensor(hypothesis), images), labels))
+
+    best = min(hypotheses, key=lambda hypothesis: loss(hypothesis, images, labels))
+    (row,) = run.table("new_clients").to_dict("records")
+    assert row["loss"] == pytest.approx(
+        loss(best, data.test_images.flatten(1), data.test_labels), rel=1e-5
+    )
+
+
+def test_fedavg_ft_fine_tunes_the_last_global_model(small, tmp_path):
+    flat = settings_for("fedavg-ft", small)
+    (new,) = newcomers_of(flat)
+    witness = Witness()
+    run, _ = run_with(witness, flat, tmp_path / "run")
+    model = read_checkpoint(run.path).state["model/weights"]
+    np.testing.assert_array_equal(witness.down[2, "evaluate", new]["weights"], model)
+    (row,) = run.table("new_clients").to_dict("records")
+    assert "fine_tuning_loss" in row
+    assert row["numbers_down"] == run.round_rows[-1]["new_numbers_down"] == len(model)
+
+
+# ---- Class means -----------------------------------------------------------------------
+
+
+def test_fedproto_holds_it_near_the_last_prototypes(small, tmp_path):
+    flat = settings_for("fedproto", small)
+    (new,) = newcomers_of(flat)
+    witness = Witness()
+    run, _ = run_with(witness, flat, tmp_path / "run")
+    prototypes = read_checkpoint(run.path).state["prototypes/prototypes"]
+    for key in ((1, "train", new), (2, "train", new), (2, "evaluate", new)):
+        np.testing.assert_array_equal(witness.down[key]["prototypes"], prototypes)
