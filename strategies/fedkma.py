@@ -170,6 +170,8 @@ class FedKMA(ParameterStrategy):
         keeps its row, and its column is zero in the others' rows.
     mixed : dict of str to ndarray
         The clients' mixed models by kind, shape (N, length); empty before the first round.
+    last_replies : dict of int to Reply
+        Of the last round, where clients come after it; not part of the state.
     """
 
     settings_type = FedKMASettings
@@ -177,6 +179,7 @@ class FedKMA(ParameterStrategy):
     settings: FedKMASettings
     sharing: NDArray[np.float64]
     mixed: Model
+    last_replies: Mapping[int, Reply]
 
     def begin(self, initial: Arrays) -> None:
         """Start with one model for all, and everybody weighed alike."""

@@ -74,7 +74,8 @@ class Exchange:
     def further(self, server_round: int) -> "Exchange":
         """Return the exchange of another round, whose traffic and failures count with these."""
         other = copy.copy(self)
-        other._round, other._sent = server_round, {}
+        other._round, other._sent, other._encodings = server_round, {}, {}
+        other.traffic.let_go()
         return other
 
     def messages(

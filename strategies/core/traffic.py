@@ -56,6 +56,10 @@ class Traffic:
         self._client(partition_id)["numbers_up"] += numbers
         self._client(partition_id)["bytes_up"] += size
 
+    def let_go(self) -> None:
+        """Hold on to no array any more: what is shared from now on counts anew."""
+        self._broadcast.clear()
+
     def totals(self) -> dict[str, int]:
         """Return the columns of the round's row."""
         return {
