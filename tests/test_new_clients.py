@@ -17,8 +17,7 @@ from fedkd_flwr.analysis.newcomers import personalize
 from fedkd_flwr.analysis.settings import IncomparableRunsError
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.engines import resolve_output
-from fedkd_flwr.engines.grid import InProcessGrid
+from fedkd_flwr.engines import InProcessGrid, resolve_output
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.server_app import serve
 from strategies import base
