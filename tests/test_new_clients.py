@@ -15,6 +15,7 @@ import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.newcomers import personalize
 from fedkd_flwr.analysis.settings import IncomparableRunsError
+from fedkd_flwr.cli.running import print_result
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import InProcessGrid, resolve_output
@@ -172,6 +173,13 @@ def test_noise_on_what_it_releases_is_counted(small, tmp_path):
     run = fedkd_flwr.run(settings_for("kt-pfl", small, **noise), output_dir=tmp_path / "run")
     last = run.round_rows[-1]
     assert last["new_epsilon"] > last["epsilon"] > 0
+
+
+def test_its_result_is_printed_below_the_others(small, tmp_path, capsys):
+    run = fedkd_flwr.run(settings_for("local", small), output_dir=tmp_path / "run")
+    print_result(run)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "new clients" in line]
+    assert f"{run.summary['new_clients']['accuracy_mean']:.4f}" in line
 
 
 # ---- What goes wrong -------------------------------------------------------------------

@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 """Exit status of a program that Ctrl-C has ended, as shells count it."""
 
+RESULTS = {
+    "last round": "last_round",
+    "best validation": "validation_round",
+    "new clients": "new_clients",
+}
+"""Parts of a summary that have accuracies, by what they are called."""
+
 
 def run(
     preset: Preset = None,
@@ -233,8 +240,8 @@ def print_result(finished: "Run") -> None:
     names = ("mean", "std", "min", "max", "weighted")
     rows = [
         (label, f"{result['round']:.0f}", *(f"{result[f'accuracy_{name}']:.4f}" for name in names))
-        for label, key in (("last round", "last_round"), ("best validation", "validation_round"))
-        if (result := summary.get(key))
+        for label, key in RESULTS.items()
+        if (result := summary.get(key)) and result["accuracy_mean"] is not None
     ]
     columns = ("round", "mean", "std", "worst", "best", "weighted")
     title = f"{summary['strategy']}: accuracy on each client's own test split"

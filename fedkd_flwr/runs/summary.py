@@ -78,7 +78,7 @@ def summarize(run: Run, seconds: float) -> dict[str, Any]:
 def _of_new_clients(row: Row) -> Row | None:
     """Return what a round tells of new clients, without the prefix; None without such."""
     own = {name.removeprefix(NEW): value for name, value in row.items() if name.startswith(NEW)}
-    return own or None
+    return {"round": row["round"], **own} if own else None
 
 
 def _result(row: Row) -> dict[str, float | None]:
