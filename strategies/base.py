@@ -172,7 +172,8 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
             self.check_reply,
             self.train_metrics,
         )
-        self.welcome(step, replies)
+        if replies:
+            self.welcome(step, replies)
         return replies
 
     def new_client_payload(self, step: int, partition_id: int) -> Arrays:
@@ -228,8 +229,8 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         server_round = self._round_of_run(server_round)
         if not all(hasattr(self, name) for name in self.kept):
             self.begin({name: array.numpy() for name, array in arrays.items()})
-        best_round = self._patience.best_round
-        self.begin_round(Exchange(self.clients, server_round, self.plan, best_round))
+        best = self._patience.best_round
+        self.begin_round(Exchange(self.clients, server_round, self.plan, best))
         self.grid = grid
         self.members.meet(grid, server_round)
         self._started_at = time.perf_counter()
@@ -292,10 +293,9 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
             evaluations = {n: row for n, row in sorted(self._evaluations.items()) if n in online}
         row = self._round_row(server_round, evaluations)
         log_round(row, self.plan.num_server_rounds)
-        reception = receive_new_clients(self, server_round)
-        row |= reception.columns
+        new = receive_new_clients(self, server_round)
         self.plan = self._patience.end_of(self.plan, row)
-        self._notify(server_round, row, evaluations, reception.tables)
+        self._notify(server_round, row | new.columns, evaluations, new.tables)
         if server_round == self.plan.num_server_rounds < self._planned_rounds:
             raise StoppedEarly
         statistics = {k: v for k, v in row.items() if k.startswith("accuracy") and v is not None}

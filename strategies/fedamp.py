@@ -114,7 +114,8 @@ class FedAMP(LibraryStrategy):
 
     def welcome(self, step: int, replies: dict[int, Reply]) -> None:
         """Weigh the last models of those in training for each new client, as for any other."""
-        library = {n: model for n, model in self.collected().items() if n in self.trained}
+        trained = self.trained
+        library = {n: model for n, model in self.collected().items() if n in trained}
         for n, reply in replies.items():
             known, models = [*library, n], [*library.values(), reply.arrays]
             weights = self.weights_among(models)[-1]

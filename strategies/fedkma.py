@@ -259,8 +259,6 @@ class FedKMA(ParameterStrategy):
 
     def welcome(self, step: int, replies: dict[int, Reply]) -> None:
         """Let each new client weigh the last round's repliers and itself, and mix their models."""
-        if not replies:
-            return
         givers = list(self.last_replies.values())
         distances = {n: self.distances([*givers, reply])[-1] for n, reply in replies.items()}
         rows = self.sharing_rows(step, distances)

@@ -143,13 +143,14 @@ class KTpFLParams(ParameterStrategy):
 
     def welcome(self, step: int, replies: dict[int, Reply]) -> None:
         """Move each new client's row alone, with the last round's models and its own as givers."""
-        kept = [m for m, n in enumerate(self.repliers) if n in self.trained]
+        trained = self.trained
+        kept = [m for m, n in enumerate(self.repliers) if n in trained]
         givers = self.repliers[kept].tolist()
         models = [{kind: rows[m] for kind, rows in self.models.items()} for m in kept]
         for n, reply in replies.items():
             members = [*givers, n]
             block = self.coefficients[np.ix_(members, members)]
-            shares = self.sizes(members) / self.sizes([*self.trained, n]).sum()
+            shares = self.sizes(members) / self.sizes([*trained, n]).sum()
             moved = self.updated_block(block, [*models, reply.arrays], shares)
             self.coefficients[n, members] = moved[-1]
         # No row gives weight to another new client.

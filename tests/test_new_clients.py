@@ -203,8 +203,9 @@ def test_a_new_client_that_lies_or_fails_costs_itself_alone(phase, small, tmp_pa
     np.testing.assert_array_equal(run.clients[SAME].to_numpy(), honest.clients[SAME].to_numpy())
 
 
-def test_a_run_goes_on_where_all_new_clients_fail(small, tmp_path):
-    flat = settings_for("fedkma", small)
+@pytest.mark.parametrize("strategy", ["kt-pfl", "fesem"])
+def test_a_run_ends_where_all_new_clients_fail(strategy, small, tmp_path):
+    flat = settings_for(strategy, small)
     run, _ = run_with(breaking(raising("gone"), *newcomers_of(flat)), flat, tmp_path / "run")
     last = run.round_rows[-1]
     assert run.finished and last["accuracy_mean"] is not None

@@ -36,8 +36,8 @@ class Reception:
     Attributes
     ----------
     columns : dict of str to number
-        Further columns of the round's row, all but two of them ``new_NAME`` with the statistics
-        and the traffic of new clients in the place of those of the others.
+        Further columns of the round's row: ``new_NAME`` is to the new clients what ``NAME`` is to
+        the others.
     tables : dict of str to list of dict
         Their rows, as those of the other clients.
     """
@@ -69,12 +69,12 @@ def receive_new_clients(strategy: "PersonalizedStrategy", server_round: int) -> 
     metrics: dict[int, dict[str, float]] = {}
     for step in range(1, rounds + 1):
         host.begin_round(exchange.further(step))
-        replies = host.train_new_clients(step, present)
+        replies = host.train_new_clients(step, present) if present else {}
         metrics |= {n: reply.metrics for n, reply in replies.items()}
         present = list(replies)
     # Where there is nothing to train, new clients are evaluated as the others just were.
     host.begin_round(exchange.further(rounds or server_round))
-    evaluations = host.evaluations_of(present, rounds or server_round)
+    evaluations = host.evaluations_of(present, rounds or server_round) if present else {}
     columns: dict[str, Any] = {
         **accuracy_statistics(evaluations.values()),
         **exchange.traffic.totals(),
