@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from logging import INFO
 from typing import TYPE_CHECKING, Any
 
-from flwr.supercore import log
-
 from strategies.core.exchange import Exchange
+from strategies.core.flower import log
 from strategies.core.rounds import accuracy_statistics, client_rows
 
 if TYPE_CHECKING:
