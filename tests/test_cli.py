@@ -7,7 +7,8 @@ from typer.testing import CliRunner
 
 import fedkd_flwr
 from fedkd_flwr.cli import app
-from fedkd_flwr.config import known_names, read_toml
+from fedkd_flwr.config import known_names
+from fedkd_flwr.config_files import read_toml
 from fedkd_flwr.presets import find_preset, find_sweep
 from fedkd_flwr.settings_reference import settings_reference
 

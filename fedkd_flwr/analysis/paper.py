@@ -24,7 +24,8 @@ from typing import Any
 
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.settings import defining_settings
-from fedkd_flwr.config import ConfigError, known_names, load_toml
+from fedkd_flwr.config import ConfigError, known_names
+from fedkd_flwr.config_files import load_toml
 from fedkd_flwr.flat import flatten
 from fedkd_flwr.runs import Run
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedkd_flwr.config import ConfigError, load_toml
+from fedkd_flwr.config import ConfigError
+from fedkd_flwr.config_files import load_toml
 from fedkd_flwr.flat import Scalar, flatten
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.runs import Run

@@ -25,13 +25,13 @@ Engine = Annotated[
 
 def read_assignments(assignments: list[str] | None) -> dict[str, Any]:
     """Read every ``KEY=VALUE`` of a repeated option."""
-    from fedkd_flwr.config import parse_assignment
+    from fedkd_flwr.config_files import parse_assignment
 
     return dict(parse_assignment(text) for text in assignments or [])
 
 
 def read_values(preset: Path | None, assignments: list[str] | None) -> dict[str, Any]:
     """Put together a preset and overrides, a flat run config that is not validated yet."""
-    from fedkd_flwr.config import read_toml
+    from fedkd_flwr.config_files import read_toml
 
     return {**(read_toml(preset) if preset else {}), **read_assignments(assignments)}

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedkd_flwr.config import ConfigError, Configuration, read_config, read_toml
+from fedkd_flwr.config import ConfigError, Configuration, read_config
+from fedkd_flwr.config_files import read_toml
 from fedkd_flwr.engines.table import find_engine
 from fedkd_flwr.listeners import RoundListener
 from fedkd_flwr.runs import Run, absolute, default_run_directory, load_run, recorded_config

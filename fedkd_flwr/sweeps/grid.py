@@ -26,13 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from fedkd_flwr.analysis.settings import defining_settings
-from fedkd_flwr.config import (
-    ConfigError,
-    Configuration,
-    load_toml,
-    read_config,
-    read_toml,
-)
+from fedkd_flwr.config import ConfigError, Configuration, read_config
+from fedkd_flwr.config_files import load_toml, read_toml
 from fedkd_flwr.files import plain_name
 from fedkd_flwr.flat import Scalar, flatten
 from fedkd_flwr.presets import close_names, find_sweep, sweep_names

@@ -20,7 +20,8 @@ from fedkd_flwr.analysis.tuning import (
     sweep_text,
     validation_accuracy,
 )
-from fedkd_flwr.config import parse_assignment, read_config, read_toml
+from fedkd_flwr.config import read_config
+from fedkd_flwr.config_files import parse_assignment, read_toml
 from fedkd_flwr.flat import Scalar
 from fedkd_flwr.sweeps import SweepProgress, read_sweep, run_sweep
 

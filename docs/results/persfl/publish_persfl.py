@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 import fedkd_flwr
 from fedkd_flwr import Run
-from fedkd_flwr.config import load_toml
+from fedkd_flwr.config_files import load_toml
 from fedkd_flwr.plots import plot_pairs, plot_surface, plot_teacher_rounds
 from fedkd_flwr.plots.files import write_figures
 

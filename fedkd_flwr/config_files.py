@@ -1,0 +1,72 @@
+"""Settings from where users write them: presets and other TOML files, and ``KEY=VALUE``."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from fedkd_flwr.config import ConfigError
+from fedkd_flwr.flat import Scalar, flatten
+from fedkd_flwr.presets import close_names, find_preset, preset_names
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Read a preset: a TOML file with the keys that differ from the defaults.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file, or the name of a preset that comes with the project.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such preset or it is no TOML.
+    """
+    file = find_preset(path)
+    if file is None:
+        raise ConfigError(f"There is no preset {path}; {close_names(path, preset_names())}")
+    return flatten(load_toml(file, "preset"))
+
+
+def load_toml(path: Path, name: str) -> dict[str, Any]:
+    """Read any TOML file, with or without a byte order mark.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    name : str
+        What to call it in the error.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, or is no TOML in UTF-8.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"The {name} {path} is not in UTF-8: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"The {name} {path} is no valid TOML: {error}.") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"The {name} {path} cannot be read: {reason}.") from None
+
+
+def parse_assignment(text: str) -> tuple[str, Scalar]:
+    """Read one ``KEY=VALUE``; a value that is no TOML value is taken as a word.
+
+    Raises
+    ------
+    ConfigError
+        If there is no ``=`` or no name before it.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"{text!r} is no setting; write KEY=VALUE, such as seed=1.")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    return name, parsed if isinstance(parsed, bool | int | float | str) else value
