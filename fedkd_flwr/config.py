@@ -395,6 +395,26 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     return flatten(load_toml(file, "preset"))
 
 
+def upon_preset(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings on top of a preset, without what it says to a method that is not run.
+
+    Parameters
+    ----------
+    path : str or Path
+        As `read_toml` takes it.
+    settings : mapping
+        A flat run config, which goes before the preset.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such preset, or both together are no run config.
+    """
+    values = {**read_toml(path), **settings}
+    unread = set(read_config(values).unread) - settings.keys()
+    return {key: value for key, value in values.items() if key not in unread}
+
+
 def load_toml(path: Path, name: str) -> dict[str, Any]:
     """Read any TOML file, with or without a byte order mark.
 
