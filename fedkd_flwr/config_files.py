@@ -1,10 +1,11 @@
 """Settings from where users write them: presets and other TOML files, and ``KEY=VALUE``."""
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedkd_flwr.config import ConfigError
+from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.flat import Scalar, flatten
 from fedkd_flwr.presets import close_names, find_preset, preset_names
 
@@ -26,6 +27,26 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     if file is None:
         raise ConfigError(f"There is no preset {path}; {close_names(path, preset_names())}")
     return flatten(load_toml(file, "preset"))
+
+
+def upon_preset(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings on top of a preset, without what it says to a method that is not run.
+
+    Parameters
+    ----------
+    path : str or Path
+        As `read_toml` takes it.
+    settings : mapping
+        A flat run config, which goes before the preset.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such preset, or both together are no run config.
+    """
+    values = {**read_toml(path), **settings}
+    unread = set(read_config(values).unread) - settings.keys()
+    return {key: value for key, value in values.items() if key not in unread}
 
 
 def load_toml(path: Path, name: str) -> dict[str, Any]:

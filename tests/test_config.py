@@ -19,6 +19,7 @@ from fedkd_flwr.config import (
     parse_assignment,
     read_config,
     read_toml,
+    upon_preset,
 )
 from fedkd_flwr.methods import FAMILIES, METHODS
 
@@ -169,6 +170,15 @@ def test_settings_that_the_method_never_reads_are_named_in_one_line():
     assert read_config(set_in_vain.flat()).warnings == [warning]
     assert read_config({**fedavg, "kt-pfl.clip-norm": 0.0}).warnings == []
     assert read_config({"strategy": "fedmd", "kt-pfl.clip-norm": 2.0}).warnings == []
+
+
+def test_a_preset_of_another_method_is_no_reason_to_warn():
+    preset = "fedkma/digits-small"
+    assert read_toml(preset)["fedkma.alpha-optimizer"] == "adam"
+    values = upon_preset(preset, {"strategy": "local", "fedkma.sharpness": 2.0})
+    assert read_config(values).warnings == ["local does not read fedkma.sharpness: set in vain."]
+    assert upon_preset(preset, {})["fedkma.alpha-optimizer"] == "adam"
+    assert values["num-clients"] == read_toml(preset)["num-clients"]
 
 
 def test_a_run_begins_with_the_warning(small, tmp_path, caplog):

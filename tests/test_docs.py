@@ -49,6 +49,12 @@ def test_what_the_api_pages_show_is_there():
     assert names == set(fedkd_flwr.__all__)
 
 
+def test_every_guide_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2]
+    guides = [f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")]
+    assert [guide for guide in guides if guide not in navigation] == []
+
+
 def test_links_of_the_readme_lead_somewhere():
     targets = LINK.findall((ROOT / "README.md").read_text())
     assert [t for t in targets if "://" not in t and not (ROOT / t.split("#")[0]).exists()] == []

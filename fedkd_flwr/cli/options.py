@@ -32,6 +32,7 @@ def read_assignments(assignments: list[str] | None) -> dict[str, Any]:
 
 def read_values(preset: Path | None, assignments: list[str] | None) -> dict[str, Any]:
     """Put together a preset and overrides, a flat run config that is not validated yet."""
-    from fedkd_flwr.config_files import read_toml
+    from fedkd_flwr.config_files import upon_preset
 
-    return {**(read_toml(preset) if preset else {}), **read_assignments(assignments)}
+    values = read_assignments(assignments)
+    return upon_preset(preset, values) if preset else values

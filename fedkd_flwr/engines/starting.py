@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkd_flwr.config import ConfigError, Configuration, read_config
-from fedkd_flwr.config_files import read_toml
+from fedkd_flwr.config_files import upon_preset
 from fedkd_flwr.engines.table import find_engine
 from fedkd_flwr.listeners import RoundListener
 from fedkd_flwr.runs import Run, absolute, default_run_directory, load_run, recorded_config
@@ -50,8 +50,11 @@ def run(
         In one sentence, before any client works.
     """
     start = find_engine(engine)
-    base = preset if isinstance(preset, Mapping) else read_toml(preset) if preset else {}
-    values = {**base, **_kebab(settings)}
+    values = _kebab(settings)
+    if isinstance(preset, Mapping):
+        values = {**preset, **values}
+    elif preset:
+        values = upon_preset(preset, values)
     if output_dir is not None:
         values["output-dir"] = str(output_dir)
     configuration = resolve_output(read_config(values), Path.cwd() / "runs")
