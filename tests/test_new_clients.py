@@ -295,6 +295,9 @@ def test_compare_holds_new_clients_against_local(tmp_path):
     assert row["new_worst"] == pytest.approx(0.6)
     assert row["new_beats_local"] == pytest.approx(0.75)
     assert np.isnan(compared.table.loc["local", "new_beats_local"])
+    sentence = "New clients: kt-pfl does not reliably beat local: +15.0 points on average, above it"
+    assert f"{sentence} in 1 of 2 seeds." in compared.verdicts
+    assert not [note for note in compared.notes if "lack an evaluation" in note]
     assert "new clients" in compared.to_markdown() and "0.7000 ± 0.1414" in compared.to_markdown()
 
 

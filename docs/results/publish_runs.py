@@ -5,8 +5,8 @@
 writes OUTPUT.md (the table and verdicts of `fedkd compare`, and verdicts against FedAvg where it is
 there) and OUTPUT.json: what the runs have in common, and of each run its own settings, mean
 accuracy by round, accuracy of every client after the last round, and of every client that came
-after the training, traffic and seconds. FIGURES is
-a TOML file with a paper's figures, which stand beside ours in two more columns.
+after the training, traffic and seconds. FIGURES is a TOML file with a paper's figures, which stand
+beside ours in two more columns.
 """
 
 import json
@@ -53,6 +53,8 @@ def published(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
     new = new_client_accuracies(run)
     if len(new):
         result["accuracy_of_new_clients"] = {n: round(value, 4) for n, value in new.items()}
+        for column in ("bytes_up", "bytes_down"):
+            result[f"new_{column}"] = run.summary["new_clients"][column]
     if "epsilon" in run.rounds:
         result["epsilon"] = round(float(run.rounds["epsilon"].iloc[-1]), 3)
     return result

@@ -28,7 +28,7 @@ from fedkd_flwr.analysis.settings import (
     varied_settings,
 )
 from fedkd_flwr.analysis.targets import check_target, notes_on_target
-from fedkd_flwr.analysis.verdicts import notes_on_groups, verdicts
+from fedkd_flwr.analysis.verdicts import notes_on_groups, verdicts, verdicts_on_new_clients
 from fedkd_flwr.runs import Run
 
 
@@ -49,7 +49,7 @@ class Comparison:
     table : DataFrame
         One row a label, as `fedkd_flwr.analysis.results.means_over_seeds` returns it.
     verdicts : list of str
-        Of each method, whether it beats `local`.
+        Of each method, whether it beats `local`, and whether it does for new clients.
     notes : list of str
         What a reader of the table has to know: runs left out, seeds without `local`, ….
     """
@@ -142,7 +142,10 @@ def compare(
         results=results,
         clients=clients,
         table=table,
-        verdicts=verdicts(clients, table.index),
+        verdicts=[
+            *verdicts(clients, table.index),
+            *verdicts_on_new_clients(groups, table.index),
+        ],
         notes=[
             *damaged,
             *unfinished,

@@ -1,7 +1,7 @@
 """The numbers of a comparison: of each client, of each run, and means over seeds."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 
@@ -82,13 +82,18 @@ def new_client_accuracies(run: Run) -> pd.Series:
     return pd.Series(accuracies, dtype=float).sort_index()
 
 
-def client_results(groups: Mapping[str, list[Run]]) -> pd.DataFrame:
+def client_results(
+    groups: Mapping[str, list[Run]],
+    accuracies_of: Callable[[Run], pd.Series] = client_accuracies,
+) -> pd.DataFrame:
     """Return one row a run and client at the last evaluated round.
 
     Parameters
     ----------
     groups : mapping of str to list of Run
         Finished runs by label.
+    accuracies_of : callable
+        Whose accuracies: those of the clients in training, or `new_client_accuracies`.
 
     Returns
     -------
@@ -99,13 +104,13 @@ def client_results(groups: Mapping[str, list[Run]]) -> pd.DataFrame:
     frames = []
     for label, runs in groups.items():
         for run in runs:
-            accuracies = client_accuracies(run)
+            accuracies = accuracies_of(run)
             frame = pd.DataFrame({"accuracy": accuracies})
             frame.insert(0, "method", label)
             frame.insert(1, "seed", run.config["seed"])
             is_reference = run.config["strategy"] == REFERENCE
             reference = None if is_reference else reference_run(run, groups)
-            local = client_accuracies(reference) if reference else pd.Series(dtype=float)
+            local = accuracies_of(reference) if reference else pd.Series(dtype=float)
             frame["local_accuracy"] = local.reindex(accuracies.index)
             frame["gain"] = frame["accuracy"] - frame["local_accuracy"]
             frames.append(frame.rename_axis("partition_id").reset_index())

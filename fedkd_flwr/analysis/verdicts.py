@@ -9,9 +9,16 @@ from typing import Any
 
 import pandas as pd
 
-from fedkd_flwr.analysis.results import REFERENCE, last_evaluations, reference_run
+from fedkd_flwr.analysis.results import (
+    REFERENCE,
+    client_results,
+    last_evaluations,
+    new_client_accuracies,
+    reference_run,
+)
 from fedkd_flwr.analysis.settings import defining_settings, varied_settings
 from fedkd_flwr.runs import Run
+from strategies.core.plan import PlanSettings
 
 
 def verdicts(clients: pd.DataFrame, labels: Iterable[Any]) -> list[str]:
@@ -33,6 +40,20 @@ def verdicts(clients: pd.DataFrame, labels: Iterable[Any]) -> list[str]:
     by_seed = gains.groupby(["method", "seed"])["gain"].mean() * 100
     known = set(by_seed.index.get_level_values("method"))
     return [_verdict(str(label), by_seed[label], REFERENCE) for label in labels if label in known]
+
+
+def verdicts_on_new_clients(groups: Mapping[str, list[Run]], labels: Iterable[Any]) -> list[str]:
+    """Say the same of the clients that came after the training; nothing where none did.
+
+    Parameters
+    ----------
+    groups : mapping of str to list of Run
+        Finished runs by label.
+    labels : iterable of str
+        The methods, in the order to speak of them.
+    """
+    clients = client_results(groups, new_client_accuracies)
+    return [f"New clients: {sentence}" for sentence in verdicts(clients, labels)]
 
 
 def verdicts_against(results: pd.DataFrame, reference: str) -> list[str]:
@@ -119,10 +140,12 @@ def _notes_on_reference(groups: Mapping[str, list[Run]], clients: pd.DataFrame) 
     for label, run in others:
         own = clients[(clients["method"] == label) & (clients["seed"] == run.config["seed"])]
         matched = int(own["gain"].notna().sum())
-        if (label, run) not in lacking and matched < run.config["num-clients"]:
+        number, new = run.config["num-clients"], run.config.get("new-clients", 0.0)
+        trained = PlanSettings(num_clients=number, new_clients=new).num_training
+        if (label, run) not in lacking and matched < trained:
             notes.append(
                 f"{label} seed {run.config['seed']} is held against {REFERENCE} on {matched} of "
-                f"{run.config['num-clients']} clients: the others lack an evaluation."
+                f"{trained} clients: the others lack an evaluation."
             )
     return notes
 
