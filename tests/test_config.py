@@ -16,11 +16,9 @@ from fedkd_flwr.config import (
     ConfigError,
     flatten,
     known_names,
-    parse_assignment,
     read_config,
-    read_toml,
-    upon_preset,
 )
+from fedkd_flwr.config_files import parse_assignment, read_toml, upon_preset
 from fedkd_flwr.methods import FAMILIES, METHODS
 
 ROOT = Path(__file__).parent.parent
