@@ -1,29 +1,38 @@
-"""Turn finished runs on the same splits into what is committed: a table and a small JSON file.
+"""Turn finished runs on the same splits into what is committed: a small JSON file.
 
-    python docs/results/publish_runs.py RUNS OUTPUT [FIGURES]
+    python docs/results/publish_runs.py RUNS OUTPUT
 
-writes OUTPUT.md (the table and verdicts of `fedkd compare`, and verdicts against FedAvg where it is
-there) and OUTPUT.json: what the runs have in common, and of each run its own settings, mean
-accuracy by round, accuracy of every client after the last round, and of every client that came
-after the training, traffic and seconds. FIGURES is a TOML file with a paper's figures, which stand
-beside ours in two more columns.
+writes OUTPUT.json: what the runs have in common, and of each run its own settings, mean accuracy
+by round, accuracy of every client after the last round, traffic and seconds. Then all tables are
+written anew, as by ``python docs/results/check_tables.py --write``. A new table is what a page
+asks for, such as ``<!-- from: tables.comparison OUTPUT.json --><!-- end -->``.
 """
 
+import functools
 import json
+import subprocess
 import sys
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 import fedkd_flwr
 from fedkd_flwr import Run
-from fedkd_flwr.analysis.paper import beside_paper, read_figures
-from fedkd_flwr.analysis.rendering import in_markdown
-from fedkd_flwr.analysis.results import new_client_accuracies
 from fedkd_flwr.analysis.settings import defining_settings
-from fedkd_flwr.analysis.verdicts import verdicts_against
 
-SECOND_REFERENCE = "fedavg"
-"""What methods are held against beside `local`."""
+HERE = Path(__file__).parent
+TRAFFIC = ("numbers_up", "numbers_down", "bytes_up", "bytes_down")
+"""Columns of the rounds that are summed."""
+
+MEANS = ("moved_private", "moved_public")
+"""Columns of the clients whose mean is kept: how far a round moves a client's weights."""
+
+
+# ---- From runs to JSON -----------------------------------------------------------------
 
 
 def published(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
@@ -37,62 +46,148 @@ def published(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
         Settings that all runs have, which are left out here.
     """
     settings = defining_settings(run.config)
-    own = {name: value for name, value in settings.items() if name not in shared}
-    rounds = run.rounds.dropna(subset="accuracy_mean")
+    evaluated = run.rounds["accuracy_mean"].notna()
+    rounds = run.rounds[evaluated]
+    sizes = run.rounds["bytes_up"] + run.rounds["bytes_down"]
+    seconds = run.rounds.filter(regex="^seconds_").sum(axis=1)
     clients = run.clients.dropna(subset="accuracy")
     last = clients[clients["round"] == clients["round"].max()].sort_values("partition_id")
-    columns = ["numbers_up", "numbers_down", "bytes_up", "bytes_down"]
     result = {
-        "settings": own,
+        "settings": {name: value for name, value in settings.items() if name not in shared},
         "rounds": rounds["round"].tolist(),
         "accuracy_mean": rounds["accuracy_mean"].round(4).tolist(),
         "accuracy_of_clients": last["accuracy"].round(4).tolist(),
-        **{column: int(run.rounds[column].sum()) for column in columns},
+        **{column: int(run.rounds[column].sum()) for column in TRAFFIC},
+        "bytes_to_round": sizes.cumsum()[evaluated].astype(int).tolist(),
+        "seconds_to_round": seconds.cumsum()[evaluated].round(2).tolist(),
         "seconds": round(run.summary["seconds"], 1),
     }
-    new = new_client_accuracies(run)
-    if len(new):
-        result["accuracy_of_new_clients"] = {n: round(value, 4) for n, value in new.items()}
-        for column in ("bytes_up", "bytes_down"):
-            result[f"new_{column}"] = run.summary["new_clients"][column]
+    if rounds["validation_accuracy_mean"].notna().all():
+        validated = rounds["validation_accuracy_mean"].astype(float)
+        result["validation_accuracy_mean"] = validated.round(4).tolist()
+    for column in MEANS:
+        if column in run.clients:
+            result[column] = float(f"{run.clients[column].mean():.3g}")
     if "epsilon" in run.rounds:
         result["epsilon"] = round(float(run.rounds["epsilon"].iloc[-1]), 3)
     return result
 
 
-def publish(folder: Path, output: Path, figures: Path | None = None) -> None:
-    """Write the table and the JSON file of a folder of runs.
-
-    Parameters
-    ----------
-    folder : Path
-        Runs on the same splits.
-    output : Path
-        The files without their suffix.
-    figures : Path, optional
-        A paper's figures.
-    """
-    comparison = fedkd_flwr.compare(folder)
-    if figures:
-        comparison = beside_paper(comparison, read_figures(figures))
-    remarks = [*comparison.verdicts, *comparison.notes]
-    if SECOND_REFERENCE in comparison.groups:
-        ordered = comparison.results.set_index("method").loc[list(comparison.groups)].reset_index()
-        remarks += verdicts_against(ordered, SECOND_REFERENCE)
-    runs = [run for group in comparison.groups.values() for run in group]
+def write_json(runs: list[Run], output: Path) -> None:
+    """Write what is kept of runs, one line each, beside the settings that they share."""
     settings = [defining_settings(run.config) for run in runs]
     shared = {
         name: value
         for name, value in settings[0].items()
         if all(other.get(name) == value for other in settings)
     }
-    output.parent.mkdir(parents=True, exist_ok=True)
     rows = ",\n".join(json.dumps(published(run, shared)) for run in runs)
     text = f'{{"shared": {json.dumps(shared)},\n"runs": [\n{rows}\n]}}\n'
     json.loads(text)
-    output.with_suffix(".json").write_text(text)
-    output.with_suffix(".md").write_text(in_markdown(comparison.table, remarks))
+    output.write_text(text)
+
+
+# ---- And back --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PublishedRun(Run):
+    """A run as far as its line in a published file goes; `fedkd_flwr.compare` takes it.
+
+    Attributes
+    ----------
+    kept : dict
+        The line, its settings completed by the shared ones.
+    """
+
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """The settings, and nothing else of ``config.json``."""
+        return {"config": self.kept["settings"]}
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """One row a round; traffic and seconds of several rounds stand at the evaluated one."""
+        kept = self.kept
+        columns = {
+            "accuracy_mean": kept["accuracy_mean"],
+            "validation_accuracy_mean": kept.get("validation_accuracy_mean"),
+            "bytes_up": np.diff(kept["bytes_to_round"], prepend=0)
+            if "bytes_to_round" in kept
+            else np.nan,
+            "bytes_down": 0,
+            "seconds_all": np.diff(kept["seconds_to_round"], prepend=0)
+            if "seconds_to_round" in kept
+            else np.nan,
+        }
+        evaluated = pd.DataFrame(columns, index=kept["rounds"])
+        every = evaluated.reindex(range(1, kept["rounds"][-1] + 1))
+        return every.rename_axis("round").reset_index()
+
+    @cached_property
+    def round_rows(self) -> list[dict[str, Any]]:
+        """The same as `rounds`."""
+        rows = self.rounds.astype(object).where(self.rounds.notna(), None)
+        return rows.to_dict("records")
+
+    @cached_property
+    def client_rows(self) -> list[dict[str, Any]]:
+        """One row a client after the last round."""
+        last_round = self.kept["rounds"][-1]
+        return [
+            {"round": last_round, "partition_id": n, "accuracy": accuracy}
+            for n, accuracy in enumerate(self.kept["accuracy_of_clients"])
+        ]
+
+    @property
+    def finished(self) -> bool:
+        """True: no other run is published."""
+        return True
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Accuracy and spread after the last round and the validation round, and totals."""
+        kept = self.kept
+        accuracies = np.array(kept["accuracy_of_clients"])
+        last_round = {
+            "round": kept["rounds"][-1],
+            "accuracy_mean": kept["accuracy_mean"][-1],
+            "accuracy_std": float(accuracies.std()),
+            "accuracy_min": float(accuracies.min()),
+        }
+        validated = kept.get("validation_accuracy_mean")
+        best = int(np.argmax(validated)) if validated else None
+        chosen = None if best is None else {"accuracy_mean": kept["accuracy_mean"][best]}
+        totals = {name: kept[name] for name in (*TRAFFIC, "seconds")}
+        return {"last_round": last_round, "validation_round": chosen, **totals}
+
+    def check(self) -> None:
+        """Do nothing: the file was read whole."""
+
+
+@functools.cache
+def read_published(path: Path) -> list[PublishedRun]:
+    """Return the runs of a published file, in its order."""
+    content = json.loads(path.read_text())
+    runs = []
+    for number, run in enumerate(content["runs"]):
+        settings = {**content["shared"], **run["settings"]}
+        runs.append(PublishedRun(path / str(number), kept={**run, "settings": settings}))
+    return runs
+
+
+# ---- The command -----------------------------------------------------------------------
+
+
+def main(folder: Path, output: Path) -> None:
+    """Publish a folder of runs, and write all tables anew."""
+    groups = fedkd_flwr.compare(folder).groups
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_json([run for group in groups.values() for run in group], output.with_suffix(".json"))
+    subprocess.run([sys.executable, HERE / "check_tables.py", "--write"], check=True)
 
 
 if __name__ == "__main__":
-    publish(*map(Path, sys.argv[1:4]))
+    main(*map(Path, sys.argv[1:3]))

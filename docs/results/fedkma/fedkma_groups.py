@@ -1,8 +1,8 @@
 """Show whether FedKMA's matrix M finds the groups of clients that share their classes.
 
-Prints, for finished runs on ``k-classes-grouped``, the mean weight that clients give each other
+Writes, for finished runs on ``k-classes-grouped``, the mean weight that clients give each other
 within a group and across groups, round by round, and draws M of the last round. To run it:
-``python docs/results/fedkma/fedkma_groups.py FIGURES RUN...``.
+``python docs/results/fedkma/fedkma_groups.py OUTPUT.json RUN...``; figures go beside OUTPUT.json.
 """
 
 import json
@@ -54,15 +54,34 @@ def weights_by_group(path: str) -> dict[str, Any]:
     }
 
 
-def main(figures: Path, paths: list[str]) -> None:
-    """Print the numbers of all runs as JSON and draw a heat map for each."""
-    figures.mkdir(parents=True, exist_ok=True)
+def table(file: Path) -> str:
+    """Return a row a run: M in the last round, the ratio by round, and the accuracy."""
+    lines = [
+        "| Eq. 11 | mean weight within a group, last round | across | ratio by round | accuracy |",
+        "|---|---:|---:|---|---:|",
+    ]
+    (results,) = json.loads(file.read_text()).values()
+    for run in results.values():
+        cells = [
+            "as printed" if run["as-printed"] else "weights fall with distance",
+            f"{run['within'][-1]:.3f}",
+            f"{run['across'][-1]:.3f}",
+            ", ".join(f"{ratio:.2g}" for ratio in run["ratio"]),
+            f"{100 * run['accuracy_mean'][-1]:.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(output: Path, paths: list[str]) -> None:
+    """Write the numbers of all runs as JSON and draw a heat map for each."""
+    output.parent.mkdir(parents=True, exist_ok=True)
     results = {Path(path).name: weights_by_group(path) for path in paths}
     for path in paths:
         run = load_run(path)
         order = range(run.config["num-clients"])
-        plot_sharing(run, order=order).savefig(figures / f"{run.path.name}.png", dpi=120)
-    print(json.dumps(results, indent=2))
+        plot_sharing(run, order=order).savefig(output.with_name(f"{run.path.name}.png"), dpi=120)
+    output.write_text(json.dumps({Path(paths[0]).name: results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

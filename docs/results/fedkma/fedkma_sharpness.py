@@ -57,6 +57,46 @@ def last_rounds(results: list[dict[str, Any]]) -> pd.DataFrame:
     )
 
 
+def table(file: Path, published: Path) -> str:
+    """Return a row a kind of weights: what M gives to whom, and the accuracy of each seed.
+
+    Parameters
+    ----------
+    file : Path
+        What `main` wrote.
+    published : Path
+        The same runs and those of `local`, by `publish_runs.py`.
+    """
+    results = last_rounds(json.loads(file.read_text())).sort_values("seed")
+    order = ["strategy", "as-printed", "sharpness"]
+    rows = [
+        [
+            _kind(*choice),
+            ", ".join(f"{weight:.2f}" for weight in runs["within"]),
+            ", ".join(f"{weight:.1%}" for weight in runs["outside"]),
+            ", ".join(f"{100 * mean:.1f}" for mean in runs["accuracy_mean"]),
+        ]
+        for choice, runs in results.groupby(order)
+    ]
+    local = [
+        100 * run["accuracy_mean"][-1]
+        for run in json.loads(published.read_text())["runs"]
+        if run["settings"]["strategy"] == "local"
+    ]
+    rows.append(["`local`", "", "", ", ".join(f"{mean:.1f}" for mean in local)])
+    headings = ["weights", "within a group, a client", "outsiders, in all", "accuracy"]
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _kind(strategy: str, as_printed: bool, sharpness: float) -> str:
+    if strategy == "fednas":
+        return "uniform mean (`fednas`)"
+    if as_printed:
+        return "Eq. 11 as printed"
+    return f"sharpness {sharpness:g}" + (", the paper" if sharpness == 1 else "")
+
+
 def draw(results: list[dict[str, Any]], figure_path: Path) -> None:
     """Draw the weight of other groups and the accuracy over sharpness, one line a seed."""
     table = last_rounds(results)

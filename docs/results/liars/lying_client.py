@@ -87,6 +87,26 @@ def accuracy_of_others(settings: dict, behave: Callable[[Message], None]) -> flo
     return round(float(last[last["partition_id"] != LIAR]["accuracy"].mean()), 4)
 
 
+def table(file: Path) -> str:
+    """Return a row a method and kind of mean: accuracy of the others by what the client does."""
+    rows = json.loads(file.read_text())["rows"]
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for row in rows:
+        key = row["strategy"], row["mixing"]
+        found.setdefault(key, {})[row["client"]] = 100 * float(np.mean(row["accuracy"]))
+    lines = [
+        "| method | `mixing` | client is honest | silent | lies | lies against silent |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for (strategy, mixing), means in found.items():
+        cells = [
+            f"{means[name]:.1f}" if name in means else "" for name in ("honest", "silent", "lies")
+        ]
+        cost = f"{means['lies'] - means['silent']:+.1f}" if "lies" in means else ""
+        lines.append(f"| `{strategy}` | {mixing} | {' | '.join(cells)} | {cost} |")
+    return "\n".join(lines) + "\n"
+
+
 def main(output: Path, seeds: list[int]) -> None:
     """Measure, print a line each, and write the table."""
     rows = []

@@ -2,11 +2,12 @@
 
     python docs/results/persfl/publish_persfl.py RUNS
 
-writes beside this file ``mnist.json`` (what is kept of every run under the folder RUNS), figures
-and ``tables.md``. Without RUNS the tables are written anew from the JSON file.
+writes beside this file ``mnist.json`` (what is kept of every run under the folder RUNS) and
+figures, and all tables of the results anew.
 """
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -196,78 +197,126 @@ def with_deviation(values: NDArray[np.float64], digits: int = 1) -> str:
     return f"{values.mean():.{digits}f}{deviation}"
 
 
-def table(title: str, headings: str, rows: Iterable[list[str]]) -> str:
-    """Return a heading and a Markdown table."""
+def table(headings: str, rows: Iterable[list[str]]) -> str:
+    """Return a Markdown table, its rows by their first cell."""
     names = headings.split(", ")
     lines = [names, ["---"] * len(names), *sorted(rows, key=lambda row: row[0])]
-    return f"## {title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def tables() -> str:
-    """Return all tables as Markdown."""
-    paper, runs = load_toml(HERE / "paper.toml", "paper's tables"), read_runs()
-    sizes = runs[(runs["split"] == "DS-2") & (runs["method"] == "persfl")]
-    runs = runs[runs["samples"] == 0]
-    variants = {
-        name: runs[runs["method"] == name]
-        for name in ("persfl", "persfl-gd", "fedavg", "fedper", "pfedme", "per-fedavg")
-    }
-    persfl = variants["persfl"]
-    variants["persfl"] = persfl[persfl["teacher"] == "optimal"]
-    by_teacher = {name: persfl[persfl["teacher"] == name] for name in ("last", "optimal")}
-    accuracies = "split, method, rounds, seeds, ours, paper, difference"
-    compared = [
+# ---- The tables, by `check_tables.py` ------------------------------------------------
+
+ACCURACIES = "split, method, rounds, seeds, ours, paper, difference"
+METHODS = ("persfl", "persfl-gd", "fedavg", "fedper", "pfedme", "per-fedavg")
+
+
+def papers_tables() -> dict[str, Any]:
+    """Return what the paper prints."""
+    return dict(load_toml(HERE / "paper.toml", "paper's tables"))
+
+
+def variants() -> dict[str, pd.DataFrame]:
+    """Return the runs on all samples by method, PersFL's with its own teacher."""
+    runs = read_runs()
+    runs = runs[(runs["samples"] == 0) & (runs["teacher"] == "optimal")]
+    return {name: runs[runs["method"] == name] for name in METHODS}
+
+
+def table_3(*splits: str) -> str:
+    """Return Table 3: personalization methods. Stage 1 of PersFL is FedAvg.
+
+    Parameters
+    ----------
+    *splits : str
+        ``DS-1``, ``DS-2``, ``DS-3``; all if none is named.
+    """
+    paper, found = papers_tables()["table3"], variants()
+    stage_1 = accuracy_rows(
+        "stage 1 of `persfl`, which is FedAvg", found["persfl"], paper["fedavg"], "global_accuracy"
+    )
+    rows = [
         row
-        for name, theirs in paper["table3"].items()
-        for row in accuracy_rows(f"`{name}`", variants[name], theirs)
+        for name, theirs in paper.items()
+        for row in accuracy_rows(f"`{name}`", found[name], theirs)
     ]
-    stage1 = accuracy_rows(
-        "stage 1 of `persfl`, which is FedAvg",
-        variants["persfl"],
-        paper["table3"]["fedavg"],
-        "global_accuracy",
+    return table(ACCURACIES, [row for row in [*stage_1, *rows] if not splits or row[0] in splits])
+
+
+def table_4() -> str:
+    """Return Table 4: the teacher of stage 2."""
+    paper, runs = papers_tables()["table4"], read_runs()
+    persfl = runs[(runs["samples"] == 0) & (runs["method"] == "persfl")]
+    rows = [
+        row
+        for name, theirs in paper.items()
+        for row in accuracy_rows(name, persfl[persfl["teacher"] == name], theirs)
+    ]
+    return table(ACCURACIES.replace("method", "teacher"), rows)
+
+
+def table_5() -> str:
+    """Return Table 5: the pairs that users choose, mean over users."""
+    return table(
+        "split, seeds, lambda, paper's lambda, T, paper's T, users at lambda = 0",
+        choice_rows(variants()["persfl"], papers_tables()["table5"]),
     )
-    return "\n".join(
-        [
-            table("Table 3: personalization methods", accuracies, [*stage1, *compared]),
-            table(
-                "Table 4: the teacher of stage 2",
-                accuracies.replace("method", "teacher"),
-                [
-                    row
-                    for name, theirs in paper["table4"].items()
-                    for row in accuracy_rows(name, by_teacher[name], theirs)
-                ],
-            ),
-            table(
-                "Table 5: the pairs that users choose, mean over users",
-                "split, seeds, lambda, paper's lambda, T, paper's T, users at lambda = 0",
-                choice_rows(variants["persfl"], paper["table5"]),
-            ),
-            table(
-                "Table 6: the soft loss",
-                accuracies,
-                [
-                    row
-                    for name, theirs in paper["table6"].items()
-                    for row in accuracy_rows(f"`{name}`", variants[name], theirs)
-                ],
-            ),
-            table(
-                "Table 7: rounds",
-                "split, method, paper's rounds, our rounds, within one point of its best after",
-                round_rows(pd.concat(variants.values()), paper["table7"]),
-            ),
-            table(
-                "DS-2 by the number of samples in all",
-                "samples, seeds, `persfl`, stage 1 (FedAvg), lambda, T",
-                [*size_rows(sizes), the_papers(paper)],
-            ),
-        ]
+
+
+def table_6() -> str:
+    """Return Table 6: the soft loss."""
+    paper, found = papers_tables()["table6"], variants()
+    rows = [
+        row
+        for name, theirs in paper.items()
+        for row in accuracy_rows(f"`{name}`", found[name], theirs)
+    ]
+    return table(ACCURACIES, rows)
+
+
+def table_7() -> str:
+    """Return Table 7: rounds, and those after which little is to gain."""
+    return table(
+        "split, method, paper's rounds, our rounds, within one point of its best after",
+        round_rows(pd.concat(variants().values()), papers_tables()["table7"]),
     )
+
+
+def sizes() -> str:
+    """Return a row a total number of samples in DS-2, and the paper's."""
+    runs = read_runs()
+    own = runs[(runs["split"] == "DS-2") & (runs["method"] == "persfl")]
+    headings = "samples, seeds, `persfl`, stage 1 (FedAvg), lambda, T"
+    rows = sorted(size_rows(own), key=lambda row: int(row[0].replace(",", "")))
+    return table(headings, []) + "".join(
+        f"| {' | '.join(row)} |\n" for row in [*rows, the_papers(papers_tables())]
+    )
+
+
+def earlier() -> str:
+    """Return the runs from before averages were unweighted and DS-3 was as pFedMe deals it."""
+    runs = json.loads((HERE / "mnist-weighted.json").read_text())
+    rows = []
+    for split, own in runs.items():
+        means = (np.array([run[f"{name}_mean"] for run in own]) for name in ("persfl", "fedavg"))
+        rows.append([split, f"{len(own)}", *map(with_deviation, means)])
+    return table("split, seeds, `persfl`, FedAvg", rows)
+
+
+def ours(split: str, method: str) -> str:
+    """Return our mean accuracy of Table 3; ``stage-1`` is the first stage of `persfl`."""
+    is_stage_1 = method == "stage-1"
+    runs = variants()["persfl" if is_stage_1 else method]
+    own = runs.loc[runs["split"] == split, "global_accuracy" if is_stage_1 else "accuracy"]
+    return f"{100 * np.mean(own.tolist()):.1f}" if len(own) else "not run"
+
+
+def papers(split: str, method: str) -> str:
+    """Return the paper's accuracy of Table 3."""
+    position = list(SPLITS.values()).index(split)
+    return f"{papers_tables()['table3'][method]['accuracy'][position]}"
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         write_runs(Path(sys.argv[1]))
-    (HERE / "tables.md").write_text(tables())
+    subprocess.run([sys.executable, HERE.parent / "check_tables.py", "--write"], check=True)

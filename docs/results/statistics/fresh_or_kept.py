@@ -4,8 +4,7 @@
 
 RUNS is a folder of finished runs with ``batch-norm-statistics = "kept"`` and exported models. Each
 client's model is evaluated on its test split twice: with the running averages that it kept, and
-with fresh statistics of the client's own training images. Writes OUTPUT.json, one line a run, and
-OUTPUT.md, the mean over seeds.
+with fresh statistics of the client's own training images. Writes OUTPUT.json, one line a run.
 """
 
 import json
@@ -45,8 +44,9 @@ def accuracies(run: Run) -> dict[str, Any]:
     }
 
 
-def table(results: list[dict[str, Any]]) -> str:
+def table(file: Path) -> str:
     """Return the accuracies in percent, mean over seeds and the gain of each seed."""
+    results = json.loads(file.read_text())
     lines = ["| model | method | kept | fresh | gain of fresh by seed |", "|---|---|---:|---:|---|"]
     for (model, method), runs in pd.DataFrame(results).groupby(["model", "method"]):
         gains = ", ".join(f"{100 * gain:+.1f}" for gain in runs["fresh"] - runs["kept"])
@@ -56,7 +56,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def main(folder: Path, output: Path) -> None:
-    """Measure the runs of a folder and write both files."""
+    """Measure the runs of a folder and write the file."""
     torch.set_num_threads(1)
     runs = [load_run(path.parent) for path in sorted(folder.glob("*/summary.json"))]
     results = [accuracies(run) for run in runs]
@@ -64,8 +64,7 @@ def main(folder: Path, output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     text = "[\n" + ",\n".join(json.dumps(result) for result in results) + "\n]\n"
     output.with_suffix(".json").write_text(text)
-    output.with_suffix(".md").write_text(table(results))
-    print(table(results))
+    print(table(output.with_suffix(".json")))
 
 
 if __name__ == "__main__":

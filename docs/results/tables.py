@@ -1,0 +1,378 @@
+"""Tables of published runs, in Markdown, for `check_tables.py`.
+
+Files are those of `publish_runs.py`. Accuracies are percent, ± is over seeds, gains are points.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from publish_runs import PublishedRun, read_published
+
+import fedkd_flwr
+from fedkd_flwr.analysis.paper import beside_paper, read_figures
+from fedkd_flwr.analysis.rendering import HEADINGS, in_bytes, in_markdown
+from fedkd_flwr.analysis.settings import defining_settings
+from fedkd_flwr.analysis.targets import COSTS, cost_to_target
+from fedkd_flwr.analysis.verdicts import verdicts_against
+
+REFERENCE = "local"
+SECOND_REFERENCE = "fedavg"
+"""What methods are held against beside `local`."""
+
+
+# ---- Cells and lines -------------------------------------------------------------------
+
+
+def markdown(headings: list[str], rows: list[list[str]]) -> str:
+    """Return a table; a heading that ends in a colon has its column to the right."""
+    rule = ["---:" if heading.endswith(":") else "---" for heading in headings]
+    names = [heading.removesuffix(":") for heading in headings]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in [names, rule, *rows])
+
+
+def with_spread(values: Any) -> str:
+    """Return a mean in percent and the deviation over seeds, of parts of 1."""
+    percent = 100 * np.asarray(values, dtype=float)
+    spread = f" ± {percent.std(ddof=1):.1f}" if len(percent) > 1 else ""
+    return f"{percent.mean():.1f}{spread}"
+
+
+def in_points(gains: Any) -> str:
+    """Return gains in points, one a seed; parts of 1."""
+    return ", ".join(f"{100 * gain + 0.0:+.1f}" for gain in gains)
+
+
+def mean_gain(gains: Any) -> str:
+    """Return the mean gain in points, and in how many seeds there is one."""
+    gains = np.asarray(gains, dtype=float)
+    return f"{100 * gains.mean():+.1f} ({(gains > 1e-9).sum()}/{len(gains)})"
+
+
+# ---- Which runs ------------------------------------------------------------------------
+
+
+def settings_of(run: PublishedRun) -> dict[str, Any]:
+    """Return what a run's numbers depend on, its data by the names of the settings."""
+    return defining_settings(run.config)
+
+
+def is_as_said(run: PublishedRun, conditions: dict[str, str]) -> bool:
+    """Return whether a run has settings as ``KEY=VALUE`` said them; keys of other methods pass."""
+    settings = settings_of(run)
+    return all(str(settings.get(key, value)) == value for key, value in conditions.items())
+
+
+def parted(words: tuple[Any, ...]) -> tuple[list[Path], list[str], dict[str, str]]:
+    """Return the files, the names and the ``KEY=VALUE`` among arguments."""
+    files = [word for word in words if isinstance(word, Path)]
+    names = [word for word in words if isinstance(word, str) and "=" not in word]
+    pairs = [word.split("=", 1) for word in words if isinstance(word, str) and "=" in word]
+    return files, names, dict(pairs)
+
+
+def reference(run: PublishedRun, runs: list[PublishedRun]) -> PublishedRun:
+    """Return the run of `local` with a run's seed that shares most of the common settings."""
+
+    def differences(other: PublishedRun) -> int:
+        own, others = settings_of(run), settings_of(other)
+        return sum(own[k] != others[k] for k in own if "." not in k and k != "strategy")
+
+    peers = [
+        other
+        for other in runs
+        if other.config["strategy"] == REFERENCE and other.config["seed"] == run.config["seed"]
+    ]
+    return min(peers, key=differences)
+
+
+# ---- Tables ----------------------------------------------------------------------------
+
+
+def comparison(published: Path, figures: Path | None = None) -> str:
+    """Return the table and verdicts of `fedkd compare`, with a paper's figures if given."""
+    found = fedkd_flwr.compare(read_published(published))
+    if figures:
+        found = beside_paper(found, read_figures(figures))
+    against = []
+    if SECOND_REFERENCE in found.groups:
+        ordered = found.results.set_index("method").loc[list(found.groups)].reset_index()
+        against = verdicts_against(ordered, SECOND_REFERENCE)
+    # Older files lack the validation accuracy that settings are ranked by.
+    notes = [note for note in found.notes if not note.startswith("The settings of")]
+    unknown = [name for name in HEADINGS if name in found.table and found.table[name].isna().all()]
+    return in_markdown(found.table.drop(columns=unknown), [*found.verdicts, *against, *notes])
+
+
+def methods(published: Path) -> str:
+    """Return a row a method: accuracy, clients that lose, traffic and time, best first.
+
+    Bytes and seconds to `local` are what a method takes up to the first evaluated round in which
+    it has the mean accuracy that `local` of the same seed has after its last.
+    """
+    runs = pd.DataFrame(map(_result, read_published(published))).set_index("method")
+    runs = runs.sort_values("seed")
+    order = runs.groupby("method")["accuracy"].mean().sort_values(ascending=False, kind="stable")
+    references = [name for name in (REFERENCE, SECOND_REFERENCE) if name in order]
+    headings = [
+        "method",
+        "accuracy",
+        *(f"over `{name}`" for name in references),
+        "bottom decile:",
+        "harmed:",
+        "worst loss:",
+        "exchanged:",
+        "bytes to `local`:",
+        "seconds to `local`:",
+        "seconds:",
+    ]
+    rows = [_method_row(label, runs.loc[[label]], runs, references) for label in order.index]
+    return markdown(headings, rows)
+
+
+def _result(run: PublishedRun) -> dict[str, Any]:
+    """Return what a row of `methods` is made of, of one run."""
+    return {
+        "method": run.config["strategy"],
+        "seed": run.config["seed"],
+        "accuracy": run.kept["accuracy_mean"][-1],
+        "clients": np.array(run.kept["accuracy_of_clients"]),
+        "bytes": run.kept["bytes_up"] + run.kept["bytes_down"],
+        "seconds": run.kept["seconds"],
+        "run": run,
+    }
+
+
+def _method_row(
+    label: str, own: pd.DataFrame, runs: pd.DataFrame, references: list[str]
+) -> list[str]:
+    """Return the row of one method; `runs` are those of all."""
+    local = runs.loc[[REFERENCE]].set_index("seed").loc[own["seed"]]
+    mean, gains = with_spread(own["accuracy"]), own["accuracy"].to_numpy() - local["accuracy"]
+    over = [own["accuracy"].to_numpy() - runs.loc[[name], "accuracy"] for name in references]
+    lost = np.stack(local["clients"].tolist()) - np.stack(own["clients"].tolist())
+    costs = pd.DataFrame(map(_cost, own["run"], local["accuracy"]))
+    is_reference = label == REFERENCE
+    return [
+        f"`{label}`",
+        f"**{mean}**" if not is_reference and (gains > 1e-9).all() else mean,
+        *(
+            "" if label == name else mean_gain(gain)
+            for name, gain in zip(references, over, strict=True)
+        ),
+        f"{100 * own['clients'].map(lambda clients: np.quantile(clients, 0.1)).mean():.1f}",
+        "" if is_reference else f"{(lost > 0).mean():.0%}",
+        "" if is_reference else f"{100 * lost.max(axis=1).clip(min=0).mean():.0f}",
+        in_bytes(own["bytes"].mean()),
+        _if_always(costs["bytes_to_target"], in_bytes),
+        _if_always(costs["seconds_to_target"], "{:.1f}".format),
+        f"{own['seconds'].mean():.1f}",
+    ]
+
+
+def _cost(run: PublishedRun, target: float) -> dict[str, float]:
+    """Return what a run took to reach an accuracy; NaN where that was not kept."""
+    is_known = "bytes_to_round" in run.kept
+    return cost_to_target(run, target) if is_known else dict.fromkeys(COSTS, np.nan)
+
+
+def _if_always(values: pd.Series, layout: Callable[[float], str]) -> str:
+    """Return a mean as text, a dash where some seed has no value: the others would flatter."""
+    return "-" if values.isna().any() else layout(values.mean())
+
+
+def by_seed(*words: Any) -> str:
+    """Return a row a method and file: accuracy and gain over `local` of every seed.
+
+    Gains of three points and more in every seed are bold. Arguments are files, and settings that
+    methods are told apart by.
+    """
+    files, names, conditions = parted(words)
+    rows = []
+    for file in files:
+        table = accuracies(file, names, conditions)
+        for (strategy, *choice), own in table.groupby(["strategy", *names], sort=False):
+            gains = in_points(own["gain"])
+            is_large = own["gain"].min() >= 0.03
+            told = [f"{n.rpartition('.')[2]} {v}" for n, v in zip(names, choice, strict=True)]
+            rows.append(
+                [
+                    f"[{file.stem}]({file.stem}.md)",
+                    ", ".join([f"`{strategy}`", *(t for t in told if not t.endswith(" -"))]),
+                    ", ".join(map(str, own["seed"])),
+                    ", ".join(f"{100 * value:.1f}" for value in own["accuracy"]),
+                    "" if strategy == REFERENCE else f"**{gains}**" if is_large else gains,
+                ]
+            )
+    headings = ["runs", "method", "seeds", "accuracy", f"gain over `{REFERENCE}`"]
+    return markdown(headings, rows)
+
+
+def by_setting(*words: Any) -> str:
+    """Return a row a choice of settings: mean accuracy, and the gain over `local` of every seed.
+
+    Arguments are files, and settings; ``round`` stands for every evaluated round, else the last
+    one counts.
+    """
+    files, names, conditions = parted(words)
+    table = pd.concat([accuracies(file, names, conditions) for file in files])
+    rows = [
+        [
+            f"`{strategy}`",
+            *map(str, choice),
+            with_spread(own["accuracy"]),
+            "" if strategy == REFERENCE else in_points(own["gain"]),
+        ]
+        for (strategy, *choice), own in table.groupby(["strategy", *names], sort=True)
+    ]
+    headings = ["method", *(f"`{name}`" for name in names), "accuracy"]
+    return markdown([*headings, f"gain over `{REFERENCE}`, by seed"], rows)
+
+
+def accuracies(file: Path, names: list[str], conditions: dict[str, str]) -> pd.DataFrame:
+    """Return accuracy and gain over `local` of each run of a file.
+
+    Parameters
+    ----------
+    file : Path
+        Of `publish_runs.py`.
+    names : list of str
+        Settings to tell runs apart by, ``round`` among them for all evaluated rounds.
+    conditions : dict
+        What runs have to have; see `is_as_said`.
+
+    Returns
+    -------
+    DataFrame
+        Columns ``strategy``, the settings (``-`` where a method does not read one), ``seed``,
+        ``accuracy`` and ``gain``, parts of 1; in the order of the file, seeds ascending.
+    """
+    runs = read_published(file)
+    rows: list[dict[str, Any]] = []
+    for run in sorted(runs, key=lambda run: run.config["seed"]):
+        if not is_as_said(run, conditions):
+            continue
+        settings, course = settings_of(run), course_of(run)
+        local = course_of(reference(run, runs))
+        chosen = course.index if "round" in names else course.index[-1:]
+        for number in chosen:
+            known = {**settings, "round": number}
+            told = {name: known.get(name, "-") for name in names}
+            result = {"accuracy": course[number], "gain": course[number] - local[number]}
+            rows.append(
+                {"strategy": settings["strategy"], **told, "seed": settings["seed"], **result}
+            )
+    table = pd.DataFrame(rows)
+    order = list(dict.fromkeys(run.config["strategy"] for run in runs))
+    return table.sort_values(
+        "strategy", key=lambda strategies: strategies.map(order.index), kind="stable"
+    )
+
+
+def course_of(run: PublishedRun) -> pd.Series:
+    """Return the mean accuracy by evaluated round, part of 1."""
+    return pd.Series(run.kept["accuracy_mean"], index=run.kept["rounds"])
+
+
+def across(*words: Any) -> str:
+    """Return a row a method, a column a file: mean accuracy, bold if above `local` in every seed.
+
+    Arguments are files, settings to tell methods apart by, and ``KEY=VALUE`` that runs have to
+    have. The order is that of the first file.
+    """
+    files, names, conditions = parted(words)
+    columns = [dict(_across_cells(file, names, conditions)) for file in files]
+    rows = []
+    for choice in dict.fromkeys(choice for column in columns for choice in column):
+        strategy, *told = choice
+        known = [f"{n.rpartition('.')[2]} {v}" for n, v in zip(names, told, strict=True)]
+        label = ", ".join([f"`{strategy}`", *(text for text in known if not text.endswith(" -"))])
+        rows.append([label, *(column.get(choice, "not run") for column in columns)])
+    return markdown(["method", *(file.stem for file in files)], rows)
+
+
+def _across_cells(
+    file: Path, names: list[str], conditions: dict[str, str]
+) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """Yield method with settings, and its accuracy, best first."""
+    groups = accuracies(file, names, conditions).groupby(["strategy", *names], sort=False)
+    means = groups["accuracy"].mean().sort_values(ascending=False, kind="stable")
+    for choice in means.index:
+        key = choice if isinstance(choice, tuple) else (choice,)
+        own = groups.get_group(key)
+        text = with_spread(own["accuracy"])
+        if len(own) == 1:
+            text += " (one seed)"
+        is_better = key[0] != REFERENCE and (own["gain"] > 1e-9).all() and len(own) > 1
+        yield key, f"**{text}**" if is_better else text
+
+
+def traffic(*words: Any) -> str:
+    """Return a row a method and setting: bytes up and down, part of the most, and accuracy.
+
+    Arguments are a file and the end of a setting's name, such as ``cache-rounds``, in whatever
+    table a method has it.
+    """
+    files, (ending,), conditions = parted(words)
+    rows = []
+    for run in read_published(files[0]):
+        if not is_as_said(run, conditions):
+            continue
+        settings = settings_of(run)
+        value = next((v for k, v in settings.items() if k.endswith(f".{ending}")), "-")
+        rows.append({"strategy": settings["strategy"], "value": value, **run.kept})
+    runs = pd.DataFrame(rows)
+    lines = []
+    for strategy, methods_runs in runs.groupby("strategy"):
+        means = methods_runs.groupby("value")[["bytes_up", "bytes_down"]].mean()
+        totals = means.sum(axis=1)
+        for value, (up, down) in means.iterrows():
+            own = methods_runs[methods_runs["value"] == value]
+            part = f"{totals[value] / totals.max():.0%}" if totals.max() else ""
+            final = [course[-1] for course in own["accuracy_mean"]]
+            lines.append(
+                [
+                    f"`{strategy}`",
+                    str(value),
+                    in_bytes(up),
+                    in_bytes(down),
+                    part,
+                    with_spread(final),
+                ]
+            )
+    headings = ["method", f"`{ending}`", "up:", "down:", "of the most:", "accuracy"]
+    return markdown(headings, lines)
+
+
+def noise(published: Path) -> str:
+    """Return a row a clip norm and noise multiplier: epsilon, and the accuracy of each method."""
+    runs = read_published(published)
+    kept = pd.DataFrame(
+        {
+            "strategy": run.config["strategy"],
+            "clip": run.config["kt-pfl.clip-norm"],
+            "noise": run.config["kt-pfl.noise-multiplier"],
+            "epsilon": run.kept.get("epsilon", np.inf),
+            "accuracy": run.kept["accuracy_mean"][-1],
+        }
+        for run in runs
+        if run.config["strategy"] != REFERENCE
+    )
+    local = [run.kept["accuracy_mean"][-1] for run in runs if run.config["strategy"] == REFERENCE]
+    strategies = sorted(kept["strategy"].unique())
+    rows = []
+    for (clip, multiplier), own in kept.groupby(["clip", "noise"]):
+        epsilon = own["epsilon"].max()
+        rows.append(
+            [
+                f"{clip:g}" if clip else "none",
+                f"{multiplier:g}",
+                "infinite" if np.isinf(epsilon) else f"{epsilon:,.1f}",
+                *(with_spread(own.loc[own["strategy"] == s, "accuracy"]) for s in strategies),
+            ]
+        )
+    rows.append([f"`{REFERENCE}`", "", "0", with_spread(local), *[""] * (len(strategies) - 1)])
+    headings = ["`clip-norm`", "`noise-multiplier`", "epsilon", *(f"`{s}`" for s in strategies)]
+    return markdown(headings, rows)

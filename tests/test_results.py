@@ -1,0 +1,60 @@
+"""Tables and figures of the results are those that the committed JSON files give."""
+
+import importlib
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedkd_flwr
+from fedkd_flwr.analysis.targets import cost_to_target
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+FILE = RESULTS / "transfer" / "kt-pfl.json"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scripts():
+    """Let the scripts beside the results be imported, as they are by each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(RESULTS)
+        yield importlib.import_module("check_tables")
+
+
+def test_what_is_generated_is_what_its_source_gives(scripts, capsys):
+    assert scripts.main([]) == 0, capsys.readouterr().out
+
+
+def test_a_figure_that_is_not_its_sources_is_named_and_mended(scripts, tmp_path):
+    shutil.copy(FILE, tmp_path)
+    page = tmp_path / "page.md"
+    call = "values.accuracy kt-pfl.json kt-pfl"
+    page.write_text(f"KT-pFL has <!-- from: {call} -->99.9<!-- end --> percent.\n")
+    text, differing = scripts.filled(page)
+    assert differing == [call]
+    assert text == f"KT-pFL has <!-- from: {call} -->84.5<!-- end --> percent.\n"
+    page.write_text(text)
+    assert scripts.filled(page) == (text, [])
+
+
+def test_published_runs_compare_like_the_runs(scripts, small, tmp_path):
+    publish_runs = importlib.import_module("publish_runs")
+    changes = {"client-split": "50/20/30", "num-server-rounds": 3, "models": "mlp"}
+    runs = [
+        fedkd_flwr.run({**small, **changes, "strategy": name}, output_dir=tmp_path / name)
+        for name in ("local", "fedavg")
+    ]
+    publish_runs.write_json(runs, tmp_path / "runs.json")
+    again = publish_runs.read_published(tmp_path / "runs.json")
+    expected, found = fedkd_flwr.compare(runs), fedkd_flwr.compare(again)
+    assert found.verdicts == expected.verdicts
+    columns = ["accuracy", "accuracy_chosen", "clients_decile", "clients_std", "harmed", "bytes"]
+    np.testing.assert_allclose(
+        found.table[columns].astype(float), expected.table[columns].astype(float), atol=1e-4
+    )
+    target = runs[1].rounds["accuracy_mean"].iloc[1] - 1e-3
+    costs, kept = cost_to_target(runs[1], target), cost_to_target(again[1], target)
+    assert kept["rounds_to_target"] == costs["rounds_to_target"]
+    assert kept["bytes_to_target"] == costs["bytes_to_target"]
+    assert kept["seconds_to_target"] == pytest.approx(costs["seconds_to_target"], abs=0.01)
