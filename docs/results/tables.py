@@ -42,7 +42,7 @@ def with_spread(values: Any) -> str:
 
 def in_points(gains: Any) -> str:
     """Return gains in points, one a seed; parts of 1."""
-    return ", ".join(f"{100 * gain + 0.0:+.1f}" for gain in gains)
+    return ", ".join(f"{round(100 * gain, 1) + 0.0:+.1f}" for gain in gains)  # no minus at zero
 
 
 def mean_gain(gains: Any) -> str:
@@ -137,7 +137,7 @@ def _result(run: PublishedRun) -> dict[str, Any]:
     return {
         "method": run.config["strategy"],
         "seed": run.config["seed"],
-        "accuracy": run.kept["accuracy_mean"][-1],
+        "accuracy": run.accuracies[-1],
         "clients": np.array(run.kept["accuracy_of_clients"]),
         "bytes": run.kept["bytes_up"] + run.kept["bytes_down"],
         "seconds": run.kept["seconds"],
@@ -273,7 +273,40 @@ def accuracies(file: Path, names: list[str], conditions: dict[str, str]) -> pd.D
 
 def course_of(run: PublishedRun) -> pd.Series:
     """Return the mean accuracy by evaluated round, part of 1."""
-    return pd.Series(run.kept["accuracy_mean"], index=run.kept["rounds"])
+    return pd.Series(run.accuracies, index=run.kept["rounds"])
+
+
+def controlled(published: Path, name: str, control: str) -> str:
+    """Return a row a value of a setting: accuracy, and gains over one value of it and `local`.
+
+    Parameters
+    ----------
+    published : Path
+        Runs of one method and `local`.
+    name : str
+        The setting.
+    control : str
+        Its value in the runs that are the control.
+    """
+    table = accuracies(published, [name], {})
+    is_local = table["strategy"] == REFERENCE
+    local, own = table[is_local], table[~is_local]
+    matched = own[own[name].map(str) == control].set_index("seed")["accuracy"]
+    rows = []
+    for value, runs in own.groupby(name):
+        over_control = runs["accuracy"].to_numpy() - matched[runs["seed"]]
+        is_control = str(value) == control
+        rows.append(
+            [
+                f"{value} (control)" if is_control else str(value),
+                with_spread(runs["accuracy"]),
+                "" if is_control else in_points(over_control),
+                in_points(runs["gain"]),
+            ]
+        )
+    rows.append([f"`{REFERENCE}`", with_spread(local["accuracy"]), "", ""])
+    headings = [f"`{name}`", "accuracy", "over the control, by seed"]
+    return markdown([*headings, f"over `{REFERENCE}`, by seed"], rows)
 
 
 def across(*words: Any) -> str:
@@ -322,7 +355,14 @@ def traffic(*words: Any) -> str:
             continue
         settings = settings_of(run)
         value = next((v for k, v in settings.items() if k.endswith(f".{ending}")), "-")
-        rows.append({"strategy": settings["strategy"], "value": value, **run.kept})
+        rows.append(
+            {
+                "strategy": settings["strategy"],
+                "value": value,
+                "final": run.accuracies[-1],
+                **run.kept,
+            }
+        )
     runs = pd.DataFrame(rows)
     lines = []
     for strategy, methods_runs in runs.groupby("strategy"):
@@ -331,7 +371,6 @@ def traffic(*words: Any) -> str:
         for value, (up, down) in means.iterrows():
             own = methods_runs[methods_runs["value"] == value]
             part = f"{totals[value] / totals.max():.0%}" if totals.max() else ""
-            final = [course[-1] for course in own["accuracy_mean"]]
             lines.append(
                 [
                     f"`{strategy}`",
@@ -339,7 +378,7 @@ def traffic(*words: Any) -> str:
                     in_bytes(up),
                     in_bytes(down),
                     part,
-                    with_spread(final),
+                    with_spread(own["final"]),
                 ]
             )
     headings = ["method", f"`{ending}`", "up:", "down:", "of the most:", "accuracy"]
@@ -355,12 +394,12 @@ def noise(published: Path) -> str:
             "clip": run.config["kt-pfl.clip-norm"],
             "noise": run.config["kt-pfl.noise-multiplier"],
             "epsilon": run.kept.get("epsilon", np.inf),
-            "accuracy": run.kept["accuracy_mean"][-1],
+            "accuracy": run.accuracies[-1],
         }
         for run in runs
         if run.config["strategy"] != REFERENCE
     )
-    local = [run.kept["accuracy_mean"][-1] for run in runs if run.config["strategy"] == REFERENCE]
+    local = [run.accuracies[-1] for run in runs if run.config["strategy"] == REFERENCE]
     strategies = sorted(kept["strategy"].unique())
     rows = []
     for (clip, multiplier), own in kept.groupby(["clip", "noise"]):
