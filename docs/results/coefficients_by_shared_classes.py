@@ -73,24 +73,28 @@ def own(file: Path) -> str:
 
 
 def table(file: Path) -> str:
-    """Return a row a choice of settings: mean coefficients over seeds, of groups of classes."""
-    found = pd.DataFrame(
-        {
-            **row["settings"],
-            "itself": row["itself"],
-            "same": row[max(key for key in row if key.isdigit())]["mean_coefficient"],
-            "other": row["0"]["mean_coefficient"],
-        }
-        for row in rows(file)
+    """Return a row a choice of settings: a client's mean coefficients, means over seeds too."""
+    found = rows(file)
+    shared = sorted((key for key in found[0] if key.isdigit()), key=int, reverse=True)
+    names = list(found[0]["settings"])
+    means = (
+        pd.DataFrame(
+            {
+                **row["settings"],
+                "itself": row["itself"],
+                **{key: row[key]["mean_coefficient"] for key in shared},
+            }
+            for row in found
+        )
+        .groupby(names)
+        .mean()
     )
-    names = [name for name in found if name not in ("itself", "same", "other")]
-    means = found.groupby(names)[["itself", "same", "other"]].mean()
     cells = [
         [*(f"{value:g}" for value in choice), *(f"{mean:.4f}" for mean in values)]
         for choice, values in zip(means.index, means.to_numpy(), strict=True)
     ]
-    headings = [*(f"`{name}`" for name in names), "itself:", "its group, each:", "others, each:"]
-    return markdown(headings, cells)
+    headings = [f"each with {key} shared classes:" for key in shared]
+    return markdown([*(f"`{name}`" for name in names), "itself:", *headings], cells)
 
 
 def main(server_round: int, output: Path, paths: list[str]) -> None:

@@ -17,6 +17,8 @@ from fedkd_flwr.analysis.rendering import HEADINGS, in_bytes, in_markdown
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.analysis.targets import COSTS, cost_to_target
 from fedkd_flwr.analysis.verdicts import verdicts_against
+from fedkd_flwr.config import load_toml
+from fedkd_flwr.flat import flatten
 
 REFERENCE = "local"
 SECOND_REFERENCE = "fedavg"
@@ -340,6 +342,26 @@ def _across_cells(
             text += " (one seed)"
         is_better = key[0] != REFERENCE and (own["gain"] > 1e-9).all() and len(own) > 1
         yield key, f"**{text}**" if is_better else text
+
+
+def papers(figures: Path) -> str:
+    """Return what a paper prints in a table: a row a method, a column a choice of data."""
+    content = load_toml(figures, "file of figures")["columns"]
+    columns = [
+        {_label(flatten(row)): f"{row['accuracy']:.2f}" for row in column["figures"]}
+        for column in content
+    ]
+    headings = [", ".join(f"{k} {v}" for k, v in flatten(c["where"]).items()) for c in content]
+    labels = dict.fromkeys(label for column in columns for label in column)
+    rows = [[label, *(column.get(label, "") for column in columns)] for label in labels]
+    return markdown(["method", *(f"{heading}:" for heading in headings)], rows)
+
+
+def _label(settings: dict[str, Any]) -> str:
+    """Return a method and its settings, of a row of a paper's figures."""
+    others = {k: v for k, v in settings.items() if k not in ("strategy", "accuracy")}
+    told = [f"{key.rpartition('.')[2]} {value}" for key, value in others.items()]
+    return ", ".join([f"`{settings['strategy']}`", *told])
 
 
 def traffic(*words: Any) -> str:

@@ -298,8 +298,45 @@ def earlier() -> str:
     rows = []
     for split, own in runs.items():
         means = (np.array([run[f"{name}_mean"] for run in own]) for name in ("persfl", "fedavg"))
-        rows.append([split, f"{len(own)}", *map(with_deviation, means)])
-    return table("split, seeds, `persfl`, FedAvg", rows)
+        chosen = np.array([np.mean([user["lambda"] for user in run["clients"]]) for run in own])
+        rows.append([split, f"{len(own)}", *map(with_deviation, means), with_deviation(chosen, 2)])
+    return table("split, seeds, `persfl`, FedAvg, lambda", rows)
+
+
+def what_is_run() -> str:
+    """Return how many seeds of each variant have been run on each split."""
+    runs, found = read_runs(), variants()
+    persfl = runs[(runs["samples"] == 0) & (runs["method"] == "persfl")]
+    kinds = {
+        "stage 1 and `persfl` (Tables 3 to 7)": found["persfl"],
+        "`persfl` with the last model as teacher (4)": persfl[persfl["teacher"] == "last"],
+        "`persfl-gd` (6)": found["persfl-gd"],
+        **{f"`{name}` (3, 7)": found[name] for name in METHODS[2:]},
+    }
+    counts = {
+        kind: [len(own[own["split"] == split]) for split in SPLITS.values()]
+        for kind, own in kinds.items()
+    }
+    rows = [[kind, *(str(n) if n else "not run" for n in row)] for kind, row in counts.items()]
+    names = ["seeds of", *SPLITS.values()]
+    lines = [names, ["---"] * len(names), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def validation_at(split: str, server_round: str) -> str:
+    """Return the mean validation accuracy of stage 1 of `persfl` at a round."""
+    runs = variants()["persfl"]
+    own = runs[runs["split"] == split].to_dict("records")
+    values = [
+        run["validation_accuracy_mean"][run["evaluated"].index(int(server_round))] for run in own
+    ]
+    return f"{100 * np.mean(values):.1f}"
+
+
+def difference(split: str, method: str) -> str:
+    """Return ours minus the paper's in Table 3; ``stage-1`` is held against its FedAvg."""
+    theirs = papers(split, "fedavg" if method == "stage-1" else method)
+    return f"{float(ours(split, method)) - float(theirs):+.1f}"
 
 
 def ours(split: str, method: str) -> str:
