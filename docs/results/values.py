@@ -6,9 +6,10 @@ A method is named by its strategy and, where several settings of it were run, by
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from publish_runs import read_published
-from tables import course_of, in_points, is_as_said, reference, with_spread
+from tables import REFERENCE, course_of, in_points, is_as_said, reference, with_spread
 
 from fedkd_flwr.analysis.rendering import in_bytes
 
@@ -46,6 +47,15 @@ def distance(file: Path, method: str, over: str = "") -> str:
 def exchanged(file: Path, method: str) -> str:
     """Return what is exchanged in a run, both ways, in bytes."""
     return in_bytes(_of_seeds(file, method)["bytes"].mean())
+
+
+def harmed(file: Path, method: str) -> str:
+    """Return the share of clients that are below their own `local`, over all seeds."""
+    own, local = (
+        np.stack(_of_seeds(file, name)["accuracy_of_clients"].tolist())
+        for name in (method, REFERENCE)
+    )
+    return f"{(own < local).mean():.0%}"
 
 
 def times_fewer_bytes(file: Path, method: str, than: str) -> str:

@@ -84,7 +84,7 @@ def table(file: Path, published: Path) -> str:
         if run["settings"]["strategy"] == "local"
     ]
     rows.append(["`local`", "", "", ", ".join(f"{mean:.1f}" for mean in local)])
-    headings = ["weights", "within a group, a client", "outsiders, in all", "accuracy"]
+    headings = ["weights", "within a group, a client", "outsiders, in all", "accuracy, by seed"]
     lines = [headings, ["---"] * len(headings), *rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 

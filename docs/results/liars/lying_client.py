@@ -87,23 +87,36 @@ def accuracy_of_others(settings: dict, behave: Callable[[Message], None]) -> flo
     return round(float(last[last["partition_id"] != LIAR]["accuracy"].mean()), 4)
 
 
+def means(file: Path) -> dict[tuple[str, str], dict[str, float]]:
+    """Return the others' accuracy in percent by what the client does, by method and mixing."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for row in json.loads(file.read_text())["rows"]:
+        accuracy = 100 * float(np.mean(row["accuracy"]))
+        found.setdefault((row["strategy"], row["mixing"]), {})[row["client"]] = accuracy
+    return found
+
+
+def accuracy(file: Path, strategy: str, mixing: str, client: str) -> str:
+    """Return one accuracy in percent."""
+    return f"{means(file)[strategy, mixing][client]:.1f}"
+
+
+def cost(file: Path, strategy: str, mixing: str) -> str:
+    """Return the others' accuracy with the liar minus that with a silent client, in points."""
+    own = means(file)[strategy, mixing]
+    return f"{own['lies'] - own['silent']:+.1f}"
+
+
 def table(file: Path) -> str:
     """Return a row a method and kind of mean: accuracy of the others by what the client does."""
-    rows = json.loads(file.read_text())["rows"]
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for row in rows:
-        key = row["strategy"], row["mixing"]
-        found.setdefault(key, {})[row["client"]] = 100 * float(np.mean(row["accuracy"]))
     lines = [
         "| method | `mixing` | client is honest | silent | lies | lies against silent |",
         "|---|---|---:|---:|---:|---:|",
     ]
-    for (strategy, mixing), means in found.items():
-        cells = [
-            f"{means[name]:.1f}" if name in means else "" for name in ("honest", "silent", "lies")
-        ]
-        cost = f"{means['lies'] - means['silent']:+.1f}" if "lies" in means else ""
-        lines.append(f"| `{strategy}` | {mixing} | {' | '.join(cells)} | {cost} |")
+    for (strategy, mixing), own in means(file).items():
+        cells = [f"{own[name]:.1f}" if name in own else "" for name in ("honest", "silent", "lies")]
+        difference = cost(file, strategy, mixing) if "lies" in own else ""
+        lines.append(f"| `{strategy}` | {mixing} | {' | '.join(cells)} | {difference} |")
     return "\n".join(lines) + "\n"
 
 
@@ -130,7 +143,10 @@ def main(output: Path, seeds: list[int]) -> None:
         )
         print(rows[-1], flush=True)
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps({"settings": SETTINGS, "seeds": seeds, "rows": rows}, indent=1))
+    lines = ",\n".join(map(json.dumps, rows))
+    text = f'{{"settings": {json.dumps(SETTINGS)},\n"seeds": {seeds},\n"rows": [\n{lines}\n]}}\n'
+    json.loads(text)
+    output.write_text(text)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,27 @@ def table(file: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def seeds(file: Path) -> str:
+    """Return the seeds that were run."""
+    return ", ".join(map(str, sorted({result["seed"] for result in json.loads(file.read_text())})))
+
+
+def count(file: Path) -> str:
+    """Return in how many runs fresh statistics are better, of how many."""
+    gains = _gains(file)
+    return f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
+
+
+def extremes(file: Path) -> str:
+    """Return the least and the largest gain of fresh statistics in points."""
+    gains = _gains(file)
+    return f"{min(gains):+.1f} to {max(gains):+.1f}"
+
+
+def _gains(file: Path) -> list[float]:
+    return [100 * (run["fresh"] - run["kept"]) for run in json.loads(file.read_text())]
+
+
 def main(folder: Path, output: Path) -> None:
     """Measure the runs of a folder and write the file."""
     torch.set_num_threads(1)
