@@ -33,7 +33,9 @@ def load_module(name: str, folder: Path) -> ModuleType:
     found = [path for path in (folder / f"{name}.py", HERE / f"{name}.py") if path.exists()]
     if not found:
         raise FileNotFoundError(f"There is no {name}.py in {folder} or {HERE}.")
-    spec = importlib.util.spec_from_file_location(f"{found[0].parent.name}_{found[0].stem}", found[0])
+    spec = importlib.util.spec_from_file_location(
+        f"{found[0].parent.name}_{found[0].stem}", found[0]
+    )
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

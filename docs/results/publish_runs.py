@@ -103,6 +103,11 @@ class PublishedRun(Run):
     kept: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What the run's numbers depend on."""
+        return defining_settings(self.kept["settings"])
+
+    @cached_property
     def accuracies(self) -> list[float]:
         """Mean accuracy at each evaluated round; the last from all clients, to more digits."""
         last = float(np.mean(self.kept["accuracy_of_clients"]))

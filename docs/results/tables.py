@@ -14,7 +14,6 @@ from publish_runs import PublishedRun, read_published
 import fedkd_flwr
 from fedkd_flwr.analysis.paper import beside_paper, read_figures
 from fedkd_flwr.analysis.rendering import HEADINGS, in_bytes, in_markdown
-from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.analysis.targets import COSTS, cost_to_target
 from fedkd_flwr.analysis.verdicts import verdicts_against
 from fedkd_flwr.config import load_toml
@@ -56,15 +55,9 @@ def mean_gain(gains: Any) -> str:
 # ---- Which runs ------------------------------------------------------------------------
 
 
-def settings_of(run: PublishedRun) -> dict[str, Any]:
-    """Return what a run's numbers depend on, its data by the names of the settings."""
-    return defining_settings(run.config)
-
-
 def is_as_said(run: PublishedRun, conditions: dict[str, str]) -> bool:
     """Return whether a run has settings as ``KEY=VALUE`` said them; keys of other methods pass."""
-    settings = settings_of(run)
-    return all(str(settings.get(key, value)) == value for key, value in conditions.items())
+    return all(str(run.settings.get(key, value)) == value for key, value in conditions.items())
 
 
 def parted(words: tuple[Any, ...]) -> tuple[list[Path], list[str], dict[str, str]]:
@@ -79,7 +72,7 @@ def reference(run: PublishedRun, runs: list[PublishedRun]) -> PublishedRun:
     """Return the run of `local` with a run's seed that shares most of the common settings."""
 
     def differences(other: PublishedRun) -> int:
-        own, others = settings_of(run), settings_of(other)
+        own, others = run.settings, other.settings
         return sum(own[k] != others[k] for k in own if "." not in k and k != "strategy")
 
     peers = [
@@ -87,7 +80,7 @@ def reference(run: PublishedRun, runs: list[PublishedRun]) -> PublishedRun:
         for other in runs
         if other.config["strategy"] == REFERENCE and other.config["seed"] == run.config["seed"]
     ]
-    return min(peers, key=differences)
+    return peers[0] if len(peers) == 1 else min(peers, key=differences)
 
 
 # ---- Tables ----------------------------------------------------------------------------
@@ -256,7 +249,7 @@ def accuracies(file: Path, names: list[str], conditions: dict[str, str]) -> pd.D
     for run in sorted(runs, key=lambda run: run.config["seed"]):
         if not is_as_said(run, conditions):
             continue
-        settings, course = settings_of(run), course_of(run)
+        settings, course = run.settings, course_of(run)
         local = course_of(reference(run, runs))
         chosen = course.index if "round" in names else course.index[-1:]
         for number in chosen:
@@ -375,7 +368,7 @@ def traffic(*words: Any) -> str:
     for run in read_published(files[0]):
         if not is_as_said(run, conditions):
             continue
-        settings = settings_of(run)
+        settings = run.settings
         value = next((v for k, v in settings.items() if k.endswith(f".{ending}")), "-")
         rows.append(
             {
