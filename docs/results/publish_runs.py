@@ -3,9 +3,10 @@
     python docs/results/publish_runs.py RUNS OUTPUT
 
 writes OUTPUT.json: what the runs have in common, and of each run its own settings, mean accuracy
-by round, accuracy of every client after the last round, traffic and seconds. Then all tables are
-written anew, as by ``python docs/results/check_tables.py --write``. A new table is what a page
-asks for, such as ``<!-- from: tables.comparison OUTPUT.json --><!-- end -->``.
+by round, accuracy of every client after the last round and of every client that came after the
+training, traffic and seconds. Then all tables are written anew, as by
+``python docs/results/check_tables.py --write``. A new table is what a page asks for, such as
+``<!-- from: tables.comparison OUTPUT.json --><!-- end -->``.
 """
 
 import functools
@@ -22,7 +23,9 @@ import pandas as pd
 
 import fedkd_flwr
 from fedkd_flwr import Run
+from fedkd_flwr.analysis.results import new_client_accuracies
 from fedkd_flwr.analysis.settings import defining_settings
+from strategies.core.newcomers import NEW_CLIENTS
 
 HERE = Path(__file__).parent
 TRAFFIC = ("numbers_up", "numbers_down", "bytes_up", "bytes_down")
@@ -68,6 +71,9 @@ def published(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
     for column in MEANS:
         if column in run.clients:
             result[column] = float(f"{run.clients[column].mean():.3g}")
+    new = new_client_accuracies(run)
+    if len(new):
+        result["accuracy_of_new_clients"] = {n: round(value, 4) for n, value in new.items()}
     if "epsilon" in run.rounds:
         result["epsilon"] = round(float(run.rounds["epsilon"].iloc[-1]), 3)
     return result
@@ -152,6 +158,16 @@ class PublishedRun(Run):
             for n, accuracy in enumerate(self.kept["accuracy_of_clients"])
         ]
 
+    @cached_property
+    def further_rows(self) -> dict[str, list[dict[str, Any]]]:
+        """The clients that came after the training, where there were any."""
+        new = self.kept.get("accuracy_of_new_clients", {})
+        rows = [
+            {"round": self.kept["rounds"][-1], "partition_id": int(n), "accuracy": accuracy}
+            for n, accuracy in new.items()
+        ]
+        return {NEW_CLIENTS: rows} if rows else {}
+
     @property
     def finished(self) -> bool:
         """True: no other run is published."""
@@ -172,7 +188,8 @@ class PublishedRun(Run):
         best = int(np.argmax(validated)) if validated else None
         chosen = None if best is None else {"accuracy_mean": self.accuracies[best]}
         totals = {name: kept[name] for name in (*TRAFFIC, "seconds")}
-        return {"last_round": last_round, "validation_round": chosen, **totals}
+        rounds = kept["rounds"][-1]
+        return {"rounds": rounds, "last_round": last_round, "validation_round": chosen, **totals}
 
     def check(self) -> None:
         """Do nothing: the file was read whole."""
