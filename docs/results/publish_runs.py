@@ -74,6 +74,8 @@ def published(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
     new = new_client_accuracies(run)
     if len(new):
         result["accuracy_of_new_clients"] = {n: round(value, 4) for n, value in new.items()}
+        for column in ("bytes_up", "bytes_down"):
+            result[f"new_{column}"] = run.summary["new_clients"][column]
     if "epsilon" in run.rounds:
         result["epsilon"] = round(float(run.rounds["epsilon"].iloc[-1]), 3)
     return result

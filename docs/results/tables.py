@@ -16,7 +16,7 @@ from fedkd_flwr.analysis.paper import beside_paper, read_figures
 from fedkd_flwr.analysis.rendering import HEADINGS, in_bytes, in_markdown
 from fedkd_flwr.analysis.targets import COSTS, cost_to_target
 from fedkd_flwr.analysis.verdicts import verdicts_against
-from fedkd_flwr.config import load_toml
+from fedkd_flwr.config_files import load_toml
 from fedkd_flwr.flat import flatten
 
 REFERENCE = "local"

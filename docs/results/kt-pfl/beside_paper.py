@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from tables import REFERENCE, accuracies, markdown, with_spread
 
-from fedkd_flwr.config import load_toml
+from fedkd_flwr.config_files import load_toml
 
 HERE = Path(__file__).parent
 
