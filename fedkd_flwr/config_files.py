@@ -42,10 +42,14 @@ def upon_preset(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]
     Raises
     ------
     ConfigError
-        If there is no such preset, or both together are no run config.
+        If there is no such preset.
     """
     values = {**read_toml(path), **settings}
-    unread = set(read_config(values).unread) - settings.keys()
+    try:
+        unread = set(read_config(values).unread) - settings.keys()
+    except ConfigError:
+        # Whoever uses them as a whole run config says what is wrong; a resumed run need not.
+        return values
     return {key: value for key, value in values.items() if key not in unread}
 
 

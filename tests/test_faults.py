@@ -149,8 +149,9 @@ def test_a_hostile_node_harms_nobody_for_twenty_rounds(strategy, small, tmp_path
     for server_round, reason in zip(failures["round"], failures["failure"], strict=True):
         assert reasons[server_round % len(FAULTS)] in reason
     print(f"{strategy}: {peak:.0f} MB at most for the hostile node's 200 MB")
-    # Once read they are gone, and do not wait for the garbage collector.
-    assert peak < 2 * 200, f"{peak:.0f} MB"
+    # They exist up to three times while they are written, as the heap has it, and are gone once
+    # read: those of all rounds together, waiting for a garbage collector, were 1,200 MB.
+    assert peak < 4 * 200, f"{peak:.0f} MB"
     # The others end exactly as if it had been silent.
     assert honest_accuracy(hostile) == honest_accuracy(without)
     assert abs(honest_accuracy(hostile) - honest_accuracy(honest)) < 0.05

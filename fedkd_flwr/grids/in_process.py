@@ -22,7 +22,7 @@ from fedkd_flwr.grids.base import MessageGrid
 from fedkd_flwr.listeners import ClientsListener
 from strategies.core.flower import ErrorCode, Run, TaskIdentity
 
-SERVED_AT_ONCE = {"cpu": 32, "cuda": 64}
+SERVED_AT_ONCE = {"cpu": 24, "cuda": 64}
 """Messages that are served at once at most, by device.
 
 Until clients are done, their old and their new memory are both there; a GPU is busy only with many.
