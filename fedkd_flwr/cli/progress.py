@@ -1,7 +1,6 @@
 """What ``fedkd run`` shows while it goes: rounds, clients of the round, accuracy, time left."""
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from flwr.app import MessageType
@@ -17,7 +16,20 @@ DOES = {
 """What clients are doing, by the type of the message that they answer."""
 
 
-class RunProgress:
+class Display:
+    """Bars that are there within a ``with`` block; a subclass says which."""
+
+    _progress: Progress
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._progress.stop()
+
+
+class RunProgress(Display):
     """A bar over the rounds of a run, which moves while clients answer.
 
     Parameters
@@ -47,18 +59,9 @@ class RunProgress:
         )
         self._task = self._progress.add_task(title, total=rounds, round=0, accuracy="", doing="")
 
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         self._progress.update(self._task, doing="")
-        self._progress.stop()
+        super().__exit__(*details)
 
     def on_round(self, row: Mapping[str, Any]) -> None:
         """Show a finished round and its accuracy."""

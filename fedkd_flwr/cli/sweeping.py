@@ -1,16 +1,16 @@
 """What ``fedkd sweep`` shows while it goes: a line for each run's start and end, and bars."""
 
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from fedkd_flwr.cli.output import console, say
+from fedkd_flwr.cli.progress import Display
 from fedkd_flwr.sweeps import SweepProgress
 
 
-class SweepDisplay:
+class SweepDisplay(Display):
     """A bar over the runs, and below it one over the rounds of each run in progress.
 
     The bars are there while the sweep goes, on a terminal; the lines remain.
@@ -37,18 +37,6 @@ class SweepDisplay:
             transient=True,
         )
         self._runs = self._progress.add_task("runs", total=None, told="")
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
 
     def on_run(self, progress: SweepProgress) -> None:
         """Say that a run has started or ended."""
