@@ -8,10 +8,10 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from helpers import image_rows, write_parquet
+from helpers import image_rows, write_image_folder, write_parquet
 
 from fedkd_flwr.data import cache, origin, sources
-from fedkd_flwr.data.sources import load_images, load_labels
+from fedkd_flwr.data.sources import load_images, load_labels, load_own_data
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
 LABELS = np.arange(12) % 10
@@ -54,9 +54,9 @@ def decoded(monkeypatch):
     """How many images each call of the decoder was given."""
     calls, decode = [], sources.decode_images
 
-    def counted(encoded, shape):
+    def counted(encoded, *further):
         calls.append(len(encoded))
-        return decode(encoded, shape)
+        return decode(encoded, *further)
 
     monkeypatch.setattr(sources, "decode_images", counted)
     return calls
@@ -111,6 +111,32 @@ def test_moved_content_is_known_again(folder, root, decoded, tmp_path):
     (tmp_path / "root").rename(tmp_path / "moved")
     assert_loaded(str(tmp_path / "moved"))
     assert decoded == [12]
+
+
+@pytest.mark.parametrize("kind", ["folder", "table"])
+def test_a_nodes_own_images_are_decoded_once(folder, decoded, tmp_path, kind):
+    """By content: neither where they lie nor when they were written says what they are."""
+    own = tmp_path / ("mine" if kind == "folder" else "mine.parquet")
+    write = write_image_folder if kind == "folder" else write_parquet
+
+    def assert_loaded_as(images, shape=(3, 32, 32)):
+        pool = load_own_data(own, shape, 10)
+        assert pool.images.shape[1:] == shape
+        if images is not None:
+            by_class = np.argsort(LABELS, kind="stable") if kind == "folder" else slice(None)
+            np.testing.assert_array_equal(pool.images.permute(0, 2, 3, 1), images[by_class])
+            np.testing.assert_array_equal(pool.labels, LABELS[by_class])
+
+    write(own, IMAGES, LABELS)
+    assert_loaded_as(IMAGES)
+    assert_loaded_as(IMAGES)
+    assert decoded == [12]
+    assert_loaded_as(None, shape=(1, 16, 16))
+    assert decoded == [12, 12]
+    changed = 255 - IMAGES
+    write(own, changed, LABELS)
+    assert_loaded_as(changed)
+    assert decoded == [12, 12, 12]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

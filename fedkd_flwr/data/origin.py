@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,6 +97,15 @@ def fingerprint(hub_id: str, data_root: str = "") -> str:
     else:
         for part, table in hub_parts(hub_id).items():
             digest.update(f"{part} {len(table)} {table._fingerprint}\n".encode())
+    return digest.hexdigest()
+
+
+def digest_of(files: Iterable[bytes]) -> str:
+    """Return a digest of the content of some files, and of where each ends."""
+    digest = hashlib.sha256()
+    for content in files:
+        digest.update(len(content).to_bytes(8))
+        digest.update(content)
     return digest.hexdigest()
 
 

@@ -7,7 +7,7 @@ clients and then into train and test inside each client.
 import functools
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import distribution, version
 from pathlib import Path
@@ -30,7 +30,7 @@ from fedkd_flwr.data.catalogue import (
     find_source,
 )
 from fedkd_flwr.data.folders import by_number, read_image_folder
-from fedkd_flwr.data.origin import fingerprint
+from fedkd_flwr.data.origin import digest_of, fingerprint
 from fedkd_flwr.data.own import call_for_data
 from fedkd_flwr.files import plain_name
 from fedkd_flwr.own import is_own
@@ -143,7 +143,8 @@ def _source(name: str, data_root: str, wanted: Wanted) -> Source:
 
 
 def _read_labels(name: str, data_root: str, wanted: Wanted) -> NDArray[np.int64]:
-    kept = _kept(name, data_root, wanted, "labels")
+    path = _path_in_cache(name, data_root, wanted)
+    kept = None if path is None else read_array(path, "labels")
     if kept is not None:
         return kept.numpy()
     # Deferred: digits need no Arrow, nor does what was decoded before.
@@ -175,44 +176,60 @@ def _load_images(name: str, data_root: str, wanted: Wanted) -> ImageSet:
 def _load_folder(path: Path, wanted: Wanted) -> ImageSet:
     if not path.exists():
         raise DataError(f"there is no folder {str(path)!r}")
-    encoded, names, labels = _encoded_at(path, wanted)
-    _require_classes(labels, wanted.classes, repr(str(path)))
-    classes = wanted.classes or int(labels.max()) + 1
-    return ImageSet(decode_images(encoded, wanted.shape, names), torch.from_numpy(labels), classes)
+    return _load_files(path, wanted)
+
+
+def _load_files(path: Path, wanted: Wanted) -> ImageSet:
+    """Load the images of a folder or a table; what is decoded is kept for other processes."""
+    encoded, names, numbers = _encoded_at(path, wanted)
+    _require_classes(numbers, wanted.classes, repr(str(path)))
+    labels = torch.from_numpy(numbers)
+    kept_at = _named_by_content(path.name, (digest_of(encoded), wanted.shape))
+    images = _decoded(kept_at, labels, lambda: decode_images(encoded, wanted.shape, names))
+    return ImageSet(images, labels, wanted.classes or int(labels.max()) + 1)
 
 
 def _read_images(name: str, data_root: str, wanted: Wanted, labels: Tensor) -> Tensor:
-    """Return the images of a data set; those that had to be decoded are kept, with the labels."""
-    kept = _kept(name, data_root, wanted, "images")
+    """Return the images of a data set in Parquet files or on the hub."""
+
+    def decode() -> Tensor:
+        from fedkd_flwr.data.tables import encoded_images, read_column
+
+        source = _source(name, data_root, wanted)
+        column = read_column(source.hub_id, source.image_column, data_root)
+        return decode_images(encoded_images(column), source.shape)
+
+    return _decoded(_path_in_cache(name, data_root, wanted), labels, decode)
+
+
+def _decoded(path: Path | None, labels: Tensor, decode: Callable[[], Tensor]) -> Tensor:
+    """Return the images kept in a file of the cache; those to be decoded are kept, with labels."""
+    kept = None if path is None else read_array(path, "images")
     if kept is not None:
         return kept
-    from fedkd_flwr.data.tables import encoded_images, read_column
-
-    source = _source(name, data_root, wanted)
-    column = read_column(source.hub_id, source.image_column, data_root)
-    images = decode_images(encoded_images(column), source.shape)
-    path = _path_in_cache(name, data_root, wanted)
+    images = decode()
     if path is not None:
         keep_arrays(path, {"images": images, "labels": labels})
     return images
 
 
-def _kept(name: str, data_root: str, wanted: Wanted, array: str) -> Tensor | None:
-    path = _path_in_cache(name, data_root, wanted)
-    return None if path is None else read_array(path, array)
-
-
 @functools.cache
 def _path_in_cache(name: str, data_root: str, wanted: Wanted) -> Path | None:
-    """Return the file of a data set in the cache, named by all that its content follows from."""
+    """Return the file of a data set in the cache; None where nothing is kept."""
+    if cache_folder() is None:
+        return None
+    source = _source(name, data_root, wanted)
+    return _named_by_content(name, (fingerprint(source.hub_id, data_root), source))
+
+
+def _named_by_content(name: str, follows_from: tuple[object, ...]) -> Path | None:
+    """Return a file of the cache, named by all that its content follows from."""
     folder = cache_folder()
     if folder is None:
         return None
-    source = _source(name, data_root, wanted)
     # Pillow decodes the images, and PyTorch resizes them.
     libraries = (version("pillow"), torch.__version__)
-    follows_from = (fingerprint(source.hub_id, data_root), source, libraries)
-    digest = hashlib.sha256(repr(follows_from).encode()).hexdigest()
+    digest = hashlib.sha256(repr((*follows_from, libraries)).encode()).hexdigest()
     return folder / f"{plain_name(name)}-{digest[:32]}.safetensors"
 
 
@@ -354,9 +371,7 @@ def load_own_data(path: str | Path, shape: Shape, classes: int, wanted: Wanted =
         return ImageSet(samples, own_labels, classes)
     if not path.exists():
         raise DataError(f"there is no folder or Parquet file at {str(path)!r}")
-    encoded, names, labels = _encoded_at(path, replace(wanted, shape=shape, classes=classes))
-    _require_classes(labels, classes, repr(str(path)))
-    return ImageSet(decode_images(encoded, shape, names), torch.from_numpy(labels), classes)
+    return _load_files(path, replace(wanted, shape=shape, classes=classes))
 
 
 def _encoded_at(path: Path, wanted: Wanted) -> tuple[list[bytes], list[str], NDArray[np.int64]]:
