@@ -1,10 +1,12 @@
 """What is loaded when: each check is a fresh process that looks at its own modules."""
 
 import json
+import os
 import subprocess
 import sys
 
 import numpy as np
+import pytest
 from helpers import write_parquet
 
 PLOTS = {"matplotlib", "networkx", "seaborn"}
@@ -99,3 +101,14 @@ def test_a_lenet_client_on_a_parquet_file_loads_nothing_in_vain(tmp_path):
     loaded = loaded_by_a_client(config)
     assert loaded >= FILES
     assert loaded & NEVER_ON_A_CLIENT == set()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other OpenMP libraries")
+@pytest.mark.parametrize(("asked", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_pytorchs_threads_wait_without_spinning_unless_asked_to(asked, policy):
+    """OpenMP reads the policy when PyTorch is loaded: it has to be set before."""
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_DISPLAY_ENV": "true"} | ({"OMP_WAIT_POLICY": asked} if asked else {})
+    command = [sys.executable, "-c", "import fedkd_flwr.engines, torch"]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert f"OMP_WAIT_POLICY = '{policy}'" in said.stderr
