@@ -49,7 +49,7 @@ start_node() {
     nohup flower-supernode --superlink "127.0.0.1:$port" --port $((port + 1 + $1)) \
         --root-certificates "$folder/keys/ca.crt" \
         --auth-supernode-private-key "$folder/keys/node-$1" \
-        --node-config "partition-id=$1 state-dir=\"$folder/state-$1\" models-dir=\"$folder/models-$1\"" \
+        --node-config "partition-id=$1 num-partitions=$nodes state-dir=\"$folder/state-$1\" models-dir=\"$folder/models-$1\"" \
         >>"$folder/node-$1.log" 2>&1 &
     echo $! >"$folder/node-$1.pid"
 }
@@ -62,7 +62,7 @@ stop)
     ;;
 restart)
     n=${3:?which node? restart N}
-    port=$(cat "$folder/port")
+    port=$(cat "$folder/port") nodes=$(cat "$folder/nodes")
     [ -f "$folder/keys/node-$n" ] || { echo "There is no node $n in $folder." >&2; exit 1; }
     kill -0 "$(cat "$folder/superlink.pid" 2>/dev/null)" 2>/dev/null || {
         echo "No federation runs in $folder." >&2
@@ -82,6 +82,7 @@ if [ -f "$folder/superlink.pid" ] && kill -0 "$(cat "$folder/superlink.pid")" 2>
     exit 1
 fi
 echo "$port" >"$folder/port"
+echo "$nodes" >"$folder/nodes"
 trap 'trap - EXIT INT TERM; stop_all; wait' EXIT INT TERM
 
 names=()
@@ -116,7 +117,7 @@ done
 
 # One thread a node, since they share the cores; a node without any is taken for dead.
 echo "Ready. In another terminal:"
-echo "  FLWR_HOME=$FLWR_HOME $bin/fedkd run --engine deployment:local -c num-clients=$nodes -c torch-threads=1 -c output-dir=$folder/run"
+echo "  FLWR_HOME=$FLWR_HOME $bin/fedkd run --engine deployment:local -c torch-threads=1 -c output-dir=$folder/run"
 echo "Restart node N: $0 $folder restart N"
 echo "Stop everything: Ctrl-C here, or $0 $folder stop"
 # The SuperLink's end is the end; nodes may come and go.

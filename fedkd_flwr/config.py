@@ -33,6 +33,9 @@ Part = TypeVar("Part", bound=Slice)
 OWN_SETTINGS = "own-settings"
 """Key that holds settings of a method of the user's own, where Flower takes no further keys."""
 
+ALL_CONNECTED = {"num-clients": 0}
+"""Where nodes connect, nobody who names no number of clients has to count them."""
+
 MOST_THREADS = 1024
 """More threads than a machine has room for end PyTorch without a word."""
 

@@ -79,7 +79,8 @@ def main(grid: Grid, context: Context) -> None:
 def with_connected_clients(grid: Grid, configuration: Configuration) -> Configuration:
     """Return the config with the number of connected nodes where it says ``num-clients = 0``.
 
-    At least `min-replies` nodes are waited for, and until their number stays the same.
+    At least `min-replies` nodes are waited for, and until their number stays the same. A run
+    that is continued has the clients that it had.
 
     Raises
     ------
@@ -87,10 +88,15 @@ def with_connected_clients(grid: Grid, configuration: Configuration) -> Configur
         If fewer are connected in time.
     ConfigError
         If the run is impossible with so many.
+    RunDirectoryError
+        If there is no run to continue.
     """
     plan = configuration.run.plan
     if plan.num_clients:
         return configuration
+    if configuration.run.resume:
+        number = load_run(configuration.run.output_dir).config["num-clients"]
+        return read_config({**configuration.flat(), "num-clients": number})
     deadline = time.monotonic() + plan.connect_timeout
     connected, same_since = len(list(grid.get_node_ids())), time.monotonic()
     while connected < plan.min_replies or time.monotonic() < same_since + SETTLED_SECONDS:
@@ -105,7 +111,7 @@ def with_connected_clients(grid: Grid, configuration: Configuration) -> Configur
             f"num-clients = 0 takes those that are connected: {connected} are after "
             f"{plan.connect_timeout:g} s, and min-replies is {plan.min_replies}."
         )
-    log(INFO, "num-clients = 0: the run is of the %d clients that are connected", connected)
+    log(INFO, "%d clients are connected; the run has %d clients", connected, connected)
     return read_config({**configuration.flat(), "num-clients": connected})
 
 

@@ -14,8 +14,8 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.doctor import check_node
-from fedkd_flwr.engines.simulation import run_simulation
 from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import require_simulated, serve, with_connected_clients
 from strategies.core.replies import TooFewRepliesError
 
@@ -40,13 +40,25 @@ def test_the_run_is_of_those_that_are_connected(everybody, tmp_path, logged):
     asked = read_config({**everybody, "output-dir": str(tmp_path / "run")})
     grid = Arriving(client_app, 3, asked.flat())
     configuration = with_connected_clients(grid, asked)
-    assert "num-clients = 0: the run is of the 3 clients that are connected" in logged(logging.INFO)
+    assert "3 clients are connected; the run has 3 clients" in logged(logging.INFO)
     run = serve(grid, configuration)
     assert run.config["num-clients"] == 3
     assert set(run.clients["partition_id"]) == {0, 1, 2}
     assert run.matrices["coefficients"].shape == (2, 3, 3)
     same = fedkd_flwr.run({**everybody, "num-clients": 3}, output_dir=tmp_path / "three")
     assert list(run.rounds["loss_mean"]) == list(same.rounds["loss_mean"])
+
+
+def test_a_run_that_goes_on_has_the_clients_that_it_had(everybody, tmp_path):
+    settings = {**everybody, "strategy": "local", "num-server-rounds": 1}
+    folders = {"output-dir": str(tmp_path / "run"), "state-dir": str(tmp_path / "state")}
+    fedkd_flwr.run({**settings, **folders, "num-clients": 3})
+    asked = read_config({**settings, **folders, "num-server-rounds": 2, "resume": True})
+    configuration = with_connected_clients(InProcessGrid(client_app, 2, asked.flat()), asked)
+    assert configuration.run.plan.num_clients == 3
+    gone = read_config({**settings, "output-dir": str(tmp_path / "gone"), "resume": True})
+    with pytest.raises(RunDirectoryError, match="gone"):
+        with_connected_clients(InProcessGrid(client_app, 2, asked.flat()), gone)
 
 
 def test_fewer_than_min_replies_stop_the_run(everybody):
@@ -99,28 +111,19 @@ def test_it_is_said_for_whom_a_federation_waits(everybody, logged, tmp_path):
 
 @pytest.mark.slow
 def test_two_silos_are_waited_for_or_taken_as_they_are(tmp_path):
-    """What a federation of two nodes does with the default of eight clients, and with 0."""
+    """What a federation of two nodes does with eight clients, and with the default."""
     with Federation(tmp_path, nodes=2) as federation:
         for n, node_config in federation.node_configs.items():
             node_config |= {"num-partitions": 2, "partition-id": n}
         federation.start_all()
         settings = {name: value for name, value in SILOS.items() if name != "num-clients"}
         settings |= {"output-dir": str(tmp_path / "run"), "num-server-rounds": 1}
-        eight = federation.start_run({**settings, "connect-timeout": 5.0})
+        eight = federation.start_run({**settings, "num-clients": 8, "connect-timeout": 5.0})
         text = "Waiting for 8 clients, 5 s at most: 2 are connected; num-clients=0 takes"
         federation.wait_for_text(eight, text, patience(120))
         text = "The run stopped: The run needs 8 clients and 2 are connected"
         federation.wait_for_text(eight, text, patience(60))
         assert eight.wait(timeout=patience(60)) is not None
-        two = federation.start_run({**settings, "num-clients": 0})
+        two = federation.start_run(settings)
         federation.wait_for_text(two, "Finished. Run directory", patience(300))
     assert fedkd_flwr.load_run(tmp_path / "run").config["num-clients"] == 2
-
-
-@pytest.mark.slow
-def test_flowers_two_nodes_are_enough(everybody, tmp_path):
-    lines = []
-    configuration = read_config({**everybody, "output-dir": str(tmp_path / "run")})
-    run = run_simulation(configuration, on_line=lines.append, clients=2)
-    assert run.config["num-clients"] == 2
-    assert any("the run is of the 2 clients that are connected" in line for line in lines)

@@ -86,12 +86,10 @@ def test_a_run_from_the_bundle_needs_nothing_beside_it(tmp_path):
     app, home = tmp_path / "app", tmp_path / "home"
     zipfile.ZipFile(built).extractall(app)
     home.mkdir()
+    # No number of clients: Flower's default federation has two nodes, and this is a run of them.
     settings = {
-        "num-clients": 2,
         "num-server-rounds": 1,
         "local-epochs": 1,
-        "max-samples": 300,
-        "models": '"mlp"',
         "output-dir": f'"{tmp_path / "run"}"',
     }
     run_config = " ".join(f"{key}={value}" for key, value in settings.items())
@@ -101,10 +99,12 @@ def test_a_run_from_the_bundle_needs_nothing_beside_it(tmp_path):
         with superlink(home) as env:
             env = {key: value for key, value in env.items() if key != "PYTHONPATH"}
             run = [FLWR, "run", ".", "--stream", "--run-config", run_config]
-            subprocess.run(run, cwd=app, env=env, check=True, stdout=subprocess.DEVNULL)
+            log = subprocess.run(run, cwd=app, env=env, check=True, capture_output=True, text=True)
+    assert log.stdout.count("2 clients are connected; the run has 2 clients") == 1
     finished = load_run(tmp_path / "run")
     assert finished.finished
     assert len(finished.round_rows) == 1
+    assert finished.config["num-clients"] == 2
     for loaded in ("fedkd_flwr/server_app", "fedkd_flwr/client_app", "strategies/kt_pfl"):
         folder, _, name = loaded.rpartition("/")
         assert list(home.glob(f"apps/*/{folder}/__pycache__/{name}.*.pyc"))

@@ -36,7 +36,7 @@ def test_square_brackets_are_printed_as_they_are(tmp_path, monkeypatch):
     assert "needs a table [grid]" in refusal("sweep", tmp_path / "sweep.toml")
     assert "There is no preset kt[red]/a[b]" in refusal("run", "kt[red]/a[b]")
     assert "[base] and [grid]" in command("sweep", "--help").stdout
-    node = ["--node-config", 'partition-id=0 data-path="/no[where]"']
+    node = ["--node-config", 'partition-id=0 num-partitions=8 data-path="/no[where]"']
     assert "'/no[where]'" in command("doctor", *node, "-c", "models=mlp").stdout
 
 
@@ -163,3 +163,11 @@ def test_a_deployment_is_checked_before_flower_has_it():
     assert "no key epoch" in refused("-c", "epoch=3")
     assert "it should be an absolute path" in refused("-c", "output-dir=runs/first")
     assert "takes no --clients" in refused("--clients", "9")
+
+
+def test_a_node_is_asked_about_the_run_of_a_federation():
+    found = command("doctor", "--node-config", "partition-id=0").stdout
+    assert "num-clients = 0 needs num-partitions" in found
+    node = "partition-id=1 num-partitions=2"
+    found = command("doctor", "-c", "models=mlp", "--node-config", node).stdout
+    assert "partition 1 of 2" in found

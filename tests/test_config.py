@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import fedkd_flwr
 from fedkd_flwr.cli import app, output
 from fedkd_flwr.config import (
+    ALL_CONNECTED,
     DATA_KEYS,
     PLACE_KEYS,
     ConfigError,
@@ -33,7 +34,8 @@ def pyproject_config():
 def test_pyproject_holds_every_key_with_its_default():
     """Flower refuses overrides of keys that pyproject does not have."""
     assert set(pyproject_config()) == set(known_names())
-    assert read_config(pyproject_config()) == read_config({})
+    assert read_config(pyproject_config()) == read_config(ALL_CONNECTED)
+    assert read_config({}).run.plan.num_clients == 8
 
 
 def test_a_flat_config_reads_back_alike():

@@ -106,10 +106,10 @@ def refuse_in_deployment(options: Sequence[str]) -> None:
 
 def deploy(values: Mapping[str, Any], superlink: str) -> None:
     """Check a config, and only then start a run on a SuperLink and follow it."""
-    from fedkd_flwr.config import ConfigError, read_config
+    from fedkd_flwr.config import ALL_CONNECTED, ConfigError, read_config
     from fedkd_flwr.engines import run_deployment
 
-    configuration = read_config(values)
+    configuration = read_config({**ALL_CONNECTED, **values})
     output_dir = configuration.run.output_dir
     if output_dir and not Path(output_dir).is_absolute():
         raise ConfigError(

@@ -28,10 +28,11 @@ def doctor(
 ) -> None:
     """Check a node's setup before it joins a federation."""
     with one_clear_line():
+        from fedkd_flwr.config import ALL_CONNECTED
         from fedkd_flwr.doctor import check_node
         from strategies.core.flower import parse_config_args
 
-        values = read_values(preset, assignments)
+        values = {**ALL_CONNECTED, **read_values(preset, assignments)}
         findings = check_node(values, parse_config_args([node_config]))
     for finding in findings:
         mark = ("ok ", "green") if finding.ok else ("bad", "bold red")

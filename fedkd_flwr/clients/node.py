@@ -56,7 +56,8 @@ def with_known_clients(
     clients = node_config.get("num-partitions", 0)
     if not isinstance(clients, int) or clients < 1:
         raise ValueError(
-            "num-clients = 0 needs num-partitions in the node's config, the number of all nodes"
+            "num-clients = 0 needs num-partitions in the node's config, the number of all nodes; "
+            "or set num-clients to it"
         )
     return {**run_config, "num-clients": clients}
 

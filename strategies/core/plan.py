@@ -41,7 +41,7 @@ class PlanSettings(Slice):
     ----------
     num_clients : int
         N, the number of clients; partition-ids are 0..N-1. 0 in a run config for as many as are
-        connected when the run starts.
+        connected when the run starts, as flwr run and deployments have it by default.
     num_server_rounds : int
         Communication rounds.
     public_size : int
