@@ -223,7 +223,7 @@ def test_a_missing_local_leaves_the_share_open_and_is_said(tmp_path):
     assert np.isnan(row["accuracy_std"])
     assert "no run of local" in comparison.notes[0]
     # A tenth of the way from 0.5 to 0.7, and (0.5 + 0.7)² / (2 (0.5² + 0.7²)).
-    row = "| kt-pfl | 1 | 0.6000 | - | 0.1000 | 0.5000 | 0.5200 | 0.5000 | 0.9730 | - | - | - | - |"
+    row = "| kt-pfl | 1 | 60.0% | - | 10.0 | 50.0% | 52.0% | 50.0% | 0.9730 | - | - | - | - |"
     assert row in comparison.to_markdown()
 
 
@@ -419,7 +419,7 @@ def test_markdown_parses_back(two_methods):
     assert all(cell.startswith("---") for cell in cells[1])
     row = dict(zip(cells[0], cells[2], strict=True))
     assert row["method"] == "kt-pfl"
-    assert row["accuracy, last round"] == "0.8000 ± 0.1414"
+    assert row["accuracy, last round"] == "80.0 ± 14.1%"
     assert (row["beat local"], row["bytes"], row["numbers"]) == ("62%", "3 kB", "320")
 
 
@@ -431,7 +431,7 @@ def test_latex_parses_back(two_methods):
     body = latex.split("\\midrule\n")[1].split("\\bottomrule")[0]
     rows = [line.removesuffix(r" \\").split(" & ") for line in body.splitlines()]
     assert [row[0] for row in rows] == ["kt-pfl", "local"]
-    assert rows[0][2] == r"0.8000 $\pm$ 0.1414"
+    assert rows[0][2] == r"80.0 $\pm$ 14.1\%"
     assert rows[0][9] == r"62\%"
     columns = latex.split("\\begin{tabular}{")[1].split("}")[0]
     assert len(columns) == len(rows[0]) == 16

@@ -179,7 +179,7 @@ def test_its_result_is_printed_below_the_others(small, tmp_path, capsys):
     run = fedkd_flwr.run(settings_for("local", small), output_dir=tmp_path / "run")
     print_result(run)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "new clients" in line]
-    assert f"{run.summary['new_clients']['accuracy_mean']:.4f}" in line
+    assert f"{run.summary['new_clients']['accuracy_mean']:.1%}" in line
 
 
 # ---- What goes wrong -------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_compare_holds_new_clients_against_local(tmp_path):
     sentence = "New clients: kt-pfl does not reliably beat local: +15.0 points on average, above it"
     assert f"{sentence} in 1 of 2 seeds." in compared.verdicts
     assert not [note for note in compared.notes if "lack an evaluation" in note]
-    assert "new clients" in compared.to_markdown() and "0.7000 ± 0.1414" in compared.to_markdown()
+    assert "new clients" in compared.to_markdown() and "70.0 ± 14.1%" in compared.to_markdown()
 
 
 def test_compare_has_no_such_columns_without_and_refuses_both_beside_each_other(tmp_path):

@@ -53,8 +53,8 @@ def test_a_figure_stands_beside_the_runs_with_its_settings(tmp_path, figures):
         "Not at the paper's size: num-server-rounds is 2, there 200.",
     ]
     heading, _, first, *_ = comparison.to_markdown().splitlines()
-    assert heading.endswith("| seconds | paper | difference |")
-    assert first.endswith("| 0.6000 | +0.1000 |")
+    assert heading.endswith("| seconds | paper | difference, points |")
+    assert first.endswith("| 60.0% | +10.0 |")
 
 
 def test_two_figures_for_one_run_and_none_at_all_are_refused(tmp_path, figures):

@@ -8,6 +8,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import fedkd_flwr
+from fedkd_flwr.analysis.rendering import HEADINGS
+from fedkd_flwr.analysis.targets import COSTS
 from fedkd_flwr.cli import app, output, progress, results, tables
 from fedkd_flwr.engines import find_engine, resolve_output
 from fedkd_flwr.sweeps import read_sweep
@@ -47,14 +49,16 @@ def two_runs(small, tmp_path):
 
 
 def table_of(methods):
-    headings = ["method", "seeds", "accuracy, last round", "accuracy, validation round"]
-    headings += ["std over clients", "worst client", "beat local", "numbers", "bytes", "seconds"]
-    accuracy = "0.9123 ± 0.0456"
-    cells = ["3", accuracy, accuracy, "0.1234", "0.5678", "100%", "123,456,789", "345 MB", "1234.5"]
-    return pd.DataFrame([[method, *cells] for method in methods], columns=headings)
+    """A table with the columns of every comparison, of new clients and of all measures."""
+    asked_for = ("paper", "difference", *COSTS)
+    special = {"accuracy, last round": "91.2 ± 4.6%", "numbers": "123,456,789", "bytes": "345 MB"}
+    special |= {"accuracy, validation round": "91.2 ± 4.6%", "new clients": "91.2 ± 4.6%"}
+    headings = [heading for name, heading in HEADINGS.items() if name not in asked_for]
+    cells = [special.get(heading, "100.0%") for heading in headings]
+    return pd.DataFrame([[method, *cells] for method in methods], columns=["method", *headings])
 
 
-@pytest.mark.parametrize("width", [80, 120, 200])
+@pytest.mark.parametrize("width", [80, 120, 250])
 def test_a_table_fits_the_terminal_with_whole_words_and_numbers(width, terminal):
     printed = terminal(width)
     text = table_of(["persfl", "kt-pfl (rho=0.1, learning-rate=0.01, models=mlp)"])
@@ -63,10 +67,11 @@ def test_a_table_fits_the_terminal_with_whole_words_and_numbers(width, terminal)
     lines = printed.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     # Whatever is left out, each method's accuracy is on one line with its name.
-    assert any(line.startswith("persfl") and "0.9123 ± 0.0456" in line for line in lines)
+    assert any(line.startswith("persfl") and "91.2 ± 4.6%" in line for line in lines)
     words = {word for line in lines for word in line.split()}
     assert {word for heading in shown.columns for word in heading.split()} <= words
-    assert "accuracy, last round" in shown and ("numbers" in shown) == (width > 80)
+    assert {"accuracy, last round", "beat local", "new clients"} < set(shown)
+    assert (len(shown.columns) == len(text.columns)) == (width == 250)
 
 
 def test_compare_is_a_table_on_a_terminal_and_markdown_when_piped(two_runs, terminal):
@@ -79,19 +84,21 @@ def test_compare_is_a_table_on_a_terminal_and_markdown_when_piped(two_runs, term
     clients = text[text.index("\nclient") :].splitlines()
     accuracies = fedkd_flwr.compare(two_runs).clients.query("method == 'local'")["accuracy"]
     row = next(line.split() for line in clients if line.startswith("0 "))
-    assert f"{accuracies.iloc[0]:.4f}" in row[1:]
+    assert f"{accuracies.iloc[0]:.1%}" in row[1:]
 
 
 def test_a_table_of_clients_is_piped_as_it_is_asked_for(two_runs):
     printed = command("compare", two_runs, "--per-client", "--format", "csv").stdout
-    head, *rows = printed.split("\n\n")[1].split()
-    assert sorted(head.split(",")) == ["client", "kt-pfl", "local"] and len(rows) == 4
+    clients = pd.read_csv(StringIO(printed.split("\n\n")[1]))
+    assert sorted(clients) == ["client", "kt-pfl", "local"] and len(clients) == 4
+    accuracies = fedkd_flwr.compare(two_runs).clients.query("method == 'local'")["accuracy"]
+    assert clients["local"].tolist() == pytest.approx(accuracies.tolist())
 
 
 def test_many_methods_by_client_are_tables_below_each_other(terminal):
     printed = terminal(40)
     methods = [f"method-{n}" for n in range(7)]
-    tables.show_clients(pd.DataFrame([["0", *["0.1234"] * 7]], columns=["client", *methods]))
+    tables.show_clients(pd.DataFrame([["0", *["12.3%"] * 7]], columns=["client", *methods]))
     lines = printed.getvalue().splitlines()
     assert max(map(len, lines)) <= 40
     assert sorted(word for line in lines for word in line.split() if "method" in word) == methods
@@ -108,7 +115,7 @@ def test_the_path_of_a_run_is_printed_first_and_its_clients_on_request(small, tm
     clients = fedkd_flwr.load_run(tmp_path / "run").clients
     for row in clients.itertuples():
         told = (
-            f"{row.partition_id} {row.model} {row.num_examples} {row.total:.0f} {row.accuracy:.4f}"
+            f"{row.partition_id} {row.model} {row.num_examples} {row.total:.0f} {row.accuracy:.1%}"
         )
         assert told in [" ".join(line.split()[:5]) for line in result.stdout.splitlines()]
 

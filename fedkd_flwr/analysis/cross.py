@@ -112,6 +112,20 @@ class Cross:
             }
         )
 
+    def rendered(self) -> pd.DataFrame:
+        """Return `by_client` as text, accuracies in percent."""
+        numbers = self.by_client()
+        layouts = {"client": "d", "own model": ".1%", "best other": "d", "its accuracy": ".1%"}
+        return pd.DataFrame(
+            {
+                name: [
+                    MISSING if math.isnan(value) else format(value, layouts.get(name, "+.2f"))
+                    for value in column
+                ]
+                for name, column in numbers.items()
+            }
+        )
+
     def to_frame(self) -> pd.DataFrame:
         """Return the accuracies with one row a model and one column a client's test data."""
         frame = pd.DataFrame(self.accuracies)
@@ -155,13 +169,6 @@ class Cross:
             },
         }
         return json.dumps(content, indent=1) + "\n"
-
-
-def told(value: float) -> str:
-    """Return a number of `Cross.by_client` as text."""
-    if math.isnan(value):
-        return MISSING
-    return str(value) if isinstance(value, int | np.integer) else f"{value:.4f}"
 
 
 def require_format(path: Path) -> None:

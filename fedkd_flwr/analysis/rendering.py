@@ -1,4 +1,7 @@
-"""A comparison's table as a reader sees it: in Markdown, in LaTeX, and its numbers as text."""
+"""A comparison's table as a reader sees it: in Markdown, in LaTeX, and its numbers as text.
+
+Parts of 1 are written in percent, and differences between them in points.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,14 +12,14 @@ HEADINGS = {
     "seeds": "seeds",
     "accuracy": "accuracy, last round",
     "accuracy_chosen": "accuracy, validation round",
-    "clients_std": "std over clients",
+    "clients_std": "std over clients, points",
     "clients_worst": "worst client",
     "clients_decile": "bottom decile",
     "clients_worst_tenth": "worst 10%",
     "jain": "Jain's index",
     "beats_local": "beat local",
     "harmed": "harmed",
-    "worst_loss": "worst loss",
+    "worst_loss": "worst loss, points",
     "new_accuracy": "new clients",
     "new_worst": "worst new client",
     "new_beats_local": "new beat local",
@@ -32,35 +35,41 @@ HEADINGS = {
     "bytes_to_target": "bytes to target",
     "seconds_to_target": "seconds to target",
     "paper": "paper",
-    "difference": "difference",
+    "difference": "difference, points",
 }
 """Columns of a rendered table, each where the table has it."""
 
 LAYOUTS = {
     "seeds": ".0f",
-    "clients_std": ".4f",
-    "clients_worst": ".4f",
-    "clients_decile": ".4f",
-    "clients_worst_tenth": ".4f",
+    "accuracy": ".1%",
+    "accuracy_chosen": ".1%",
+    "clients_std": ".1f",
+    "clients_worst": ".1%",
+    "clients_decile": ".1%",
+    "clients_worst_tenth": ".1%",
     "jain": ".4f",
     "beats_local": ".0%",
     "harmed": ".0%",
-    "worst_loss": ".4f",
-    "new_worst": ".4f",
+    "worst_loss": ".1f",
+    "new_accuracy": ".1%",
+    "new_worst": ".1%",
     "new_beats_local": ".0%",
     "nll": ".4f",
     "calibration_error": ".4f",
     "auc": ".4f",
-    "held_accuracy": ".4f",
-    "other_accuracy": ".4f",
+    "held_accuracy": ".1%",
+    "other_accuracy": ".1%",
     "numbers": ",.0f",
     "seconds": ".1f",
     "rounds_to_target": ".1f",
     "seconds_to_target": ".1f",
-    "paper": ".4f",
-    "difference": "+.4f",
+    "paper": ".1%",
+    "difference": "+z.1f",
 }
-"""How the numbers of a column are written; the other columns hold more than one number."""
+"""How the numbers of a column are written; bytes have a unit that suits them."""
+
+IN_POINTS = {"clients_std", "worst_loss", "difference"}
+"""Columns of differences between parts of 1, which are written a hundred times as large."""
 
 MISSING = "-"
 """Stands for a number that there is not."""
@@ -92,7 +101,7 @@ def in_latex(table: pd.DataFrame, remarks: Sequence[str]) -> str:
 
 
 def by_client(clients: pd.DataFrame, labels: Iterable[Any]) -> pd.DataFrame:
-    """Return each client's mean accuracy over seeds as text, one column a method.
+    """Return each client's mean accuracy over seeds, one column a method.
 
     Parameters
     ----------
@@ -102,9 +111,14 @@ def by_client(clients: pd.DataFrame, labels: Iterable[Any]) -> pd.DataFrame:
         The methods in the order of the columns.
     """
     means = clients.pivot_table("accuracy", "partition_id", "method").reindex(columns=list(labels))
-    text = means.map(lambda accuracy: _number(accuracy, ".4f"))
-    text.insert(0, "client", text.index.map(str))
-    return text.reset_index(drop=True).rename_axis(columns=None)
+    return means.rename_axis("client").reset_index().rename_axis(columns=None)
+
+
+def rendered_clients(means: pd.DataFrame) -> pd.DataFrame:
+    """Return the accuracies of `by_client` as text."""
+    text = means.drop(columns="client").map(lambda accuracy: _number(accuracy, ".1%"))
+    text.insert(0, "client", means["client"].map(str))
+    return text
 
 
 def markdown_table(text: pd.DataFrame) -> str:
@@ -135,11 +149,11 @@ def in_bytes(size: float) -> str:
 
 def _rendered_number(name: str, row: pd.Series) -> str:
     """Return one cell of a row."""
-    if name in ("accuracy", "accuracy_chosen", "new_accuracy"):
+    if f"{name}_std" in row:
         return _with_spread(row[name], row[f"{name}_std"])
     if name in ("bytes", "bytes_to_target"):
         return MISSING if pd.isna(row[name]) else in_bytes(row[name])
-    return _number(row[name], LAYOUTS[name])
+    return _number(100 * row[name] if name in IN_POINTS else row[name], LAYOUTS[name])
 
 
 def _number(value: float, layout: str) -> str:
@@ -147,4 +161,7 @@ def _number(value: float, layout: str) -> str:
 
 
 def _with_spread(mean: float, spread: float) -> str:
-    return _number(mean, ".4f") + ("" if pd.isna(spread) else f" ± {spread:.4f}")
+    """Return the mean of parts of 1, and their deviation if there is one."""
+    if pd.isna(mean) or pd.isna(spread):
+        return _number(mean, ".1%")
+    return f"{100 * mean:.1f} ± {100 * spread:.1f}%"

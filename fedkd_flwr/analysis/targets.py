@@ -85,7 +85,7 @@ def notes_on_target(results: pd.DataFrame, labels: Iterable[Any], target: float)
     seeds = results.groupby("method")[COSTS[0]].agg(["count", "size"])
     short = seeds[seeds["count"] < seeds["size"]]
     sentences = [
-        f"The target is a mean accuracy of {target:g}, as evaluated at the end of a round."
+        f"The target is a mean accuracy of {100 * target:g}%, as evaluated at the end of a round."
     ]
     if len(short):
         listed = "; ".join(

@@ -28,11 +28,10 @@ def cross(
         if output is not None:
             crossing.require_format(output)
         crossed = crossing.cross(run, models_dir or "")
-        columns = crossed.by_client()
-        headings = list(columns.columns)
-        rows = columns.map(crossing.told).to_numpy().tolist()
-        show_table(headings, rows, numbers=headings)
-        say(f"Mean accuracy on own test data {crossed.own:.4f}, on others' {crossed.others:.4f}")
+        text = crossed.rendered()
+        headings = list(text.columns)
+        show_table(headings, text.to_numpy().tolist(), numbers=headings)
+        say(f"Mean accuracy on own test data {crossed.own:.1%}, on others' {crossed.others:.1%}")
         for name in crossed.coefficients:
             say(crossed.sentence(name))
         if output is not None:

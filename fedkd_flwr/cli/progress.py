@@ -71,7 +71,7 @@ class RunProgress(Display):
             self._task, completed=self._completed, round=self._completed, doing=""
         )
         if row["accuracy_mean"] is not None:
-            self._progress.update(self._task, accuracy=f"accuracy {row['accuracy_mean']:.4f}")
+            self._progress.update(self._task, accuracy=f"accuracy {row['accuracy_mean']:.1%}")
 
     def on_clients(self, kind: str, done: int, total: int) -> None:
         """Show how many clients have answered in an exchange."""

@@ -76,7 +76,7 @@ def rank(
         headings = ("method", "seeds", "validation accuracy")
         for strategy, rows in ranked.groupby("strategy", sort=False):
             cells = [
-                (str(label), str(row["seeds"]), f"{row['validation_accuracy']:.4f}")
+                (str(label), str(row["seeds"]), f"{row['validation_accuracy']:.1%}")
                 for label, row in rows.iterrows()
             ]
             show_table(headings, cells, title=str(strategy), numbers=headings[1:])
@@ -98,7 +98,8 @@ def print_clients(compared: "Comparison", layout: str) -> None:
     """Print each client's accuracy with each method."""
     from fedkd_flwr.analysis import rendering
 
-    clients = rendering.by_client(compared.clients, compared.table.index)
+    means = rendering.by_client(compared.clients, compared.table.index)
+    clients = rendering.rendered_clients(means)
     if layout == "table":
         from fedkd_flwr.cli.tables import show_clients
 
@@ -110,7 +111,7 @@ def print_clients(compared: "Comparison", layout: str) -> None:
     elif layout == "latex":
         typer.echo(rendering.latex_table(clients), nl=False)
     else:
-        typer.echo(clients.to_csv(index=False), nl=False)
+        typer.echo(means.to_csv(index=False), nl=False)
 
 
 def personalize(
@@ -135,12 +136,12 @@ def personalize(
         with flower_log_level(logging.WARNING):
             joined = newcomers.personalize(run, partition, data_path or "", **settings)
         row = (
-            f"{joined.accuracy:.4f}",
+            f"{joined.accuracy:.1%}",
             f"{joined.imitation:g}",
             f"{joined.temperature:g}",
             str(joined.teacher_round),
-            f"{joined.teacher_accuracy:.4f}",
-            f"{joined.global_accuracy:.4f}",
+            f"{joined.teacher_accuracy:.1%}",
+            f"{joined.global_accuracy:.1%}",
         )
         headings = ("accuracy", "lambda", "T", "teacher round", "teacher", "last global model")
         show_table(headings, [row], numbers=headings)

@@ -226,7 +226,7 @@ def print_clients(finished: "Run") -> None:
             str(row["model"]),
             f"{row['num_examples']:.0f}",
             f"{row['total']:.0f}",
-            f"{row['accuracy']:.4f}",
+            f"{row['accuracy']:.1%}",
             str(row["round"]),
         )
         for n, row in sorted(rows.items())
@@ -237,13 +237,18 @@ def print_clients(finished: "Run") -> None:
 def print_result(finished: "Run") -> None:
     """Print the result table and the absolute path of the run directory."""
     summary = finished.summary or {}
-    names = ("mean", "std", "min", "max", "weighted")
     rows = [
-        (label, f"{result['round']:.0f}", *(f"{result[f'accuracy_{name}']:.4f}" for name in names))
+        (
+            label,
+            f"{result['round']:.0f}",
+            f"{result['accuracy_mean']:.1%}",
+            f"{100 * result['accuracy_std']:.1f}",
+            *(f"{result[f'accuracy_{name}']:.1%}" for name in ("min", "max", "weighted")),
+        )
         for label, key in RESULTS.items()
         if (result := summary.get(key)) and result["accuracy_mean"] is not None
     ]
-    columns = ("round", "mean", "std", "worst", "best", "weighted")
+    columns = ("round", "mean", "std, points", "worst", "best", "weighted")
     title = f"{summary['strategy']}: accuracy on each client's own test split"
     show_table(("at", *columns), rows, title, numbers=columns)
     say(

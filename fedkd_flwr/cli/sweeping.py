@@ -41,7 +41,7 @@ class SweepDisplay(Display):
     def on_run(self, progress: SweepProgress) -> None:
         """Say that a run has started or ended."""
         result = (progress.run.summary or {})["last_round"] if progress.run else None
-        told = f"accuracy {result['accuracy_mean']:.4f}" if result else progress.error
+        told = f"accuracy {result['accuracy_mean']:.1%}" if result else progress.error
         line = f"{progress.number}/{progress.total} {progress.label}: {progress.state} {told}"
         say(line.rstrip(), to=self._progress.console)
         if progress.state == "started":
@@ -58,5 +58,5 @@ class SweepDisplay(Display):
     def on_round(self, name: str, row: Mapping[str, Any]) -> None:
         """Show which round a run has finished."""
         accuracy = row["accuracy_mean"]
-        told = "" if accuracy is None else f"accuracy {accuracy:.4f}"
+        told = "" if accuracy is None else f"accuracy {accuracy:.1%}"
         self._progress.update(self._bars[name], completed=row["round"], told=told)

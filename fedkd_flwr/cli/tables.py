@@ -9,7 +9,10 @@ from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.cli.output import console, say, say_paragraph
 
 MAY_BE_LEFT_OUT = (
-    "numbers", "seeds", "std over clients", "seconds", "bytes", "worst client", "worst new client",
+    "numbers", "seeds", "std over clients, points", "seconds", "bytes", "worst client",
+    "worst new client", "Jain's index", "worst 10%", "NLL", "ECE", "AUC", "classes not held",
+    "classes held", "bottom decile", "worst loss, points", "new beat local", "harmed",
+    "accuracy, validation round",
 )  # fmt: skip
 """Headings of columns that a narrow terminal does without, the first to go first."""
 
@@ -32,7 +35,7 @@ def show_comparison(compared: Comparison) -> None:
 
 
 def show_clients(clients: pd.DataFrame) -> None:
-    """Print one row a client, in as many tables as the methods need side by side."""
+    """Print one row of text a client, in as many tables as the methods need side by side."""
     names, cells = clients.iloc[:, :1], clients.iloc[:, 1:]
     start = 0
     while start < cells.shape[1]:

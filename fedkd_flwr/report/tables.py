@@ -8,16 +8,10 @@ import numpy as np
 import pandas as pd
 
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.rendering import HEADINGS, LAYOUTS, MISSING
+from fedkd_flwr.analysis.rendering import HEADINGS, MISSING
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.plots.clusters import follow_clusters
 from fedkd_flwr.runs import Run
-
-NO_PARTS = {"jain", "nll", "calibration_error", "auc"}
-"""Columns with four decimals that are no parts of 1; all others are written in percent."""
-
-DIFFERENCES = {"clients_std", "worst_loss", "difference"}
-"""Columns of differences between parts of 1, which are written in points."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +60,7 @@ def method_table(comparison: Comparison) -> Table:
     rows = [
         [
             Cell(str(label)),
-            *(_cell(name, row, text) for name, text in zip(names, cells, strict=True)),
+            *(_number(row[name], text) for name, text in zip(names, cells, strict=True)),
         ]
         for (label, row), (_, *cells) in zip(
             table.iterrows(), texts.to_numpy().tolist(), strict=True
@@ -171,19 +165,6 @@ def _is_shared(name: str, settings: list[dict[str, Any]]) -> bool:
     if name in ("strategy", "seed") or any(name not in own for own in settings):
         return False
     return len({str(own[name]) for own in settings}) == 1
-
-
-def _cell(name: str, row: pd.Series, text: str) -> Cell:
-    """Return a cell of the comparison's table, parts of 1 in percent and points as in figures."""
-    key = float(row[name])
-    if name in DIFFERENCES:
-        text = f"{100 * key:.1f} points"
-    elif LAYOUTS.get(name, ".4f") == ".4f" and f"{name}_std" in row:
-        spread = row[f"{name}_std"]
-        text = f"{key:.1%}" if pd.isna(spread) else f"{100 * key:.1f} ± {100 * spread:.1f}%"
-    elif LAYOUTS.get(name) == ".4f" and name not in NO_PARTS:
-        text = f"{key:.1%}"
-    return _number(key, text)
 
 
 def _number(key: float, text: str) -> Cell:

@@ -83,8 +83,8 @@ def receive_new_clients(strategy: "PersonalizedStrategy", server_round: int) -> 
         "seconds": round(time.perf_counter() - started_at, 4),
     }
     if evaluations:
-        mean, worst = columns["accuracy_mean"], columns["accuracy_min"]
-        log(INFO, "New clients: accuracy mean %.4f, worst %.4f, %d of %d",
+        mean, worst = 100 * columns["accuracy_mean"], 100 * columns["accuracy_min"]
+        log(INFO, "New clients: accuracy mean %.1f%%, worst %.1f%%, %d of %d",
             mean, worst, len(evaluations), plan.num_new)  # fmt: skip
     rows = client_rows(
         server_round, clients, metrics, evaluations, exchange.traffic.by_client, exchange.failures

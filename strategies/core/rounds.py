@@ -242,14 +242,11 @@ def log_round(row: Mapping[str, Any], num_rounds: int) -> None:
         return
     log(
         INFO,
-        "Round %d/%d: accuracy mean %.4f, std %.4f, worst %.4f, best %.4f "
+        "Round %d/%d: accuracy mean %.1f%%, std %.1f points, worst %.1f%%, best %.1f%% "
         "(%d replies, %d failures)",
         row["round"],
         num_rounds,
-        row["accuracy_mean"],
-        row["accuracy_std"],
-        row["accuracy_min"],
-        row["accuracy_max"],
+        *(100 * row[f"accuracy_{name}"] for name in ("mean", "std", "min", "max")),
         row["replies"],
         row["failures"],
     )
