@@ -90,6 +90,30 @@ def test_clients_by_rank_is_the_mean_over_seeds_of_sorted_clients(comparison, ru
     assert set(lines) == {"kt-pfl", "local", "perfed-ckt"}
 
 
+def test_new_clients_stand_below_those_that_trained_with_their_seeds(comparison):
+    results = comparison.results.copy()
+    results["new_accuracy"] = results["accuracy"] / 2
+    results.loc[results["method"] == "perfed-ckt", "new_accuracy"] = np.nan
+    axes = main_axes(plots.plot_new_clients(replace(comparison, results=results)))
+    rows = [text.get_text() for text in axes.get_yticklabels()]
+    *lines, alone = axes.lines
+
+    def drawn(method, shift):
+        place = rows.index(method) + shift
+        of_place = [line for line in lines if place in line.get_ydata()]
+        return sorted(x for line in of_place for x in line.get_xdata())
+
+    ours = results.query("method == 'kt-pfl'")
+    for shift, column in ((-0.16, "accuracy"), (0.16, "new_accuracy")):
+        expected = [*ours[column], ours[column].mean()]
+        np.testing.assert_allclose(drawn("kt-pfl", shift), sorted(expected))
+    assert drawn("perfed-ckt", -0.16) and not drawn("perfed-ckt", 0.16)
+    expected = results.query("method == 'local'")["new_accuracy"].mean()
+    assert list(alone.get_xdata()) == [expected, expected]
+    with pytest.raises(ValueError, match="No run has new clients"):
+        plots.plot_new_clients(comparison)
+
+
 def test_gain_over_local_has_a_point_a_client_and_seed(comparison):
     axes = main_axes(plots.plot_gain_over_local(comparison))
     points = {

@@ -119,7 +119,7 @@ class Cross:
         return pd.DataFrame(
             {
                 name: [
-                    MISSING if math.isnan(value) else format(value, layouts.get(name, "+.2f"))
+                    MISSING if math.isnan(value) else format(value, layouts.get(str(name), "+.2f"))
                     for value in column
                 ]
                 for name, column in numbers.items()

@@ -22,6 +22,7 @@ from fedkd_flwr.plots.distillation import distillation_figures, has_pairs
 from fedkd_flwr.plots.fairness import plot_clients_by_rank
 from fedkd_flwr.plots.files import write_figures
 from fedkd_flwr.plots.knowledge import plot_help, plot_sharing, sharing_matrices
+from fedkd_flwr.plots.newcomers import plot_new_clients
 from fedkd_flwr.plots.partition import plot_partition
 
 LONGEST_STEM = 120
@@ -70,6 +71,8 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
         yield "clients-by-rank", plot_clients_by_rank(comparison)
     if comparison.clients["gain"].notna().any():
         yield "gain-over-local", plot_gain_over_local(comparison)
+    if "new_accuracy" in comparison.results:
+        yield "new-clients", plot_new_clients(comparison)
     for label, runs in comparison.groups.items():
         run, stem = runs[0], file_stem(label)
         local = comparison.reference(run)

@@ -1,0 +1,62 @@
+"""Clients that came after the training, beside those that took part."""
+
+from matplotlib.figure import Figure
+
+from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.results import REFERENCE
+from fedkd_flwr.plots.looks import (
+    FIGURE_WIDTH,
+    comparison_title,
+    in_percent,
+    legend_below,
+    new_figure,
+    styled,
+)
+
+COLUMNS = {"accuracy": "clients that trained", "new_accuracy": "new clients"}
+"""Columns of a comparison's results that are held against each other, and whose they are."""
+
+
+def plot_new_clients(comparison: Comparison) -> Figure:
+    """Plot the mean accuracy of new clients below that of the clients that trained, by method.
+
+    A mark is the mean over seeds, the dots on its line are the seeds. The two are of different
+    clients, with test data of their own: whether a method helps new clients is seen from the
+    dashed line, the new clients of `local`.
+
+    Raises
+    ------
+    ValueError
+        If no run has new clients.
+    """
+    results = comparison.results
+    if "new_accuracy" not in results:
+        raise ValueError("No run has new clients.")
+    figure, axes = new_figure("Mean accuracy over clients", "")
+    figure.set_size_inches(FIGURE_WIDTH, 1.4 + 0.5 * len(comparison.groups))
+    in_percent(axes.xaxis)
+    title = f"{comparison_title(comparison)}\nA dot a seed, a mark at the mean"
+    axes.set_title(title, fontsize="medium")
+    looks = {"marker": "o", "ms": 8, "ls": "none"}
+    for name, colour in zip(COLUMNS.values(), ("black", "white"), strict=True):
+        axes.plot([], [], color="black", mfc=colour, label=name, **looks)
+    for row, (label, _, style) in enumerate(styled(comparison)):
+        colour = style["color"]
+        seeds = results[results["method"] == label]
+        for column, fill, shift in zip(COLUMNS, (colour, "white"), (-0.16, 0.16), strict=True):
+            values = seeds[column].dropna()
+            if values.empty:
+                continue
+            level = [row + shift] * len(values)
+            axes.plot(values, level, color=colour, marker=".", ms=7, alpha=0.6)
+            axes.plot(values.mean(), row + shift, color=colour, mfc=fill, **looks)
+    alone = results[results["method"] == REFERENCE]["new_accuracy"].dropna()
+    if len(alone):
+        axes.axvline(
+            alone.mean(), color="black", lw=1, ls="--", label=f"new clients of {REFERENCE}"
+        )
+    axes.set_yticks(range(len(comparison.groups)), list(comparison.groups))
+    axes.set_ylim(len(comparison.groups) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    legend_below(figure, axes)
+    return figure
