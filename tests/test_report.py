@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from html import unescape
 
 import numpy as np
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.cli import app
 from fedkd_flwr.report import write_report
-from fedkd_flwr.report.figures import sharing_figure, shown_rounds
+from fedkd_flwr.report.figures import new_clients_figure, sharing_figure, shown_rounds
 from fedkd_flwr.runs import RunDirectoryError
 
 
@@ -90,6 +91,22 @@ def test_frames_hold_the_matrices_of_their_rounds(comparison):
     receivers = [int(name) for name in figure.data[0].y]
     for frame, matrix in zip(figure.frames, COEFFICIENTS, strict=True):
         np.testing.assert_allclose(frame.data[0].z, matrix[np.ix_(receivers, receivers)])
+
+
+def test_new_clients_have_a_part_of_their_own_where_there_are_any(comparison, page, tmp_path):
+    assert 'id="new-clients"' not in body_of(page)
+    results = comparison.results.assign(new_accuracy=comparison.results["accuracy"] / 2)
+    results.loc[results["method"] == "perfed-ckt", "new_accuracy"] = np.nan
+    with_new = replace(comparison, results=results)
+    assert "New clients" in figures_of(write_report(with_new, tmp_path / "page.html").read_text())
+    figure = new_clients_figure(with_new)
+    ours = results.query("method == 'kt-pfl'")
+    seeds, mean = (trace.x for trace in figure.data[2:4])
+    assert next(iter(comparison.groups)) == "kt-pfl"
+    np.testing.assert_allclose(mean, ours["new_accuracy"].mean())
+    np.testing.assert_allclose(seeds, ours["new_accuracy"])
+    told = [annotation.text for annotation in figure.layout.annotations]
+    assert "perfed-ckt: 50.0%, new clients -" in told
 
 
 def test_long_runs_are_thinned_from_the_first_round_to_the_last():

@@ -1,5 +1,7 @@
 """Clients that came after the training, beside those that took part."""
 
+from typing import Any
+
 from matplotlib.figure import Figure
 
 from fedkd_flwr.analysis.comparison import Comparison
@@ -37,7 +39,7 @@ def plot_new_clients(comparison: Comparison) -> Figure:
     in_percent(axes.xaxis)
     title = f"{comparison_title(comparison)}\nA dot a seed, a mark at the mean"
     axes.set_title(title, fontsize="medium")
-    looks = {"marker": "o", "ms": 8, "ls": "none"}
+    looks: dict[str, Any] = {"marker": "o", "ms": 8, "ls": "none"}
     for name, colour in zip(COLUMNS.values(), ("black", "white"), strict=True):
         axes.plot([], [], color="black", mfc=colour, label=name, **looks)
     for row, (label, _, style) in enumerate(styled(comparison)):

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from plotly.graph_objects import Figure, Frame, Heatmap
 
 from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.rendering import MISSING
 from fedkd_flwr.plots.accuracy import course_over_seeds
 from fedkd_flwr.plots.clients import client_order
 from fedkd_flwr.plots.clusters import follow_clusters
 from fedkd_flwr.plots.looks import COLOURS, styled
+from fedkd_flwr.plots.newcomers import COLUMNS
 from fedkd_flwr.plots.partition import label_counts
 from fedkd_flwr.runs import Run
 from strategies.core.randomness import random_generator
@@ -104,15 +106,49 @@ def gain_figure(comparison: Comparison) -> Figure:
             line={"color": INK, "width": 3},
         )  # fmt: skip
         share = comparison.table["beats_local"][label]
-        figure.add_annotation(
-            text=_wrapped(f"{label}: {share:.0%} of clients gain, {mean:+.1f} points on average"),
-            x=0, xref="paper", xanchor="left", y=row - 0.16, yanchor="bottom", align="left",
-            showarrow=False, bgcolor=PAPER,
-        )  # fmt: skip
+        _write_above(
+            figure, row, f"{label}: {share:.0%} of clients gain, {mean:+.1f} points on average"
+        )
     figure.add_vline(0, line={"color": INK, "width": 1, "dash": "dot"})
-    figure.update_yaxes(visible=False, range=[len(shown) - 0.55, -0.75])
-    figure.update_layout(showlegend=False)
-    return figure
+    return _with_rows(figure, len(shown))
+
+
+def new_clients_figure(comparison: Comparison) -> Figure:
+    """Return the mean accuracy of new clients below that of the clients that trained, by method.
+
+    A small point is a seed, a large one their mean, which is empty for new clients.
+    """
+    shown = styled(comparison)
+    figure = _new_figure("Mean accuracy over clients", "", height=110 + 84 * len(shown))
+    for row, (label, _, style) in enumerate(shown):
+        colour = _on_theme(style["color"])
+        seeds = comparison.results[comparison.results["method"] == label]
+        told = []
+        for (column, whose), place, fill in zip(
+            COLUMNS.items(), (row, row + 0.24), (colour, PAPER), strict=True
+        ):
+            own = seeds.dropna(subset=column)
+            mean = own[column].mean()
+            told.append(f"{mean:.1%}" if len(own) else MISSING)
+            figure.add_scatter(
+                x=own[column],
+                y=[place] * len(own),
+                customdata=own["seed"],
+                mode="lines+markers",
+                line={"color": colour, "width": 2},
+                marker={"color": colour, "size": 7},
+                hovertemplate=f"{whose}, seed %{{customdata}}: %{{x:.1%}}<extra></extra>",
+            )
+            figure.add_scatter(
+                x=[mean],
+                y=[place],
+                mode="markers",
+                marker={"color": fill, "size": 13, "line": {"color": colour, "width": 2}},
+                hovertemplate=f"{whose}: %{{x:.1%}}<extra></extra>",
+            )
+        _write_above(figure, row, f"{label}: {told[0]}, new clients {told[1]}")
+    figure.update_xaxes(tickformat=".3~%")
+    return _with_rows(figure, len(shown))
 
 
 def shown_rounds(count: int) -> list[int]:
@@ -233,6 +269,22 @@ def split_figure(runs: Mapping[str, Run]) -> Figure:
     figure.frames = frames
     figure.update_xaxes(type="category", showgrid=False)
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
+    return figure
+
+
+def _write_above(figure: Figure, row: int, text: str) -> None:
+    """Write a line above a row, at the left, where a telephone has room for it."""
+    figure.add_annotation(
+        text=_wrapped(text),
+        x=0, xref="paper", xanchor="left", y=row - 0.16, yanchor="bottom", align="left",
+        showarrow=False, bgcolor=PAPER,
+    )  # fmt: skip
+
+
+def _with_rows(figure: Figure, count: int) -> Figure:
+    """Return a figure with that many rows, the first on top, named by what is written above."""
+    figure.update_yaxes(visible=False, range=[count - 0.55, -0.75])
+    figure.update_layout(showlegend=False)
     return figure
 
 

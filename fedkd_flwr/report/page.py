@@ -17,6 +17,7 @@ from fedkd_flwr.report.figures import (
     accuracy_figure,
     clusters_figure,
     gain_figure,
+    new_clients_figure,
     sharing_figure,
     shown_rounds,
     split_figure,
@@ -86,6 +87,7 @@ def render_page(comparison: Comparison) -> str:
         lstrip_blocks=True,
     )
     settings = defining_settings(next(iter(comparison.groups.values()))[0].config)
+    has_new = "new_accuracy" in comparison.results
     has_gains = bool(comparison.clients["gain"].notna().any())
     split, split_missing = _split(comparison)
     return environment.get_template("page.html").render(
@@ -103,6 +105,7 @@ def render_page(comparison: Comparison) -> str:
         ],
         gains=_chart("Gain over local", gain_figure(comparison)) if has_gains else None,
         clients=client_table(comparison),
+        new_clients=_chart("New clients", new_clients_figure(comparison)) if has_new else None,
         split=split,
         split_missing=split_missing,
         shared_settings=shared_settings(comparison),
