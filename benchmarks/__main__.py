@@ -1,22 +1,20 @@
-"""``python -m benchmarks [NAME ...]``: run benchmarks, print one table of ratios.
+"""``python -m benchmarks [NAME ...] [--json FILE]``: run benchmarks, print one table of ratios.
 
 Ends with status 1 if a target is missed.
 """
 
-import math
 import os
-import platform
 from collections.abc import Callable, Collection, Iterable
-from importlib.metadata import version
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.console import Console, JustifyMethod
-from rich.table import Table
+from rich.console import Console
 
 from benchmarks.pairs import Result
+from benchmarks.records import Record, circumstances_of, keep, read_records
+from benchmarks.table import table_of
 
 BENCHMARKS = {
     "starting": "benchmarks.starting:measure",
@@ -43,16 +41,6 @@ LONG = ("large-network", "large-server", "order", "simulation", "sweeps")
 Measure = Callable[[], Iterable[Result]]
 """A benchmark: measures, and yields one result after the other."""
 
-COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
-    ("measured", "left"),
-    ("median", "right"),
-    ("beside", "left"),
-    ("median", "right"),
-    ("ratio", "right"),
-    ("target", "left"),
-)
-"""Headings of the table, and where their cells stand."""
-
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables from which PyTorch and NumPy learn how many threads they may have."""
 
@@ -68,17 +56,32 @@ def main(
     everything: Annotated[
         bool, typer.Option("--all", help="Run all, a quarter of an hour longer on an idle machine.")
     ] = False,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            dir_okay=False,
+            help="Keep each row here as soon as it is measured, in place of the one of its name.",
+        ),
+    ] = None,
 ) -> None:
     """Run benchmarks by name; those that do not take long if none is given."""
     names = names or [name for name in BENCHMARKS if everything or name not in LONG]
+    measures = chosen(names)
+    if file:
+        check_file(file)
+    circumstances = circumstances_of(names)
+    results = []
     console = Console(width=120)  # rows stay whole where the table goes into a file
-    title = machine()
     with console.status("measuring"):
-        results = [result for measure in chosen(names) for result in measure()]
-    console.print(table_of(results, title))
+        for result in (result for measure in measures for result in measure()):
+            results.append(result)
+            if file:
+                keep(Record(result, circumstances), file)
+    console.print(table_of(results, str(circumstances)))
     missed = [result for result in results if result.falls_short]
     for result in missed:
-        typer.echo(f"falls short: {result.name}, {result.ratio:.2f} where {result.target} is due")
+        typer.echo(f"falls short: {result.shortfall}")
     raise typer.Exit(bool(missed))
 
 
@@ -98,35 +101,20 @@ def chosen(names: Collection[str]) -> list[Measure]:
     return [resolve_name(BENCHMARKS[name]) for name in names]
 
 
-def machine() -> str:
-    """Say what the figures were taken on, and how busy it was before."""
-    return (
-        f"{os.cpu_count()} cores ({platform.machine()}), load {os.getloadavg()[0]:.1f}, "
-        f"one thread, Python {platform.python_version()}, PyTorch {version('torch')}"
-    )
+def check_file(file: Path) -> None:
+    """See, before minutes are spent, that a file can take rows.
 
-
-def table_of(results: Iterable[Result], title: str) -> Table:
-    """Lay out results, one a row."""
-    table = Table(title=title, box=box.MARKDOWN)
-    for heading, justify in COLUMNS:
-        table.add_column(heading, justify=justify)
-    for result in results:
-        table.add_row(
-            result.name,
-            f"{three_digits(result.measured)} {result.unit}",
-            result.baseline_name,
-            f"{three_digits(result.baseline)} {result.unit}",
-            f"{result.ratio:.2f}",
-            result.target,
-        )
-    return table
-
-
-def three_digits(value: float) -> str:
-    """Write a positive number to three digits, with all that stand before the point."""
-    decimals = 2 - math.floor(math.log10(value))
-    return f"{value:,.{max(decimals, 0)}f}"
+    Raises
+    ------
+    typer.BadParameter
+        If its folder is not there, or it holds something else.
+    """
+    if not file.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {file.parent}")
+    try:
+        read_records(file)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 if __name__ == "__main__":

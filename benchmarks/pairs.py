@@ -58,6 +58,11 @@ class Result:
             return f"at most {self.at_most:g}"
         return f"at least {self.at_least:g}" if self.at_least else ""
 
+    @property
+    def shortfall(self) -> str:
+        """What is reached beside what is asked for, of a result that falls short."""
+        return f"{self.name}, {self.ratio:.2f} where {self.target} is due"
+
 
 def in_turns(
     name: str,

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from benchmarks import __main__ as command
 from benchmarks import pairs, rounds
 from benchmarks.bare import BareClient, bare_round
 from benchmarks.images import settings_for, write_random_images
+from benchmarks.records import Record, circumstances_of, keep, read_records
+from benchmarks.table import three_digits
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.data.sources import load_images
@@ -66,7 +69,7 @@ def test_a_target_in_words():
     [(0.004321, "0.00432"), (6.454, "6.45"), (121.3, "121"), (1855.4, "1,855")],
 )
 def test_figures_have_three_digits(value, written):
-    assert command.three_digits(value) == written
+    assert three_digits(value) == written
 
 
 def test_random_images_are_a_data_set(tmp_path):
@@ -136,6 +139,51 @@ def test_what_takes_long_is_run_if_it_is_asked_for(monkeypatch, options, status)
     monkeypatch.setattr(command, "LONG", ("too_little",))
     ended = CliRunner().invoke(command.app, options)
     assert ended.exit_code == status, ended.output
+
+
+def broken():
+    yield result("quick", 0.7, 1.0)
+    raise KeyboardInterrupt
+
+
+def call(monkeypatch, *words):
+    names = ("enough", "too_little", "broken")
+    monkeypatch.setattr(command, "BENCHMARKS", {name: f"{__name__}:{name}" for name in names})
+    return CliRunner().invoke(command.app, words)
+
+
+def test_rows_are_read_as_they_were_measured(monkeypatch, tmp_path):
+    file = tmp_path / "speed.json"
+    call(monkeypatch, "too_little", "--json", str(file))
+    rows = read_records(file)
+    assert [row.result for row in rows] == list(too_little())
+    assert {row.circumstances for row in rows} == {circumstances_of(["too_little"])}
+    assert rows[0].circumstances.command == "python -m benchmarks too_little"
+
+
+def test_a_later_call_replaces_its_rows_and_a_stopped_one_keeps_those_it_has(monkeypatch, tmp_path):
+    file = tmp_path / "speed.json"
+    before = replace(circumstances_of(["too_little"]), date="2026-01-01")
+    for row in too_little():
+        keep(Record(row, before), file)
+    assert call(monkeypatch, "broken", "--json", str(file)).exit_code
+    quick, slow = read_records(file)
+    assert (quick.result.ratio, slow.result.ratio) == (0.7, 2.5)
+    assert quick.circumstances.date > slow.circumstances.date == "2026-01-01"
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"a": 1}', "[1]", '[{"name": "quick"}]'])
+def test_a_file_of_something_else_is_refused_and_left(monkeypatch, tmp_path, content):
+    file = tmp_path / "run.json"
+    file.write_text(content)
+    ended = call(monkeypatch, "enough", "--json", str(file))
+    assert (ended.exit_code, file.read_text()) == (2, content)
+    assert "does not hold rows of benchmarks" in " ".join(ended.output.replace("│", "").split())
+
+
+def test_a_folder_that_is_not_there_is_named(monkeypatch, tmp_path):
+    ended = call(monkeypatch, "enough", "--json", str(tmp_path / "nowhere" / "speed.json"))
+    assert (ended.exit_code, "there is no folder" in ended.output) == (2, True)
 
 
 def test_every_benchmark_is_there():

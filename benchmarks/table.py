@@ -1,0 +1,48 @@
+"""The table of results: its headings, and the cells of a row."""
+
+import math
+from collections.abc import Iterable
+
+from rich import box
+from rich.console import JustifyMethod
+from rich.table import Table
+
+from benchmarks.pairs import Result
+
+COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
+    ("measured", "left"),
+    ("median", "right"),
+    ("beside", "left"),
+    ("median", "right"),
+    ("ratio", "right"),
+    ("target", "left"),
+)
+"""Headings, and where their cells stand."""
+
+
+def table_of(results: Iterable[Result], title: str) -> Table:
+    """Lay out results for a terminal, one a row."""
+    table = Table(title=title, box=box.MARKDOWN)
+    for heading, justify in COLUMNS:
+        table.add_column(heading, justify=justify)
+    for result in results:
+        table.add_row(*cells(result))
+    return table
+
+
+def cells(result: Result) -> tuple[str, ...]:
+    """Return what stands in a result's row."""
+    return (
+        result.name,
+        f"{three_digits(result.measured)} {result.unit}",
+        result.baseline_name,
+        f"{three_digits(result.baseline)} {result.unit}",
+        f"{result.ratio:.2f}",
+        result.target,
+    )
+
+
+def three_digits(value: float) -> str:
+    """Write a positive number to three digits, with all that stand before the point."""
+    decimals = 2 - math.floor(math.log10(value))
+    return f"{value:,.{max(decimals, 0)}f}"
