@@ -1,0 +1,96 @@
+"""The table of clients that came after the training, and its figures for sentences.
+
+Files are those of `publish_runs.py`. A method is named as in `values.py`, as in
+``kt-pfl,new-client-rounds=2``; what it is held against is `local` with as many rounds.
+"""
+
+from pathlib import Path
+
+import pandas as pd
+from publish_runs import PublishedRun, read_published
+from tables import REFERENCE, course_of, in_points, is_as_said, markdown, reference
+
+from fedkd_flwr.analysis.rendering import in_bytes
+
+ALL_ROUNDS = 0
+"""`new-client-rounds` where a new client goes through as many rounds as the training had."""
+
+
+def table(file: Path) -> str:
+    """Return a row a method, the best for new clients first; those of fewer rounds come last."""
+    groups = _results(file).groupby(["rounds", "strategy"])
+    means = groups["gain"].mean().reset_index()
+    order = means.sort_values(["rounds", "gain"], ascending=[True, False])
+    headings = ["method", "new clients, by seed", f"over `{REFERENCE}`, by seed", "better off"]
+    rows = []
+    for rounds, strategy in zip(order["rounds"], order["strategy"], strict=True):
+        own = groups.get_group((rounds, strategy))
+        is_reference = strategy == REFERENCE
+        gains = in_points(own["gain"])
+        rows.append(
+            [
+                f"`{strategy}`" + (f", {rounds} rounds" if rounds != ALL_ROUNDS else ""),
+                ", ".join(f"{100 * value:.1f}" for value in own["accuracy"]),
+                "" if is_reference else f"**{gains}**" if (own["gain"] > 1e-9).all() else gains,
+                "" if is_reference else f"{own['better'].sum()} of {own['clients'].sum()}",
+                "" if is_reference else in_points([own["gain_in_training"].mean()]),
+                in_bytes(own["bytes"].mean()),
+            ]
+        )
+    return markdown([*headings, "gain in training:", "exchanged:"], rows)
+
+
+def gain(file: Path, method: str) -> str:
+    """Return the mean gain of new clients over `local` in points."""
+    return in_points([_of(file, method)["gain"].mean()])
+
+
+def distance(file: Path, method: str) -> str:
+    """Return the size of that gain, for sentences that say its direction."""
+    return f"{100 * abs(_of(file, method)['gain'].mean()):.1f}"
+
+
+def gain_in_training(file: Path, method: str) -> str:
+    """Return the mean gain over `local` of the clients that took part, in points."""
+    return in_points([_of(file, method)["gain_in_training"].mean()])
+
+
+def number(file: Path) -> str:
+    """Return how many new clients there are in all seeds."""
+    results = _results(file)
+    return str(results[results["strategy"] == REFERENCE].groupby("rounds")["clients"].sum().max())
+
+
+def _of(file: Path, method: str) -> pd.DataFrame:
+    strategy, *pairs = method.split(",")
+    conditions = dict(pair.split("=", 1) for pair in pairs)
+    runs = read_published(file)
+    chosen = [r for r in runs if r.config["strategy"] == strategy and is_as_said(r, conditions)]
+    if len({run.config["seed"] for run in chosen}) != len(chosen) or not chosen:
+        raise ValueError(f"{file.name} has no run, or several of a seed, of {method}.")
+    return pd.DataFrame(_result(run, runs) for run in chosen)
+
+
+def _results(file: Path) -> pd.DataFrame:
+    runs = read_published(file)
+    return pd.DataFrame(_result(run, runs) for run in runs).sort_values("seed")
+
+
+def _result(run: PublishedRun, runs: list[PublishedRun]) -> dict[str, object]:
+    """Return what a row is made of, of one run."""
+    local = reference(run, runs)
+    own, alone = (
+        pd.Series(each.kept["accuracy_of_new_clients"], dtype=float) for each in (run, local)
+    )
+    exchanged = run.kept["new_bytes_up"] + run.kept["new_bytes_down"]
+    return {
+        "strategy": run.config["strategy"],
+        "rounds": run.config["new-client-rounds"],
+        "seed": run.config["seed"],
+        "accuracy": own.mean(),
+        "gain": own.mean() - alone.mean(),
+        "better": int((own > alone[own.index]).sum()),
+        "clients": len(own),
+        "gain_in_training": course_of(run).iloc[-1] - course_of(local).iloc[-1],
+        "bytes": exchanged / len(own),
+    }
