@@ -1,11 +1,12 @@
 """Measure what a round of a real federation costs, on a federation of processes on this machine.
 
     python deploy/measure_rounds.py [--nodes 3] [--rounds 6] [--config 'KEY=VALUE ...']
+                                    [--json FILE]
 
 starts `deploy/local_federation.sh` in a folder of its own, runs KT-pFL with MLPs on the digits,
 and prints the seconds and the processor seconds of each round but the first, with the load that
-the machine had before. The processor seconds are those of SuperLink, SuperNodes and all that
-they start (Linux only).
+the machine had before; FILE keeps them. The processor seconds are those of SuperLink, SuperNodes
+and all that they start (Linux only).
 """
 
 import argparse
@@ -17,6 +18,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from datetime import date
 from itertools import pairwise
 from pathlib import Path
 
@@ -97,6 +99,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--port", type=int, default=8000, help="that one, and one a node after it")
     parser.add_argument("--config", default=CONFIG, help="run config, as for flwr run")
+    parser.add_argument("--json", type=Path, help="a file for what is measured")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
@@ -104,10 +107,21 @@ def main() -> None:
         taken = measure(path, arguments.nodes, arguments.rounds, arguments.port, arguments.config)
         rows = map(json.loads, (path / "run/rounds.jsonl").read_text().splitlines())
         failures = sum(row["failures"] for row in rows)
+    measured = dict(zip(("seconds", "processor"), zip(*taken, strict=True), strict=True))
     print(f"{arguments.nodes} nodes, {os.cpu_count()} cores, load {load:.1f}: {failures} failures")
-    for name, values in zip(("seconds", "processor"), zip(*taken, strict=True), strict=True):
+    for name, values in measured.items():
         each = ", ".join(f"{value:.1f}" for value in values)
         print(f"{name:10} {statistics.median(values):5.1f} a round (median of {each})")
+    if arguments.json:
+        found = {
+            "date": date.today().isoformat(),
+            "nodes": arguments.nodes,
+            "cores": os.cpu_count(),
+            "load": round(load, 1),
+            "failures": failures,
+            **{name: [round(value, 1) for value in values] for name, values in measured.items()},
+        }
+        arguments.json.write_text(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,23 +1,25 @@
 """What one round of FedKMA costs at the paper's size: server time and memory, client time.
 
-    python docs/results/fedkma/fedkma_round.py [--clients 10] [--threads 1]
+    python docs/results/fedkma/fedkma_round.py OUTPUT.json [--clients 10]
 
 The server's part is one aggregation of the models of all clients: decoding and checking the
 replies, H and M, and mixing by M. The client's part is one alpha step and one omega step on a
-batch of 16 images of CIFAR-10's size.
+batch of 16 images of CIFAR-10's size. All on one thread.
 """
 
 import argparse
+import json
 import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array
-from rich.console import Console
-from rich.table import Table
 
 from fedkd_flwr.clients.fedkma import split_parameters, step
 from fedkd_flwr.models.build import build_model
@@ -115,24 +117,82 @@ def measure_client(repetitions: int = 3) -> dict[str, float]:
     return milliseconds
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+def measure(clients: int) -> dict[str, Any]:
+    """Return what a round costs: processor seconds and gigabytes, milliseconds a sample."""
+    torch.set_num_threads(1)
     before = peak_memory()
-    table = Table(
-        "part", "processor time", title=f"FedKMA, {options.clients} clients, DARTS 16/8/4"
-    )
-    for name, seconds in measure_server(options.clients).items():
-        table.add_row(f"server: {name}", f"{seconds:.3f} s")
+    server = measure_server(clients)
     peak = peak_memory()
-    table.add_row("server: peak memory", f"{peak:.2f} GB ({before:.2f} GB before)")
-    for name, milliseconds in measure_client().items():
-        table.add_row(f"client: {name}", f"{milliseconds:.1f} ms a sample")
-    Console().print(table)
+    _, omegas = split_parameters(build_model("darts", SHAPE, CLASSES))
+    return {
+        "date": date.today().isoformat(),
+        "clients": clients,
+        "weights": sum(weights.numel() for weights in omegas),
+        "server_seconds": {name: round(seconds, 4) for name, seconds in server.items()},
+        "server_gigabytes": round(peak, 3),
+        "gigabytes_before": round(before, 3),
+        "client_milliseconds": {name: round(ms, 1) for name, ms in measure_client().items()},
+    }
+
+
+# ---- What the page shows ---------------------------------------------------------------
+
+
+def table(file: Path) -> str:
+    """Return a row a part."""
+    found = json.loads(file.read_text())
+    seconds = found["server_seconds"]
+    memory = f"{found['server_gigabytes']:.1f} GB ({found['gigabytes_before']:.1f} GB before)"
+    rows = [
+        ("server: decode and check the replies", f"{seconds['decode and check']:.1g} s"),
+        ("server: H and M", f"{seconds['H and M']:.1g} s"),
+        ("server: mix by M, with H and M", f"{seconds['aggregate']:.1g} s"),
+        ("server: peak memory", memory),
+        ("client: one alpha and one omega step, batch 16", f"{sample(file)} ms a sample"),
+    ]
+    lines = "".join(f"| {part} | {figure} |\n" for part, figure in rows)
+    return f"| part | processor time |\n|---|---|\n{lines}"
+
+
+def sample(file: Path) -> str:
+    """Return the milliseconds of a client's two steps for a sample."""
+    return f"{sum(json.loads(file.read_text())['client_milliseconds'].values()):.0f}"
+
+
+def server(file: Path) -> str:
+    """Return the seconds and the memory of the server in a round."""
+    found = json.loads(file.read_text())
+    seconds = found["server_seconds"]
+    total = seconds["decode and check"] + seconds["aggregate"]
+    return f"{total:.1f} s, {found['server_gigabytes']:.1f} GB"
+
+
+def hours(file: Path, epochs: str, samples: str) -> str:
+    """Return the hours that a client's round takes, of epochs over so many samples."""
+    return f"{int(epochs) * int(samples) * float(sample(file)) / 3.6e6:.1f}"
+
+
+def weights(file: Path) -> str:
+    """Return the number of weights of a network."""
+    return f"{json.loads(file.read_text())['weights']:,}"
+
+
+def when(file: Path) -> str:
+    """Return the day of the measurement."""
+    day: str = json.loads(file.read_text())["date"]
+    return day
+
+
+def main() -> None:
+    """Measure, write the file and print its table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--clients", type=int, default=10)
+    options = parser.parse_args()
+    found = measure(options.clients)
+    options.output.write_text(json.dumps(found, indent=1) + "\n")
+    print(table(options.output))
+    peak = found["server_gigabytes"]
     if peak >= MEMORY_LIMIT:
         raise SystemExit(f"the server's part took {peak:.2f} GB, allowed are {MEMORY_LIMIT:g}")
 
