@@ -58,6 +58,21 @@ def small():
 
 
 @pytest.fixture
+def own(small):
+    """A small run of two clients on data of one's own, which a test names."""
+    changes = {
+        "models": "mlp",
+        "partition": "iid",
+        "num-clients": 2,
+        "max-samples": 0,
+        "num-server-rounds": 1,
+        "held-out-size": 40,
+        "public-size": 20,
+    }
+    return {**small, **changes}
+
+
+@pytest.fixture
 def logged(caplog):
     """What Flower has logged, its warnings if no other level is asked for.
 

@@ -44,20 +44,6 @@ def assert_all_there(found):
     assert found.classes == 3
 
 
-@pytest.fixture
-def own(small):
-    changes = {
-        "models": "mlp",
-        "partition": "iid",
-        "num-clients": 2,
-        "max-samples": 0,
-        "num-server-rounds": 1,
-        "held-out-size": 40,
-        "public-size": 20,
-    }
-    return {**small, **changes}
-
-
 def test_a_set_of_the_hub_from_a_data_root(own, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDKD_CACHE", str(tmp_path / "cache"))
     root = write_hub_set(tmp_path / "root")

@@ -1,15 +1,15 @@
 """What a run config says of its models."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import Field, field_validator
 
 from fedkd_flwr.models.assignment import ASSIGNMENTS
 from fedkd_flwr.models.darts.genotype import PUBLISHED_GENOTYPE, Genotype
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.darts.settings import OPERATIONS, SMALLEST_CELLS, SupernetSettings
 from fedkd_flwr.models.registry import ALLOWED, model_name
-from strategies.core.slices import Slice, one_of, words
+from strategies.core.slices import Slice, Words, one_of
 
 
 class ModelSettings(Slice):
@@ -34,18 +34,13 @@ class ModelSettings(Slice):
         weights, or ``kept``, the running averages of training.
     """
 
-    models: Annotated[tuple[str, ...], BeforeValidator(words)] = (
-        "mlp",
-        "lenet",
-        "cnn-persfl",
-        "cnn",
-    )
+    models: Words = ("mlp", "lenet", "cnn-persfl", "cnn")
     model_assignment: str = "cyclic"
     supernet_channels: int = Field(default=SupernetSettings.channels, ge=1)
     supernet_cells: int = Field(default=SupernetSettings.cells, ge=SMALLEST_CELLS)
     supernet_nodes: int = Field(default=SupernetSettings.nodes, ge=1)
     supernet_stem_stride: int = Field(default=SupernetSettings.stem_stride, ge=1)
-    supernet_operations: Annotated[tuple[str, ...], BeforeValidator(words)] = ()
+    supernet_operations: Words = ()
     genotype: str = ""
     batch_norm_statistics: Literal["fresh", "kept"] = "fresh"
 

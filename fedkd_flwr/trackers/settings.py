@@ -1,11 +1,11 @@
 """Which trackers a run is followed in."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import field_validator
+from pydantic import AfterValidator
 
 from fedkd_flwr.trackers.catalogue import TRACKERS
-from strategies.core.slices import PLACE, Slice, one_of, words
+from strategies.core.slices import PLACE, Slice, Words, some_of
 
 
 class TrackerSettings(Slice):
@@ -21,15 +21,5 @@ class TrackerSettings(Slice):
         Whether trackers get each client's numbers too.
     """
 
-    tracker: Annotated[tuple[str, ...], PLACE] = ()
+    tracker: Annotated[Words, AfterValidator(some_of(TRACKERS)), PLACE] = ()
     tracker_clients: Annotated[bool, PLACE] = False
-
-    @field_validator("tracker", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        return words(value)
-
-    @field_validator("tracker")
-    @classmethod
-    def _known_trackers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(one_of(name, TRACKERS) for name in value))

@@ -1,15 +1,15 @@
 """What is settled before a run starts: a method's settings, and the plan of the rounds."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from strategies.core.measures import MEASURES
 from strategies.core.randomness import random_generator
-from strategies.core.slices import PLACE, Slice, kebab_case, one_of, words
+from strategies.core.slices import PLACE, Slice, Words, kebab_case, some_of
 
 
 class ImpossiblePlanError(ValueError):
@@ -84,20 +84,10 @@ class PlanSettings(Slice):
     min_replies: int = Field(default=1, ge=1)
     evaluate_every: int = Field(default=1, ge=1)
     patience: int = Field(default=0, ge=0)
-    measures: Annotated[tuple[str, ...], PLACE] = ()
+    measures: Annotated[Words, AfterValidator(some_of(MEASURES)), PLACE] = ()
     seed: int = Field(default=0, ge=0)
     connect_timeout: Annotated[float, PLACE] = Field(default=60.0, gt=0)
     round_timeout: Annotated[float, PLACE] = Field(default=3600.0, gt=0)
-
-    @field_validator("measures", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        return words(value)
-
-    @field_validator("measures")
-    @classmethod
-    def _known_measures(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(one_of(measure, MEASURES) for measure in value)
 
     @property
     def num_new(self) -> int:

@@ -1,9 +1,9 @@
 """Slices of the run config: settings that belong together and are handed on whole."""
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator
 
 PLACE = "place"
 """Marks, in a field's annotation, a setting that says where a run takes place or how long it
@@ -108,8 +108,20 @@ def one_of(value: str, allowed: Collection[str]) -> str:
     raise NoneOfTheAllowedError(allowed)
 
 
-def words(value: Any) -> Any:
-    """Read a list as a run config holds it, separated by commas."""
+def some_of(allowed: Collection[str]) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
+    """Return what holds the words of a setting to the allowed, and keeps each once."""
+
+    def check(value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(one_of(word, allowed) for word in value))
+
+    return check
+
+
+def _split(value: Any) -> Any:
     if isinstance(value, str):
         return tuple(word.strip() for word in value.split(",") if word.strip())
     return value
+
+
+Words = Annotated[tuple[str, ...], BeforeValidator(_split)]
+"""A list of words, which a run config holds separated by commas."""
