@@ -3,6 +3,7 @@
 import json
 import logging
 from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from fedkd_flwr import engines
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.config import ConfigError
+from fedkd_flwr.runs import load_run
+from fedkd_flwr.runs.lock import lock_directory
 from fedkd_flwr.sweeps import read_sweep, run_name, run_sweep
 
 ROOT = Path(__file__).parent.parent
@@ -217,6 +220,20 @@ def test_a_damaged_run_is_done_anew(sweep, tmp_path, told):
     (run.path / "summary.json").write_text("{")
     run_sweep(sweep, tmp_path / "runs", on_run=told.append, settings={"strategy": "local"})
     assert states(told) == [(1, "finished"), (2, "skipped")]
+
+
+def test_a_run_that_another_process_is_writing_is_left_to_it(sweep, tmp_path, told):
+    folder, settings = tmp_path / "runs", {"strategy": "local"}
+    (run, *_) = run_sweep(sweep, folder, settings=settings)
+    (run.path / "summary.json").unlink()
+    with closing(lock_directory(run.path)):
+        others = run_sweep(sweep, folder, on_run=told.append, settings=settings)
+    assert states(told) == [(1, "failed"), (2, "skipped")]
+    assert "is being written by process" in told[0].error
+    assert len(others) == 1
+    assert (run.path / "rounds.jsonl").exists() and not (folder / "aside").exists()
+    run_sweep(sweep, folder, settings=settings)
+    assert load_run(run.path).finished
 
 
 def test_a_run_from_before_a_default_changed_is_done_anew(sweep, tmp_path, told):

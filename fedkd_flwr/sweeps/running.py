@@ -23,6 +23,7 @@ from fedkd_flwr.runs import (
     remove_checkpoint,
     require_writable,
 )
+from fedkd_flwr.runs.lock import lock_directory
 from fedkd_flwr.sweeps.grid import read_sweep, run_labels
 from fedkd_flwr.sweeps.side_by_side import SideBySide
 
@@ -159,9 +160,10 @@ def run_sweep(
     """Do the runs of a sweep that are not done yet.
 
     A finished run is not repeated. An unfinished one is moved to the folder ``aside`` and
-    done anew, so two processes must not work on one folder. A run that fails is recorded in
-    ``failures.jsonl`` and does not stop the others. Finished runs keep no checkpoint: they
-    are there to be compared, and the checkpoints of many would fill a disk.
+    done anew; one that another process is writing is left to it, as a failure of this sweep. A
+    run that fails is recorded in ``failures.jsonl`` and does not stop the others. Finished runs
+    keep no checkpoint: they are there to be compared, and the checkpoints of many would fill a
+    disk.
 
     Several runs at a time are tasks of Ray, each a process of its own. If the environment
     variable ``RAY_ADDRESS`` names a cluster, they are spread over its machines, which need the
@@ -219,6 +221,10 @@ def run_sweep(
     listen = on_round or (lambda name, row: None)
     finished: dict[str, Run] = {}
 
+    def fail(run: SweepRun, failure: Failure) -> None:
+        _record_failure(folder, run.name, failure)
+        tell(run.progress("failed", error=failure.message))
+
     def to_do() -> Iterator[SweepRun]:
         for run in planned:
             done = _finished_run(run)
@@ -226,7 +232,11 @@ def run_sweep(
                 finished[run.name] = done
                 tell(run.progress("skipped", done))
                 continue
-            _move_aside(run.path)
+            try:
+                _move_aside(run.path)
+            except RunDirectoryError as error:
+                fail(run, Failure.of(error))
+                continue
             tell(run.progress("started"))
             yield run
 
@@ -238,8 +248,7 @@ def run_sweep(
     with closing(ended):
         for run, failure in ended:
             if failure:
-                _record_failure(folder, run.name, failure)
-                tell(run.progress("failed", error=failure.message))
+                fail(run, failure)
             else:
                 finished[run.name] = load_run(run.path)
                 tell(run.progress("finished", finished[run.name]))
@@ -344,13 +353,20 @@ def _finished_run(run: SweepRun) -> Run | None:
 
 
 def _move_aside(path: Path) -> None:
-    """Keep what an earlier attempt left behind, out of the way of the next."""
+    """Keep what an earlier attempt left behind, out of the way of the next.
+
+    Raises
+    ------
+    RunDirectoryError
+        If it is no earlier one: another process is writing it.
+    """
     if not path.exists():
         return
-    aside = path.parent / "aside"
-    aside.mkdir(exist_ok=True)
-    tries = len(list(aside.glob(f"{path.name}-*")))
-    path.rename(aside / f"{path.name}-{tries + 1}")
+    with closing(lock_directory(path)):
+        aside = path.parent / "aside"
+        aside.mkdir(exist_ok=True)
+        tries = len(list(aside.glob(f"{path.name}-*")))
+        path.rename(aside / f"{path.name}-{tries + 1}")
 
 
 def _record_failure(folder: Path, name: str, failure: Failure) -> None:
