@@ -6,9 +6,11 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# PyTorch's threads wait for each other by spinning. Where other work holds a core they spin for
-# several times as long as they compute. Read once, when PyTorch is loaded; yours goes before ours.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# PyTorch's threads wait for each other spinning, for so long that on a machine with other work to
+# do a run takes several times its time. This is as short as the library itself (libgomp) has it
+# where it knows of more threads than cores. Read once, when PyTorch is loaded.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 _EXPORTS = {
     "run": "fedkd_flwr.engines",

@@ -104,11 +104,15 @@ def test_a_lenet_client_on_a_parquet_file_loads_nothing_in_vain(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other OpenMP libraries")
-@pytest.mark.parametrize(("asked", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_pytorchs_threads_wait_without_spinning_unless_asked_to(asked, policy):
-    """OpenMP reads the policy when PyTorch is loaded: it has to be set before."""
-    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
-    environment |= {"OMP_DISPLAY_ENV": "true"} | ({"OMP_WAIT_POLICY": asked} if asked else {})
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")],
+)
+def test_pytorchs_threads_spin_shortly_unless_asked_otherwise(asked, expected):
+    """OpenMP reads it when PyTorch is loaded: it has to be set before."""
+    ours = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    environment = {key: value for key, value in os.environ.items() if key not in ours}
+    environment |= {"OMP_DISPLAY_ENV": "verbose", **asked}
     command = [sys.executable, "-c", "import fedkd_flwr.engines, torch"]
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert f"OMP_WAIT_POLICY = '{policy}'" in said.stderr
+    assert f"GOMP_SPINCOUNT = '{expected}'" in said.stderr
