@@ -44,6 +44,20 @@ def test_a_run_becomes_rows_beside_the_papers(script, small, tmp_path, monkeypat
     assert cells[5:] == ["88.0 / 1.3", f"{lost:+.1f} |"]
 
 
+def test_new_runs_are_added_in_the_place_of_equal_ones(script, small, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "HERE", tmp_path)
+    old = dict.fromkeys(script.IDENTITY, "") | {"split": "DS-1", "samples": 0, "rounds": 1}
+    others = [old | {"method": method, "seed": 0} for method in ("local", "fedavg")]
+    equal = old | {"method": "local", "teacher": "optimal", "samples": 300, "seed": 3}
+    (tmp_path / script.RUNS).write_text(json.dumps([*others, equal]))
+    changes = {"partition": "k-classes", "max-samples": 300, "num-server-rounds": 1, "seed": 3}
+    settings = {**small, **changes, "strategy": "local"}
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "runs" / "one")
+    script.write_runs(tmp_path / "runs")
+    kept = json.loads((tmp_path / script.RUNS).read_text())
+    assert kept == [others[1], others[0], script.published(run)]
+
+
 @pytest.mark.parametrize("split", ["ds1", "ds2", "ds3"])
 def test_the_sweeps_are_the_presets_with_the_papers_rounds(split, script):
     position = int(split[-1]) - 1

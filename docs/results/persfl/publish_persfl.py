@@ -2,8 +2,8 @@
 
     python docs/results/persfl/publish_persfl.py RUNS
 
-writes beside this file ``mnist.json`` (what is kept of every run under the folder RUNS) and
-figures, and all tables of the results anew.
+writes into ``mnist.json``, beside this file, what is kept of every run under the folder RUNS, in
+the place of an equal run that is there already; then figures, and all tables of the results anew.
 """
 
 import json
@@ -28,6 +28,10 @@ SPLITS = {"k-classes": "DS-1", "dirichlet": "DS-2", "lognormal-two-classes": "DS
 COLUMNS = [
     "accuracy", "global_accuracy", "teacher_accuracy", "lambda", "temperature", "teacher_round"
 ]  # fmt: skip
+RUNS = "mnist.json"
+"""What is kept of all runs, beside this file."""
+IDENTITY = ("split", "samples", "method", "teacher", "rounds", "seed")
+"""What tells two runs apart, in the order in which they are kept."""
 NEAR = 0.01
 """Accuracy that a method may still gain where Table 7 calls it arrived."""
 
@@ -74,13 +78,12 @@ def published_pairs(pairs: pd.DataFrame) -> dict[str, Any]:
 
 
 def write_runs(folder: Path) -> None:
-    """Write ``mnist.json`` and PersFL's figures from all finished runs under a folder."""
+    """Add all finished runs under a folder to ``mnist.json``, and write PersFL's figures."""
     found = [fedkd_flwr.load_run(file.parent) for file in sorted(folder.rglob("summary.json"))]
-    kept = [published(run) for run in found]
-    order = ("split", "samples", "method", "teacher", "seed")
-    kept.sort(key=lambda run: [run[name] for name in order])
-    text = ",\n".join(json.dumps(run) for run in kept)
-    (HERE / "mnist.json").write_text(f"[\n{text}\n]\n")
+    runs = [*json.loads((HERE / RUNS).read_text()), *map(published, found)]
+    kept = {tuple(run[name] for name in IDENTITY): run for run in runs}
+    text = ",\n".join(json.dumps(kept[identity]) for identity in sorted(kept))
+    (HERE / RUNS).write_text(f"[\n{text}\n]\n")
     for partition, split in SPLITS.items():
         runs = [run for run in found if is_plain(run) and run.config["partition"] == partition]
         if runs:
@@ -105,7 +108,7 @@ def is_plain(run: Run) -> bool:
 
 def read_runs() -> pd.DataFrame:
     """Return one row a run; ``accuracy`` and ``global_accuracy`` are lists over users."""
-    runs = json.loads((HERE / "mnist.json").read_text())
+    runs = json.loads((HERE / RUNS).read_text())
     return pd.DataFrame([{**run, **run.pop("clients")} for run in runs])
 
 
