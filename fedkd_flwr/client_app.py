@@ -22,7 +22,7 @@ from fedkd_flwr.training.loop import computing_in
 Outcome = Message | Exception
 """A reply, or why there is none."""
 
-INFO = ("partition-id", "model", "public-hash", "seconds")
+INFO = ("partition-id", "model", "public-hash", "num-clients", "seconds")
 """What a client says of itself beside its metrics."""
 
 app = ClientApp()

@@ -2,11 +2,12 @@
 
 import logging
 
+import numpy as np
 import pytest
 from federation import SMALL as SILOS
 from federation import Federation, patience
 from flwr.app import Context, RecordDict
-from helpers import client_of
+from helpers import client_of, write_image_folder
 
 import fedkd_flwr
 from fedkd_flwr import server_app
@@ -59,6 +60,43 @@ def test_a_run_that_goes_on_has_the_clients_that_it_had(everybody, tmp_path):
     gone = read_config({**settings, "output-dir": str(tmp_path / "gone"), "resume": True})
     with pytest.raises(RunDirectoryError, match="gone"):
         with_connected_clients(InProcessGrid(client_app, 2, asked.flat()), gone)
+
+
+class OneMissing(InProcessGrid):
+    """Its last node is not connected."""
+
+    def get_node_ids(self):
+        return list(super().get_node_ids())[:-1]
+
+
+def test_shares_of_other_divisions_of_the_data_are_left_out(everybody, tmp_path):
+    """Else the run would be said to be of a split that none of its clients has."""
+    asked = read_config({**everybody, "output-dir": str(tmp_path / "run")})
+    grid = OneMissing(client_app, 4, asked.flat())
+    said = r"0 clients can take part .* client 0 has a share of data divided among 4 clients, and"
+    with pytest.raises(TooFewRepliesError, match=rf"{said} the run has 3"):
+        serve(grid, with_connected_clients(grid, asked))
+
+
+def test_data_of_their_own_is_nobodys_share(everybody, tmp_path):
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (60, 8, 8), dtype=np.uint8)
+    write_image_folder(tmp_path / "images", images, np.arange(60) % 10)
+    asked = read_config({**everybody, "output-dir": str(tmp_path / "run")})
+    configs = {n: {"data-path": str(tmp_path / "images")} for n in range(4)}
+    grid = OneMissing(client_app, 4, asked.flat(), configs)
+    run = serve(grid, with_connected_clients(grid, asked))
+    assert set(run.clients["partition_id"]) == {0, 1, 2}
+
+
+def test_a_run_does_not_go_on_with_another_split(everybody, tmp_path):
+    settings = {**everybody, "strategy": "local", "num-server-rounds": 1}
+    folders = {"output-dir": str(tmp_path / "run"), "state-dir": str(tmp_path / "state")}
+    fedkd_flwr.run({**settings, **folders, "num-clients": 3})
+    asked = read_config({**settings, **folders, "num-server-rounds": 2, "resume": True})
+    grid = InProcessGrid(client_app, 4, asked.flat())
+    with pytest.raises(TooFewRepliesError, match=r"divided among 4 clients, and the run has 3"):
+        serve(grid, with_connected_clients(grid, asked))
 
 
 def test_fewer_than_min_replies_stop_the_run(everybody):

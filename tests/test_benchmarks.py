@@ -153,12 +153,14 @@ def call(monkeypatch, *words):
 
 
 def test_rows_are_read_as_they_were_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.52, 0.0, 0.0))  # else it may change meanwhile
     file = tmp_path / "speed.json"
     call(monkeypatch, "too_little", "--json", str(file))
     rows = read_records(file)
     assert [row.result for row in rows] == list(too_little())
     assert {row.circumstances for row in rows} == {circumstances_of(["too_little"])}
     assert rows[0].circumstances.command == "python -m benchmarks too_little"
+    assert rows[0].circumstances.load == 0.5
 
 
 def test_a_later_call_replaces_its_rows_and_a_stopped_one_keeps_those_it_has(monkeypatch, tmp_path):

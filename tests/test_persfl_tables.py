@@ -50,12 +50,18 @@ def test_new_runs_are_added_in_the_place_of_equal_ones(script, small, tmp_path, 
     others = [old | {"method": method, "seed": 0} for method in ("local", "fedavg")]
     equal = old | {"method": "local", "teacher": "optimal", "samples": 300, "seed": 3}
     (tmp_path / script.RUNS).write_text(json.dumps([*others, equal]))
-    changes = {"partition": "k-classes", "max-samples": 300, "num-server-rounds": 1, "seed": 3}
-    settings = {**small, **changes, "strategy": "local"}
-    run = fedkd_flwr.run(settings, output_dir=tmp_path / "runs" / "one")
+    preset = {**small, "partition": "k-classes"}
+    monkeypatch.setattr(script, "preset_of", {"DS-1": preset}.get)
+    changes = {"max-samples": 300, "num-server-rounds": 1, "seed": 3, "strategy": "local"}
+    run = fedkd_flwr.run({**preset, **changes}, output_dir=tmp_path / "runs" / "one")
     script.write_runs(tmp_path / "runs")
     kept = json.loads((tmp_path / script.RUNS).read_text())
     assert kept == [others[1], others[0], script.published(run)]
+    other = fedkd_flwr.run(
+        {**preset, **changes, "learning-rate": 0.5}, output_dir=tmp_path / "runs" / "two"
+    )
+    with pytest.raises(ValueError, match="two has other settings than its preset: learning-rate"):
+        script.write_runs(other.path.parent)
 
 
 @pytest.mark.parametrize("split", ["ds1", "ds2", "ds3"])

@@ -49,7 +49,7 @@ def in_points(gains: Any) -> str:
 def mean_gain(gains: Any) -> str:
     """Return the mean gain in points, and in how many seeds there is one."""
     gains = np.asarray(gains, dtype=float)
-    return f"{100 * gains.mean():+.1f} ({(gains > 1e-9).sum()}/{len(gains)})"
+    return f"{in_points([gains.mean()])} ({(gains > 1e-9).sum()}/{len(gains)})"
 
 
 # ---- Which runs ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from publish_runs import read_published
-from tables import REFERENCE, course_of, in_points, is_as_said, reference, with_spread
+from tables import REFERENCE, course_of, in_points, is_as_said, reference
 
 from fedkd_flwr.analysis.rendering import in_bytes
 
@@ -17,11 +17,6 @@ from fedkd_flwr.analysis.rendering import in_bytes
 def accuracy(file: Path, method: str) -> str:
     """Return the mean accuracy in percent."""
     return f"{100 * _of_seeds(file, method)['accuracy'].mean():.1f}"
-
-
-def accuracy_with_spread(file: Path, method: str) -> str:
-    """Return the mean accuracy in percent, ± over seeds."""
-    return with_spread(_of_seeds(file, method)["accuracy"])
 
 
 def accuracies(file: Path, method: str) -> str:

@@ -329,7 +329,7 @@ class PersonalClient(NumPyClient):
         return {"partition-id": self.partition_id, "model": self.model_name}
 
     def get_properties(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Say who the client is: partition-id, model, sizes, and the hash of its public set."""
+        """Say who the client is: its model, data and public set."""
         data = self.data
         return {
             **self.identity,
@@ -337,6 +337,7 @@ class PersonalClient(NumPyClient):
             "test-size": len(data.test_labels),
             "validation-size": len(data.validation_labels),
             "public-hash": hash_of_public_pool(self.run.data_plan),
+            "num-clients": 0 if self.node.data_path else self.run.plan.num_clients,
         }
 
     def fit(

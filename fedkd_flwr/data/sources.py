@@ -184,7 +184,8 @@ def _load_files(path: Path, wanted: Wanted) -> ImageSet:
     encoded, names, numbers = _encoded_at(path, wanted)
     _require_classes(numbers, wanted.classes, repr(str(path)))
     labels = torch.from_numpy(numbers)
-    kept_at = _named_by_content(path.name, (digest_of(encoded), wanted.shape))
+    # Reading all of it for its name takes time, which is in vain where nothing is kept.
+    kept_at = cache_folder() and _named_by_content(path.name, (digest_of(encoded), wanted.shape))
     images = _decoded(kept_at, labels, lambda: decode_images(encoded, wanted.shape, names))
     return ImageSet(images, labels, wanted.classes or int(labels.max()) + 1)
 

@@ -362,11 +362,11 @@ def _move_aside(path: Path) -> None:
     """
     if not path.exists():
         return
-    with closing(lock_directory(path)):
-        aside = path.parent / "aside"
-        aside.mkdir(exist_ok=True)
-        tries = len(list(aside.glob(f"{path.name}-*")))
-        path.rename(aside / f"{path.name}-{tries + 1}")
+    lock_directory(path).close()  # a folder with an open file cannot be renamed everywhere
+    aside = path.parent / "aside"
+    aside.mkdir(exist_ok=True)
+    tries = len(list(aside.glob(f"{path.name}-*")))
+    path.rename(aside / f"{path.name}-{tries + 1}")
 
 
 def _record_failure(folder: Path, name: str, failure: Failure) -> None:

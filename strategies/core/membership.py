@@ -51,6 +51,9 @@ class ClientInfo:
         Samples of its test and of its validation split.
     public_hash : str
         Hash of its public set.
+    num_clients : int
+        Among how many clients the data set is divided of which it has a share; 0 for data of its
+        own.
     """
 
     partition_id: int
@@ -60,6 +63,7 @@ class ClientInfo:
     test_size: int = 0
     validation_size: int = 0
     public_hash: str = ""
+    num_clients: int = 0
 
 
 @dataclass
@@ -193,6 +197,12 @@ class Membership:
             raise InvalidReplyError(f"partition {n} is outside 0..{self.plan.num_clients - 1}")
         if not 1 <= client.num_examples <= LARGEST_SIZE:
             raise InvalidReplyError(f"client {n} has {client.num_examples} training samples")
+        if client.num_clients not in (0, self.plan.num_clients):
+            raise InvalidReplyError(
+                f"client {n} has a share of data divided among {client.num_clients} clients, and "
+                f"the run has {self.plan.num_clients}: connect as many nodes as num-partitions "
+                "says in their configs, or set it to the number of those that take part"
+            )
         known = self.clients.get(n)
         if known and known.node_id in self._online:
             raise InvalidReplyError(f"partition {n} is already held by another node")
@@ -239,6 +249,7 @@ def read_client(answer: Message) -> ClientInfo:
             test_size=int(metrics["test-size"]),  # type: ignore[arg-type]
             validation_size=int(metrics["validation-size"]),  # type: ignore[arg-type]
             public_hash=str(info.get("public-hash", "")),
+            num_clients=int(str(info.get("num-clients", 0))),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         reason = shortened(repr(error))

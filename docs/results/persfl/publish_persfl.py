@@ -3,7 +3,9 @@
     python docs/results/persfl/publish_persfl.py RUNS
 
 writes into ``mnist.json``, beside this file, what is kept of every run under the folder RUNS, in
-the place of an equal run that is there already; then figures, and all tables of the results anew.
+the place of an equal run that is there already; then figures of those under RUNS that are PersFL by
+its presets, and all tables of the results anew. Runs with other settings than a preset's are
+refused: `publish_runs.py` is for those.
 """
 
 import json
@@ -19,7 +21,9 @@ from numpy.typing import NDArray
 
 import fedkd_flwr
 from fedkd_flwr import Run
-from fedkd_flwr.config_files import load_toml
+from fedkd_flwr.analysis.settings import defining_settings
+from fedkd_flwr.config import read_config
+from fedkd_flwr.config_files import load_toml, read_toml
 from fedkd_flwr.plots import plot_pairs, plot_surface, plot_teacher_rounds
 from fedkd_flwr.plots.files import write_figures
 
@@ -32,6 +36,9 @@ RUNS = "mnist.json"
 """What is kept of all runs, beside this file."""
 IDENTITY = ("split", "samples", "method", "teacher", "rounds", "seed")
 """What tells two runs apart, in the order in which they are kept."""
+FREE = ("strategy", "persfl.teacher", "max-samples", "num-server-rounds", "seed")
+"""The settings behind it, beside the split."""
+PRESETS = HERE.parents[2] / "conf" / "persfl"
 NEAR = 0.01
 """Accuracy that a method may still gain where Table 7 calls it arrived."""
 
@@ -77,9 +84,35 @@ def published_pairs(pairs: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+def preset_of(split: str) -> dict[str, Any]:
+    """Return the settings of a split's preset."""
+    return read_toml(PRESETS / f"mnist-{split.lower().replace('-', '')}.toml")
+
+
+def require_preset(run: Run) -> None:
+    """Make sure that a run differs from its split's preset by what the tables tell apart alone.
+
+    Raises
+    ------
+    ValueError
+        If it does not, with the settings in which it differs.
+    """
+    split = SPLITS.get(run.config["partition"])
+    if split is None:
+        raise ValueError(f"{run.path} is of none of the splits {', '.join(SPLITS)}.")
+    free = {name: run.config[name] for name in FREE}
+    wanted = defining_settings(read_config({**preset_of(split), **free}).flat())
+    own = defining_settings(run.config)
+    others = sorted(name for name in own | wanted if own.get(name) != wanted.get(name))
+    if others:
+        raise ValueError(f"{run.path} has other settings than its preset: {', '.join(others)}.")
+
+
 def write_runs(folder: Path) -> None:
     """Add all finished runs under a folder to ``mnist.json``, and write PersFL's figures."""
     found = [fedkd_flwr.load_run(file.parent) for file in sorted(folder.rglob("summary.json"))]
+    for run in found:
+        require_preset(run)
     runs = [*json.loads((HERE / RUNS).read_text()), *map(published, found)]
     kept = {tuple(run[name] for name in IDENTITY): run for run in runs}
     text = ",\n".join(json.dumps(kept[identity]) for identity in sorted(kept))
