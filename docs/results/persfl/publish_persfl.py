@@ -320,7 +320,8 @@ def table_7() -> str:
 def sizes() -> str:
     """Return a row a total number of samples in DS-2, and the paper's."""
     runs = read_runs()
-    own = runs[(runs["split"] == "DS-2") & (runs["method"] == "persfl")]
+    runs = runs[(runs["split"] == "DS-2") & (runs["teacher"] == "optimal")]
+    own = runs[runs["method"] == "persfl"]
     headings = "samples, seeds, `persfl`, stage 1 (FedAvg), lambda, T"
     rows = sorted(size_rows(own), key=lambda row: int(row[0].replace(",", "")))
     return table(headings, []) + "".join(
