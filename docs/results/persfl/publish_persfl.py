@@ -376,6 +376,11 @@ def difference(split: str, method: str) -> str:
     return f"{float(ours(split, method)) - float(theirs):+.1f}"
 
 
+def over(split: str, method: str, other: str) -> str:
+    """Return how far our mean accuracy of Table 3 is above that of another method, in points."""
+    return f"{float(ours(split, method)) - float(ours(split, other)):+.1f}"
+
+
 def ours(split: str, method: str) -> str:
     """Return our mean accuracy of Table 3; ``stage-1`` is the first stage of `persfl`."""
     is_stage_1 = method == "stage-1"
