@@ -172,6 +172,14 @@ def test_a_missing_sweep_and_an_unknown_engine_are_refused(tmp_path, sweep):
         run_sweep(sweep, tmp_path / "runs", engine="nope")
 
 
+def test_the_folder_is_there_before_runs_begin_at_once(sweep, tmp_path):
+    """Else one that began would remove it, as it found it missing, while another begins."""
+    folder = tmp_path / "runs"
+    there = {}
+    run_sweep(sweep, folder, on_run=lambda told: there.setdefault(told.state, folder.exists()))
+    assert there["started"]
+
+
 def test_a_sweep_runs_once_and_only_what_is_missing_again(sweep, tmp_path, told):
     folder = tmp_path / "runs"
     first = run_sweep(sweep, folder, on_run=told.append)

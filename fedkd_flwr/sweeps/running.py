@@ -237,6 +237,8 @@ def run_sweep(
             except RunDirectoryError as error:
                 fail(run, Failure.of(error))
                 continue
+            # Runs that begin at once would take it for theirs to remove after they have tried it.
+            folder.mkdir(parents=True, exist_ok=True)
             tell(run.progress("started"))
             yield run
 
