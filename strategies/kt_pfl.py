@@ -117,8 +117,10 @@ def knowledge_gradient(
         Shape (N, N).
     """
     flat = predictions.reshape(len(predictions), -1)
-    log_ratio = _log(coefficients.astype(flat.dtype) @ flat) - _log(flat)
-    return shares[:, None] * ((log_ratio + 1) @ flat.T)
+    log_ratio = _log(coefficients.astype(flat.dtype) @ flat)
+    log_ratio -= _log(flat)
+    log_ratio += 1
+    return shares[:, None] * (log_ratio @ flat.T)
 
 
 def projected_step(
@@ -162,7 +164,8 @@ def projected_step(
 
 
 def _log(probabilities: NDArray[Any]) -> NDArray[Any]:
-    return np.log(np.maximum(probabilities, SMALLEST_PROBABILITY))
+    raised = np.maximum(probabilities, SMALLEST_PROBABILITY)
+    return np.log(raised, out=raised)
 
 
 class KTpFL(SoftPredictionStrategy):

@@ -177,6 +177,7 @@ class InProcessGrid(MessageGrid):
         assert self._together
         replies = []
         tell = self._teller(messages)
+        return_free_memory()  # what the server needed for its step
         at_once = SERVED_AT_ONCE["cuda" if torch.cuda.is_available() else "cpu"]
         for start in range(0, len(messages), at_once):
             chunk = messages[start : start + at_once]

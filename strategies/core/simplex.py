@@ -39,7 +39,7 @@ def check_simplex(rows: NDArray[Any], name: str, tolerance: float = 1e-3) -> Non
 def normalized_rows(rows: NDArray[Any]) -> NDArray[Any]:
     """Scale every row to sum 1; a row of zeros becomes uniform."""
     sums = rows.sum(axis=-1, keepdims=True)
-    uniform = np.full_like(rows, 1 / rows.shape[-1])
+    uniform = rows.dtype.type(1 / rows.shape[-1])
     return np.where(sums > 0, rows / np.where(sums > 0, sums, 1), uniform)
 
 
@@ -73,7 +73,7 @@ def project_onto_simplex(rows: NDArray[Any], mass: NDArray[Any]) -> NDArray[Any]
     Parameters
     ----------
     rows : ndarray
-        Shape (R, M).
+        Shape (R, M) float64.
     mass : ndarray
         Shape (R,), non-negative: what each projected row sums to.
 
@@ -82,9 +82,11 @@ def project_onto_simplex(rows: NDArray[Any], mass: NDArray[Any]) -> NDArray[Any]
     ndarray
         Shape (R, M).
     """
-    descending = -np.sort(-rows, axis=1)
-    excess = np.cumsum(descending, axis=1) - mass[:, None]
-    thresholds = excess / np.arange(1, rows.shape[1] + 1)
+    # In place, for with many clients the rows are the largest thing that a server holds.
+    descending = np.sort(rows, axis=1)[:, ::-1]
+    thresholds = np.cumsum(descending, axis=1)
+    thresholds -= mass[:, None]
+    thresholds /= np.arange(1, rows.shape[1] + 1)
     # The row's first entry is always above its threshold (mass > 0), so this is >= 1.
     support = np.maximum((descending > thresholds).sum(axis=1), 1)
     threshold = np.take_along_axis(thresholds, support[:, None] - 1, axis=1)
