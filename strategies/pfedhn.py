@@ -151,11 +151,18 @@ def vector_jacobian_product(
     return gradient
 
 
-def cut_to_norm(gradient: Network, norm: float) -> Network:
-    """Return a gradient that is no longer than a norm, over all its parts together."""
-    squares = sum(float(np.square(part, dtype=np.float64).sum()) for part in gradient.values())
+def cut_to_norm(gradient: Network, norm: float) -> None:
+    """Scale a gradient, in place, to be no longer than a norm over all its parts together."""
+    squares = sum(map(_sum_of_squares, gradient.values()))
     factor = np.float32(min(1.0, norm / max(np.sqrt(squares), 1e-12)))
-    return {name: part * factor for name, part in gradient.items()}
+    for part in gradient.values():
+        part *= factor
+
+
+def _sum_of_squares(part: NDArray[np.float32]) -> float:
+    """Return ``Σ x²`` in double precision, without a copy of the whole."""
+    numbers = part.reshape(-1)
+    return float(np.einsum("i,i", numbers, numbers, dtype=np.float64, casting="safe"))
 
 
 class PFedHN(ParameterStrategy):
@@ -194,11 +201,14 @@ class PFedHN(ParameterStrategy):
             [generated_weights(self.network, n) - models[n]["weights"] for n in clients]
         )
         product = vector_jacobian_product(self.network, clients, changes / np.float32(len(clients)))
-        gradient = cut_to_norm(product, settings.gradient_norm)
+        cut_to_norm(product, settings.gradient_norm)
         rate, momentum = np.float32(settings.learning_rate), np.float32(settings.momentum)
-        for name, part in gradient.items():
-            self.velocity[name] = momentum * self.velocity[name] + part
-            self.network[name] = self.network[name] - rate * self.velocity[name]
+        # In place: the head alone has a hundred times the numbers of a client's model.
+        for name, part in product.items():
+            velocity = self.velocity[name]
+            velocity *= momentum
+            velocity += part
+            self.network[name] -= np.multiply(velocity, rate, out=part)
 
     def welcome(self, step: int, replies: dict[int, Reply]) -> None:
         """Step on each new client's embedding alone, the hypernetwork as it is."""
@@ -207,7 +217,7 @@ class PFedHN(ParameterStrategy):
         for n, reply in replies.items():
             change = generated_weights(self.network, n) - reply.arrays["weights"]
             product = vector_jacobian_product(self.network, [n], change[None])
-            own = {"embedding": product["embeddings"][n]}
-            gradient = cut_to_norm(own, settings.gradient_norm)["embedding"]
-            velocity[n] = np.float32(settings.momentum) * velocity[n] + gradient
+            own = product["embeddings"][n]
+            cut_to_norm({"embedding": own}, settings.gradient_norm)
+            velocity[n] = np.float32(settings.momentum) * velocity[n] + own
             embeddings[n] -= np.float32(settings.learning_rate) * velocity[n]

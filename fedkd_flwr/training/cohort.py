@@ -28,6 +28,7 @@ from fedkd_flwr.training.loop import (
     draws_while_training,
     require_finite,
 )
+from fedkd_flwr.training.stackable import StackableCrossEntropy
 
 Answer = TypeVar("Answer")
 
@@ -178,7 +179,8 @@ class _Objective(nn.Module):
         """Return one client's loss; `tensors` are those that its loss has of its own."""
         loss: Any = self.loss
         own = replace(loss, tensors=tensors) if tensors else loss
-        value: Tensor = own(self.model, *batch)
+        with StackableCrossEntropy():
+            value: Tensor = own(self.model, *batch)
         return value
 
 

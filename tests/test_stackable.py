@@ -1,0 +1,74 @@
+"""Cross-entropy taken apart for clients side by side is PyTorch's own, and costs no import."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.nn import functional
+
+from fedkd_flwr.training import stackable
+from fedkd_flwr.training.stackable import StackableCrossEntropy
+
+TOGETHER = """
+import sys
+import torch
+from fedkd_flwr.models.pool import Architecture
+from fedkd_flwr.models.settings import ModelSettings
+from fedkd_flwr.training.cohort import train_together
+from fedkd_flwr.training.jobs import TrainJob
+from fedkd_flwr.training.losses import cross_entropy
+from fedkd_flwr.training.optimizers import SGD
+
+mlp = Architecture("mlp", (1, 28, 28), 10, ModelSettings().search_space, "cpu")
+batch = torch.randn(8, 1, 28, 28), torch.randint(0, 10, (8,))
+models = [mlp.build() for _ in range(2)]
+jobs = [TrainJob(m, cross_entropy, SGD(m.parameters(), 0.01), [batch]) for m in models]
+print(train_together(jobs)[0] > 0, "sympy" in sys.modules)
+"""
+
+
+def samples():
+    torch.manual_seed(0)
+    return torch.randn(13, 10, requires_grad=True), torch.randint(0, 10, (13,))
+
+
+def test_loss_and_gradient_are_those_of_pytorch():
+    logits, labels = samples()
+    expected = functional.cross_entropy(logits, labels)
+    with StackableCrossEntropy():
+        found = functional.cross_entropy(logits, labels)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    gradients = [torch.autograd.grad(loss, logits)[0] for loss in (found, expected)]
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("named", [{}, {"reduction": "mean"}])
+def test_the_plain_one_is_taken_apart(monkeypatch, named):
+    monkeypatch.setattr(stackable, "mean_cross_entropy", lambda logits, labels: "taken apart")
+    with StackableCrossEntropy():
+        assert functional.cross_entropy(*samples(), **named) == "taken apart"
+
+
+@pytest.mark.parametrize(
+    "named", [{"reduction": "sum"}, {"label_smoothing": 0.1}, {"weight": torch.arange(10.0)}]
+)
+def test_any_other_is_pytorchs(named):
+    logits, labels = samples()
+    expected = functional.cross_entropy(logits, labels, **named)
+    with StackableCrossEntropy():
+        assert torch.equal(functional.cross_entropy(logits, labels, **named), expected)
+
+
+def test_labels_that_are_distributions_are_pytorchs():
+    logits, _ = samples()
+    teacher = torch.softmax(torch.randn(13, 10), dim=1)
+    expected = functional.cross_entropy(logits, teacher)
+    with StackableCrossEntropy():
+        assert torch.equal(functional.cross_entropy(logits, teacher), expected)
+
+
+def test_clients_side_by_side_load_no_symbolic_mathematics():
+    command = [sys.executable, "-c", TOGETHER]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    assert answer.stdout.split() == ["True", "False"]
