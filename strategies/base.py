@@ -8,6 +8,7 @@ the attributes from which it can be continued. Everything else lives here once.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from logging import INFO
 from typing import Any
 
@@ -277,8 +278,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         if not self.plan.is_evaluated(server_round):
             return []
         asked = [n for n in self.reachable() if n not in self._evaluations]
-        payloads = {n: self.evaluate_payload(server_round, n) for n in asked}
-        return self._exchange.messages(MessageType.EVALUATE, "evaluate", payloads)
+        return self._exchange.to_evaluate(asked, partial(self.evaluate_payload, server_round))
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -337,8 +337,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
 
     def evaluations_of(self, asked: Iterable[int], server_round: int) -> dict[int, Evaluation]:
         """Ask some clients for an evaluation within a round, and return the valid ones."""
-        payloads = {n: self.evaluate_payload(server_round, n) for n in asked}
-        messages = self._exchange.messages(MessageType.EVALUATE, "evaluate", payloads)
+        messages = self._exchange.to_evaluate(asked, partial(self.evaluate_payload, server_round))
         replies = self.grid.send_and_receive(messages, timeout=self.plan.round_timeout)
         return self._evaluations_in(replies)
 

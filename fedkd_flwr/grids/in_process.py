@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
+from operator import length_hint
 from pathlib import Path
 
 import torch
@@ -130,13 +131,16 @@ class InProcessGrid(MessageGrid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Serve messages in order; those after the timeout stay without a reply."""
-        messages = list(messages)
-        if self._together and len(messages) > 1 and _are_to_train(messages):
-            return self._serve_together(messages)
-        tell = self._teller(messages)
+        total, waiting = length_hint(messages), iter(messages)
+        first = next(waiting, None)
+        if first is None:
+            return []
+        if self._together and total > 1 and first.metadata.message_type == MessageType.TRAIN:
+            return self._serve_together([first, *waiting])
+        tell = self._teller(first.metadata.message_type, total)
         deadline = None if timeout is None else time.monotonic() + timeout
         replies: list[Message] = []
-        for served, message in enumerate(messages, start=1):
+        for served, message in enumerate(itertools.chain([first], waiting), start=1):
             if deadline is not None and time.monotonic() >= deadline:
                 break
             replies.extend(self.pull_messages([self._push(message)]))
@@ -145,14 +149,14 @@ class InProcessGrid(MessageGrid):
                 return_free_memory()
         return replies
 
-    def _teller(self, messages: Sequence[Message]) -> Callable[[int], None]:
-        """Return what to call when some more of the messages are answered."""
+    def _teller(self, message_type: str, total: int) -> Callable[[int], None]:
+        """Return what to call when some more of as many messages are answered."""
         answered = 0
 
         def tell(more: int) -> None:
             nonlocal answered
             answered += more
-            self._on_clients(messages[0].metadata.message_type, answered, len(messages))
+            self._on_clients(message_type, answered, total)
 
         return tell
 
@@ -176,7 +180,7 @@ class InProcessGrid(MessageGrid):
     def _serve_together(self, messages: list[Message]) -> list[Message]:
         assert self._together
         replies = []
-        tell = self._teller(messages)
+        tell = self._teller(MessageType.TRAIN, len(messages))
         return_free_memory()  # what the server needed for its step
         at_once = SERVED_AT_ONCE["cuda" if torch.cuda.is_available() else "cpu"]
         for start in range(0, len(messages), at_once):
@@ -221,10 +225,6 @@ def return_free_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim:
             trim(0)
-
-
-def _are_to_train(messages: Iterable[Message]) -> bool:
-    return all(message.metadata.message_type == MessageType.TRAIN for message in messages)
 
 
 def _failure(message: Message, error: Exception) -> Message:

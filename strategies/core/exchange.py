@@ -1,12 +1,11 @@
 """The messages of one round: what is sent, what comes back, and who failed."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from logging import WARNING
-from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from numpy.typing import NDArray
 
 from strategies.core.flower import log
 from strategies.core.membership import ClientInfo
@@ -24,6 +23,28 @@ from strategies.core.replies import (
 )
 from strategies.core.simplex import NotOnSimplexError
 from strategies.core.traffic import Traffic
+
+
+class InTurn:
+    """Messages that are made one after the other, whenever the one before is out.
+
+    Parameters
+    ----------
+    members : sequence of int
+        Partition-ids of those addressed.
+    message_for : callable
+        Makes the message to one of them.
+    """
+
+    def __init__(self, members: Sequence[int], message_for: Callable[[int], Message]) -> None:
+        self._members = members
+        self._message_for = message_for
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Message]:
+        return map(self._message_for, self._members)
 
 
 class Exchange:
@@ -68,8 +89,8 @@ class Exchange:
         self._trained_rounds = trained_rounds
         self._is_last = server_round == plan.num_server_rounds or trained_rounds > 0
         self._sent: dict[int, int] = {}
-        # By the identity of what was encoded, which is held so that no other array gets its id.
-        self._encodings: dict[int, tuple[NDArray[Any], Array]] = {}
+        # By the identity of what was encoded, as long as that is there.
+        self._encodings: dict[int, Array] = {}
 
     def further(self, server_round: int) -> "Exchange":
         """Return the exchange of another round, whose traffic and failures count with these."""
@@ -98,8 +119,40 @@ class Exchange:
         evaluate : bool
             Whether a train reply is to carry the counts of the trained model.
         """
-        self._sent = {self._clients[n].node_id: n for n in payloads}
-        config = ConfigRecord(
+        self._note_sent(payloads)
+        config = self._config(phase, evaluate)
+        return [self._message(message_type, n, arrays, config) for n, arrays in payloads.items()]
+
+    def to_evaluate(self, asked: Iterable[int], payload_for: Callable[[int], Arrays]) -> InTurn:
+        """Address an evaluation message to each client, made when its turn has come.
+
+        Most evaluations ask everybody, and a method may have a model for each: these are never
+        all there at once where they are served one after the other.
+
+        Parameters
+        ----------
+        asked : iterable of int
+            Partition-ids.
+        payload_for : callable
+            Gives a client's arrays.
+        """
+        members = list(asked)
+        self._note_sent(members)
+        config = self._config("evaluate", evaluate=False)
+
+        def message_for(partition_id: int) -> Message:
+            arrays = payload_for(partition_id)
+            return self._message(MessageType.EVALUATE, partition_id, arrays, config)
+
+        return InTurn(members, message_for)
+
+    def _note_sent(self, members: Iterable[int]) -> None:
+        """Note who is to answer, by node id."""
+        self._sent = {self._clients[n].node_id: n for n in members}
+
+    def _config(self, phase: str, evaluate: bool) -> ConfigRecord:
+        """Return what every message of a phase says."""
+        return ConfigRecord(
             {
                 "server-round": self._round,
                 "phase": phase,
@@ -110,23 +163,27 @@ class Exchange:
                 "evaluate": evaluate,
             }
         )
-        messages = []
-        for partition_id, arrays in payloads.items():
-            payload = self.encoded(arrays)
-            if message_type == MessageType.TRAIN or self._trained_rounds:
-                self.traffic.count_down(partition_id, payload)
-            content = RecordDict({"arrays": ArrayRecord(dict(payload)), "config": config})
-            node_id = self._clients[partition_id].node_id
-            messages.append(Message(content, node_id, message_type, group_id=str(self._round)))
-        return messages
+
+    def _message(
+        self, message_type: str, partition_id: int, arrays: Arrays, config: ConfigRecord
+    ) -> Message:
+        """Make the message to one client, and count what it holds."""
+        payload = self.encoded(arrays)
+        if message_type == MessageType.TRAIN or self._trained_rounds:
+            self.traffic.count_down(partition_id, payload)
+        content = RecordDict({"arrays": ArrayRecord(dict(payload)), "config": config})
+        node_id = self._clients[partition_id].node_id
+        return Message(content, node_id, message_type, group_id=str(self._round))
 
     def encoded(self, arrays: Arrays) -> Payload:
         """Encode arrays for the wire, one that several clients are sent only once."""
         payload = {}
         for name, array in arrays.items():
             if id(array) not in self._encodings:
-                self._encodings[id(array)] = array, Array(array)
-            payload[name] = self._encodings[id(array)][1]
+                self._encodings[id(array)] = Array(array)
+                # Its id may be another's as soon as it is gone.
+                weakref.finalize(array, self._encodings.pop, id(array)).atexit = False
+            payload[name] = self._encodings[id(array)]
         return payload
 
     def valid_replies(

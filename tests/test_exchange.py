@@ -1,0 +1,65 @@
+"""Messages to evaluate are made in turn, so that clients' models are never all there at once."""
+
+import weakref
+
+import numpy as np
+import pytest
+from flwr.app import MessageType
+
+from strategies.core.exchange import Exchange
+from strategies.core.flower import TaskIdentity
+from strategies.core.membership import ClientInfo
+from strategies.core.plan import RunPlan
+from tests.helpers import arrays_of
+
+CLIENTS = range(20)
+
+
+@pytest.fixture(autouse=True)
+def task():
+    """Flower's messages read here who sends them."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+
+def exchange():
+    infos = {n: ClientInfo(n, 100 + n, "mlp", 5) for n in CLIENTS}
+    plan = RunPlan(num_clients=len(CLIENTS), num_server_rounds=3, num_classes=10)
+    return Exchange(infos, 1, plan)
+
+
+def test_each_is_made_when_its_turn_has_come():
+    made = []
+
+    def payload_for(n):
+        made.append(n)
+        return {"weights": np.full(1000, n)}
+
+    messages = exchange().to_evaluate(CLIENTS, payload_for)
+    assert len(messages) == 20 and not made
+    waiting = iter(messages)
+    for n in CLIENTS:
+        message = next(waiting)
+        assert made[-1] == n and len(made) == n + 1
+        assert message.metadata.dst_node_id == 100 + n
+        assert message.metadata.message_type == MessageType.EVALUATE
+
+
+def test_models_that_are_gone_are_held_by_nobody_and_taken_for_no_other():
+    alive = []
+
+    def payload_for(n):
+        weights = np.full(1000, n)
+        alive.append(weakref.ref(weights))
+        return {"weights": weights}
+
+    # Each array is let go of before the next, which often gets its place in memory.
+    for n, message in zip(CLIENTS, exchange().to_evaluate(CLIENTS, payload_for), strict=True):
+        assert (arrays_of(message)["weights"] == n).all()
+        assert alive[n]() is None
+
+
+def test_what_all_are_sent_is_encoded_once():
+    shared = np.arange(1000.0)
+    messages = list(exchange().to_evaluate(CLIENTS, lambda n: {"weights": shared}))
+    encoded = {id(message.content["arrays"]["weights"].data) for message in messages}
+    assert len(encoded) == 1
