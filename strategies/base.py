@@ -278,7 +278,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         if not self.plan.is_evaluated(server_round):
             return []
         asked = [n for n in self.reachable() if n not in self._evaluations]
-        return self._exchange.to_evaluate(asked, partial(self.evaluate_payload, server_round))
+        return self._exchange.to_evaluate(asked, partial(self.evaluate_payload, server_round), grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -337,7 +337,8 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
 
     def evaluations_of(self, asked: Iterable[int], server_round: int) -> dict[int, Evaluation]:
         """Ask some clients for an evaluation within a round, and return the valid ones."""
-        messages = self._exchange.to_evaluate(asked, partial(self.evaluate_payload, server_round))
+        payload_for = partial(self.evaluate_payload, server_round)
+        messages = self._exchange.to_evaluate(asked, payload_for, self.grid)
         replies = self.grid.send_and_receive(messages, timeout=self.plan.round_timeout)
         return self._evaluations_in(replies)
 

@@ -21,6 +21,10 @@ def task():
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
 
+class ServesInTurn:
+    serves_in_turn = True
+
+
 def exchange():
     infos = {n: ClientInfo(n, 100 + n, "mlp", 5) for n in CLIENTS}
     plan = RunPlan(num_clients=len(CLIENTS), num_server_rounds=3, num_classes=10)
@@ -34,7 +38,7 @@ def test_each_is_made_when_its_turn_has_come():
         made.append(n)
         return {"weights": np.full(1000, n)}
 
-    messages = exchange().to_evaluate(CLIENTS, payload_for)
+    messages = exchange().to_evaluate(CLIENTS, payload_for, ServesInTurn())
     assert len(messages) == 20 and not made
     waiting = iter(messages)
     for n in CLIENTS:
@@ -53,13 +57,21 @@ def test_models_that_are_gone_are_held_by_nobody_and_taken_for_no_other():
         return {"weights": weights}
 
     # Each array is let go of before the next, which often gets its place in memory.
-    for n, message in zip(CLIENTS, exchange().to_evaluate(CLIENTS, payload_for), strict=True):
+    for n, message in zip(
+        CLIENTS, exchange().to_evaluate(CLIENTS, payload_for, ServesInTurn()), strict=True
+    ):
         assert (arrays_of(message)["weights"] == n).all()
         assert alive[n]() is None
 
 
 def test_what_all_are_sent_is_encoded_once():
     shared = np.arange(1000.0)
-    messages = list(exchange().to_evaluate(CLIENTS, lambda n: {"weights": shared}))
+    messages = list(exchange().to_evaluate(CLIENTS, lambda n: {"weights": shared}, ServesInTurn()))
     encoded = {id(message.content["arrays"]["weights"].data) for message in messages}
     assert len(encoded) == 1
+
+
+def test_any_other_grid_may_go_through_them_twice():
+    messages = exchange().to_evaluate(CLIENTS, lambda n: {"weights": np.full(3, n)}, grid=None)
+    first, again = list(messages), list(messages)
+    assert all(one is other for one, other in zip(first, again, strict=True))

@@ -61,6 +61,9 @@ class InProcessGrid(MessageGrid):
         Is told how many clients have answered, while they do.
     """
 
+    serves_in_turn = True
+    """Whether a message is done with before the next is made, where they are made in turn."""
+
     def __init__(
         self,
         client_app: ClientApp | ClientCall,

@@ -2,10 +2,11 @@
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from logging import WARNING
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
 
 from strategies.core.flower import log
 from strategies.core.membership import ClientInfo
@@ -123,11 +124,14 @@ class Exchange:
         config = self._config(phase, evaluate)
         return [self._message(message_type, n, arrays, config) for n, arrays in payloads.items()]
 
-    def to_evaluate(self, asked: Iterable[int], payload_for: Callable[[int], Arrays]) -> InTurn:
+    def to_evaluate(
+        self, asked: Iterable[int], payload_for: Callable[[int], Arrays], grid: Grid
+    ) -> Collection[Message] | InTurn:
         """Address an evaluation message to each client, made when its turn has come.
 
         Most evaluations ask everybody, and a method may have a model for each: these are never
-        all there at once where they are served one after the other.
+        all there at once with a grid that says of itself that it ``serves_in_turn``. Flower's own
+        grids go through the messages twice, and get a list.
 
         Parameters
         ----------
@@ -135,6 +139,8 @@ class Exchange:
             Partition-ids.
         payload_for : callable
             Gives a client's arrays.
+        grid : Grid
+            What will send them.
         """
         members = list(asked)
         self._note_sent(members)
@@ -144,7 +150,8 @@ class Exchange:
             arrays = payload_for(partition_id)
             return self._message(MessageType.EVALUATE, partition_id, arrays, config)
 
-        return InTurn(members, message_for)
+        messages = InTurn(members, message_for)
+        return messages if getattr(grid, "serves_in_turn", False) else list(messages)
 
     def _note_sent(self, members: Iterable[int]) -> None:
         """Note who is to answer, by node id."""
