@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from benchmarks.bare import TRAINING, random_samples
 from benchmarks.images import SOURCE
 from benchmarks.pairs import Result, in_turns
+from fedkd_flwr.heap import keep_free_memory
 from fedkd_flwr.models.pool import Architecture
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.cohort import train_together
@@ -19,6 +20,7 @@ CLIENTS, SAMPLES = 20, 600
 
 def measure() -> Iterator[Result]:
     """Measure a round's training of perceptrons on private data."""
+    keep_free_memory()  # as every process does that serves clients
     search_space = ModelSettings().search_space
     architecture = Architecture("mlp", SOURCE.shape, SOURCE.classes, search_space, "cpu")
     models = [architecture.build() for _ in range(CLIENTS)]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.node import with_known_clients
 from fedkd_flwr.config import Configuration, read_config
+from fedkd_flwr.heap import keep_free_memory
 from fedkd_flwr.models.pool import Architecture
 from fedkd_flwr.training.cohort import cohort_size, run_together
 from fedkd_flwr.training.loop import computing_in
@@ -35,6 +36,7 @@ def _read_once(items: tuple[tuple[str, Any], ...]) -> Configuration:
 
 def build_client(context: Context) -> PersonalClient:
     """Build the method's client for a node, from its run config and node config."""
+    keep_free_memory()
     # A process that serves many messages of a run reads its config once.
     flat = with_known_clients(context.run_config, context.node_config)
     configuration = _read_once(tuple(flat.items()))

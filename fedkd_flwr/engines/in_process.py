@@ -11,6 +11,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import train_together
 from fedkd_flwr.config import ConfigError, Configuration
 from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.heap import return_free_memory
 from fedkd_flwr.listeners import ClientsListener, LineListener, RoundListener
 from fedkd_flwr.runs import Run
 from fedkd_flwr.server_app import serve
@@ -63,7 +64,10 @@ def run_in_process(
         on_clients=on_clients,
     )
     with flower_log_to(on_line) if on_line else flower_log_level(logging.WARNING):
-        return serve(grid, configuration, on_round, grid.keep_memories)
+        try:
+            return serve(grid, configuration, on_round, grid.keep_memories)
+        finally:
+            return_free_memory()
 
 
 def require_device(device: str) -> None:

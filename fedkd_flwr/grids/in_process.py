@@ -4,9 +4,7 @@ No start-up cost, one CUDA context, one decoded copy of the data: for tests, not
 single-GPU machines. The apps are the same as everywhere else.
 """
 
-import ctypes
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
@@ -20,6 +18,7 @@ from flwr.clientapp import ClientApp
 from fedkd_flwr.clients.disk import save_archive
 from fedkd_flwr.clients.memory import LiveContext
 from fedkd_flwr.grids.base import MessageGrid
+from fedkd_flwr.heap import return_free_memory
 from fedkd_flwr.listeners import ClientsListener
 from strategies.core.flower import ErrorCode, Run, TaskIdentity
 
@@ -216,18 +215,6 @@ class InProcessGrid(MessageGrid):
     def _kept(self, context: Context, reply: Message) -> Message:
         self._contexts[context.node_id] = context
         return reply
-
-
-def return_free_memory() -> None:
-    """Return what is free inside the C library's heap to the system, where the library can.
-
-    Replies and memories outlive the training between them, and leave a heap full of holes that
-    grows to several times what the clients keep.
-    """
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim:
-            trim(0)
 
 
 def _failure(message: Message, error: Exception) -> Message:

@@ -1,0 +1,46 @@
+"""What the C library does with memory that is freed: keep it for the next use, or give it back.
+
+By itself it gives tensors of a few megabytes back to the system as soon as they are freed, and has
+each page of them made anew a moment later. That is a fifth of what small networks side by side
+take, and a third of what a convolutional network takes to predict.
+"""
+
+import ctypes
+import sys
+from collections.abc import Callable
+from functools import cache
+
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
+"""Parameters of the C library's heap: from which size on memory does not come from it, and from
+how much free memory on it gives some back. Their names are those of its `mallopt`."""
+
+KEPT_AT_MOST = 2**30
+"""Both, in bytes: more than a step of a large network needs."""
+
+
+@cache
+def keep_free_memory() -> None:
+    """Keep what is freed for the next use, where the C library can be told to."""
+    set_option = _function("mallopt")
+    if set_option:
+        for parameter in (MMAP_THRESHOLD, TRIM_THRESHOLD):
+            set_option(parameter, KEPT_AT_MOST)
+
+
+def return_free_memory() -> None:
+    """Return what is free inside the C library's heap to the system, where the library can.
+
+    Replies and memories outlive the training between them, and leave a heap full of holes that
+    grows to several times what the clients keep.
+    """
+    trim = _function("malloc_trim")
+    if trim:
+        trim(0)
+
+
+def _function(name: str) -> Callable[..., int] | None:
+    """Return a function of the C library by its name; None where there is none."""
+    if sys.platform != "linux":
+        return None
+    function: Callable[..., int] | None = getattr(ctypes.CDLL(None), name, None)
+    return function

@@ -1,0 +1,58 @@
+"""What a process does with memory that its tensors no longer need."""
+
+import subprocess
+import sys
+
+import pytest
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the C library is Linux's")
+
+FAULTS = """
+import resource
+import torch
+from fedkd_flwr.heap import keep_free_memory, return_free_memory
+
+{first}
+
+def step():
+    torch.ones(2**24)  # 64 MB
+
+for _ in range(10):  # until nothing small is left to be put into the hole
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    {each}
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(first: str, each: str) -> int:
+    """Return how many pages a process had to get from the system for five equal steps."""
+    code = FAULTS.format(first=first, each=each)
+    command = [sys.executable, "-c", code]
+    return int(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+
+@on_linux
+def test_memory_that_is_freed_is_there_for_the_next_step():
+    assert faults("keep_free_memory()", "pass") < 100
+
+
+@on_linux
+def test_without_being_told_the_library_gives_it_back_after_each_step():
+    assert faults("pass", "pass") > 100
+
+
+@on_linux
+def test_what_is_returned_has_to_be_gotten_again():
+    assert faults("keep_free_memory()", "return_free_memory()") > 100
+
+
+def test_a_system_without_such_a_library_is_left_as_it_is(monkeypatch):
+    from fedkd_flwr import heap
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    heap.keep_free_memory.cache_clear()
+    heap.keep_free_memory()
+    heap.return_free_memory()
