@@ -115,6 +115,44 @@ def test_settings_from_outside_hold_for_every_run(sweep):
     ]  # fmt: skip
 
 
+def test_a_part_of_a_sweep_is_those_runs_that_have_the_values_wanted(sweep):
+    def chosen(**only):
+        configurations = read_sweep(sweep, only=only).values()
+        return [(c.run.strategy, c.run.plan.seed) for c in configurations]
+
+    assert chosen(strategy="kt-pfl") == [("kt-pfl", 0), ("kt-pfl", 1)]
+    assert chosen(strategy=["kt-pfl", "local"], seed=[1]) == [("local", 1), ("kt-pfl", 1)]
+    # Runs keep the names that they have in the whole, so that they are found again.
+    assert read_sweep(sweep, only={"seed": [1]}).keys() < read_sweep(sweep).keys()
+
+
+def test_a_part_is_chosen_by_what_runs_have_from_elsewhere_too(tmp_path):
+    text = "[grid]\ncombinations = [{strategy = 'local'}, {strategy = 'local', alpha = 0.1}]\n"
+    path = write(tmp_path, "[base]\npartition = 'dirichlet'\n" + text)
+    (default,) = read_sweep(path, only={"alpha": [0.5]}).values()
+    assert default.flat()["alpha"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("only", "sentence"),
+    [
+        ({"seed": [2, 3]}, r"has no run with seed = 2 or 3; its runs have seed = 0 or 1\."),
+        ({"sead": [1]}, "have no setting sead"),
+    ],
+)
+def test_a_part_without_runs_is_refused(sweep, only, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        read_sweep(sweep, only=only)
+
+
+def test_a_part_of_a_sweep_is_run_alone(sweep, tmp_path, told):
+    run_sweep(sweep, tmp_path / "runs", on_run=told.append, only={"strategy": ["local"]})
+    assert states(told) == [(1, "finished"), (2, "finished")]
+    told.clear()
+    run_sweep(sweep, tmp_path / "runs", on_run=told.append)
+    assert [state for _, state in states(told)] == ["skipped", "skipped", "finished", "finished"]
+
+
 def test_what_holds_in_place_of_the_grid_is_said(sweep, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     read_sweep(sweep, {"num-clients": 4})

@@ -30,6 +30,16 @@ def read_assignments(assignments: list[str] | None) -> dict[str, Any]:
     return dict(parse_assignment(text) for text in assignments or [])
 
 
+def read_choices(choices: list[str] | None) -> dict[str, list[Any]]:
+    """Read every ``KEY=VALUE`` of a repeated option, in which a key may have several values."""
+    from fedkd_flwr.config_files import parse_assignment
+
+    values: dict[str, list[Any]] = {}
+    for name, value in map(parse_assignment, choices or []):
+        values.setdefault(name, []).append(value)
+    return values
+
+
 def read_values(preset: Path | None, assignments: list[str] | None) -> dict[str, Any]:
     """Put together a preset and overrides, a flat run config that is not validated yet."""
     from fedkd_flwr.config_files import upon_preset

@@ -11,6 +11,7 @@ from fedkd_flwr.cli.options import (
     Engine,
     Preset,
     read_assignments,
+    read_choices,
     read_values,
 )
 from fedkd_flwr.cli.output import one_clear_line, say, say_beside, show_table
@@ -298,13 +299,21 @@ def sweep(
         list[str] | None,
         typer.Option("-c", metavar="KEY=VALUE", help="Settings of every run; repeatable."),
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Those runs alone that have this value; repeatable, and of two values for one "
+            "KEY either will do.",
+        ),
+    ] = None,
 ) -> None:
     """Do the runs of a sweep that are not done yet."""
     with one_clear_line():
         from fedkd_flwr.cli.sweeping import SweepDisplay
         from fedkd_flwr.sweeps import run_sweep, sweep_folder
 
-        settings = read_assignments(assignments)
+        settings, part = read_assignments(assignments), read_choices(only)
         folder = sweep_folder(file, output_dir)
         say(f"Runs: {folder}")
         try:
@@ -320,6 +329,7 @@ def sweep(
                     cpus_per_run=cpus_per_run,
                     gpus_per_run=gpus_per_run,
                     on_round=display.on_round,
+                    only=part,
                 )
         except KeyboardInterrupt:
             kept = f"Stopped; the {display.done} runs that are done stay in {folder}."

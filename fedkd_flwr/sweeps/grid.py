@@ -20,7 +20,7 @@ Each run has a directory named after its settings, so that a second call finds i
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.config_files import load_toml, read_toml
 from fedkd_flwr.files import plain_name
 from fedkd_flwr.flat import Scalar, flatten
+from fedkd_flwr.hints import either
 from fedkd_flwr.presets import close_names, find_sweep, sweep_names
 from strategies.core.flower import log
 
@@ -37,8 +38,14 @@ COMBINATIONS = "combinations"
 """Name of the list of tables in the grid."""
 
 
+Part = Mapping[str, Scalar | Collection[Scalar]]
+"""Some runs of a sweep: those with the value, or one of the values, given for some settings."""
+
+
 def read_sweep(
-    path: str | Path, settings: Mapping[str, Scalar] | None = None
+    path: str | Path,
+    settings: Mapping[str, Scalar] | None = None,
+    only: Part | None = None,
 ) -> dict[str, Configuration]:
     """Read a sweep file and validate every run of it.
 
@@ -48,6 +55,8 @@ def read_sweep(
         The TOML file, or the name of a sweep that comes with the project.
     settings : mapping, optional
         Settings that hold for every run, whatever the file says.
+    only : mapping, optional
+        The values that a run may have for some settings, if not all runs are wanted.
 
     Returns
     -------
@@ -58,7 +67,7 @@ def read_sweep(
     Raises
     ------
     ConfigError
-        If the file is no sweep, or one of its runs is impossible.
+        If the file is no sweep, one of its runs is impossible, or none of them is wanted.
     """
     path = sweep_file(path)
     settings = dict(settings or {})
@@ -77,7 +86,38 @@ def read_sweep(
         twin = configurations.setdefault(run_name(configuration), configuration)
         _require_same_place(path, twin, configuration)
     _tell_of_unread(path, configurations.values())
-    return configurations
+    return _part(path, configurations, only) if only else configurations
+
+
+def _part(
+    path: Path, configurations: Mapping[str, Configuration], only: Part
+) -> dict[str, Configuration]:
+    """Return those runs that have one of the values wanted for each setting."""
+    flat = {name: configuration.flat() for name, configuration in configurations.items()}
+    wanted = {
+        key: [values] if isinstance(values, Scalar) else list(values)
+        for key, values in only.items()
+    }
+    known = next(iter(flat.values()))
+    if unknown := [key for key in only if key not in known]:
+        raise ConfigError(f"The runs of the sweep {path} have no setting {', '.join(unknown)}.")
+    part = {
+        name: configuration
+        for name, configuration in configurations.items()
+        if all(flat[name][key] in values for key, values in wanted.items())
+    }
+    if not part:
+        there = {key: dict.fromkeys(own[key] for own in flat.values()) for key in only}
+        raise ConfigError(
+            f"The sweep {path} has no run with {_worded(wanted)}; its runs have {_worded(there)}."
+        )
+    return part
+
+
+def _worded(part: Mapping[str, Collection[Scalar]]) -> str:
+    return ", ".join(
+        f"{key} = {either([str(value) for value in values])}" for key, values in part.items()
+    )
 
 
 def run_name(configuration: Configuration) -> str:

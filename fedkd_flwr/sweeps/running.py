@@ -24,7 +24,7 @@ from fedkd_flwr.runs import (
     require_writable,
 )
 from fedkd_flwr.runs.lock import lock_directory
-from fedkd_flwr.sweeps.grid import read_sweep, run_labels
+from fedkd_flwr.sweeps.grid import Part, read_sweep, run_labels
 from fedkd_flwr.sweeps.side_by_side import SideBySide
 
 State = Literal["started", "finished", "failed", "skipped"]
@@ -156,6 +156,7 @@ def run_sweep(
     cpus_per_run: int = 0,
     gpus_per_run: float = 0.0,
     on_round: SweepListener | None = None,
+    only: Part | None = None,
 ) -> list[Run]:
     """Do the runs of a sweep that are not done yet.
 
@@ -194,6 +195,9 @@ def run_sweep(
         GPUs that Ray keeps for a run, which sees no other; with 0.5 two share one.
     on_round : callable, optional
         Is called with a run's name and each of its finished rounds' rows.
+    only : mapping, optional
+        The values that a run may have for some settings, such as ``{"seed": [0, 1]}``, if not
+        all runs are wanted.
 
     Returns
     -------
@@ -207,7 +211,7 @@ def run_sweep(
     """
     engines.find_engine(engine)
     _check_jobs(jobs, engine)
-    configurations = read_sweep(path, settings)
+    configurations = read_sweep(path, settings, only)
     folder = sweep_folder(path, output_dir)
     require_writable(folder, "folder of the runs")
     for models_dir in {configuration.run.models_dir for configuration in configurations.values()}:
