@@ -12,6 +12,7 @@ import fedkd_flwr
 from fedkd_flwr.clients.fedproto import TowardsPrototypes
 from fedkd_flwr.models.pool import Architecture
 from fedkd_flwr.models.settings import ModelSettings
+from fedkd_flwr.training import cohort, loop
 from fedkd_flwr.training.cohort import cohort_size, kind_of, run_together, train_together
 from fedkd_flwr.training.jobs import PredictJob, TrainJob, complete
 from fedkd_flwr.training.loop import DivergedError, train_on
@@ -143,6 +144,20 @@ def test_a_client_is_told_of_its_divergence_and_of_its_results():
     fresh = models_of("mlp")
     losses = [job.run() for job in jobs_of(fresh)]
     assert [answers[0][0], answers[2][0]] == [round(losses[0], 3), round(losses[2], 3)]
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet"])
+def test_predictions_do_not_depend_on_their_batches(name, monkeypatch):
+    images = torch.randn(600, 1, 28, 28)
+    models = [model.eval() for model in models_of(name)]
+    with torch.inference_mode():
+        whole = [model(images) for model in models]
+    for size in (256, 7):
+        for module in (loop, cohort):
+            monkeypatch.setattr(module, "INFERENCE_BATCH", size)
+        alone = [PredictJob(model, images).run() for model in models]
+        together = list(cohort.predict_together([PredictJob(model, images) for model in models]))
+        torch.testing.assert_close([*alone, *together], [*whole, *whole], rtol=0, atol=1e-5)
 
 
 def test_predictions_on_shared_and_on_own_images():

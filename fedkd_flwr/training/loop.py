@@ -17,8 +17,12 @@ from torch.nn import functional
 from strategies.core.randomness import random_generator
 from strategies.core.replies import LARGEST_LOSS
 
-INFERENCE_BATCH = 1024
-"""Samples in a batch without gradients."""
+INFERENCE_BATCH = 256
+"""Samples in a prediction's batch: a convolution's outputs of more fall out of a processor's cache,
+and take longer to get from the system than to compute. Logits do not depend on it."""
+
+STATISTICS_BATCH = 1024
+"""Samples in a batch over which statistics of batch normalization are taken; these depend on it."""
 
 Batch = tuple[Tensor, ...]
 """Tensors on the device that a loss takes; the first has one row a sample."""
@@ -210,7 +214,7 @@ def refresh_statistics(model: nn.Module, images: Tensor) -> None:
         layer.reset_running_stats()
         layer.momentum = None  # the plain mean over batches
         layer.train()
-    for chunk in torch.tensor_split(images, math.ceil(len(images) / INFERENCE_BATCH)):
+    for chunk in torch.tensor_split(images, math.ceil(len(images) / STATISTICS_BATCH)):
         model(chunk)
     model.eval()
     for layer, momentum in zip(layers, momenta, strict=True):
