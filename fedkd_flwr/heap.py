@@ -11,12 +11,12 @@ from collections.abc import Callable
 from functools import cache
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
-"""Parameters of the C library's heap: from which size on memory does not come from it, and from
-how much free memory on it gives some back. Their names are those of its `mallopt`."""
+"""What the C library's `mallopt` calls two of its limits: from which size on memory does not come
+from the heap, and from how much free memory at its end the heap gives some back."""
 
-KEPT_AT_MOST = 2**28
-"""Both, in bytes: what a prediction of a large network needs, and every process of a machine may
-hold on to."""
+LARGEST_TENSOR, KEPT_AT_MOST = 2**27, 2**28
+"""Both limits, in bytes: what a large network's predictions need. What is larger, such as a message
+without end, is gone once it is freed, and leaves no hole."""
 
 
 @cache
@@ -24,8 +24,8 @@ def keep_free_memory() -> None:
     """Keep what is freed for the next use, where the C library can be told to."""
     set_option = _function("mallopt")
     if set_option:
-        for parameter in (MMAP_THRESHOLD, TRIM_THRESHOLD):
-            set_option(parameter, KEPT_AT_MOST)
+        set_option(MMAP_THRESHOLD, LARGEST_TENSOR)
+        set_option(TRIM_THRESHOLD, KEPT_AT_MOST)
 
 
 def return_free_memory() -> None:
