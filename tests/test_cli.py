@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 import fedkd_flwr
 from fedkd_flwr.cli import app
+from fedkd_flwr.cli.options import read_choices
 from fedkd_flwr.config import known_names
 from fedkd_flwr.config_files import read_toml
 from fedkd_flwr.presets import find_preset, find_sweep
@@ -140,6 +141,11 @@ def test_common_words_lead_to_the_key(word, meant):
 def test_a_word_means_the_setting_of_the_chosen_method():
     line = refusal("run", "-c", "strategy=fesem", "-c", "models=mlp", "-c", "clusters=2")
     assert "did you mean fesem.clusters?" in line
+
+
+def test_a_choice_given_twice_allows_either_value():
+    choices = read_choices(["seed=0", "strategy=local", "seed=1"])
+    assert choices == {"seed": [0, 1], "strategy": ["local"]}
 
 
 def test_presets_and_sweeps_are_found_by_name_anywhere(tmp_path, monkeypatch):

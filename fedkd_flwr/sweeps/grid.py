@@ -37,7 +37,6 @@ from strategies.core.flower import log
 COMBINATIONS = "combinations"
 """Name of the list of tables in the grid."""
 
-
 Part = Mapping[str, Scalar | Collection[Scalar]]
 """Some runs of a sweep: those with the value, or one of the values, given for some settings."""
 

@@ -18,8 +18,8 @@ from strategies.core.randomness import random_generator
 from strategies.core.replies import LARGEST_LOSS
 
 INFERENCE_BATCH = 256
-"""Samples in a prediction's batch: a convolution's outputs of more fall out of a processor's cache,
-and take longer to get from the system than to compute. Logits do not depend on it."""
+"""Samples in a prediction's batch: the heap does not keep memory for a convolution's outputs of
+many more, and the system makes its pages anew. Logits do not depend on it."""
 
 STATISTICS_BATCH = 1024
 """Samples in a batch over which statistics of batch normalization are taken; these depend on it."""
