@@ -1,5 +1,6 @@
 """The DARTS supernet, its genotypes and its fixed networks."""
 
+import copy
 from collections.abc import Iterator
 
 import pytest
@@ -109,6 +110,26 @@ def test_halving_the_resolution_sees_every_pixel(side: int, last: float) -> None
     assert odd.nonzero().tolist() == [[0, 1]]
     x = torch.ones(1, 1, side, side)
     assert halved(x)[0, 1, -1, -1] == pytest.approx(last, abs=1e-4)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 8, 16])
+def test_halving_has_right_gradients_in_its_memory_format(channels: int) -> None:
+    """oneDNN's gradient of a strided 1x1 convolution of few channels is wrong, or kills."""
+    torch.manual_seed(0)
+    halved = HalvedResolution(channels, 8, affine=False)
+    exact = copy.deepcopy(halved).double()
+    x = torch.randn(8, channels, 28, 28).contiguous(memory_format=torch.channels_last)
+    weights = torch.randn(8, 8, 14, 14)
+    for _ in range(20):  # a write past the memory is felt sooner or later
+        gradients = torch.autograd.grad(
+            (halved(x) * weights).sum(), [halved.even.weight, halved.odd.weight]
+        )
+    expected = torch.autograd.grad(
+        (exact(x.double().contiguous()) * weights.double()).sum(),
+        [exact.even.weight, exact.odd.weight],
+    )
+    for found, right in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(found.double(), right, rtol=1e-3, atol=1e-3)
 
 
 def test_an_edge_is_the_softmax_weighted_sum_of_its_operations() -> None:
