@@ -16,7 +16,7 @@ from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.node import with_known_clients
 from fedkd_flwr.config import Configuration, read_config
 from fedkd_flwr.heap import keep_free_memory
-from fedkd_flwr.models.pool import Architecture
+from fedkd_flwr.models.pool import Architecture, lay_out
 from fedkd_flwr.training.cohort import cohort_size, run_together
 from fedkd_flwr.training.loop import computing_in
 
@@ -131,6 +131,7 @@ def _chunks(members: Sequence[int], client: PersonalClient) -> Iterator[Sequence
 
 def _serve_together(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Outcome]:
     clients = [build_client(context) for context in contexts]
+    lay_out(clients[0].architecture, len(clients))
     calls = [_call(message) for message in messages]
     steps = [client.serve_and_count(*call) for client, call in zip(clients, calls, strict=True)]
     outcomes: list[Outcome] = []

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from fedkd_flwr.training import stackable
-from fedkd_flwr.training.stackable import StackableCrossEntropy
+from fedkd_flwr.training.stackable import StackableFunctions
 
 TOGETHER = """
 import sys
@@ -36,7 +36,7 @@ def samples():
 def test_loss_and_gradient_are_those_of_pytorch():
     logits, labels = samples()
     expected = functional.cross_entropy(logits, labels)
-    with StackableCrossEntropy():
+    with StackableFunctions():
         found = functional.cross_entropy(logits, labels)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     gradients = [torch.autograd.grad(loss, logits)[0] for loss in (found, expected)]
@@ -46,7 +46,7 @@ def test_loss_and_gradient_are_those_of_pytorch():
 @pytest.mark.parametrize("named", [{}, {"reduction": "mean"}])
 def test_the_plain_one_is_taken_apart(monkeypatch, named):
     monkeypatch.setattr(stackable, "mean_cross_entropy", lambda logits, labels: "taken apart")
-    with StackableCrossEntropy():
+    with StackableFunctions():
         assert functional.cross_entropy(*samples(), **named) == "taken apart"
 
 
@@ -56,7 +56,7 @@ def test_the_plain_one_is_taken_apart(monkeypatch, named):
 def test_any_other_is_pytorchs(named):
     logits, labels = samples()
     expected = functional.cross_entropy(logits, labels, **named)
-    with StackableCrossEntropy():
+    with StackableFunctions():
         assert torch.equal(functional.cross_entropy(logits, labels, **named), expected)
 
 
@@ -64,7 +64,7 @@ def test_labels_that_are_distributions_are_pytorchs():
     logits, _ = samples()
     teacher = torch.softmax(torch.randn(13, 10), dim=1)
     expected = functional.cross_entropy(logits, teacher)
-    with StackableCrossEntropy():
+    with StackableFunctions():
         assert torch.equal(functional.cross_entropy(logits, teacher), expected)
 
 

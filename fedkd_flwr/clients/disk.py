@@ -263,7 +263,7 @@ def _fill(context: Context, file: Path, prefix: str) -> None:
     forget(context)
     for name, record in records.items():
         if isinstance(context, LiveContext):
-            context.tensors[name] = {k: torch.from_numpy(array) for k, array in record.items()}
+            context.keep(name, {key: torch.from_numpy(array) for key, array in record.items()})
         else:
             context.state[name] = ArrayRecord({k: Array(array) for k, array in record.items()})
     for name, numbers in words["metrics"].items():

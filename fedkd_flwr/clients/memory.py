@@ -6,6 +6,7 @@ they stay the tensors they are.
 """
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 import torch
@@ -13,26 +14,55 @@ from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedkd_flwr.clients.blocks import Blocks
+
 
 class LiveContext(Context):
     """A context whose client is always served by this process.
 
+    Parameters
+    ----------
+    blocks : Blocks
+        Where its tensors lie, and those of the other clients of this process.
+
     Attributes
     ----------
     tensors : dict of str to dict
-        What the client keeps, by record and name. Records are replaced, never changed, so that
-        a copy of the outer dict is a copy of the memory.
+        What the client keeps, by record and name. Records are replaced, never changed.
     """
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+    def __init__(self, *arguments: Any, blocks: Blocks, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.tensors: dict[str, dict[str, Tensor]] = {}
+        self._blocks = blocks
+        self._written: list[dict[str, Tensor]] = []
+
+    def draft(self) -> "LiveContext":
+        """Return a copy for a message to change; one of both replaces the other afterwards."""
+        draft = copy(self)
+        draft.tensors, draft._written = dict(self.tensors), []
+        return draft
+
+    def keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Keep copies of named tensors as a record, in place of what was there."""
+        record = {key: self._blocks.copy_of(value) for key, value in tensors.items()}
+        self.tensors[name] = record
+        self._written.append(record)
+
+    def replace(self, other: "LiveContext") -> None:
+        """Be the client's memory in place of the other, which nobody reads any more."""
+        records = (*other.tensors.values(), *other._written, *self._written)
+        kept = {id(record) for record in self.tensors.values()}
+        for key, record in {id(record): record for record in records}.items():
+            if key not in kept:
+                self._blocks.free(record.values())
+        self._written = []
 
 
 def save_tensors(context: Context, name: str, tensors: Mapping[str, Tensor]) -> None:
     """Keep named tensors under a name, in place of what was there."""
     if isinstance(context, LiveContext):
-        context.tensors[name] = {key: value.detach().clone() for key, value in tensors.items()}
+        context.keep(name, tensors)
         return
     arrays = {key: Array(value.detach().cpu().numpy()) for key, value in tensors.items()}
     context.state[name] = ArrayRecord(arrays)

@@ -8,6 +8,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
+from functools import partial
 from operator import length_hint
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 from flwr.app import Context, Error, Message, MessageType, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 
+from fedkd_flwr.clients.blocks import Blocks
 from fedkd_flwr.clients.disk import save_archive
 from fedkd_flwr.clients.memory import LiveContext
 from fedkd_flwr.grids.base import MessageGrid
@@ -22,7 +24,7 @@ from fedkd_flwr.heap import return_free_memory
 from fedkd_flwr.listeners import ClientsListener
 from strategies.core.flower import ErrorCode, Run, TaskIdentity
 
-SERVED_AT_ONCE = {"cpu": 24, "cuda": 64}
+SERVED_AT_ONCE = {"cpu": 36, "cuda": 64}
 """Messages that are served at once at most, by device.
 
 Until clients are done, their old and their new memory are both there; a GPU is busy only with many.
@@ -80,9 +82,10 @@ class InProcessGrid(MessageGrid):
         self._run = Run.create_empty(1)
         # Flower's Message reads who sends it from here.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        context_kind = partial(LiveContext, blocks=Blocks()) if live else Context
         self._contexts = {
             # Node ids are arbitrary keys; a distance from the partition-ids keeps mix-ups visible.
-            1000 + n: (LiveContext if live else Context)(
+            1000 + n: context_kind(
                 run_id=1,
                 node_id=1000 + n,
                 node_config={
@@ -173,15 +176,16 @@ class InProcessGrid(MessageGrid):
         return message_id
 
     def _serve(self, message: Message) -> Message:
-        context = self._context_for(message)
+        context = self._draft_for(message)
         try:
-            return self._kept(context, self._client_app(message, context))
+            reply = self._client_app(message, context)
         except Exception as error:
-            return _failure(message, error)
+            return self._answered(message, context, error)
+        return self._answered(message, context, reply)
 
     def _serve_together(self, messages: list[Message]) -> list[Message]:
         assert self._together
-        replies = []
+        replies: list[Message] = []
         tell = self._teller(MessageType.TRAIN, len(messages))
         return_free_memory()  # what the server needed for its step
         at_once = SERVED_AT_ONCE["cuda" if torch.cuda.is_available() else "cpu"]
@@ -189,32 +193,31 @@ class InProcessGrid(MessageGrid):
             chunk = messages[start : start + at_once]
             for message in chunk:
                 self._number(message)
-            contexts = [self._context_for(message) for message in chunk]
-            outcomes = self._together(chunk, contexts, tell)
-            return_free_memory()
-            replies += [
-                _failure(message, outcome)
-                if isinstance(outcome, Exception)
-                else self._kept(context, outcome)
-                for message, context, outcome in zip(chunk, contexts, outcomes, strict=True)
-            ]
+            drafts = [self._draft_for(message) for message in chunk]
+            outcomes = self._together(chunk, drafts, tell)
+            replies += map(self._answered, chunk, drafts, outcomes)
+        return_free_memory()
         return replies
 
-    def _context_for(self, message: Message) -> Context:
-        """Return a copy of a client's context, which is kept only if the client succeeds.
+    def _draft_for(self, message: Message) -> Context:
+        """Return a copy of a client's context, for the message to change."""
+        kept = self._contexts[message.metadata.dst_node_id]
+        draft = kept.draft() if isinstance(kept, LiveContext) else copy(kept)
+        draft.state = RecordDict(dict(kept.state))
+        return draft
+
+    def _answered(self, message: Message, draft: Context, outcome: Message | Exception) -> Message:
+        """Return the reply, or that there is none; the draft is kept only with a reply.
 
         As in Flower's own engines, a client that fails forgets the failed message.
         """
-        kept = self._contexts[message.metadata.dst_node_id]
-        context = copy(kept)
-        context.state = RecordDict(dict(kept.state))
-        if isinstance(context, LiveContext):
-            context.tensors = dict(context.tensors)
-        return context
-
-    def _kept(self, context: Context, reply: Message) -> Message:
-        self._contexts[context.node_id] = context
-        return reply
+        before = self._contexts[draft.node_id]
+        succeeded = isinstance(outcome, Message)
+        kept, dropped = (draft, before) if succeeded else (before, draft)
+        if isinstance(kept, LiveContext) and isinstance(dropped, LiveContext):
+            kept.replace(dropped)
+        self._contexts[draft.node_id] = kept
+        return outcome if isinstance(outcome, Message) else _failure(message, outcome)
 
 
 def _failure(message: Message, error: Exception) -> Message:

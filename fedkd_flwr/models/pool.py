@@ -1,8 +1,10 @@
 """Model objects kept per architecture, to be filled with one client's weights after another's.
 
 Building a network and drawing its initial weights costs more than a small client's training.
+Those of clients that are served side by side lie side by side too.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +14,7 @@ from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.common import Shape
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.features import with_common_width
+from fedkd_flwr.models.rows import Rows
 
 FREE_MODELS = 64
 """Models of one architecture that a process keeps for the next client."""
@@ -57,6 +60,40 @@ class Architecture:
 
 _FREE: dict[Architecture, list[nn.Module]] = {}
 
+_ROWS: dict[Architecture, Rows] = {}
+
+
+def lay_out(architecture: Architecture, count: int) -> None:
+    """Have models at hand that lie side by side, for clients that are about to borrow them.
+
+    Parameters
+    ----------
+    architecture : Architecture
+        Of the models.
+    count : int
+        How many clients there are.
+    """
+    if architecture in _ROWS and len(_ROWS[architecture]) >= count:
+        return
+    _ROWS[architecture] = Rows(_built(architecture), count)
+
+
+def parameters_side_by_side(models: Sequence[nn.Module]) -> dict[str, Tensor] | None:
+    """Return the parameters of models that lie side by side, as they lie.
+
+    Parameters
+    ----------
+    models : sequence of nn.Module
+        M models of one architecture.
+
+    Returns
+    -------
+    dict of str to Tensor or None
+        Shape (M, …) by name, changed as the models change; None where they lie apart.
+    """
+    rows = _ROWS.get(architecture_of(models[0]))
+    return rows.parameters_of(models) if rows else None
+
 
 def borrow(architecture: Architecture) -> nn.Module:
     """Return a model with whatever weights it was left with; all of them have to be filled.
@@ -65,14 +102,19 @@ def borrow(architecture: Architecture) -> nn.Module:
     of weights do not tell.
     """
     free = _FREE.get(architecture)
-    if not free:
-        # Whether a model is at hand must not move the draws of whoever borrows it.
-        with torch.random.fork_rng(devices=[]):
-            return architecture.build().to(architecture.device)
-    model = free.pop()
+    rows = _ROWS.get(architecture)
+    model = (rows.take() if rows else None) or (free.pop() if free else None)
+    if model is None:
+        return _built(architecture)
     for buffer, as_built in zip(_whole_numbers(model), vars(model)["whole_numbers"], strict=True):
         buffer.copy_(as_built)
     return model
+
+
+def _built(architecture: Architecture) -> nn.Module:
+    # Whether a model is at hand must not move the draws of whoever borrows it.
+    with torch.random.fork_rng(devices=[]):
+        return architecture.build().to(architecture.device)
 
 
 def _whole_numbers(model: nn.Module) -> list[Tensor]:
@@ -81,15 +123,19 @@ def _whole_numbers(model: nn.Module) -> list[Tensor]:
 
 def give_back(model: nn.Module) -> None:
     """Let the next client of the architecture have a model; nobody may use it any more."""
-    free = _FREE.setdefault(architecture_of(model), [])
+    model.zero_grad(set_to_none=True)
+    architecture = architecture_of(model)
+    if architecture in _ROWS and _ROWS[architecture].put_back(model):
+        return
+    free = _FREE.setdefault(architecture, [])
     if len(free) < FREE_MODELS:
-        model.zero_grad(set_to_none=True)
         free.append(model)
 
 
 def clear() -> None:
     """Let go of all models that are kept."""
     _FREE.clear()
+    _ROWS.clear()
 
 
 def architecture_of(model: nn.Module) -> Architecture:

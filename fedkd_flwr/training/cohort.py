@@ -8,16 +8,17 @@ padded. Results are those of the plain loop up to rounding.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state
+from torch.func import functional_call
+from torch.optim.sgd import sgd
 
-from fedkd_flwr.models.pool import Architecture, borrow, give_back
+from fedkd_flwr.models.pool import Architecture, borrow, give_back, parameters_side_by_side
 from fedkd_flwr.own import is_own
 from fedkd_flwr.training.jobs import Job, PredictJob, Steps, TrainJob
 from fedkd_flwr.training.loop import (
@@ -28,7 +29,7 @@ from fedkd_flwr.training.loop import (
     draws_while_training,
     require_finite,
 )
-from fedkd_flwr.training.stackable import StackableCrossEntropy
+from fedkd_flwr.training.stackable import StackableFunctions
 
 Answer = TypeVar("Answer")
 
@@ -156,16 +157,27 @@ class Stack:
             model.train(training)
         self._models = models
         self.skeleton = models[0]
-        self.parameters, self.buffers = stack_module_state(list(models))
+        as_they_lie = parameters_side_by_side(models)
+        self._is_copy = as_they_lie is None
+        self.parameters = as_they_lie or _stacked(model.named_parameters() for model in models)
+        self.buffers = _stacked(model.named_buffers() for model in models)
 
+    @torch.no_grad()
     def unstack(self) -> None:
-        """Write the numbers back into the models."""
-        with torch.no_grad():
-            for position, model in enumerate(self._models):
+        """Write the numbers back into the models, unless they are theirs."""
+        for position, model in enumerate(self._models):
+            if self._is_copy:
                 for name, parameter in model.named_parameters():
                     parameter.copy_(self.parameters[name][position])
-                for name, buffer in model.named_buffers():
-                    buffer.copy_(self.buffers[name][position])
+            for name, buffer in model.named_buffers() if self.buffers else ():
+                buffer.copy_(self.buffers[name][position])
+
+
+@torch.no_grad()
+def _stacked(named: Iterable[Iterable[tuple[str, Tensor]]]) -> Tensors:
+    """Return the tensors of many models by name, one model after another in each."""
+    columns = zip(*named, strict=True)
+    return {column[0][0]: torch.stack([tensor for _, tensor in column]) for column in columns}
 
 
 class _Objective(nn.Module):
@@ -179,7 +191,7 @@ class _Objective(nn.Module):
         """Return one client's loss; `tensors` are those that its loss has of its own."""
         loss: Any = self.loss
         own = replace(loss, tensors=tensors) if tensors else loss
-        with StackableCrossEntropy():
+        with StackableFunctions():
             value: Tensor = own(self.model, *batch)
         return value
 
@@ -282,57 +294,49 @@ class _Descent:
         group = jobs[0].optimizer.param_groups[0]
         self._rate, self._momentum = group["lr"], group["momentum"]
         self._decay = group["weight_decay"]
+        self._fused = all(tensor.device.type in ("cpu", "cuda") for tensor in parameters.values())
         self._momenta = self._stacked_momenta() if self._momentum else {}
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor | None], chosen: _Chosen) -> None:
         """Take a step for some clients; `gradients` have the shape (members, …)."""
-        for name, gradient in gradients.items():
-            if gradient is None:
-                continue
-            for stacked in (self._parameters, self._momenta):
-                if name in stacked:
-                    stacked[name] = _laid_out_like(gradient, stacked[name])
-            values = chosen.of(self._parameters[name])
-            if self._decay:
-                gradient = gradient.add(values, alpha=self._decay)
-            if self._momentum:
-                velocity = chosen.of(self._momenta[name])
-                # PyTorch's first step has the gradient itself for its momentum, as a start at
-                # zero has.
-                gradient = velocity.mul_(self._momentum).add_(gradient)
-                chosen.put(self._momenta[name], velocity)
-            values.add_(gradient, alpha=-self._rate)
-            chosen.put(self._parameters[name], values)
+        # In one go a step passes over the numbers once, which takes longer than the arithmetic.
+        own = {name: value.contiguous() for name, value in gradients.items() if value is not None}
+        parameters = [chosen.of(self._parameters[name]) for name in own]
+        momenta = [chosen.of(self._momenta[name]) for name in own if self._momentum]
+        no_momenta: list[Tensor | None] = [None] * len(own)
+        sgd(
+            parameters,
+            list(own.values()),
+            [*momenta] or no_momenta,
+            fused=self._fused,
+            lr=self._rate,
+            momentum=self._momentum,
+            weight_decay=self._decay,
+            dampening=0,
+            nesterov=False,
+            maximize=False,
+        )
+        for stacked, values in ((self._parameters, parameters), (self._momenta, momenta)):
+            for name, value in zip(own, values, strict=False):
+                chosen.put(stacked[name], value)
 
     def _stacked_momenta(self) -> Tensors:
         """Return the clients' momenta by parameter, zero for those that have none yet."""
-        momenta = {name: torch.zeros_like(tensor) for name, tensor in self._parameters.items()}
-        for position, job in enumerate(self._jobs):
-            for name, parameter in job.model.named_parameters():
-                kept = job.optimizer.state.get(parameter, {}).get("momentum_buffer")
-                if kept is not None:
-                    momenta[name][position] = kept
-        return momenta
+        return _stacked(_named_momenta(job) for job in self._jobs)
 
     def unstack(self) -> None:
-        """Write the momenta back into the clients' optimizers."""
-        for position, job in enumerate(self._jobs):
-            parameters = dict(job.model.named_parameters())
-            for name, momentum in self._momenta.items():
-                own = momentum[position].clone(memory_format=torch.contiguous_format)
-                job.optimizer.state[parameters[name]]["momentum_buffer"] = own
+        """Leave the momenta to the clients' optimizers."""
+        for position, job in enumerate(self._jobs if self._momenta else ()):
+            for name, parameter in job.model.named_parameters():
+                state = job.optimizer.state[parameter]
+                state["momentum_buffer"] = self._momenta[name][position]
 
 
-def _laid_out_like(gradient: Tensor, stacked: Tensor) -> Tensor:
-    """Return a stacked tensor with its numbers in the order in which its gradient has them.
-
-    The gradient of a batched product comes transposed, and a step across two orders takes
-    several times as long as one along the same.
-    """
-    if gradient.stride()[1:] == stacked.stride()[1:] or len(gradient) != len(stacked):
-        return stacked
-    return torch.empty_like(gradient).copy_(stacked)
+def _named_momenta(job: TrainJob) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in job.model.named_parameters():
+        kept: Tensor | None = job.optimizer.state.get(parameter, {}).get("momentum_buffer")
+        yield name, torch.zeros_like(parameter) if kept is None else kept
 
 
 def _checked(loss: float) -> float | DivergedError:
@@ -365,7 +369,8 @@ def predict_together(jobs: Sequence[PredictJob]) -> Iterator[Tensor]:
     stack = Stack([job.model for job in jobs], training=False)
 
     def model(parameters: Tensors, buffers: Tensors, images: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(stack.skeleton, (parameters, buffers), (images,))
+        with StackableFunctions():
+            outputs: Tensor = functional_call(stack.skeleton, (parameters, buffers), (images,))
         return outputs
 
     logits: dict[int, Tensor] = {}

@@ -127,7 +127,8 @@ def gathered(positions: Iterable[Tensor], *columns: Tensor) -> Iterator[Batch]:
     """
     for chosen in positions:
         chosen = chosen.to(columns[0].device)
-        yield tuple(column[chosen] for column in columns)
+        # Whole rows are copied several times as fast as an index gathers them.
+        yield tuple(column.index_select(0, chosen) for column in columns)
 
 
 def train_on(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 from torch.nn.utils import parameters_to_vector
 
 from fedkd_flwr.training.losses import cross_entropy
@@ -80,11 +81,13 @@ def parameters_of(model: nn.Module) -> list[Tensor]:
 @torch.no_grad()
 def relative_distance(model: nn.Module, before: Sequence[Tensor]) -> float:
     """Return ``||w - before|| / ||before||`` over all of a model's parameters."""
-    moved = torch.stack(
-        [(new - old).square().sum() for new, old in zip(model.parameters(), before, strict=True)]
-    )
-    norm = torch.stack([old.square().sum() for old in before])
-    return float((moved.sum() / norm.sum()).sqrt())
+    moved = [new - old for new, old in zip(model.parameters(), before, strict=True)]
+    return float(_norm(moved) / _norm(before))
+
+
+def _norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the norm of all tensors as one vector."""
+    return vector_norm(torch.stack([vector_norm(tensor) for tensor in tensors]))
 
 
 @torch.no_grad()

@@ -1,0 +1,100 @@
+"""What clients keep between messages lies in blocks; a place is used again, but never too early."""
+
+import pytest
+import torch
+from flwr.app import RecordDict
+
+from fedkd_flwr.clients.blocks import BLOCK, Blocks
+from fedkd_flwr.clients.memory import LiveContext, load_tensors, save_tensors
+
+
+@pytest.fixture
+def kept():
+    context = LiveContext(1, 1, {}, RecordDict(), {}, blocks=Blocks())
+    save_tensors(context, "model", {"w": torch.full((3, 5), 1.0), "n": torch.tensor(7)})
+    context.replace(context.draft())
+    return context
+
+
+def places(context, name="model"):
+    return {tensor.data_ptr() for tensor in load_tensors(context, name).values()}
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(4, 3).T,
+        torch.tensor(3),
+        torch.arange(5, dtype=torch.uint8),
+        torch.randn(2, dtype=torch.float64),
+        torch.empty(0, 3),
+        torch.randn(7, requires_grad=True),
+        torch.ones(BLOCK // 4 + 1),
+    ],
+)
+def test_a_copy_is_the_tensor_and_apart_from_it(tensor):
+    blocks = Blocks()
+    blocks.copy_of(torch.ones(1, dtype=torch.uint8))  # so that the next place needs aligning
+    copy = blocks.copy_of(tensor)
+    assert torch.equal(copy, tensor) and copy.dtype == tensor.dtype
+    assert copy.is_contiguous() and not copy.requires_grad
+    if copy.numel():
+        copy.fill_(9)
+        assert not torch.equal(copy, tensor)
+
+
+def test_a_free_place_goes_to_the_next_tensor_like_it():
+    blocks = Blocks()
+    place = blocks.copy_of(torch.zeros(3, 5))
+    blocks.free([place])
+    assert blocks.copy_of(torch.ones(5, 3)).data_ptr() != place.data_ptr()
+    assert blocks.copy_of(torch.ones(3, 5)).data_ptr() == place.data_ptr()
+    assert blocks.copy_of(torch.ones(3, 5)).data_ptr() != place.data_ptr()
+
+
+def test_places_of_different_tensors_do_not_overlap():
+    blocks = Blocks()
+    tensors = [torch.full((size,), float(size)) for size in (1, 3, 17, 1000, 5)]
+    copies = [blocks.copy_of(tensor) for tensor in tensors]
+    for copy, tensor in zip(copies, tensors, strict=True):
+        assert torch.equal(copy, tensor)
+
+
+def test_what_a_draft_replaces_is_written_over_only_afterwards(kept):
+    before = places(kept)
+    draft = kept.draft()
+    save_tensors(draft, "model", {"w": torch.full((3, 5), 2.0), "n": torch.tensor(8)})
+    save_tensors(draft, "more", {"w": torch.full((3, 5), 3.0)})
+    assert load_tensors(kept, "model")["w"].eq(1).all()
+    assert not places(draft) & before and not places(draft, "more") & before
+    draft.replace(kept)
+    later = draft.draft()
+    save_tensors(later, "more", {"w": torch.full((3, 5), 4.0)})
+    assert places(later, "more") <= before
+    assert load_tensors(draft, "model")["w"].eq(2).all()
+    assert load_tensors(draft, "more")["w"].eq(3).all()
+
+
+def test_a_message_that_fails_leaves_the_memory_as_it_was_and_its_places_free(kept):
+    failed = kept.draft()
+    save_tensors(failed, "model", {"w": torch.full((3, 5), 2.0), "n": torch.tensor(8)})
+    lost = places(failed)
+    kept.replace(failed)
+    assert load_tensors(kept, "model")["w"].eq(1).all()
+    again = kept.draft()
+    save_tensors(again, "model", {"w": torch.full((3, 5), 5.0), "n": torch.tensor(9)})
+    assert places(again) == lost
+
+
+def test_a_record_written_twice_in_a_message_frees_its_first_place_at_the_end(kept):
+    draft = kept.draft()
+    save_tensors(draft, "new", {"w": torch.full((3, 5), 2.0)})
+    first = load_tensors(draft, "new")["w"]
+    save_tensors(draft, "new", {"w": first + 1})
+    save_tensors(draft, "other", {"w": first + 2})
+    assert first.eq(2).all()
+    draft.replace(kept)
+    assert load_tensors(draft, "new")["w"].eq(3).all()
+    later = draft.draft()
+    save_tensors(later, "third", {"w": torch.zeros(3, 5)})
+    assert places(later, "third") == {first.data_ptr()}

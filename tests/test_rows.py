@@ -1,0 +1,89 @@
+"""Models that lie side by side: handed out in order, and trained where they lie."""
+
+import pytest
+import torch
+
+from fedkd_flwr.models import pool
+from fedkd_flwr.models.pool import Architecture, borrow, give_back, lay_out, parameters_side_by_side
+from fedkd_flwr.models.settings import ModelSettings
+from fedkd_flwr.training.cohort import predict_together, train_together
+from fedkd_flwr.training.jobs import PredictJob, TrainJob
+from fedkd_flwr.training.losses import cross_entropy
+from fedkd_flwr.training.optimizers import build_optimizer
+
+MLP = Architecture("mlp", (1, 4, 4), 3, ModelSettings().search_space, "cpu")
+
+
+@pytest.fixture(autouse=True)
+def empty_pool():
+    pool.clear()
+    yield
+    pool.clear()
+
+
+def filled(models):
+    """Give models the weights that their place in the list says."""
+    for number, model in enumerate(models):
+        torch.manual_seed(number)
+        model.load_state_dict(MLP.build().state_dict())
+    return models
+
+
+def jobs_of(models):
+    for number, model in enumerate(models):
+        generator = torch.Generator().manual_seed(number)
+        images = torch.randn(6, 1, 4, 4, generator=generator)
+        labels = torch.randint(0, 3, (6,), generator=generator)
+        optimizer = build_optimizer("sgd", model.parameters(), 0.1, 0.9)
+        batches = [(images[:4], labels[:4]), (images[4:], labels[4:])]
+        # One client has fewer batches than the others.
+        yield TrainJob(model, cross_entropy, optimizer, batches[: 1 + (number > 0)])
+
+
+def test_models_are_handed_out_in_the_order_in_which_they_lie():
+    lay_out(MLP, 3)
+    models = filled([borrow(MLP) for _ in range(3)])
+    for name, together in parameters_side_by_side(models).items():
+        for row, model in enumerate(models):
+            assert together[row].data_ptr() == model.get_parameter(name).data_ptr()
+            assert torch.equal(together[row], model.get_parameter(name))
+    for model in (models[2], models[0], models[1]):
+        give_back(model)
+    again = [borrow(MLP) for _ in range(4)]
+    assert again[:3] == models and parameters_side_by_side(again) is None
+    assert parameters_side_by_side(again[1:3])["1.weight"].shape[0] == 2
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (0, 2, 1)])
+def test_where_models_lie_changes_no_result(order):
+    lay_out(MLP, 3)
+    rows = [borrow(MLP) for _ in range(3)]
+    laid_out = filled([rows[place] for place in order])
+    apart = filled([MLP.build() for _ in order])
+    losses, expected = (train_together(list(jobs_of(models))) for models in (laid_out, apart))
+    assert losses == pytest.approx(expected)
+    images = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(9))
+    found = list(predict_together([PredictJob(model, images) for model in laid_out]))
+    for model, logits, other in zip(laid_out, found, apart, strict=True):
+        for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs)
+        torch.testing.assert_close(logits, other(images).detach())
+
+
+def test_models_laid_out_leave_the_draws_of_their_borrowers_alone():
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    lay_out(MLP, 3)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_more_clients_than_before_are_laid_out_anew():
+    lay_out(MLP, 2)
+    few = filled([borrow(MLP) for _ in range(2)])
+    lay_out(MLP, 3)
+    more = filled([borrow(MLP) for _ in range(3)])
+    assert parameters_side_by_side(more) is not None
+    assert not {id(model) for model in few} & {id(model) for model in more}
+    give_back(few[0])  # from before: another client may still have it
+    assert borrow(MLP) is few[0]
