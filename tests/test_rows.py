@@ -87,3 +87,17 @@ def test_more_clients_than_before_are_laid_out_anew():
     assert not {id(model) for model in few} & {id(model) for model in more}
     give_back(few[0])  # from before: another client may still have it
     assert borrow(MLP) is few[0]
+
+
+def test_a_model_whose_parameters_were_moved_is_trained_where_they_are_now():
+    lay_out(MLP, 3)
+    laid_out = filled([borrow(MLP) for _ in range(3)])
+    with torch.no_grad():
+        for parameter in laid_out[1].parameters():
+            parameter.data = parameter.data.clone()
+    apart = filled([MLP.build() for _ in range(3)])
+    train_together(list(jobs_of(laid_out)))
+    train_together(list(jobs_of(apart)))
+    for model, other in zip(laid_out, apart, strict=True):
+        for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs)

@@ -75,7 +75,7 @@ def lay_out(architecture: Architecture, count: int) -> None:
     """
     if architecture in _ROWS and len(_ROWS[architecture]) >= count:
         return
-    _ROWS[architecture] = Rows(_built(architecture), count)
+    _ROWS[architecture] = Rows([_built(architecture) for _ in range(count)])
 
 
 def parameters_side_by_side(models: Sequence[nn.Module]) -> dict[str, Tensor] | None:

@@ -6,33 +6,31 @@ with one row a model.
 
 import heapq
 from collections.abc import Sequence
-from copy import deepcopy
 
 from torch import Tensor, nn
 
 
 class Rows:
-    """Copies of a model, each on a row of its own.
+    """Models whose parameters are moved side by side, each on a row of its own.
 
     Parameters
     ----------
-    model : nn.Module
-        What is copied.
-    count : int
-        C, how many copies there are.
+    models : sequence of nn.Module
+        C models of one architecture, on one device.
     """
 
-    def __init__(self, model: nn.Module, count: int) -> None:
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self._models = models
+        self._row_of = {id(model): row for row, model in enumerate(models)}
+        self._free = list(range(len(models)))
         self._parameters = {
-            name: parameter.new_empty((count, *parameter.shape))
-            for name, parameter in model.named_parameters()
+            name: parameter.new_empty((len(models), *parameter.shape))
+            for name, parameter in models[0].named_parameters()
         }
-        self._models = [deepcopy(model) for _ in range(count)]
-        self._row_of = {id(copy): row for row, copy in enumerate(self._models)}
-        self._free = list(range(count))
-        for row, copy in enumerate(self._models):
-            for name, parameter in copy.named_parameters():
+        for row, model in enumerate(models):
+            for name, parameter in model.named_parameters():
                 parameter.data = self._parameters[name][row]
+        self._addresses = [_addresses(model) for model in models]
 
     def __len__(self) -> int:
         return len(self._models)
@@ -62,10 +60,15 @@ class Rows:
         dict of str to Tensor or None
             Shape (M, …) by name; None unless the models are rows that follow one another.
         """
-        rows = [self._row_of.get(id(model)) for model in models]
-        first = rows[0]
-        if first is None or rows != list(range(first, first + len(rows))):
+        first = self._row_of.get(id(models[0]), 0)
+        end = first + len(models)
+        if [id(model) for model in models] != [id(model) for model in self._models[first:end]]:
             return None
-        return {
-            name: tensor[first : first + len(rows)] for name, tensor in self._parameters.items()
-        }
+        # A method may have moved a model's parameters elsewhere.
+        if [_addresses(model) for model in models] != self._addresses[first:end]:
+            return None
+        return {name: tensor[first:end] for name, tensor in self._parameters.items()}
+
+
+def _addresses(model: nn.Module) -> list[int]:
+    return [parameter.data_ptr() for parameter in model.parameters()]
