@@ -31,8 +31,8 @@ def keep_free_memory() -> None:
 def return_free_memory() -> None:
     """Return what is free inside the C library's heap to the system, where the library can.
 
-    Replies and memories outlive the training between them, and leave a heap full of holes that
-    grows to several times what the clients keep.
+    Replies and what the server makes of them outlive the training between them, and leave the
+    heap full of holes.
     """
     trim = _function("malloc_trim")
     if trim:

@@ -98,3 +98,27 @@ def test_a_record_written_twice_in_a_message_frees_its_first_place_at_the_end(ke
     later = draft.draft()
     save_tensors(later, "third", {"w": torch.zeros(3, 5)})
     assert places(later, "third") == {first.data_ptr()}
+
+
+def test_what_grows_from_message_to_message_fills_no_blocks(kept):
+    context = kept
+    for size in range(1, 200):
+        draft = context.draft()
+        save_tensors(draft, "growing", {"seen": torch.zeros(size, 1000)})
+        draft.replace(context)
+        context = draft
+    in_blocks = {
+        tensor.untyped_storage().data_ptr()
+        for name in context.tensors
+        for tensor in load_tensors(context, name).values()
+        if tensor.untyped_storage().nbytes() == BLOCK
+    }
+    save_tensors(context, "new", {"w": torch.zeros(2)})
+    assert {load_tensors(context, "new")["w"].untyped_storage().data_ptr()} == in_blocks
+
+
+def test_a_tensor_with_a_block_of_its_own_is_gone_once_it_is_free():
+    blocks = Blocks()
+    place = blocks.copy_of(torch.zeros(BLOCK // 4 + 16))
+    blocks.free([place])
+    assert blocks.copy_of(torch.zeros(BLOCK // 4 + 16)).data_ptr() != place.data_ptr()

@@ -36,7 +36,9 @@ class Blocks:
     def free(self, tensors: Iterable[Tensor]) -> None:
         """Free the places of tensors that nobody reads any more."""
         for tensor in tensors:
-            self._free[tensor.shape, tensor.dtype, tensor.device].append(tensor)
+            # What fills a block of its own, or lies in none, is gone with its last reader.
+            if tensor.untyped_storage().nbytes() > tensor.nbytes:
+                self._free[tensor.shape, tensor.dtype, tensor.device].append(tensor)
 
     def _new_place(self, tensor: Tensor) -> Tensor:
         """Cut a place for a tensor of this kind from the current block, or from a new one."""

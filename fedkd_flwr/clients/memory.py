@@ -45,7 +45,14 @@ class LiveContext(Context):
 
     def keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Keep copies of named tensors as a record, in place of what was there."""
-        record = {key: self._blocks.copy_of(value) for key, value in tensors.items()}
+        before = self.tensors.get(name, {})
+        record = {
+            # The places of what changes its size would fit nothing later.
+            key: self._blocks.copy_of(value)
+            if before.get(key, value).shape == value.shape
+            else value.detach().clone()
+            for key, value in tensors.items()
+        }
         self.tensors[name] = record
         self._written.append(record)
 
@@ -76,7 +83,11 @@ def holds(context: Context, name: str) -> bool:
 
 
 def load_tensors(context: Context, name: str) -> dict[str, Tensor] | None:
-    """Return the tensors kept under a name, not to be changed; None where there are none."""
+    """Return the tensors kept under a name; None where there are none.
+
+    They are not to be changed, nor read once the message is answered: what is kept next may lie
+    in their place.
+    """
     if isinstance(context, LiveContext):
         return context.tensors.get(name)
     record = context.state.array_records.get(name)

@@ -285,7 +285,7 @@ class _Descent:
     jobs : sequence of TrainJob
         Whose optimizers say how, and have momenta or not.
     parameters : dict of str to Tensor
-        Shape (C, …); its tensors are changed in place, or replaced.
+        Shape (C, …); its tensors are changed in place.
     """
 
     def __init__(self, jobs: Sequence[TrainJob], parameters: Tensors) -> None:
@@ -300,7 +300,7 @@ class _Descent:
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor | None], chosen: _Chosen) -> None:
         """Take a step for some clients; `gradients` have the shape (members, …)."""
-        # In one go a step passes over the numbers once, which takes longer than the arithmetic.
+        # Fused, a step reads and writes the numbers once: that takes longer than its arithmetic.
         own = {name: value.contiguous() for name, value in gradients.items() if value is not None}
         parameters = [chosen.of(self._parameters[name]) for name in own]
         momenta = [chosen.of(self._momenta[name]) for name in own if self._momentum]
