@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, closing
 from functools import lru_cache
 from typing import Any
 
@@ -63,10 +63,8 @@ def properties(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Serve a train message of any phase."""
     started_at = time.perf_counter()
-    client = build_client(context)
-    with computing(client):
+    with closing(build_client(context)) as client, computing(client):
         arrays, _, metrics = client.fit(*_call(message))
-    client.close()
     # By this a simulation orders its next messages; it is recorded nowhere.
     known = {**client.identity, "seconds": time.perf_counter() - started_at}
     return _reply(message, known, metrics.pop("names"), arrays, metrics)
@@ -75,10 +73,8 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Serve an evaluation message."""
-    client = build_client(context)
-    with computing(client):
+    with closing(build_client(context)) as client, computing(client):
         _, _, metrics = client.evaluate(*_call(message))
-    client.close()
     return _reply(message, client.identity, [], [], metrics)
 
 
@@ -130,15 +126,15 @@ def _chunks(members: Sequence[int], client: PersonalClient) -> Iterator[Sequence
 
 
 def _serve_together(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Outcome]:
-    clients = [build_client(context) for context in contexts]
-    lay_out(clients[0].architecture, len(clients))
-    calls = [_call(message) for message in messages]
-    steps = [client.serve_and_count(*call) for client, call in zip(clients, calls, strict=True)]
+    with ExitStack() as closed:
+        clients = [closed.enter_context(closing(build_client(context))) for context in contexts]
+        lay_out(clients[0].architecture, len(clients))
+        calls = [_call(message) for message in messages]
+        steps = [client.serve_and_count(*call) for client, call in zip(clients, calls, strict=True)]
+        with computing(clients[0]):
+            answers = run_together(steps)
     outcomes: list[Outcome] = []
-    with computing(clients[0]):
-        answers = run_together(steps)
     for client, message, answer in zip(clients, messages, answers, strict=True):
-        client.close()
         if isinstance(answer, Exception):
             outcomes.append(answer)
         else:

@@ -15,6 +15,8 @@ Differences from the paper
 - The paper names neither the grid nor the criterion: lambda in {0, 0.25, 0.5, 0.75, 1} and T in
   {1, 5, 25} are consistent with Table 5; the pair with the best validation accuracy is kept,
   equals decided by validation cross-entropy and then by the order of the grid.
+- The paper does not say which epoch of stage 2 remains: the last. ``persfl.validate-every = 1``
+  keeps the best on validation data, since plain SGD on a user's two classes may end anywhere.
 - At lambda = 0 the temperature has no effect, and only the first is run.
 - Cross-entropy (Eq. 7) exceeds KL divergence (Eq. 3) by the teacher's entropy, which no weight
   of the student changes. So `PersFLGD` comes to the models of `PersFL`, up to rounding; the
@@ -62,6 +64,9 @@ class PersFLSettings(AveragingSettings):
         Epochs on the training data for each pair of the grid.
     distillation_learning_rate : float
         Step size of stage 2.
+    validate_every : int
+        Epochs after which a pair's model is validated, the best of which is kept; 0 for the last
+        alone.
     teacher : str
         ``optimal``, or ``last`` for the final global model (the ablation of Table 4).
     """
@@ -71,6 +76,7 @@ class PersFLSettings(AveragingSettings):
     temperatures: tuple[float, ...] = (1.0, 5.0, 25.0)
     distillation_epochs: int = Field(default=10, ge=1)
     distillation_learning_rate: float = Field(default=0.01, gt=0)
+    validate_every: int = Field(default=0, ge=0)
     teacher: Literal["optimal", "last"] = "optimal"
 
     @field_validator("imitation", "temperatures", mode="before")
@@ -93,6 +99,12 @@ class PersFLSettings(AveragingSettings):
         if not value or not all(0 < temperature < math.inf for temperature in value):
             raise ValueError("it should be one or more numbers above 0, separated by commas")
         return value
+
+    def stretches(self) -> list[int]:
+        """Return the epochs of stage 2 between one look at the validation data and the next."""
+        stretch = self.validate_every or self.distillation_epochs
+        starts = range(0, self.distillation_epochs, stretch)
+        return [min(stretch, self.distillation_epochs - start) for start in starts]
 
     def grid(self) -> list[tuple[float, float]]:
         """Return the pairs (lambda, T) to try, in order."""

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from flwr.app import RecordDict
+from flwr.app import Message, MessageType, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
 from fedkd_flwr.clients.blocks import BLOCK, Blocks
 from fedkd_flwr.clients.memory import LiveContext, load_tensors, save_tensors
+from fedkd_flwr.grids.in_process import InProcessGrid
 
 
 @pytest.fixture
@@ -117,8 +119,30 @@ def test_what_grows_from_message_to_message_fills_no_blocks(kept):
     assert {load_tensors(context, "new")["w"].untyped_storage().data_ptr()} == in_blocks
 
 
-def test_a_tensor_with_a_block_of_its_own_is_gone_once_it_is_free():
+@pytest.mark.parametrize("more", [1, 16])
+def test_a_tensor_with_a_block_of_its_own_is_gone_once_it_is_free(more):
     blocks = Blocks()
-    place = blocks.copy_of(torch.zeros(BLOCK // 4 + 16))
+    place = blocks.copy_of(torch.zeros(BLOCK // 4 + more))
     blocks.free([place])
-    assert blocks.copy_of(torch.zeros(BLOCK // 4 + 16)).data_ptr() != place.data_ptr()
+    assert blocks.copy_of(torch.zeros(BLOCK // 4 + more)).data_ptr() != place.data_ptr()
+
+
+def test_two_messages_to_a_client_build_on_each_other():
+    """Served at once, the second would write over what the first left behind."""
+
+    def serve(message, context):
+        kept = load_tensors(context, "model")
+        count = kept["w"] if kept else torch.zeros(3)
+        save_tensors(context, "model", {"w": count + 1})
+        return Message(RecordDict(), reply_to=message)
+
+    def together(messages, contexts, tell):
+        return [serve(*pair) for pair in zip(messages, contexts, strict=True)]
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    grid = InProcessGrid(serve, 2, {}, live=True, together=together)
+    first, second = grid.get_node_ids()
+    for nodes in ((first, second), (first, first), (second, second, first)):
+        grid.send_and_receive([Message(RecordDict(), n, MessageType.TRAIN) for n in nodes])
+    kept = [load_tensors(context, "model")["w"].tolist() for context in grid.contexts.values()]
+    assert kept == [[4.0] * 3, [3.0] * 3]

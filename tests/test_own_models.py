@@ -185,3 +185,30 @@ def test_built_in_models_take_images_and_the_perceptron_takes_anything():
     assert build_model("mlp", (7,), 3)(torch.zeros(2, 7)).shape == (2, 3)
     with pytest.raises(ValueError, match="model 'lenet' takes no other samples"):
         build_model("lenet", (7,), 3)
+
+
+def linear_net(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, classes))
+
+
+def deep_net(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 20), nn.ReLU(), nn.Linear(20, classes))
+
+
+@pytest.mark.parametrize("cohort", ["auto", "on"])
+def test_a_network_that_is_written_anew_is_another_in_the_next_run(
+    cohort, small, tmp_path, monkeypatch
+):
+    """As a cell of a notebook that is edited and run again."""
+
+    def losses(builder, name):
+        monkeypatch.setattr(f"{HERE}.linear_net", builder)
+        changes = {"models": f"{HERE}:linear_net", "strategy": "fedavg", "cohort": cohort}
+        return list(
+            fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / name).rounds["loss_mean"]
+        )
+
+    before = linear_net
+    deep = losses(deep_net, "deep")
+    assert losses(before, "linear") != deep
+    assert losses(deep_net, "again") == deep

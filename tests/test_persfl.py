@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -145,6 +146,41 @@ def test_two_steps_equal_a_hand_computation(small):
     candidate = complete(client.distilled(logits, share, temperature, server_round=2))
     for name, value in student.state_dict().items():
         torch.testing.assert_close(candidate.weights[name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "every", "stretches"),
+    [(10, 0, [10]), (10, 1, [1] * 10), (10, 4, [4, 4, 2]), (3, 5, [3])],
+)
+def test_epochs_lie_between_one_validation_and_the_next(epochs, every, stretches):
+    settings = PersFLSettings(distillation_epochs=epochs, validate_every=every)
+    assert settings.stretches() == stretches
+
+
+def test_the_best_epoch_remains_where_each_is_validated(small, monkeypatch):
+    """Training is the same; of its three epochs the second is the best on validation data."""
+    three = {"persfl.distillation-epochs": 3}
+    last, watched = (
+        client_of(small, **three, **changes) for changes in ({}, {"persfl.validate-every": 1})
+    )
+    teacher = last.new_model()
+    logits = teacher(last.data.train_images).detach()
+    for client in (last, watched):
+        client.model.load_state_dict(teacher.state_dict())
+    found = complete(last.distilled(logits, 0.5, 5.0, server_round=2))
+    seen, losses = [], iter([0.9, 0.7, 0.8])
+    measured = watched.candidate
+
+    def candidate(*pair):
+        seen.append(measured(*pair))
+        seen[-1] = replace(seen[-1], validation=Evaluation(5, 10, next(losses)))
+        return seen[-1]
+
+    monkeypatch.setattr(watched, "candidate", candidate)
+    assert complete(watched.distilled(logits, 0.5, 5.0, server_round=2)) is seen[1]
+    for name, value in found.weights.items():
+        assert torch.equal(value, seen[2].weights[name])
+        assert name.endswith("tracked") or not torch.equal(value, seen[1].weights[name])
 
 
 @pytest.mark.parametrize("strategy", ["persfl", "persfl-gd"])
@@ -380,6 +416,17 @@ def test_a_client_that_fails_in_stage_2_falls_back_to_its_teacher(small, tmp_pat
     client = client_of(small, context=grid.contexts[1])
     assert memory.load_model(client.context, "teacher", client.model)
     assert client.test_accuracy() == last.loc[1, "accuracy"]
+
+
+def test_a_client_that_never_took_part_is_evaluated_with_its_first_model(small):
+    client = client_of(small)
+    expected = client_of(small).new_model().state_dict()
+    with torch.no_grad():
+        for parameter in client.model.parameters():
+            parameter.fill_(3.0)  # as another client left it
+    assert client.prepare_evaluation({}, server_round=2) == {}
+    for name, value in client.model.state_dict().items():
+        assert torch.equal(value, expected[name])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Whole runs in one process: every method, its accounting, its determinism, its messages."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -205,3 +206,14 @@ def test_the_columns_say_how_far_knowledge_moves_the_weights(small, tmp_path):
         assert finished.clients.query("round == 1")["moved_public"].isna().all()
         moved[rate] = finished.rounds["moved_public_mean"].iloc[1]
     assert 300 < moved[0.05] / moved[0.00005] < 3000
+
+
+def test_runs_in_threads_of_one_process_are_those_in_turn(small, tmp_path):
+    changes = {"strategy": "local", "models": "lenet", "cohort": "off"}
+    in_turn = [run(small, tmp_path, f"turn-{seed}", **changes, seed=seed) for seed in (0, 1)]
+    with ThreadPoolExecutor(2) as threads:
+        at_once = threads.map(
+            lambda seed: run(small, tmp_path, f"at-once-{seed}", **changes, seed=seed), (0, 1)
+        )
+    for one, other in zip(in_turn, at_once, strict=True):
+        assert list(one.rounds["loss_mean"]) == list(other.rounds["loss_mean"])

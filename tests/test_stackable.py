@@ -51,7 +51,13 @@ def test_the_plain_one_is_taken_apart(monkeypatch, named):
 
 
 @pytest.mark.parametrize(
-    "named", [{"reduction": "sum"}, {"label_smoothing": 0.1}, {"weight": torch.arange(10.0)}]
+    "named",
+    [
+        {"reduction": "sum"},
+        {"label_smoothing": 0.1},
+        {"weight": torch.arange(10.0)},
+        {"ignore_index": 3},
+    ],
 )
 def test_any_other_is_pytorchs(named):
     logits, labels = samples()
@@ -72,3 +78,34 @@ def test_clients_side_by_side_load_no_symbolic_mathematics():
     command = [sys.executable, "-c", TOGETHER]
     answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     assert answer.stdout.split() == ["True", "False"]
+
+
+def test_samples_without_a_label_do_not_count():
+    logits, labels = samples()
+    labels[[2, 5]] = -100
+    expected = functional.cross_entropy(logits, labels)
+    with StackableFunctions():
+        found = functional.cross_entropy(logits, labels)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    gradients = [torch.autograd.grad(loss, logits)[0] for loss in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((torch.randn(6, 5), torch.randn(4, 5)), {}),
+        ((torch.randn(6, 5), torch.randn(4, 5)), {"bias": torch.randn(4)}),
+        ((torch.randn(2, 3, 5), torch.randn(4, 5)), {}),
+        ((torch.randn(5), torch.randn(4, 5), torch.randn(4)), {}),
+        ((torch.randn(6, 5), torch.randn(5)), {}),
+        ((torch.randn(6, 5),), {"weight": torch.randn(4, 5)}),
+        ((), {"input": torch.randn(6, 5), "weight": torch.randn(4, 5)}),
+    ],
+)
+def test_a_linear_layer_is_pytorchs_in_whatever_form_it_is_called(arguments, named):
+    expected = functional.linear(*arguments, **named)
+    with StackableFunctions():
+        found = functional.linear(*arguments, **named)
+    torch.testing.assert_close(found, expected)
+    assert found.view(-1).shape == (expected.numel(),)

@@ -37,18 +37,23 @@ class Blocks:
         """Free the places of tensors that nobody reads any more."""
         for tensor in tensors:
             # What fills a block of its own, or lies in none, is gone with its last reader.
-            if tensor.untyped_storage().nbytes() > tensor.nbytes:
+            if tensor.untyped_storage().nbytes() > _place(tensor):
                 self._free[tensor.shape, tensor.dtype, tensor.device].append(tensor)
 
     def _new_place(self, tensor: Tensor) -> Tensor:
         """Cut a place for a tensor of this kind from the current block, or from a new one."""
         if tensor.device.type != "cpu" or not tensor.nbytes:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-        needed = math.ceil(tensor.nbytes / ALIGNMENT) * ALIGNMENT
+        needed = _place(tensor)
         if needed > len(self._rest):
             self._rest = _new_block(max(needed, BLOCK))
         place, self._rest = self._rest[: tensor.nbytes], self._rest[needed:]
         return place.view(tensor.dtype).view(tensor.shape)
+
+
+def _place(tensor: Tensor) -> int:
+    """Return the bytes of a tensor's place."""
+    return math.ceil(tensor.nbytes / ALIGNMENT) * ALIGNMENT
 
 
 def _new_block(size: int) -> Tensor:

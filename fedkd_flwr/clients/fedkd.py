@@ -8,7 +8,6 @@ from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.fml import Pair, SharedModelClient
 from fedkd_flwr.models.features import feature_width, features_and_logits
-from fedkd_flwr.models.pool import give_back
 from fedkd_flwr.models.vectors import WEIGHTS, matrix_shapes, model_vectors
 from fedkd_flwr.training.loop import seeded
 from fedkd_flwr.training.losses import kl_to_teacher
@@ -58,13 +57,13 @@ class FedKDClient(SharedModelClient):
 
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Train the pair locally, reply with the compressed update of the shared model."""
-        with seeded("cpu", self.run.plan.seed, "between-features", self.partition_id):
-            pair = FeaturePair(self.model, self.shared_model(received)).to(self.device)
-        memory.load_model(self.context, "between-features", pair.between)
-        loss = yield from self.train_locally(server_round, adaptive_mutual_loss, model=pair)
-        memory.save_model(self.context, "between-features", pair.between)
-        arrays = self.update(received, pair.shared, server_round)
-        give_back(pair.shared)
+        with self.shared_model(received) as shared:
+            with seeded("cpu", self.run.plan.seed, "between-features", self.partition_id):
+                pair = FeaturePair(self.model, shared).to(self.device)
+            memory.load_model(self.context, "between-features", pair.between)
+            loss = yield from self.train_locally(server_round, adaptive_mutual_loss, model=pair)
+            memory.save_model(self.context, "between-features", pair.between)
+            arrays = self.update(received, shared, server_round)
         return TrainReply(arrays, {"train-loss": loss})
 
     def update(self, received: Arrays, trained: nn.Module, server_round: int) -> Arrays:

@@ -1,12 +1,14 @@
 """The client of FML (Shen et al. 2020), and what clients with two models share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient, Training, TrainReply
-from fedkd_flwr.models.pool import borrow, give_back
+from fedkd_flwr.models.pool import borrowed
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.losses import kl_to_teacher
 from strategies.fml import FMLSettings
@@ -73,11 +75,12 @@ class SharedModelClient(PersonalClient):
     keeps_optimizer = False
     trains_alone = True
 
-    def shared_model(self, received: Arrays) -> nn.Module:
-        """Return the shared model as it was sent, to be given back."""
-        model = borrow(replace(self.architecture, name=self.settings.shared_model))
-        fill_from_vectors(model, received)
-        return model
+    @contextmanager
+    def shared_model(self, received: Arrays) -> Iterator[nn.Module]:
+        """Lend the shared model as it was sent."""
+        with borrowed(replace(self.architecture, name=self.settings.shared_model)) as model:
+            fill_from_vectors(model, received)
+            yield model
 
 
 class FMLClient(SharedModelClient):
@@ -87,9 +90,9 @@ class FMLClient(SharedModelClient):
 
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Train the pair locally, reply with the shared model."""
-        pair = Pair(self.model, self.shared_model(received))
         loss = MutualLearning(self.settings.alpha, self.settings.beta)
-        mean_loss = yield from self.train_locally(server_round, loss, model=pair)
-        arrays = model_vectors(pair.shared)
-        give_back(pair.shared)
-        return TrainReply(dict(arrays), {"train-loss": mean_loss})
+        with self.shared_model(received) as shared:
+            pair = Pair(self.model, shared)
+            mean_loss = yield from self.train_locally(server_round, loss, model=pair)
+            arrays = dict(model_vectors(shared))
+        return TrainReply(arrays, {"train-loss": mean_loss})

@@ -111,6 +111,8 @@ class PersFLClient(ParameterClient):
         # Stage 2 failed here: the teacher is the best model that the client has.
         if memory.load_model(self.context, "teacher", self.model):
             return {"teacher-round": memory.load_numbers(self.context, "teacher-choice")["round"]}
+        # It never took part: what it has is the model that it began with.
+        self.model.load_state_dict(self.new_model().state_dict())
         return {}
 
     def consider_teacher(self, aggregations: int) -> None:
@@ -171,7 +173,7 @@ class PersFLClient(ParameterClient):
                 log(WARNING, "Client %d: %s left out, %s", self.partition_id, pair, error)
                 continue
             counts[position] = candidate.validation.correct, candidate.test.correct
-            if best is None or _is_better(candidate, best):
+            if best is None or _validated(candidate) > _validated(best):
                 best = candidate
         if best is None:
             raise DivergedError("no pair converged; lower persfl.distillation-learning-rate")
@@ -197,6 +199,8 @@ class PersFLClient(ParameterClient):
     ) -> Steps[Candidate]:
         """Train `model`, which starts as the teacher, for one pair of the grid (Eq. 3).
 
+        It may be validated while it is trained; its best state is returned then.
+
         Parameters
         ----------
         teacher_logits : Tensor
@@ -213,18 +217,30 @@ class PersFLClient(ParameterClient):
         """
         settings, data = self.settings, self.data
         soft_labels = functional.softmax(teacher_logits / temperature, dim=1)
-        positions = epoch_batches(
-            self.num_examples,
-            self.run.training.batch_size,
-            settings.distillation_epochs,
-            self.generator("distillation-batches", server_round),
-        )
-        yield TrainJob(
-            self.model,
-            Imitation(imitation, temperature, self.soft_loss),
-            self.optimizer(self.model.parameters(), settings.distillation_learning_rate),
-            gathered(positions, data.train_images, data.train_labels, soft_labels),
-        )
+        optimizer = self.optimizer(self.model.parameters(), settings.distillation_learning_rate)
+        generator = self.generator("distillation-batches", server_round)
+        batch_size = self.run.training.batch_size
+        candidates: list[Candidate] = []
+        for epochs in settings.stretches():
+            positions = epoch_batches(self.num_examples, batch_size, epochs, generator)
+            yield TrainJob(
+                self.model,
+                Imitation(imitation, temperature, self.soft_loss),
+                optimizer,
+                gathered(positions, data.train_images, data.train_labels, soft_labels),
+            )
+            candidates.append(self.candidate(imitation, temperature))
+        return max(candidates, key=_validated)
+
+    def candidate(self, imitation: float, temperature: float) -> Candidate:
+        """Return `model` as it is, trained for one pair, with its results.
+
+        Raises
+        ------
+        DivergedError
+            If its loss on the validation data is no finite number.
+        """
+        data = self.data
         validation = evaluate(self.model, data.validation_images, data.validation_labels)
         require_finite(validation.loss)
         test = evaluate(self.model, data.test_images, data.test_labels)
@@ -238,6 +254,6 @@ class PersFLGDClient(PersFLClient):
     soft_loss: SoftLoss = staticmethod(cross_entropy_to_teacher)
 
 
-def _is_better(candidate: Candidate, best: Candidate) -> bool:
-    new, old = candidate.validation, best.validation
-    return (new.correct, -new.loss) > (old.correct, -old.loss)
+def _validated(candidate: Candidate) -> tuple[int, float]:
+    """Return by what a candidate is held against others; more is better."""
+    return candidate.validation.correct, -candidate.validation.loss

@@ -9,7 +9,7 @@ from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.fedkma import split_parameters
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.models.pool import borrow, give_back
+from fedkd_flwr.models.pool import borrowed
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.jobs import Steps, TrainJob
 from fedkd_flwr.training.loop import Evaluation, Loss, evaluate, refresh_statistics
@@ -54,17 +54,16 @@ class SpiderClient(ParameterClient):
 
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Prune where it is time, then train both supernets on the same batches."""
-        shared = borrow(self.architecture)
-        fill_from_vectors(shared, received)
         if memory.load_tensors(self.context, "model") is None:
             self.receive_model(received)
         if self.settings.prunes_in(server_round):
             self.prune(server_round)
-        loss = Proximal(tie_to(shared, self.model), self.settings.proximal_weight)
-        yield from self.train_weights(shared, cross_entropy, server_round)
-        mean_loss = yield from self.train_weights(self.model, loss, server_round)
-        arrays = dict(model_vectors(shared))
-        give_back(shared)
+        with borrowed(self.architecture) as shared:
+            fill_from_vectors(shared, received)
+            loss = Proximal(tie_to(shared, self.model), self.settings.proximal_weight)
+            yield from self.train_weights(shared, cross_entropy, server_round)
+            mean_loss = yield from self.train_weights(self.model, loss, server_round)
+            arrays = dict(model_vectors(shared))
         return TrainReply(arrays, {"train-loss": mean_loss, "operations": self.num_operations()})
 
     def train_weights(self, model: nn.Module, loss: Loss, server_round: int) -> Steps[float]:

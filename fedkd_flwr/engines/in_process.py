@@ -1,6 +1,7 @@
 """The engine ``in-process``: all clients in this process, side by side where that is faster."""
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,11 +14,16 @@ from fedkd_flwr.config import ConfigError, Configuration
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.heap import return_free_memory
 from fedkd_flwr.listeners import ClientsListener, LineListener, RoundListener
+from fedkd_flwr.models import pool
 from fedkd_flwr.runs import Run
 from fedkd_flwr.server_app import serve
+from fedkd_flwr.training.cohort import cohort_size
 
 FLOWER = logging.getLogger("flwr")
 """Flower's logger, which this project writes to as well."""
+
+_ONE_RUN = threading.RLock()
+"""Held during a run: all of a process draw from PyTorch's one generator."""
 
 
 def run_in_process(
@@ -63,10 +69,13 @@ def run_in_process(
         together=together,
         on_clients=on_clients,
     )
-    with flower_log_to(on_line) if on_line else flower_log_level(logging.WARNING):
+    with _ONE_RUN, flower_log_to(on_line) if on_line else flower_log_level(logging.WARNING):
         try:
             return serve(grid, configuration, on_round, grid.keep_memories)
         finally:
+            # A network of the user's own may be another one in the next run, by the same name.
+            pool.clear()
+            cohort_size.cache_clear()
             return_free_memory()
 
 

@@ -141,7 +141,10 @@ class InProcessGrid(MessageGrid):
         if first is None:
             return []
         if self._together and total > 1 and first.metadata.message_type == MessageType.TRAIN:
-            return self._serve_together([first, *waiting])
+            together = [first, *waiting]
+            if _are_for_different_clients(together):
+                return self._serve_together(together)
+            waiting = iter(together[1:])
         tell = self._teller(first.metadata.message_type, total)
         deadline = None if timeout is None else time.monotonic() + timeout
         replies: list[Message] = []
@@ -218,6 +221,11 @@ class InProcessGrid(MessageGrid):
             kept.replace(dropped)
         self._contexts[draft.node_id] = kept
         return outcome if isinstance(outcome, Message) else _failure(message, outcome)
+
+
+def _are_for_different_clients(messages: Sequence[Message]) -> bool:
+    """Return whether no message has to wait for what a client remembers of another."""
+    return len({message.metadata.dst_node_id for message in messages}) == len(messages)
 
 
 def _failure(message: Message, error: Exception) -> Message:

@@ -4,7 +4,8 @@ Building a network and drawing its initial weights costs more than a small clien
 Those of clients that are served side by side lie side by side too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -73,7 +74,7 @@ def lay_out(architecture: Architecture, count: int) -> None:
     count : int
         How many clients there are.
     """
-    if architecture in _ROWS and len(_ROWS[architecture]) >= count:
+    if architecture in _ROWS and _ROWS[architecture].num_free >= count:
         return
     _ROWS[architecture] = Rows([_built(architecture) for _ in range(count)])
 
@@ -109,6 +110,16 @@ def borrow(architecture: Architecture) -> nn.Module:
     for buffer, as_built in zip(_whole_numbers(model), vars(model)["whole_numbers"], strict=True):
         buffer.copy_(as_built)
     return model
+
+
+@contextmanager
+def borrowed(architecture: Architecture) -> Iterator[nn.Module]:
+    """Lend a model as `borrow` does, and take it back at the end or at an error."""
+    model = borrow(architecture)
+    try:
+        yield model
+    finally:
+        give_back(model)
 
 
 def _built(architecture: Architecture) -> nn.Module:

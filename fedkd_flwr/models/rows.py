@@ -32,8 +32,10 @@ class Rows:
                 parameter.data = self._parameters[name][row]
         self._addresses = [_addresses(model) for model in models]
 
-    def __len__(self) -> int:
-        return len(self._models)
+    @property
+    def num_free(self) -> int:
+        """How many models nobody has taken."""
+        return len(self._free)
 
     def take(self) -> nn.Module | None:
         """Return the first free model, with whatever weights it has; None where none is free."""

@@ -21,6 +21,7 @@ from torch.optim.sgd import sgd
 from fedkd_flwr.models.pool import Architecture, borrow, give_back, parameters_side_by_side
 from fedkd_flwr.own import is_own
 from fedkd_flwr.training.jobs import Job, PredictJob, Steps, TrainJob
+from fedkd_flwr.training.kinds import kind_of
 from fedkd_flwr.training.loop import (
     INFERENCE_BATCH,
     Batch,
@@ -76,13 +77,13 @@ def run_together(steps: Sequence[Steps[Answer]]) -> list[Answer | Exception]:
 
 def _advance(steps: Steps[Answer], result: Any) -> Job:
     """Tell a client the result of its last job, and return its next one."""
-    if isinstance(result, DivergedError):
+    if isinstance(result, Exception):
         return steps.throw(result)
     return steps.send(result)
 
 
 def _do(jobs: Mapping[int, Job]) -> dict[int, Any]:
-    """Return the result of every job, or the `DivergedError` that it ended with."""
+    """Return the result of every job, or the error that it ended with."""
     results: dict[int, Any] = {}
     cohorts: dict[Hashable, list[int]] = defaultdict(list)
     for position, job in jobs.items():
@@ -94,46 +95,17 @@ def _do(jobs: Mapping[int, Job]) -> dict[int, Any]:
     return results
 
 
-def kind_of(job: Job) -> Hashable | None:
-    """Return what two jobs have to share to be done at once; None for a job to be done alone.
-
-    That is the architecture and, in training, loss and optimizer. Models that draw random
-    numbers, losses that are no values, and optimizers other than plain stochastic gradient
-    descent over all parameters are for one client alone.
-    """
-    architecture: Architecture | None = vars(job.model).get("architecture")
-    if architecture is None:
-        return None
-    if isinstance(job, PredictJob):
-        return architecture, tuple(job.images.shape[1:])
-    groups = job.optimizer.param_groups
-    trained = [parameter for group in groups for parameter in group["params"]]
-    is_plain = (
-        isinstance(job.optimizer, torch.optim.SGD)
-        and len(groups) == 1
-        and len(trained) == len(list(job.model.parameters()))
-        and not groups[0]["nesterov"]
-    )
-    if not is_plain or draws_while_training(job.model) or not isinstance(job.loss, Hashable):
-        return None
-    rates = tuple(groups[0][name] for name in ("lr", "momentum", "weight_decay"))
-    return architecture, job.loss, rates
-
-
 def _do_equal(jobs: Sequence[Job]) -> list[Any]:
     """Do jobs of one kind."""
-    if len(jobs) == 1:
-        return [_alone(jobs[0])]
-    if isinstance(jobs[0], PredictJob):
-        return list(predict_together(jobs))  # type: ignore[arg-type]
-    return train_together(jobs)  # type: ignore[arg-type]
-
-
-def _alone(job: Job) -> Any:
     try:
-        return job.run()
-    except DivergedError as error:
-        return error
+        if len(jobs) == 1:
+            return [jobs[0].run()]
+        if isinstance(jobs[0], PredictJob):
+            return list(predict_together(jobs))  # type: ignore[arg-type]
+        return train_together(jobs)  # type: ignore[arg-type]
+    # Losses and networks may be a user's own: whatever they raise costs these clients alone.
+    except Exception as error:
+        return [error] * len(jobs)
 
 
 class Stack:
@@ -196,7 +168,7 @@ class _Objective(nn.Module):
         return value
 
 
-def train_together(jobs: Sequence[TrainJob]) -> list[float | DivergedError]:
+def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
     """Take the optimizer steps of a cohort, side by side.
 
     Parameters
@@ -207,7 +179,8 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | DivergedError]:
     Returns
     -------
     list
-        Each client's mean loss over all samples seen, or its error where that is no number.
+        Each client's mean loss over all samples seen, or its error where that is no number, or
+        where its batches raised one.
     """
     stack = Stack([job.model for job in jobs], training=True)
     descent = _Descent(jobs, stack.parameters)
@@ -215,6 +188,7 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | DivergedError]:
     objective = _Objective(stack.skeleton, jobs[0].loss)
     totals = torch.zeros(len(jobs), device=next(iter(stack.parameters.values())).device)
     seen = [0] * len(jobs)
+    errors: dict[int, Exception] = {}
 
     def loss_of_one(
         parameters: Tensors, buffers: Tensors, tensors: Sequence[Tensor], batch: Batch
@@ -224,7 +198,7 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | DivergedError]:
         return loss
 
     losses_of = torch.func.vmap(loss_of_one, randomness="error")
-    for members, batch in _steps_by_shape(jobs):
+    for members, batch in _steps_by_shape(jobs, errors):
         chosen = _Chosen(members, len(jobs), totals.device)
         leaves = {
             name: chosen.of(tensor).detach().requires_grad_()
@@ -242,7 +216,7 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | DivergedError]:
     stack.unstack()
     descent.unstack()
     means = [total / max(count, 1) for total, count in zip(totals.tolist(), seen, strict=True)]
-    return [_checked(mean) for mean in means]
+    return [errors.get(position) or _checked(mean) for position, mean in enumerate(means)]
 
 
 def _tensors_of(job: TrainJob) -> Sequence[Tensor]:
@@ -347,13 +321,22 @@ def _checked(loss: float) -> float | DivergedError:
     return loss
 
 
-def _steps_by_shape(jobs: Sequence[TrainJob]) -> Iterator[tuple[list[int], Batch]]:
-    """Yield, step by step, the clients whose batches have one shape, and these stacked."""
+def _steps_by_shape(
+    jobs: Sequence[TrainJob], errors: dict[int, Exception]
+) -> Iterator[tuple[list[int], Batch]]:
+    """Yield, step by step, the clients whose batches have one shape, and these stacked.
+
+    A client whose batches raise an error takes no further steps; the error goes to `errors`.
+    """
     batches = {position: iter(job.batches) for position, job in enumerate(jobs)}
     while batches:
         by_shape: dict[Hashable, list[tuple[int, Batch]]] = defaultdict(list)
         for position, iterator in list(batches.items()):
-            batch = next(iterator, None)
+            try:
+                batch = next(iterator, None)
+            except Exception as error:
+                errors[position] = error
+                batch = None
             if batch is None:
                 del batches[position]
             else:

@@ -3,9 +3,23 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+NO_LABEL = -100
+"""The label of samples that PyTorch's cross-entropy leaves out."""
+
+USUAL = {
+    "weight": None,
+    "size_average": None,
+    "ignore_index": NO_LABEL,
+    "reduce": None,
+    "reduction": "mean",
+    "label_smoothing": 0.0,
+}.items()
+"""PyTorch's choices for a cross-entropy, where one says nothing."""
 
 
 class StackableFunctions(TorchFunctionMode):
@@ -33,28 +47,37 @@ class StackableFunctions(TorchFunctionMode):
         named = kwargs or {}
         if func is functional.cross_entropy and _has_plain_labels(args, named):
             return mean_cross_entropy(*args)
-        if func is functional.linear and args[0].dim() == 2:
+        if func is functional.linear and _is_matrix_product(args):
             return linear(*args, **named)
         return func(*args, **named)
 
 
 def _has_plain_labels(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
     """Return whether a cross-entropy is the mean over logits (n, K) and labels (n,)."""
-    is_weighted = any(named.get(name) is not None for name in ("weight", "size_average", "reduce"))
-    is_smoothed = named.get("label_smoothing", 0.0) > 0
-    is_mean = named.get("reduction", "mean") == "mean"
-    if len(arguments) != 2 or is_weighted or is_smoothed or not is_mean:
+    if len(arguments) != 2 or any(named.get(name, usual) != usual for name, usual in USUAL):
         return False
     logits, labels = arguments
-    return logits.dim() == 2 and labels.dim() == 1 and not labels.is_floating_point()
+    return logits.dim() == 2 and labels.dim() == 1 and labels.dtype == torch.int64
+
+
+def _is_matrix_product(arguments: tuple[Any, ...]) -> bool:
+    """Return whether a linear layer's inputs and weight are matrices."""
+    return len(arguments) >= 2 and all(tensor.dim() == 2 for tensor in arguments[:2])
 
 
 def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross-entropy of logits (n, K) and labels (n,)."""
-    return -functional.log_softmax(logits, dim=1).gather(1, labels.unsqueeze(1)).mean()
+    """Return the mean cross-entropy of logits (n, K) and labels (n,).
+
+    As in PyTorch, samples with the label `NO_LABEL` do not count.
+    """
+    counts = labels != NO_LABEL
+    classes = labels.where(counts, 0).unsqueeze(1)
+    losses = -functional.log_softmax(logits, dim=1).gather(1, classes).squeeze(1)
+    return losses.where(counts, 0).sum() / counts.sum()
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return a linear layer's outputs, (n, outputs), of inputs (n, features)."""
     outputs = (weight @ inputs.mT).mT
-    return outputs if bias is None else outputs + bias
+    # In the order of PyTorch's own: a network may look at them in another shape.
+    return (outputs if bias is None else outputs + bias).contiguous()

@@ -1,0 +1,227 @@
+"""What no cohort may change: steps that are not plain, labels left out, one client's own error."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import fedkd_flwr
+from fedkd_flwr.clients.fedavg import FedAvgClient
+from fedkd_flwr.methods import METHODS, REGISTERED
+from fedkd_flwr.models import pool
+from fedkd_flwr.models.pool import Architecture, borrow, give_back, lay_out
+from fedkd_flwr.models.settings import ModelSettings
+from fedkd_flwr.training.cohort import run_together, train_together
+from fedkd_flwr.training.jobs import TrainJob
+from fedkd_flwr.training.kinds import kind_of
+from fedkd_flwr.training.losses import cross_entropy
+from fedkd_flwr.training.optimizers import SGD
+
+MLP = Architecture("mlp", (1, 4, 4), 10, ModelSettings().search_space, "cpu")
+
+
+@pytest.fixture(autouse=True)
+def without_models_of_others():
+    pool.clear()
+    yield
+    pool.clear()
+
+
+def model():
+    torch.manual_seed(0)
+    return MLP.build()
+
+
+def batch():
+    return torch.randn(6, 1, 4, 4), torch.randint(0, 10, (6,))
+
+
+def job(network, loss=cross_entropy, batches=None, optimizer=None, rate=0.1):
+    step = optimizer or SGD(network.parameters(), rate)
+    return TrainJob(network, loss, step, [batch()] if batches is None else batches)
+
+
+class Clipped(torch.optim.SGD):
+    """Steps in a way of its own."""
+
+    def step(self, closure=None):
+        nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 0.1)
+        return super().step(closure)
+
+
+def hooked(parameters):
+    optimizer = SGD(parameters, 0.1)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, dampening=0.5),
+        lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, nesterov=True),
+        lambda parameters: torch.optim.SGD(parameters, 0.1, maximize=True),
+        lambda parameters: Clipped(parameters, 0.1),
+        hooked,
+    ],
+)
+def test_a_step_that_is_not_plain_is_taken_alone(optimizer):
+    network = model()
+    assert kind_of(job(network, optimizer=optimizer(network.parameters()))) is None
+    assert kind_of(job(network)) is not None
+
+
+def test_a_model_with_frozen_parameters_is_trained_alone():
+    network = model()
+    next(network.parameters()).requires_grad_(False)
+    assert kind_of(job(network)) is None
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A loss with the client's own weights of classes, and perhaps with notes that have no hash."""
+
+    tensors: tuple
+    notes: list | None = None
+
+    def __eq__(self, other):
+        return isinstance(other, Weighted)
+
+    def __hash__(self):
+        return hash(None if self.notes is None else self.notes)
+
+    def __call__(self, network, images, labels):
+        return functional.cross_entropy(network(images), labels) * self.tensors[0].sum()
+
+
+def test_losses_whose_tensors_differ_in_shape_are_of_two_kinds():
+    kinds = {kind_of(job(model(), Weighted((torch.ones(size),)))) for size in (2, 2, 3)}
+    assert len(kinds) == 2
+
+
+def test_a_loss_without_a_hash_is_for_one_client_alone():
+    assert kind_of(job(model(), Weighted((), notes=["mine"]))) is None
+
+
+class Ignoring(FedAvgClient):
+    """Leaves out a class by name, and another one by PyTorch's own mark."""
+
+    def local_loss(self, received):
+        def loss(network, images, labels):
+            marked = torch.where(labels == labels.min(), -100, labels)
+            logits = network(images)
+            return functional.cross_entropy(logits, marked) + functional.cross_entropy(
+                logits, labels, ignore_index=3
+            )
+
+        return loss
+
+
+class Freezing(FedAvgClient):
+    """Trains the last layer alone."""
+
+    def train(self, received, server_round, phase):
+        body = list(self.model.parameters())[:2]
+        for parameter in body:
+            parameter.requires_grad_(False)
+        reply = yield from super().train(received, server_round, phase)
+        for parameter in body:
+            parameter.requires_grad_(True)
+        return reply
+
+
+@pytest.mark.parametrize("client", [Ignoring, Freezing])
+def test_an_own_method_ends_with_cohorts_as_without(client, small, tmp_path):
+    fedkd_flwr.register("own", METHODS["fedavg"].strategy, client)
+    try:
+        losses = {
+            cohort: fedkd_flwr.run(
+                {**small, "models": "mlp", "strategy": "own", "cohort": cohort},
+                output_dir=tmp_path / cohort,
+            ).rounds["train_loss_mean"]
+            for cohort in ("auto", "off")
+        }
+    finally:
+        del REGISTERED["own"]
+    assert list(losses["auto"]) == pytest.approx(list(losses["off"]), rel=1e-5)
+
+
+# ---- One client's error ---------------------------------------------------------------
+
+
+def failing(after):
+    for _ in range(after):
+        yield batch()
+    raise OSError("its disk is gone")
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_batches_that_fail_cost_their_client_alone(after):
+    torch.manual_seed(1)
+    batches = [batch() for _ in range(4)]
+    alone = model()
+    expected = job(alone, batches=batches).run()
+    beside = model()
+    found = train_together(
+        [job(model(), batches=failing(after)), job(beside, batches=batches), job(model())]
+    )
+    assert isinstance(found[0], OSError)
+    assert found[1] == pytest.approx(expected, rel=1e-5)
+    for mine, theirs in zip(beside.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def broken(network, images, labels):
+    raise ValueError("no such loss")
+
+
+def test_a_loss_that_fails_is_told_to_its_clients_and_the_others_go_on():
+    def client(loss):
+        mean = yield job(model(), loss)
+        return mean
+
+    answers = run_together([client(broken), client(cross_entropy), client(broken)])
+    assert [type(answer) for answer in answers] == [ValueError, float, ValueError]
+
+
+class Forgetful(FedAvgClient):
+    """One client fails in its evaluation, with its model in hand."""
+
+    def prepare_evaluation(self, received, server_round):
+        numbers = super().prepare_evaluation(received, server_round)
+        if self.partition_id == 1:
+            raise OSError("its disk is gone")
+        return numbers
+
+
+def test_a_client_that_fails_gives_its_model_back(small, tmp_path, monkeypatch):
+    sizes = []
+    find = pool.parameters_side_by_side
+    told = lambda models: sizes.append(find(models) is not None) or find(models)  # noqa: E731
+    monkeypatch.setattr("fedkd_flwr.training.cohort.parameters_side_by_side", told)
+    fedkd_flwr.register("own", METHODS["fedavg"].strategy, Forgetful)
+    changes = {"models": "mlp", "strategy": "own", "cohort": "on", "num-server-rounds": 3}
+    try:
+        finished = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
+    finally:
+        del REGISTERED["own"]
+    assert finished.clients["failure"].notna().any()
+    assert sizes and all(sizes)
+
+
+def test_models_that_never_came_back_are_made_up_for():
+    lay_out(MLP, 3)
+    lost = borrow(MLP)
+    lay_out(MLP, 3)
+    models = [borrow(MLP) for _ in range(3)]
+    assert pool.parameters_side_by_side(models) is not None
+    assert lost not in models
+
+
+def test_a_borrowed_model_comes_back_from_an_error():
+    with pytest.raises(OSError, match="gone"), pool.borrowed(MLP) as first:
+        raise OSError("gone")
+    assert borrow(MLP) is first
+    give_back(first)
