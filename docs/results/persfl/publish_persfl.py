@@ -148,24 +148,23 @@ def read_runs() -> pd.DataFrame:
 def accuracy_rows(
     title: str, runs: pd.DataFrame, paper: Mapping[str, Any], column: str = "accuracy"
 ) -> Iterator[list[str]]:
-    """Yield rounds, seeds, ours, the paper's and the difference for each split with runs."""
+    """Yield rounds, seeds, ours, the paper's and the difference for each split and its rounds."""
     for split, theirs, spread in zip(
         SPLITS.values(), paper["accuracy"], paper["spread"], strict=True
     ):
-        own = runs[runs["split"] == split].dropna(subset=column)
-        if own.empty:
-            continue
-        users = 100 * np.array(own[column].tolist())
-        means = users.mean(axis=1)
-        yield [
-            split,
-            title,
-            f"{own['rounds'].iloc[0]}",
-            f"{len(own)}",
-            f"{with_deviation(means)} / {users.std(axis=1).mean():.1f}",
-            f"{theirs} / {spread}",
-            f"{means.mean() - theirs:+.1f}",
-        ]
+        of_split = runs[runs["split"] == split].dropna(subset=column)
+        for rounds, own in of_split.groupby("rounds"):
+            users = 100 * np.array(own[column].tolist())
+            means = users.mean(axis=1)
+            yield [
+                split,
+                title,
+                f"{rounds}",
+                f"{len(own)}",
+                f"{with_deviation(means)} / {users.std(axis=1).mean():.1f}",
+                f"{theirs} / {spread}",
+                f"{means.mean() - theirs:+.1f}",
+            ]
 
 
 def choice_rows(runs: pd.DataFrame, paper: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -186,12 +185,11 @@ def round_rows(runs: pd.DataFrame, paper: Mapping[str, Any]) -> Iterator[list[st
     """Yield the rounds given, and those after which little is to gain, for whatever has runs."""
     for method, given in paper.items():
         for split, theirs in zip(SPLITS.values(), given, strict=True):
-            own = runs[(runs["split"] == split) & (runs["method"] == method)]
-            if own.empty:
-                continue
-            arrived = np.array([arrival(run) for run in own.to_dict("records")])
-            ours = f"{own['rounds'].iloc[0]}"
-            yield [split, f"`{method}`", f"{theirs}", ours, with_deviation(arrived, 0)]
+            of_split = runs[(runs["split"] == split) & (runs["method"] == method)]
+            for rounds, own in of_split.groupby("rounds"):
+                arrived = np.array([arrival(run) for run in own.to_dict("records")])
+                cells = [f"`{method}`", f"{theirs}", f"{rounds}", with_deviation(arrived, 0)]
+                yield [split, *cells]
 
 
 def arrival(run: Mapping[str, Any]) -> int:
@@ -351,7 +349,7 @@ def what_is_run() -> str:
         **{f"`{name}` (3, 7)": found[name] for name in METHODS[2:]},
     }
     counts = {
-        kind: [len(own[own["split"] == split]) for split in SPLITS.values()]
+        kind: [own.loc[own["split"] == split, "seed"].nunique() for split in SPLITS.values()]
         for kind, own in kinds.items()
     }
     rows = [[kind, *(str(n) if n else "not run" for n in row)] for kind, row in counts.items()]
@@ -381,12 +379,23 @@ def over(split: str, method: str, other: str) -> str:
     return f"{float(ours(split, method)) - float(ours(split, other)):+.1f}"
 
 
-def ours(split: str, method: str) -> str:
-    """Return our mean accuracy of Table 3; ``stage-1`` is the first stage of `persfl`."""
+def ours(split: str, method: str, rounds: str = "") -> str:
+    """Return our mean accuracy of Table 3; ``stage-1`` is the first stage of `persfl`.
+
+    Parameters
+    ----------
+    split, method : str
+        As the table names them.
+    rounds : str, optional
+        How many; those that most seeds were run with if left out.
+    """
     is_stage_1 = method == "stage-1"
     runs = variants()["persfl" if is_stage_1 else method]
-    own = runs.loc[runs["split"] == split, "global_accuracy" if is_stage_1 else "accuracy"]
-    return f"{100 * np.mean(own.tolist()):.1f}" if len(own) else "not run"
+    own = runs[runs["split"] == split]
+    if own.empty:
+        return "not run"
+    own = own[own["rounds"] == (int(rounds) if rounds else own["rounds"].mode().iloc[0])]
+    return f"{100 * np.mean(own['global_accuracy' if is_stage_1 else 'accuracy'].tolist()):.1f}"
 
 
 def papers(split: str, method: str) -> str:
