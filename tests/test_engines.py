@@ -1,10 +1,14 @@
 """The same run in one process and under Ray."""
 
+import os
+import sys
+
 import numpy as np
 import pytest
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError
+from fedkd_flwr.engines import simulation
 
 
 def in_both_engines(settings, folder):
@@ -51,3 +55,17 @@ def test_an_unknown_engine_is_refused(small, tmp_path):
     with pytest.raises(ConfigError, match="none of the allowed in-process, simulation"):
         fedkd_flwr.run(small, engine="abacus", output_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "telling"),
+    [
+        (["╭─ Error ───╮", "│ Invalid run config. │", "╰─────╯"], "Invalid run config."),
+        (["INFO : Round 1", "ValueError: it is gone", "bye"], "ValueError: it is gone"),
+        (["bye"], "it said nothing"),
+    ],
+)
+def test_of_a_failed_simulation_the_line_that_tells_why_remains(lines, telling, tmp_path):
+    command = [sys.executable, "-X", "utf8", "-c", "import sys; print(*sys.argv[1:], sep=chr(10))"]
+    command += lines
+    assert simulation._follow(command, dict(os.environ), tmp_path, None, None) == telling

@@ -18,6 +18,9 @@ from fedkd_flwr.runs import Run, load_run, read_checkpoint
 APP_FOLDER = Path(__file__).resolve().parent.parent.parent
 """The Flower app: the folder with pyproject.toml."""
 
+FRAME = " │╭─╮╰╯"
+"""What a box of Flower's around some words is drawn with."""
+
 
 def run_simulation(
     configuration: Configuration,
@@ -97,8 +100,10 @@ def _follow(
             line = line.rstrip()
             if on_line:
                 on_line(line)
-            if "Error" in line:
-                telling = line.strip()
+            words = line.strip(FRAME)
+            # Flower's own errors stand in a box below that word.
+            if "Error" in words or telling == "Error":
+                telling = words
             if on_round is None:
                 continue
             for row in Run(directory).round_rows[told:]:
