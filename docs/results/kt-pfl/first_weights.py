@@ -1,0 +1,23 @@
+"""Networks of KT-pFL's Table 1 that start with PyTorch's own draw in place of He's."""
+
+from torch import nn
+
+from fedkd_flwr.models import small
+from fedkd_flwr.models.common import Shape
+
+
+def alexnet(shape: Shape, classes: int) -> nn.Module:
+    """Build the project's AlexNet with PyTorch's draw."""
+    return _drawn_anew(small.alexnet(shape, classes))
+
+
+def lenet(shape: Shape, classes: int) -> nn.Module:
+    """Build the project's LeNet with PyTorch's draw."""
+    return _drawn_anew(small.lenet(shape, classes))
+
+
+def _drawn_anew(network: nn.Module) -> nn.Module:
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.reset_parameters()
+    return network
