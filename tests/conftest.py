@@ -9,6 +9,8 @@ os.environ["FEDKD_CACHE"] = "off"
 import pytest
 import torch
 
+from fedkd_flwr.models import pool
+
 SMALL = {
     "dataset": "digits",
     "partition": "k-classes",
@@ -49,6 +51,14 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def empty_pool():
+    """No models of other tests to borrow, and none left to them."""
+    pool.clear()
+    yield
+    pool.clear()
 
 
 @pytest.fixture

@@ -22,11 +22,7 @@ from fedkd_flwr.training.optimizers import SGD
 MLP = Architecture("mlp", (1, 4, 4), 10, ModelSettings().search_space, "cpu")
 
 
-@pytest.fixture(autouse=True)
-def without_models_of_others():
-    pool.clear()
-    yield
-    pool.clear()
+pytestmark = pytest.mark.usefixtures("empty_pool")
 
 
 def model():

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from fedkd_flwr.models import pool
 from fedkd_flwr.models.pool import Architecture, borrow, give_back, lay_out, parameters_side_by_side
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.cohort import predict_together, train_together
@@ -14,11 +13,7 @@ from fedkd_flwr.training.optimizers import build_optimizer
 MLP = Architecture("mlp", (1, 4, 4), 3, ModelSettings().search_space, "cpu")
 
 
-@pytest.fixture(autouse=True)
-def empty_pool():
-    pool.clear()
-    yield
-    pool.clear()
+pytestmark = pytest.mark.usefixtures("empty_pool")
 
 
 def filled(models):
