@@ -30,7 +30,8 @@ class Circumstances:
     date : str
         The day, as in ``2026-11-21``.
     machine : str
-        Its cores and their kind.
+        Its cores, their kind, and the widest instructions that PyTorch uses on them, by which
+        its arithmetic differs up to twofold.
     load : float
         How busy it was before: programs that wanted to run, mean of a minute.
     python, pytorch : str
@@ -64,9 +65,11 @@ class Record:
 
 def circumstances_of(names: Sequence[str]) -> Circumstances:
     """Return how benchmarks are measured here and now."""
+    from torch.backends.cpu import get_cpu_capability  # deferred: threads are set first
+
     return Circumstances(
         date=date.today().isoformat(),
-        machine=f"{os.cpu_count()} cores ({platform.machine()})",
+        machine=f"{os.cpu_count()} cores ({platform.machine()}, {get_cpu_capability()})",
         load=round(os.getloadavg()[0], 1),
         python=platform.python_version(),
         pytorch=version("torch"),
