@@ -221,3 +221,14 @@ def test_a_borrowed_model_comes_back_from_an_error():
         raise OSError("gone")
     assert borrow(MLP) is first
     give_back(first)
+
+
+def test_clients_that_are_served_in_turn_leave_one_model(small, tmp_path):
+    kept = []
+    changes = {"models": "mlp", "strategy": "local", "num-clients": 6}
+    fedkd_flwr.run(
+        {**small, **changes},
+        output_dir=tmp_path / "run",
+        on_round=lambda row: kept.append(sum(map(len, pool._FREE.values()))),
+    )
+    assert kept == [1, 1]

@@ -71,6 +71,13 @@ def test_what_all_are_sent_is_encoded_once():
     assert len(encoded) == 1
 
 
+def test_an_array_that_stays_does_not_keep_what_it_was_encoded_to():
+    model, ended = np.arange(1000.0), exchange()
+    encoded = weakref.ref(ended.encoded({"weights": model})["weights"])
+    del ended
+    assert encoded() is None
+
+
 def test_any_other_grid_may_go_through_them_twice():
     messages = exchange().to_evaluate(CLIENTS, lambda n: {"weights": np.full(3, n)}, grid=None)
     first, again = list(messages), list(messages)

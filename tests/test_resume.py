@@ -65,6 +65,22 @@ def test_a_resumed_run_equals_an_uninterrupted_one(strategy, small, tmp_path):
     assert list(resumed.clients["loss"].dropna()) == list(whole.clients["loss"].dropna())
 
 
+def test_clients_that_a_resumed_run_has_not_asked_yet_keep_their_memory(small, tmp_path):
+    """One of four is asked a round, and nobody is evaluated before the end."""
+    changes = {"num-server-rounds": 6, "fraction-train": 0.25, "evaluate-every": 6}
+    settings = {**small, **changes, "strategy": "local", "models": "mlp"}
+    whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
+
+    def cut(row):
+        if row["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedkd_flwr.run(settings, output_dir=tmp_path / "cut", on_round=cut)
+    resumed = fedkd_flwr.resume(tmp_path / "cut")
+    assert list(resumed.clients["loss"].dropna()) == list(whole.clients["loss"].dropna())
+
+
 def test_a_run_cut_in_its_first_round_starts_over(small, tmp_path):
     settings = settings_for("kt-pfl", small)
     interrupted(settings, tmp_path / "cut", at_round=1, at_client=2)

@@ -168,10 +168,9 @@ class PersonalClient(NumPyClient):
     @cached_property
     def model(self) -> nn.Module:
         """The client's model as it was kept, or with the initial weights of its partition-id."""
-        if self.keeps_model and memory.load_tensors(self.context, "model") is None:
-            return self.new_model()
         model = borrow(self.architecture)
-        memory.load_model(self.context, "model", model)
+        if not memory.load_model(self.context, "model", model) and self.keeps_model:
+            memory.fill_model(model, self.new_model().state_dict())
         return model
 
     @property

@@ -197,6 +197,27 @@ def recall(context: Context, folder: Path | None, server_round: int, phase: str)
         forget(context)
 
 
+def take_up(contexts: Mapping[int, Context], archive: Path, before_round: int) -> None:
+    """Fill the contexts that remember nothing with what was kept of their clients, if anything.
+
+    In a resumed run these are the clients that were not asked yet. Without it the next archive
+    would not have them, and the one that has them is soon removed.
+
+    Parameters
+    ----------
+    contexts : mapping of int to Context
+        By partition-id.
+    archive : Path
+        The folder of `save_archive`.
+    before_round : int
+        Memory of this round or later is passed over.
+    """
+    for partition_id, context in contexts.items():
+        if not remembered_round(context):
+            folder = archive.parent / str(partition_id) / archive.name
+            load_context(context, folder, before_round)
+
+
 def start_over(context: Context, folder: Path | None) -> None:
     """Forget what a client remembers of a run, in its context and on disk."""
     forget(context)

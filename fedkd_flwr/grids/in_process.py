@@ -17,7 +17,7 @@ from flwr.app import Context, Error, Message, MessageType, RecordDict, UserConfi
 from flwr.clientapp import ClientApp
 
 from fedkd_flwr.clients.blocks import Blocks
-from fedkd_flwr.clients.disk import save_archive
+from fedkd_flwr.clients.disk import save_archive, take_up
 from fedkd_flwr.clients.memory import LiveContext
 from fedkd_flwr.grids.base import MessageGrid
 from fedkd_flwr.heap import return_free_memory
@@ -77,6 +77,7 @@ class InProcessGrid(MessageGrid):
     ) -> None:
         self._client_app = client_app
         self._live = live
+        self._has_kept = False
         self._together = together
         self._on_clients = on_clients or (lambda kind, done, total: None)
         self._run = Run.create_empty(1)
@@ -117,8 +118,12 @@ class InProcessGrid(MessageGrid):
 
     def keep_memories(self, folder: Path, server_round: int) -> None:
         """Write what all clients remember after a round, where they do not do so themselves."""
-        if self._live:
-            save_archive(self.contexts, folder, server_round)
+        if not self._live:
+            return
+        if not self._has_kept:
+            take_up(self.contexts, folder, server_round)
+            self._has_kept = True
+        save_archive(self.contexts, folder, server_round)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the node ids of all clients."""

@@ -3,10 +3,13 @@
 import copy
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from logging import WARNING
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from strategies.core.flower import log
 from strategies.core.membership import ClientInfo
@@ -46,6 +49,28 @@ class InTurn:
 
     def __iter__(self) -> Iterator[Message]:
         return map(self._message_for, self._members)
+
+
+class Encodings:
+    """Arrays as they cross the network, each as long as what it was made of is there."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[weakref.ref[NDArray[Any]], Array]] = {}
+
+    def of(self, array: NDArray[Any]) -> Array:
+        """Return an array encoded, which is done only once."""
+        key = id(array)
+        if key not in self._kept:
+            # By a reference to the encodings, so that an array that stays does not keep them.
+            forget = partial(_forget, weakref.ref(self), key)
+            self._kept[key] = weakref.ref(array, forget), Array(array)
+        return self._kept[key][1]
+
+
+def _forget(encodings: "weakref.ref[Encodings]", key: int, _gone: object) -> None:
+    """Forget what an array was encoded to: its id may be another's as soon as it is gone."""
+    if kept := encodings():
+        kept._kept.pop(key)
 
 
 class Exchange:
@@ -90,13 +115,12 @@ class Exchange:
         self._trained_rounds = trained_rounds
         self._is_last = server_round == plan.num_server_rounds or trained_rounds > 0
         self._sent: dict[int, int] = {}
-        # By the identity of what was encoded, as long as that is there.
-        self._encodings: dict[int, Array] = {}
+        self._encodings = Encodings()
 
     def further(self, server_round: int) -> "Exchange":
         """Return the exchange of another round, whose traffic and failures count with these."""
         other = copy.copy(self)
-        other._round, other._sent, other._encodings = server_round, {}, {}
+        other._round, other._sent, other._encodings = server_round, {}, Encodings()
         other.traffic.let_go()
         return other
 
@@ -184,14 +208,7 @@ class Exchange:
 
     def encoded(self, arrays: Arrays) -> Payload:
         """Encode arrays for the wire, one that several clients are sent only once."""
-        payload = {}
-        for name, array in arrays.items():
-            if id(array) not in self._encodings:
-                self._encodings[id(array)] = Array(array)
-                # Its id may be another's as soon as it is gone.
-                weakref.finalize(array, self._encodings.pop, id(array)).atexit = False
-            payload[name] = self._encodings[id(array)]
-        return payload
+        return {name: self._encodings.of(array) for name, array in arrays.items()}
 
     def valid_replies(
         self,
