@@ -350,6 +350,38 @@ def papers(figures: Path) -> str:
     return markdown(["method", *(f"{heading}:" for heading in headings)], rows)
 
 
+def in_small(figures: Path, column: str, published: Path, *others: str) -> str:
+    """Return a paper's column beside our runs of a smaller size, and the gains over `local`.
+
+    Parameters
+    ----------
+    figures : Path
+        File of the paper's figures.
+    column : str
+        Which of its columns, the first being 1. What it says of the data is not asked of our runs.
+    published : Path
+        Our runs.
+    *others : str
+        ``KEY=VALUE`` that our runs have to have.
+    """
+    conditions = dict(pair.split("=", 1) for pair in others)
+    columns = load_toml(figures, "file of figures")["columns"]
+    rows = []
+    for row in map(flatten, columns[int(column) - 1]["figures"]):
+        theirs, label = float(row.pop("accuracy")), _label(row)
+        strategy = row.pop("strategy")
+        runs = accuracies(published, [], {**conditions, **{k: str(v) for k, v in row.items()}})
+        own = runs[runs["strategy"] == strategy]
+        if own.empty:
+            rows.append([label, f"{theirs:.2f}", "not run", "", ""])
+            continue
+        difference = f"{100 * own['accuracy'].mean() - theirs:+.1f}"
+        gains = "" if strategy == REFERENCE else in_points(own["gain"])
+        rows.append([label, f"{theirs:.2f}", with_spread(own["accuracy"]), difference, gains])
+    headings = ["method", "paper:", "ours, in small", "difference:", "over `local`, by seed"]
+    return markdown(headings, rows)
+
+
 def _label(settings: dict[str, Any]) -> str:
     """Return a method and its settings, of a row of a paper's figures."""
     others = {k: v for k, v in settings.items() if k not in ("strategy", "accuracy")}

@@ -176,9 +176,18 @@ def choice_rows(runs: pd.DataFrame, paper: Mapping[str, Any]) -> Iterator[list[s
         cells = []
         for name in ("lambda", "temperature"):
             ours = np.array([np.mean(values) for values in own[name]])
-            cells += [with_deviation(ours, 2), f"{np.mean(paper[name][position]):.2f}"]
-        plain = np.mean([np.equal(values, 0).mean() for values in own["lambda"]])
-        yield [split, f"{len(own)}", *cells, f"{plain:.0%}"]
+            theirs = np.mean(paper[name][position])
+            cells += [with_deviation(ours, 2), f"{theirs:.2f}", f"{ours.mean() - theirs:+.2f}"]
+        of_ours = (np.concatenate(own[name].tolist()) for name in ("lambda", "temperature"))
+        of_theirs = (np.array(paper[name][position]) for name in ("lambda", "temperature"))
+        yield [split, f"{len(own)}", *cells, with_soft_loss(*of_ours), with_soft_loss(*of_theirs)]
+
+
+def with_soft_loss(weights: NDArray[np.float64], temperatures: NDArray[np.float64]) -> str:
+    """Return how many users chose lambda above 0, and their mean T: without, T has no effect."""
+    chosen = weights > 0
+    mean = f", T {temperatures[chosen].mean():.1f}" if chosen.any() else ""
+    return f"{chosen.sum()} of {len(weights)}{mean}"
 
 
 def round_rows(runs: pd.DataFrame, paper: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -291,7 +300,8 @@ def table_4() -> str:
 def table_5() -> str:
     """Return Table 5: the pairs that users choose, mean over users."""
     return table(
-        "split, seeds, lambda, paper's lambda, T, paper's T, users at lambda = 0",
+        "split, seeds, lambda, paper's lambda, difference, T, paper's T, difference, "
+        "with lambda > 0, paper's with lambda > 0",
         choice_rows(variants()["persfl"], papers_tables()["table5"]),
     )
 
@@ -377,6 +387,14 @@ def difference(split: str, method: str) -> str:
 def over(split: str, method: str, other: str) -> str:
     """Return how far our mean accuracy of Table 3 is above that of another method, in points."""
     return f"{float(ours(split, method)) - float(ours(split, other)):+.1f}"
+
+
+def of_seed(split: str, method: str, rounds: str, seed: str) -> str:
+    """Return our accuracy of Table 3 in one run."""
+    runs = variants()[method]
+    is_asked = (runs["rounds"] == int(rounds)) & (runs["seed"] == int(seed))
+    (run,) = runs[is_asked & (runs["split"] == split)].to_dict("records")
+    return f"{100 * np.mean(run['accuracy']):.1f}"
 
 
 def ours(split: str, method: str, rounds: str = "") -> str:
