@@ -169,6 +169,8 @@ def test_a_deployment_is_checked_before_flower_has_it():
     assert "no key epoch" in refused("-c", "epoch=3")
     assert "it should be an absolute path" in refused("-c", "output-dir=runs/first")
     assert "takes no --clients" in refused("--clients", "9")
+    assert "takes no --per-client, --verbose" in refused("--verbose", "--per-client")
+    assert "takes no --federation-config" in refused("--federation-config", "num-supernodes=4")
 
 
 def test_a_node_is_asked_about_the_run_of_a_federation():

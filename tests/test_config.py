@@ -45,6 +45,18 @@ def test_a_flat_config_reads_back_alike():
     assert configuration.run.plan.seed == 3
 
 
+def test_a_number_is_a_word_where_a_word_is_due_and_a_boolean_is_none():
+    texts = ("image-shape=13", "output-dir=2026", "persfl.temperatures=5", "persfl.imitation=0.5")
+    flat = read_config(dict(map(parse_assignment, texts))).flat()
+    assert flat["image-shape"] == "13" and flat["output-dir"] == "2026"
+    assert flat["persfl.temperatures"] == "5.0" and flat["persfl.imitation"] == "0.5"
+    for key in ("image-shape", "output-dir"):
+        with pytest.raises(ConfigError, match=f"{key} = True: it should be a valid string"):
+            read_config({key: True})
+    with pytest.raises(ConfigError, match=r"seed = 1\.5"):
+        read_config({"seed": 1.5})
+
+
 def test_a_path_is_taken_where_a_folder_is_asked_for(small, tmp_path):
     folders = {"output_dir": tmp_path / "run", "models_dir": tmp_path / "models"}
     run = fedkd_flwr.run({**small, "data-root": tmp_path, "strategy": "local"}, **folders)

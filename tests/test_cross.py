@@ -85,6 +85,19 @@ def test_memory_serves_as_well_as_files_and_neither_is_one_sentence(runs, tmp_pa
         cross(runs["fedavg"])
 
 
+def test_a_network_of_ones_own_is_built_by_what_the_run_names_and_no_card(small, tmp_path):
+    own = {"models": "examples.own_model:TinyNet", "strategy": "kt-pfl", "num-server-rounds": 1}
+    run = fedkd_flwr.run(
+        {**small, **own, "models-dir": str(tmp_path / "models")}, output_dir=tmp_path / "run"
+    )
+    last = run.clients.set_index("partition_id").sort_index()["accuracy"]
+    np.testing.assert_allclose(cross(run).accuracies.diagonal(), last)
+    file = tmp_path / "models" / "0.json"
+    file.write_text(file.read_text().replace("own_model:TinyNet", "own_data:Perceptron"))
+    with pytest.raises(RunDirectoryError, match="give load_model its builder"):
+        cross(run)
+
+
 def test_the_command_prints_writes_and_draws(runs, tmp_path):
     models = str(runs["kt-pfl"].path.parent / "models")
     command = ["cross", str(runs["kt-pfl"].path), "--models-dir", models]

@@ -6,7 +6,7 @@ against how well the others' models do on the client's own test data.
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +25,9 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.export import load_model
 from fedkd_flwr.files import write_text
+from fedkd_flwr.models.common import Shape
+from fedkd_flwr.models.own import SIGNATURE
+from fedkd_flwr.own import find_callable, is_own
 from fedkd_flwr.runs import Run, RunDirectoryError, load_run, recorded_config
 from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.loop import computing_in, evaluate
@@ -243,7 +246,7 @@ def _exported(file: Path, run: Run) -> nn.Module:
     """Read a model after making sure that it is of the run."""
     try:
         card = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-        model = load_model(file)
+        model = load_model(file, _own_builder(str(card["model"]), run))
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise RunDirectoryError(f"{file} holds no exported model ({error}).") from None
     of_model = {name: card.get(name) for name in ("strategy", "dataset", "partition", "seed")}
@@ -254,6 +257,17 @@ def _exported(file: Path, run: Run) -> nn.Module:
             "folder of its models with --models-dir."
         )
     return model
+
+
+def _own_builder(name: str, run: Run) -> Callable[[Shape, int], nn.Module] | None:
+    """Return what builds a model of the user's own, if the run itself names it.
+
+    A file of a model may come from anybody, and imports nothing by itself.
+    """
+    if not is_own(name) or name not in read_config(recorded_config(run)).run.models.models:
+        return None
+    builder: Callable[[Shape, int], nn.Module] = find_callable(name, SIGNATURE)
+    return builder
 
 
 def _remembered(run: Run) -> Iterator[nn.Module]:

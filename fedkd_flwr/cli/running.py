@@ -70,7 +70,14 @@ def run(
             values["output-dir"] = str(output_dir)
         superlink = deployed_to(engine)
         if superlink is not None:
-            others = {"--clients": clients, "--resume": resume, "--save-models": save_models}
+            others = {
+                "--clients": clients,
+                "--resume": resume,
+                "--save-models": save_models,
+                "--federation-config": federation_config,
+                "--per-client": per_client,
+                "--verbose": verbose,
+            }
             refuse_in_deployment([name for name, value in others.items() if value])
             deploy(values, superlink)
             return
@@ -89,7 +96,7 @@ def run(
 
 
 def refuse_in_deployment(options: Sequence[str]) -> None:
-    """Refuse options that say how clients on this machine run.
+    """Refuse options about clients, a run directory or a progress bar on this machine.
 
     Raises
     ------
@@ -100,8 +107,8 @@ def refuse_in_deployment(options: Sequence[str]) -> None:
 
     if options:
         raise ConfigError(
-            f"A deployment takes no {', '.join(options)}: nodes are started by themselves, and "
-            "settings such as resume and models-dir are given with -c."
+            f"A deployment takes no {', '.join(options)}: nodes are started by themselves, "
+            "Flower's log is shown, and settings such as resume and models-dir are given with -c."
         )
 
 
