@@ -62,7 +62,8 @@ class RunConfig(Slice):
     trackers : TrackerSettings
         Trackers of experiments.
     device : str
-        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``. The server computes on the CPU where its own
+        machine has no such device.
     torch_threads : int
         Threads of PyTorch in each process, 0 for its own choice.
     output_dir : str
@@ -112,12 +113,12 @@ class RunConfig(Slice):
     @property
     def data_plan(self) -> DataPlan:
         """What the clients' data depends on; those of equal plans share one decoded copy."""
-        return self._data_plan(self.method.strategy.needs_public_data)
+        return self._data_plan(self.method.strategy.needs_public_data, self.torch_device)
 
     @property
     def server_data_plan(self) -> DataPlan:
         """What all data depends on, the server's public set included."""
-        return self._data_plan(self.uses_public_data)
+        return self._data_plan(self.uses_public_data, self.server_device)
 
     @property
     def uses_public_data(self) -> bool:
@@ -125,13 +126,13 @@ class RunConfig(Slice):
         strategy = self.method.strategy
         return strategy.needs_public_data or strategy.distils_on_server
 
-    def _data_plan(self, with_public_set: bool) -> DataPlan:
+    def _data_plan(self, with_public_set: bool, device: str) -> DataPlan:
         settings = self.data
         # The held-out part leaves the pool whether or not a method uses it: all methods are
         # compared on the same private data. Another data set need not even be there.
         if settings.public_dataset != HELD_OUT and not with_public_set:
             settings = settings.model_copy(update={"public_dataset": NO_PUBLIC_SET})
-        return DataPlan(settings, self.plan.num_clients, self.plan.seed, self.torch_device)
+        return DataPlan(settings, self.plan.num_clients, self.plan.seed, device)
 
     @property
     def torch_device(self) -> str:
@@ -141,6 +142,17 @@ class RunConfig(Slice):
         import torch  # deferred: reading a config should not load PyTorch
 
         return "cuda" if torch.cuda.is_available() else "cpu"
+
+    @property
+    def server_device(self) -> str:
+        """The device of the server's process: the CPU where its machine lacks `torch_device`."""
+        kind, _, index = self.torch_device.partition(":")
+        if kind == "cpu":
+            return kind
+        import torch  # deferred, as above
+
+        is_here = torch.cuda.is_available() and int(index or 0) < torch.cuda.device_count()
+        return self.torch_device if is_here else "cpu"
 
     def server_plan(self) -> RunPlan:
         """Return what the server knows of the run before it starts."""
@@ -300,6 +312,28 @@ def known_names(own: Method | None = None) -> list[str]:
     """Return every name that a run config may hold, those of an own method among them."""
     of_methods = [key for kind in method_tables(own).values() for key in kind.flat_keys()]
     return [*RunConfig.flat_keys(), OWN_SETTINGS, *dict.fromkeys(of_methods)]
+
+
+def require_importable(strategy: str, place: str) -> None:
+    """Refuse a method that other processes cannot find, since it has a name in this one alone.
+
+    Parameters
+    ----------
+    strategy : str
+        Name of the method.
+    place : str
+        What has other processes, for the message.
+
+    Raises
+    ------
+    ConfigError
+        If it is such a method.
+    """
+    if strategy in REGISTERED:
+        raise ConfigError(
+            f"{strategy} is registered in this process, and {place} other ones: keep what "
+            "register returns in a module, and set strategy to module:object."
+        )
 
 
 def _unknown(name: str, flat: Mapping[str, Any], known: Sequence[str]) -> str:

@@ -256,6 +256,8 @@ def run_rounds(
     run = configuration.run
     for warning in configuration.warnings:
         log(WARNING, "%s", warning)
+    if run.server_device != run.torch_device:
+        log(INFO, "The server has no device %s and computes on the CPU", run.torch_device)
     plan = run.server_plan().model_copy(update={"run_id": directory.run_id})
     strategy = run.method.strategy(plan, configuration.settings, directory)
     strategy.server_models = RunModels(run)

@@ -95,7 +95,7 @@ class RunModels:
         loss = Distillation(temperature=1.0, t_squared=False)
         optimizer = build_optimizer("adam", network.parameters(), learning_rate)
         try:
-            with seeded(self.run.torch_device, plan.seed, "server-distillation", server_round):
+            with seeded(self.run.server_device, plan.seed, "server-distillation", server_round):
                 train_on(network, loss, optimizer, gathered(positions, images, teacher))
             distilled = model_vectors(network)
             require_finite(sum(float(np.abs(vector).sum()) for vector in distilled.values()))
@@ -125,4 +125,4 @@ class RunModels:
             network = build_model(
                 name, data.image_shape, data.num_classes, self.run.models.search_space
             )
-        return network.to(self.run.torch_device)
+        return network.to(self.run.server_device)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.low_rank import Shape, lengths, restored
-from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
+from strategies.core.plan import ImpossiblePlanError, PlanSettings, RunPlan, Settings
 from strategies.core.replies import LARGEST_NUMBER, Arrays, Due, InvalidReplyError, Reply
 from strategies.parameters import SharedModelSettings, SharedModelStrategy, mean_model, model_due
 
@@ -72,6 +72,12 @@ class FedKD(SharedModelStrategy):
                 f"fedkd.energy-end = {own.energy_end:g} is below fedkd.energy-start = "
                 f"{own.energy_start:g}: the energy rises, or stays."
             )
+
+    @classmethod
+    def spanning_setting(cls, plan: PlanSettings, settings: Settings) -> str:
+        """Name the energy, if it rises: it does so from the first to the last planned round."""
+        own = FedKDSettings.model_validate(settings)
+        return "fedkd.energy-end" if own.energy_end > own.energy_start else ""
 
     def begin(self, initial: Arrays) -> None:
         """Start from the initial shared model, and take note of its matrices."""

@@ -34,6 +34,7 @@ from pydantic import Field, field_validator
 
 from strategies.core.flower import log
 from strategies.core.membership import ClientInfo
+from strategies.core.plan import PlanSettings, Settings
 from strategies.core.replies import Arrays, Due, InvalidReplyError, Metric, Reply
 from strategies.fedavg import AveragingSettings, FedAvg
 from strategies.parameters import Model
@@ -194,6 +195,11 @@ class PersFL(FedAvg):
     )
     settings: PersFLSettings
     pairs: Sequence[dict[str, Any]] = ()
+
+    @classmethod
+    def spanning_setting(cls, plan: PlanSettings, settings: Settings) -> str:
+        """Name the patience, which compares the personalized models of the last round alone."""
+        return "patience" if plan.patience else ""
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
         """Average; after the last round, start stage 2 with the final global model."""

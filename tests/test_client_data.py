@@ -7,6 +7,7 @@ from helpers import write_image_folder, write_parquet
 from hypothesis import given, settings
 from hypothesis import strategies as draw
 
+from fedkd_flwr.data import clients as clients_module
 from fedkd_flwr.data import sources as sources_module
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.clients import (
@@ -141,6 +142,20 @@ def test_public_hash_tells_content_and_shape():
     assert public_hash(changed) != public_hash(images)
     assert public_hash(images.view(5, 1, 14, 56)) != public_hash(images)
     assert len(public_hash(images)) == 64
+
+
+def test_images_become_numbers_on_the_cpu_whatever_the_device(monkeypatch):
+    """A GPU rounds otherwise: nodes with and without one would take each other for strangers."""
+    converted_on = []
+
+    def told(images):
+        converted_on.append(images.device.type)
+        return to_float(images)
+
+    monkeypatch.setattr(clients_module, "to_float", told)
+    data = load_client(DataPlan(DIGITS.settings, 5, seed=0, device="meta"), 0)
+    assert data.public_images.device.type == data.train_images.device.type == "meta"
+    assert set(converted_on) == {"cpu"}
 
 
 def test_public_images_take_the_private_shape(colour_root):

@@ -24,6 +24,8 @@ def settings_for(strategy, small):
     models = "darts" if "fedkma" in strategy else "mlp" if one_model else "mlp,lenet"
     if models == "darts":
         supernet |= {"supernet-operations": "none,skip_connect", "max-samples": 260}
+    if strategy == "fedkd":
+        supernet |= {"fedkd.energy-end": 0.95}  # what rises does so over the planned rounds
     return {**small, **supernet, "strategy": strategy, "models": models, "momentum": 0.9}
 
 
@@ -46,7 +48,9 @@ def command(*arguments):
 # ---- More rounds after the end ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt", "persfl", "fedavg-ft", "fedkma"])
+@pytest.mark.parametrize(
+    "strategy", ["kt-pfl", "perfed-ckt", "persfl", "fedavg-ft", "fedkma", "fedkd"]
+)
 def test_a_finished_run_goes_on_to_the_numbers_of_a_longer_one(strategy, small, tmp_path):
     settings = settings_for(strategy, small)
     whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole", num_server_rounds=3)
@@ -197,6 +201,41 @@ def test_a_schedule_that_spans_the_rounds_allows_no_more_of_them(local, tmp_path
         fedkd_flwr.resume(run.path, num_server_rounds=2)
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"strategy": "fedkd"}, "By fedkd.energy-end the numbers of fedkd depend on the planned"),
+        ({"strategy": "persfl", "patience": 1}, "By patience the numbers of persfl depend"),
+    ],
+)
+def test_a_method_that_spans_the_rounds_allows_no_more_of_them(changes, sentence, local, tmp_path):
+    run = fedkd_flwr.run({**local, **changes}, output_dir=tmp_path / "run")
+    with pytest.raises(ConfigError, match=sentence):
+        fedkd_flwr.resume(run.path, num_server_rounds=2)
+
+
+# ---- Rounds that are evaluated as the last alone ---------------------------------------
+
+
+def test_patience_does_not_count_a_round_that_is_no_longer_the_last(local, tmp_path):
+    """Nothing is learned: round 2 is the best, and round 4 the one that is waited for."""
+    settings = {**local, "learning-rate": 1e-9, "patience": 1, "evaluate-every": 2}
+    whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole", num_server_rounds=6)
+    fedkd_flwr.run(settings, output_dir=tmp_path / "run", num_server_rounds=3)
+    longer = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=6)
+    assert list(longer.rounds["round"]) == list(whole.rounds["round"]) == [1, 2, 3, 4, 5]
+    assert longer.summary["last_round"] == whole.summary["last_round"]
+
+
+def test_the_round_chosen_on_validation_data_is_that_of_a_longer_run(local, tmp_path):
+    settings = {**local, "learning-rate": 1e-9, "evaluate-every": 3}
+    whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole", num_server_rounds=2)
+    fedkd_flwr.run(settings, output_dir=tmp_path / "run", num_server_rounds=1)
+    longer = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    # Of equals it would be the first, which a run of two rounds does not evaluate.
+    assert longer.summary["validation_round"] == whole.summary["validation_round"]
+
+
 # ---- Runs that never completed a round -------------------------------------------------
 
 
@@ -219,6 +258,16 @@ def test_a_run_that_never_completed_a_round_leaves_nothing(changes, sentence, lo
         fedkd_flwr.run({**local, **changes}, output_dir=tmp_path / "deep" / "run")
     assert not (tmp_path / "deep").exists()
     assert fedkd_flwr.run(local, output_dir=tmp_path / "deep" / "run").finished
+
+
+def test_a_run_that_cannot_be_described_leaves_nothing(local, tmp_path, monkeypatch):
+    def describe(configuration):
+        raise AssertionError("no driver")
+
+    monkeypatch.setattr("fedkd_flwr.runs.directory.describe_run", describe)
+    with pytest.raises(AssertionError, match="no driver"):
+        fedkd_flwr.run(local, output_dir=tmp_path / "deep" / "run")
+    assert not (tmp_path / "deep").exists()
 
 
 def test_a_run_that_has_released_predictions_stays_to_be_counted(small, tmp_path):

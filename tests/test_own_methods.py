@@ -1,6 +1,7 @@
 """Methods of one's own: registered here or named in a config, with settings of their own."""
 
 import json
+import tomllib
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from examples import own_method
 from fedkd_flwr.clients.fedprox import FedProxClient
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
 from fedkd_flwr.config import ConfigError, known_names, read_config
+from fedkd_flwr.engines import run_deployment
 from fedkd_flwr.methods import METHODS, REGISTERED
 from fedkd_flwr.own import OwnError
 from fedkd_flwr.sweeps.grid import read_sweep
@@ -76,6 +78,18 @@ def test_flower_is_given_own_settings_under_one_key(halved):
     assert set(packed) == set(known_names())
     assert read_config(packed) == configuration
     assert configuration.settings.mu == 1e-05
+
+
+def test_a_deployment_is_given_keys_that_flower_takes(tmp_path, monkeypatch):
+    flwr, given = tmp_path / "flwr", tmp_path / "given.toml"
+    flwr.write_text(f"#!/bin/sh\nfor last; do :; done\ncp \"$last\" '{given}'\n")
+    flwr.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))  # the command lies beside it
+    configuration = read_config({"strategy": NEAREST, "nearest.sharpness": 3.0})
+    run_deployment(configuration, "silos", on_line=print)
+    taken = tomllib.loads(given.read_text())
+    assert set(taken) <= set(known_names())
+    assert read_config(taken) == configuration
 
 
 @pytest.mark.parametrize(

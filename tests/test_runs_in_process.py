@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 from helpers import Witness, run_with
 
 import fedkd_flwr
@@ -206,6 +207,12 @@ def test_the_columns_say_how_far_knowledge_moves_the_weights(small, tmp_path):
         assert finished.clients.query("round == 1")["moved_public"].isna().all()
         moved[rate] = finished.rounds["moved_public_mean"].iloc[1]
     assert 300 < moved[0.05] / moved[0.00005] < 3000
+
+
+def test_the_number_of_threads_of_a_run_is_put_back(small, tmp_path):
+    changes = {"strategy": "local", "models": "mlp", "num-server-rounds": 1, "torch-threads": 2}
+    assert run(small, tmp_path, **changes).description["torch_threads"] == 2
+    assert torch.get_num_threads() == 1
 
 
 def test_runs_in_threads_of_one_process_are_those_in_turn(small, tmp_path):

@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 from processes import MARK, started_by, wait_until
 
+import fedkd_flwr
+from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.config import ConfigError
+from fedkd_flwr.methods import REGISTERED
 from fedkd_flwr.sweeps import run_sweep
+from strategies.local import Local
 
 SWEEP = """
 [base]
@@ -55,6 +59,13 @@ def killer(tmp_path):
     return on_round
 
 
+@pytest.fixture
+def mine():
+    """A method that this process alone knows, by its name."""
+    yield fedkd_flwr.register("mine", Local, PersonalClient)
+    del REGISTERED["mine"]
+
+
 def numbers(runs):
     return {run.path.name: run.rounds[COLUMNS].to_dict() for run in runs}
 
@@ -64,6 +75,12 @@ def test_what_cannot_go_side_by_side_is_refused(sweep, tmp_path):
         run_sweep(sweep, tmp_path / "runs", "simulation", jobs=2)
     with pytest.raises(ConfigError, match="jobs = 0 is less than"):
         run_sweep(sweep, tmp_path / "runs", jobs=0)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_method_that_other_processes_cannot_find_is_refused(mine, sweep, tmp_path):
+    with pytest.raises(ConfigError, match="mine is registered in this process, and runs side by"):
+        run_sweep(sweep, tmp_path / "runs", jobs=2, settings={"strategy": "mine"})
     assert not (tmp_path / "runs").exists()
 
 

@@ -207,7 +207,7 @@ class _Loaded:
             images = public_images(
                 settings.public_dataset, shape, settings.data_root, settings.wanted_in_public
             )
-        return to_float(images.to(device))
+        return to_float(images).to(device)
 
 
 @functools.lru_cache(maxsize=PLANS_KEPT)
@@ -308,7 +308,7 @@ def _build_client(plan: DataPlan, partition_id: int, data_path: str) -> ClientDa
     parts = split_client(own.labels.numpy(), settings.client_split, plan.seed, partition_id)
     train, validation, test = (
         (
-            to_float(own.images[positions].to(plan.device)),
+            to_float(own.images[positions]).to(plan.device),
             own.labels[positions].to(plan.device),
         )
         for positions in map(torch.from_numpy, parts)

@@ -333,9 +333,10 @@ def convert_images(images: Tensor, shape: Shape) -> Tensor:
 
 
 def to_float(images: Tensor) -> Tensor:
-    """Turn uint8 images into float32 from -1 (black) to 1 (white), on the same device.
+    """Turn uint8 images into float32 from -1 (black) to 1 (white).
 
-    Own data in floating-point numbers stays as it is.
+    To be done on the CPU: a GPU rounds the division otherwise, and the same public set would have
+    another hash there. Own data in floating-point numbers stays as it is.
     """
     if images.is_floating_point():
         return images

@@ -57,7 +57,7 @@ def run_deployment(
         raise ConfigError("A deployment is started from a checkout of the project.")
     with tempfile.TemporaryDirectory(prefix="fedkd-") as folder:
         preset = Path(folder) / "run.toml"
-        preset.write_text(tomli_w.dumps(configuration.flat()))
+        preset.write_text(tomli_w.dumps(configuration.for_flower()))
         command = [str(Path(sys.executable).parent / "flwr"), "run", str(APP_FOLDER)]
         command += [superlink] if superlink else []
         command += ["--stream", "--run-config", str(preset)]

@@ -70,9 +70,12 @@ def run_in_process(
         on_clients=on_clients,
     )
     with _ONE_RUN, flower_log_to(on_line) if on_line else flower_log_level(logging.WARNING):
+        threads = torch.get_num_threads()
         try:
             return serve(grid, configuration, on_round, grid.keep_memories)
         finally:
+            # The next run may leave their number open.
+            torch.set_num_threads(threads)
             # A network of the user's own may be another one in the next run, by the same name.
             pool.clear()
             cohort_size.cache_clear()

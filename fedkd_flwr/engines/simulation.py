@@ -9,10 +9,9 @@ from typing import Any
 
 import tomli_w
 
-from fedkd_flwr.config import ConfigError, Configuration
+from fedkd_flwr.config import ConfigError, Configuration, require_importable
 from fedkd_flwr.engines.superlink import superlink
 from fedkd_flwr.listeners import ClientsListener, LineListener, RoundListener
-from fedkd_flwr.methods import REGISTERED
 from fedkd_flwr.runs import Run, load_run, read_checkpoint
 
 APP_FOLDER = Path(__file__).resolve().parent.parent.parent
@@ -56,11 +55,7 @@ def run_simulation(
         raise ConfigError(
             "The simulation engine runs from a checkout of the project; use in-process."
         )
-    if configuration.run.strategy in REGISTERED:
-        raise ConfigError(
-            f"{configuration.run.strategy} is registered in this process, and the simulation has "
-            "others: keep what register returns in a module, and set strategy to module:object."
-        )
+    require_importable(configuration.run.strategy, "the simulation has")
     directory = Path(configuration.run.output_dir)
     federation = {
         "num-supernodes": clients or configuration.run.plan.num_clients,

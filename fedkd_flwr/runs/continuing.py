@@ -89,16 +89,8 @@ def changed_settings(run: Run, wanted: Configuration) -> Changes:
             f"{run.path} goes on with the settings that it was started with, and "
             f"{', '.join(refused)} would differ; what may change is {', '.join(MAY_CHANGE)}."
         )
-    before, now = recorded[ROUNDS], wanted.run.plan.num_server_rounds
-    if now < before:
-        raise ConfigError(f"{ROUNDS} = {now} is less than the run's {before}; it can only grow.")
-    schedule = wanted.run.training.learning_rate_schedule
-    if now > before and schedule != "constant":
-        raise ConfigError(
-            f"learning-rate-schedule = {schedule} spans the planned rounds, so that {now} rounds "
-            f"are another run than {before}; do a new one."
-        )
-    _require_continuable(run, now)
+    _require_growth(wanted, recorded[ROUNDS])
+    _require_continuable(run, wanted.run.plan.num_server_rounds)
     return changes
 
 
@@ -108,6 +100,25 @@ def told(changes: Changes) -> str:
         f"{key} {before if before != '' else 'none'} → {now if now != '' else 'none'}"
         for key, (before, now) in changes.items()
     )
+
+
+def _require_growth(wanted: Configuration, before: int) -> None:
+    """Refuse fewer rounds, and more where each depends on how many are planned."""
+    run, now = wanted.run, wanted.run.plan.num_server_rounds
+    if now < before:
+        raise ConfigError(f"{ROUNDS} = {now} is less than the run's {before}; it can only grow.")
+    if now == before:
+        return
+    another = f"so that {now} rounds are another run than {before}; do a new one."
+    schedule = run.training.learning_rate_schedule
+    if schedule != "constant":
+        raise ConfigError(
+            f"learning-rate-schedule = {schedule} spans the planned rounds, {another}"
+        )
+    if setting := run.method.strategy.spanning_setting(run.plan, wanted.settings):
+        raise ConfigError(
+            f"By {setting} the numbers of {run.strategy} depend on the planned rounds, {another}"
+        )
 
 
 def _require_continuable(run: Run, rounds: int) -> None:

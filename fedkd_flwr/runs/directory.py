@@ -104,11 +104,10 @@ class RunDirectory:
         directory._lock_file = lock_directory(directory.path)
         directory._is_new = True
         try:
-            directory._write_json("config.json", describe_run(configuration))
-        except OSError as error:
+            directory._describe(configuration)
+        except (Exception, KeyboardInterrupt):
             directory.give_up()
-            reason = error.strerror or error
-            raise RunDirectoryError(f"{directory.path} cannot be written: {reason}.") from None
+            raise
         return directory
 
     @classmethod
@@ -267,6 +266,14 @@ class RunDirectory:
     @property
     def _has_rounds(self) -> bool:
         return server_file(self.path).exists()
+
+    def _describe(self, configuration: "Configuration") -> None:
+        """Write down what makes the directory that of a run."""
+        try:
+            self._write_json("config.json", describe_run(configuration))
+        except OSError as error:
+            reason = error.strerror or error
+            raise RunDirectoryError(f"{self.path} cannot be written: {reason}.") from None
 
     def _continue(self, configuration: "Configuration") -> Checkpoint:
         """Bring the files to where the checkpoint is, and note what changes."""

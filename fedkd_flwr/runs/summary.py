@@ -25,7 +25,7 @@ def describe_run(configuration: "Configuration") -> dict[str, Any]:
     """Return what ``config.json`` holds: the run config, versions and machine."""
     import torch  # deferred: only the writer needs it
 
-    device = configuration.run.torch_device
+    device = configuration.run.server_device
     return {
         "id": uuid.uuid4().hex,
         "config": configuration.flat(),
@@ -59,7 +59,10 @@ def summarize(run: Run, seconds: float) -> dict[str, Any]:
     """
     rows = run.round_rows
     evaluated = [row for row in rows if row["accuracy_mean"] is not None]
-    validated = [row for row in evaluated if row["validation_accuracy_mean"] is not None]
+    every = run.config.get("evaluate-every", 1)
+    # Before it grew, a run may have ended with a round that it would else not have evaluated.
+    due = [row for row in evaluated if row["round"] % every == 0 or row is rows[-1]]
+    validated = [row for row in due if row["validation_accuracy_mean"] is not None]
     # `max` returns the first of equals.
     best = max(validated, key=lambda row: row["validation_accuracy_mean"], default=None)
     return {

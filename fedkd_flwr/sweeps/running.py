@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from fedkd_flwr import engines
 from fedkd_flwr.analysis.settings import defining_settings
-from fedkd_flwr.config import ConfigError, Configuration
+from fedkd_flwr.config import ConfigError, Configuration, require_importable
 from fedkd_flwr.engines import RoundListener
 from fedkd_flwr.flat import Scalar
 from fedkd_flwr.runs import (
@@ -210,8 +210,8 @@ def run_sweep(
         Before any run starts.
     """
     engines.find_engine(engine)
-    _check_jobs(jobs, engine)
     configurations = read_sweep(path, settings, only)
+    _check_jobs(jobs, engine, configurations.values())
     folder = sweep_folder(path, output_dir)
     require_writable(folder, "folder of the runs")
     for models_dir in {configuration.run.models_dir for configuration in configurations.values()}:
@@ -309,14 +309,18 @@ def _side_by_side(
             yield run, Failure.of(outcome) if isinstance(outcome, Exception) else outcome
 
 
-def _check_jobs(jobs: int, engine: str) -> None:
+def _check_jobs(jobs: int, engine: str, configurations: Iterable[Configuration]) -> None:
     if jobs < 1:
         raise ConfigError(f"jobs = {jobs} is less than the one run that there is at least.")
-    if jobs > 1 and engine != "in-process":
+    if jobs == 1:
+        return
+    if engine != "in-process":
         raise ConfigError(
             f"Runs are done side by side by the engine in-process alone; the engine {engine} "
             "takes jobs = 1, since it spreads the clients of one run."
         )
+    for configuration in configurations:
+        require_importable(configuration.run.strategy, "runs side by side have")
 
 
 def _plan(

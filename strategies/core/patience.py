@@ -51,7 +51,9 @@ class Patience:
         RunPlan
             The same, or one with fewer rounds.
         """
-        self.note(row["round"], row.get("validation_accuracy_mean"))
+        # The last round of a run that has grown may be none that it would else have evaluated.
+        if plan.is_evaluated(row["round"]):
+            self.note(row["round"], row.get("validation_accuracy_mean"))
         last: int = row["round"] + 1
         if not self.is_over or last >= plan.num_server_rounds:
             return plan

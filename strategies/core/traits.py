@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from strategies.core.metrics import MOVED_PRIVATE, TRAIN_LOSS
-from strategies.core.plan import Settings
+from strategies.core.plan import PlanSettings, Settings
 from strategies.core.replies import Metric
 
 
@@ -49,3 +49,11 @@ class Traits:
 
     Not where a client keeps nothing of its training: it is evaluated with what it is sent.
     """
+
+    @classmethod
+    def spanning_setting(cls, plan: PlanSettings, settings: Settings) -> str:
+        """Name a setting by which rounds depend on how many are planned, so that none can follow.
+
+        Empty where there is none.
+        """
+        return ""
