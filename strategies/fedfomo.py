@@ -19,6 +19,8 @@ Differences from the paper
   alone, and so what it is sent itself.
 - epsilon falls by ``exploration-decay`` a round; the paper does not say how fast it should.
 - Batch normalization's statistics are mixed like parameters. Distances leave them out.
+- A client whose own loss is no finite number goes on from the mean of those that it is sent
+  whose loss is one.
 - Accuracy is that of the model after local training.
 """
 
@@ -64,12 +66,15 @@ def weights_of_others(
     Parameters
     ----------
     loss : float
-        L(w_i), of the client's own model.
+        L(w_i), of the client's own model. Where it is no finite number, all usable models weigh
+        alike.
     losses, distances : ndarray
-        L(w_j) and ||w_j - w_i||, shape (M,); a model that is the own one, or whose loss is no
-        number, weighs nothing.
+        L(w_j) and ||w_j - w_i||, shape (M,); a model is usable, and may weigh something, if both
+        are finite and it is not the own one.
     """
-    is_usable = np.isfinite(losses) & (distances > 0)
+    is_usable = np.isfinite(losses) & np.isfinite(distances) & (distances > 0)
+    if not np.isfinite(loss):
+        return is_usable / max(is_usable.sum(), 1)
     gains = np.where(is_usable, loss - losses, 0.0) / np.where(is_usable, distances, 1.0)
     weights = np.maximum(gains, 0.0)
     return weights / weights.sum() if weights.sum() > 0 else weights

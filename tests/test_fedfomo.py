@@ -15,7 +15,9 @@ from two_clients import (
 )
 
 import fedkd_flwr
+from fedkd_flwr.clients import memory
 from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.randomness import random_generator
 from strategies.fedfomo import chosen_models, weights_of_others
@@ -87,6 +89,30 @@ def test_weights_are_gains_by_distance_and_nothing_for_worse_models():
     odd = weights_of_others(1.0, np.array([np.nan, 0.5, 0.9]), np.array([1.0, 0.0, 1.0]))
     np.testing.assert_array_equal(odd, [0.0, 0.0, 1.0])
     assert weights_of_others(1.0, np.empty(0), np.empty(0)).shape == (0,)
+
+
+@pytest.mark.parametrize("own_loss", [np.inf, np.nan])
+def test_all_usable_models_weigh_alike_beside_an_own_one_without_a_loss(own_loss):
+    losses = np.array([0.4, 9.0, np.nan, 0.5, 0.5])
+    distances = np.array([2.0, 0.1, 1.0, np.inf, 0.0])
+    weights = weights_of_others(own_loss, losses, distances)
+    np.testing.assert_array_equal(weights, [0.5, 0.5, 0.0, 0.0, 0.0])
+    none = weights_of_others(own_loss, losses[2:], distances[2:])
+    np.testing.assert_array_equal(none, [0.0, 0.0, 0.0])
+
+
+def test_a_client_with_weights_too_large_for_a_loss_goes_on_from_the_others(small):
+    client = client_of(small)
+    others = [model_vectors(client_of(small, n).new_model())["weights"] for n in (1, 2)]
+    fill_from_vectors(client.model, {"weights": others[0] * np.float32(1e30)})
+    memory.save_model(client.context, "model", client.model)
+    call = {"names": ["0/weights", "1/weights"], "server-round": 2, "phase": "train"}
+    (returned, weights), _, _ = client.fit(others, call)
+    np.testing.assert_array_equal(weights, [0.5, 0.5, 0, 0, 0])
+    expected = (others[0] + others[1]) / 2
+    for _ in range(3):
+        expected = expected - np.float32(0.2) * gradient(expected, *training_data(small, 0))
+    np.testing.assert_allclose(returned, expected, atol=3e-6)
 
 
 # ---- Whom the server sends -----------------------------------------------------------

@@ -118,18 +118,20 @@ def personalize(
     for file in earlier:
         client.receive_model(_read(file, client))
         client.consider_teacher(_round_of(file))
-    # From here on all is as for a client that took part: stage 2 is one message.
-    arrays = _read(last, client)
-    message = {"names": list(arrays), "server-round": _round_of(last), "phase": PERSONALIZE}
+    # From here on all is as for a client that took part: stage 2 is one message, and another
+    # leaves the model as it is evaluated.
+    arrays, rounds = _read(last, client), _round_of(last)
+    message = {"names": list(arrays), "server-round": rounds, "phase": PERSONALIZE}
     client.fit(list(arrays.values()), message)
-    choice = client.choice()
+    message = {"names": [], "server-round": rounds, "trained-rounds": rounds}
+    _, _, metrics = client.evaluate([], message)
     return Newcomer(
-        accuracy=client.test_accuracy(),
-        imitation=choice["lambda"],
-        temperature=choice["temperature"],
-        teacher_round=int(choice["teacher-round"]),
-        teacher_accuracy=choice["teacher-accuracy"],
-        global_accuracy=choice["global-accuracy"],
+        accuracy=metrics["correct"] / metrics["total"],
+        imitation=metrics["lambda"],
+        temperature=metrics["temperature"],
+        teacher_round=int(metrics["teacher-round"]),
+        teacher_accuracy=metrics["teacher-accuracy"],
+        global_accuracy=metrics["global-accuracy"],
         client=client,
     )
 

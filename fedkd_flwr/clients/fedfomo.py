@@ -24,8 +24,11 @@ class FedFomoClient(ParameterClient):
         if not memory.holds(self.context, "model"):
             self.receive_model(received)
         others = models_by_position(received)
-        weights = self.weigh(others)
-        fill_from_vectors(self.model, mixed(model_vectors(self.model), others, weights))
+        own, own_loss = model_vectors(self.model), self.validation_loss()
+        # Beside numbers too large for a loss, rounding leaves nothing of the others.
+        start = own if np.isfinite(own_loss) else zeros_like(own)
+        weights = self.weigh(start, own_loss, others)
+        fill_from_vectors(self.model, mixed(start, others, weights) if weights.any() else own)
         loss = yield from self.train_locally(server_round)
         reported = np.zeros(self.settings.models_sent, dtype=np.float32)
         reported[: len(weights)] = weights
@@ -33,15 +36,22 @@ class FedFomoClient(ParameterClient):
             {**self.model_arrays(), WEIGHTS_OF_OTHERS: reported}, {"train-loss": loss}
         )
 
-    def weigh(self, others: Sequence[Model]) -> NDArray[np.float64]:
-        """Return the weight of each model, (M,), by its loss on the validation data."""
-        own = model_vectors(self.model)
-        loss = self.validation_loss()
+    def weigh(self, own: Model, loss: float, others: Sequence[Model]) -> NDArray[np.float64]:
+        """Return the weight of each model, (M,), by its loss on the validation data.
+
+        Parameters
+        ----------
+        own : dict of str to ndarray
+            The model that the others are mixed into; `model` is another one afterwards.
+        loss : float
+            Of the client's model.
+        others : sequence of dict
+            M models.
+        """
         losses = []
         for other in others:
             fill_from_vectors(self.model, other)
             losses.append(self.validation_loss())
-        fill_from_vectors(self.model, own)
         distances = [distance(own, other) for other in others]
         return weights_of_others(loss, np.array(losses), np.array(distances))
 
@@ -59,6 +69,11 @@ def models_by_position(received: Arrays) -> list[Model]:
         if position and kind in KINDS:
             models.setdefault(int(position), {})[kind] = vector
     return [models[position] for position in sorted(models)]
+
+
+def zeros_like(model: Model) -> Model:
+    """Return a model of which every number is 0."""
+    return {kind: np.zeros_like(vector) for kind, vector in model.items()}
 
 
 def distance(one: Model, other: Model) -> float:

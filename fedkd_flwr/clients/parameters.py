@@ -1,12 +1,14 @@
 """What clients share that exchange model parameters: receive a model, train it, send it back."""
 
+from contextlib import nullcontext
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays, PersonalClient, Training, TrainReply
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
-from fedkd_flwr.training.loop import Loss, evaluate
+from fedkd_flwr.training.loop import Evaluation, Loss, evaluate, statistics_of
 from fedkd_flwr.training.losses import cross_entropy
 
 
@@ -55,9 +57,18 @@ class ParameterClient(PersonalClient):
         """Return what is shared of the model as flat vectors by kind."""
         return model_vectors(self.model, self.shared_layers)
 
+    def test_result(self) -> Evaluation:
+        """Evaluate `model` on the client's test split, with the statistics of every evaluation.
+
+        Its own statistics are put back: training may go on from them.
+        """
+        data, fresh = self.data, self.run.models.batch_norm_statistics == "fresh"
+        with statistics_of(self.model, data.train_images) if fresh else nullcontext():
+            return evaluate(self.model, data.test_images, data.test_labels)
+
     def test_accuracy(self) -> float:
         """Return the accuracy of `model` on the client's test split."""
-        result = evaluate(self.model, self.data.test_images, self.data.test_labels)
+        result = self.test_result()
         return result.correct / result.total
 
 

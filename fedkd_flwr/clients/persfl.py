@@ -243,9 +243,8 @@ class PersFLClient(ParameterClient):
         data = self.data
         validation = evaluate(self.model, data.validation_images, data.validation_labels)
         require_finite(validation.loss)
-        test = evaluate(self.model, data.test_images, data.test_labels)
         weights = {name: value.clone() for name, value in self.model.state_dict().items()}
-        return Candidate(imitation, temperature, validation, test, weights)
+        return Candidate(imitation, temperature, validation, self.test_result(), weights)
 
 
 class PersFLGDClient(PersFLClient):

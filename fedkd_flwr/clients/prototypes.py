@@ -38,7 +38,10 @@ def class_means(values: Tensor, labels: Tensor, num_classes: int) -> tuple[Tenso
     """
     members = functional.one_hot(labels, num_classes).to(values.dtype)
     counts = members.sum(dim=0)
-    return members.T @ values / counts.clamp(min=1)[:, None], counts
+    # What is sent has all digits, whatever networks multiply in.
+    with torch.autocast(values.device.type, enabled=False):
+        sums = members.T @ values
+    return sums / counts.clamp(min=1)[:, None], counts
 
 
 class ClassMeanClient(PersonalClient):

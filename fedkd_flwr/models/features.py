@@ -99,8 +99,10 @@ def fold_into(plain: nn.Module, model: nn.Module) -> nn.Module:
     if f"{name}.weight" not in tensors:
         inner, inner_bias = tensors.pop(f"{name}.0.weight"), tensors.pop(f"{name}.0.bias")
         outer, outer_bias = tensors.pop(f"{name}.1.weight"), tensors.pop(f"{name}.1.bias")
-        tensors[f"{name}.weight"] = outer @ inner
-        tensors[f"{name}.bias"] = outer @ inner_bias + outer_bias
+        # Weights have all digits, whatever networks multiply in.
+        with torch.autocast(outer.device.type, enabled=False):
+            tensors[f"{name}.weight"] = outer @ inner
+            tensors[f"{name}.bias"] = outer @ inner_bias + outer_bias
     plain.load_state_dict(tensors)
     return plain
 

@@ -24,11 +24,13 @@ from fedkd_flwr.training.jobs import Job, PredictJob, Steps, TrainJob
 from fedkd_flwr.training.kinds import kind_of
 from fedkd_flwr.training.loop import (
     INFERENCE_BATCH,
+    RUNNING_STATISTICS,
     Batch,
     DivergedError,
     Loss,
     draws_while_training,
     require_finite,
+    require_finite_weights,
 )
 from fedkd_flwr.training.stackable import StackableFunctions
 
@@ -134,6 +136,14 @@ class Stack:
         self.parameters = as_they_lie or _stacked(model.named_parameters() for model in models)
         self.buffers = _stacked(model.named_buffers() for model in models)
 
+    def sums(self) -> list[float]:
+        """Return the sum of each model's weights and running statistics."""
+        names = [name for name in self.buffers if name.endswith(RUNNING_STATISTICS)]
+        trained = [*self.parameters.values(), *(self.buffers[name] for name in names)]
+        # A weight may be a single number, which has no dimension but the clients'.
+        rows = [tensor.detach().unsqueeze(-1).flatten(1).sum(1) for tensor in trained]
+        return torch.stack(rows).sum(0).tolist()
+
     @torch.no_grad()
     def unstack(self) -> None:
         """Write the numbers back into the models, unless they are theirs."""
@@ -179,8 +189,8 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
     Returns
     -------
     list
-        Each client's mean loss over all samples seen, or its error where that is no number, or
-        where its batches raised one.
+        Each client's mean loss over all samples seen, or its error where that or a weight is no
+        number, or where its batches raised one.
     """
     stack = Stack([job.model for job in jobs], training=True)
     descent = _Descent(jobs, stack.parameters)
@@ -216,7 +226,8 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
     stack.unstack()
     descent.unstack()
     means = [total / max(count, 1) for total, count in zip(totals.tolist(), seen, strict=True)]
-    return [errors.get(position) or _checked(mean) for position, mean in enumerate(means)]
+    results = map(_checked, means, stack.sums())
+    return [errors.get(position) or result for position, result in enumerate(results)]
 
 
 def _tensors_of(job: TrainJob) -> Sequence[Tensor]:
@@ -313,9 +324,10 @@ def _named_momenta(job: TrainJob) -> Iterator[tuple[str, Tensor]]:
         yield name, torch.zeros_like(parameter) if kept is None else kept
 
 
-def _checked(loss: float) -> float | DivergedError:
+def _checked(loss: float, weights: float) -> float | DivergedError:
     try:
         require_finite(loss)
+        require_finite_weights(weights)
     except DivergedError as error:
         return error
     return loss

@@ -43,7 +43,7 @@ class TrainJob:
         Raises
         ------
         DivergedError
-            If the mean loss is no finite number.
+            If the mean loss, or a weight in the end, is no finite number.
         """
         return train_on(self.model, self.loss, self.optimizer, self.batches)
 

@@ -24,6 +24,9 @@ many more, and the system makes its pages anew. Logits do not depend on it."""
 STATISTICS_BATCH = 1024
 """Samples in a batch over which statistics of batch normalization are taken; these depend on it."""
 
+RUNNING_STATISTICS = ("running_mean", "running_var")
+"""How the names of buffers end that a training moves. Others may be infinite, as masks are."""
+
 Batch = tuple[Tensor, ...]
 """Tensors on the device that a loss takes; the first has one row a sample."""
 
@@ -32,7 +35,7 @@ Loss = Callable[..., Tensor]
 
 
 class DivergedError(RuntimeError):
-    """A training whose loss is no number any more."""
+    """A training whose loss or weights are no numbers any more."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,7 @@ def train_on(
     Raises
     ------
     DivergedError
-        If that is no finite number.
+        If that, or a weight in the end, is no finite number.
     """
     model.train()
     device = next(model.parameters()).device
@@ -173,7 +176,16 @@ def train_on(
         seen += len(batch[0])
     mean_loss = float(total) / max(seen, 1)
     require_finite(mean_loss)
+    require_finite_weights(_sum_of_trained(model, optimizer))
     return mean_loss
+
+
+@torch.no_grad()
+def _sum_of_trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    """Return the sum of an optimizer's weights and of the model's running statistics."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    moved = [buffer for name, buffer in model.named_buffers() if name.endswith(RUNNING_STATISTICS)]
+    return float(torch.stack([tensor.sum() for tensor in (*weights, *moved)]).sum())
 
 
 def require_finite(loss: float) -> None:
@@ -186,6 +198,23 @@ def require_finite(loss: float) -> None:
     """
     if not math.isfinite(loss):
         raise DivergedError(f"training diverged (loss {loss}); lower the learning-rate")
+
+
+def require_finite_weights(total: float) -> None:
+    """Refuse a training that has diverged in its last step, which no loss has seen.
+
+    Parameters
+    ----------
+    total : float
+        Sum of weights and running statistics, which is finite where all of them are.
+
+    Raises
+    ------
+    DivergedError
+        If the sum is no finite number.
+    """
+    if not math.isfinite(total):
+        raise DivergedError("training diverged (its model is not finite); lower the learning-rate")
 
 
 @torch.no_grad()
@@ -206,7 +235,11 @@ def refresh_statistics(model: nn.Module, images: Tensor) -> None:
         Shape (n, channels, height, width). A single one has no variance to measure and changes
         nothing.
     """
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
+    layers = [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats
+    ]
     if not layers or len(images) < 2:
         return
     momenta = [layer.momentum for layer in layers]
@@ -220,6 +253,26 @@ def refresh_statistics(model: nn.Module, images: Tensor) -> None:
     model.eval()
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
+
+
+@contextmanager
+def statistics_of(model: nn.Module, images: Tensor) -> Iterator[None]:
+    """Let batch normalization have the statistics of some images, and afterwards its own again.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Left in evaluation mode, with the buffers that it had.
+    images : Tensor
+        Shape (n, channels, height, width).
+    """
+    own = [buffer.clone() for buffer in model.buffers()]
+    try:
+        refresh_statistics(model, images)
+        yield
+    finally:
+        for buffer, value in zip(model.buffers(), own, strict=True):
+            buffer.copy_(value)
 
 
 @torch.inference_mode()

@@ -1,0 +1,85 @@
+"""A last step that overflows: no loss has seen it, and yet what it left is not kept."""
+
+import math
+
+import pytest
+import torch
+from helpers import client_of
+from torch import nn
+
+from fedkd_flwr.clients import memory
+from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.pool import Architecture
+from fedkd_flwr.training.cohort import train_together
+from fedkd_flwr.training.jobs import TrainJob
+from fedkd_flwr.training.loop import DivergedError
+from fedkd_flwr.training.losses import cross_entropy
+from fedkd_flwr.training.optimizers import build_optimizer
+
+
+class Normalized(nn.Module):
+    """Normalizes what comes, and holds a mask, which is infinite and should be."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.normalization = nn.BatchNorm1d(math.prod(shape))
+        self.head = nn.Linear(math.prod(shape), classes)
+        self.register_buffer("mask", torch.tensor(-math.inf), persistent=False)
+
+    def forward(self, samples):
+        return self.head(self.normalization(samples.flatten(1)))
+
+
+def jobs_of(name, scales, rate):
+    """Return trainings of one step, on images as large as the scales say."""
+    torch.manual_seed(0)
+    images, labels = torch.rand(8, 1, 4, 4), torch.arange(8)
+    architecture = Architecture(name, (1, 4, 4), 10, SearchSpace(), "cpu")
+    models = [architecture.build() for _ in scales]
+    return [
+        TrainJob(
+            model,
+            cross_entropy,
+            build_optimizer("sgd", model.parameters(), rate),
+            [(images * scale, labels)],
+        )
+        for model, scale in zip(models, scales, strict=True)
+    ]
+
+
+def one_after_the_other(jobs):
+    results = []
+    for job in jobs:
+        try:
+            results.append(job.run())
+        except DivergedError as error:
+            results.append(error)
+    return results
+
+
+@pytest.mark.parametrize("train", [one_after_the_other, train_together])
+@pytest.mark.parametrize(
+    ("name", "scale", "rate"),
+    [("mlp", 1e36, 1e4), ("test_divergence:Normalized", 1e25, 0.1)],
+)
+def test_a_last_step_that_overflows_costs_its_client_alone(train, name, scale, rate):
+    """Weights of the mlp do, and variances of the other, whose weights stay finite."""
+    jobs = jobs_of(name, (1.0, scale, 1.0), rate)
+    first, second, third = train(jobs)
+    assert isinstance(second, DivergedError)
+    assert "model is not finite" in str(second)
+    assert math.isfinite(first) and math.isfinite(third)
+
+
+def test_a_client_keeps_the_model_that_it_had(small):
+    small |= {"strategy": "local", "models": "mlp", "local-iterations": 1}
+    call = {"names": [], "server-round": 1, "phase": "train"}
+    client = client_of(small)
+    client.fit([], call)
+    before = {k: v.clone() for k, v in memory.load_tensors(client.context, "model").items()}
+    wild = client_of(small, **{"learning-rate": 1e38, "weight-decay": 1e3})
+    wild.context.state = client.context.state
+    with pytest.raises(DivergedError, match="model is not finite"):
+        wild.fit([], {**call, "server-round": 2})
+    kept = memory.load_tensors(wild.context, "model")
+    assert all(torch.equal(kept[name], value) for name, value in before.items())

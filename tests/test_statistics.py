@@ -1,0 +1,120 @@
+"""Statistics of batch normalization: which layers have them, and which accuracies."""
+
+import pytest
+import torch
+from helpers import client_of
+from torch import nn
+
+import fedkd_flwr
+from fedkd_flwr.analysis.newcomers import personalize
+from fedkd_flwr.models.vectors import model_vectors
+from fedkd_flwr.training.jobs import complete
+from fedkd_flwr.training.loop import evaluate, refresh_statistics
+from strategies.persfl import PAIRS
+
+
+class Normalized(nn.Module):
+    """A network that normalizes its only hidden layer."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        layers = [nn.Conv2d(shape[0], 4, 5, stride=3), nn.BatchNorm2d(4), nn.ReLU()]
+        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten())
+        self.head = nn.Linear(64, classes)
+
+    def forward(self, samples):
+        return self.head(self.body(samples))
+
+
+@pytest.fixture
+def small(small):
+    return {**small, "models": "test_statistics:Normalized", "num-server-rounds": 1}
+
+
+def skewed(client):
+    """Train a client's model, and return it with running statistics that fit no data."""
+    complete(client.train_locally(1))
+    vectors = model_vectors(client.model)
+    return {**vectors, "buffers": vectors["buffers"] + 5}
+
+
+# ---- Layers --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.BatchNorm1d, (60, 2)),
+        (nn.BatchNorm1d, (60, 2, 5)),
+        (nn.BatchNorm2d, (60, 2, 3, 3)),
+        (nn.BatchNorm3d, (60, 2, 3, 3, 3)),
+    ],
+)
+def test_layers_for_samples_of_any_shape_have_fresh_statistics(layer, shape):
+    model, samples = nn.Sequential(layer(2)), torch.randn(shape) * 4 + 7
+    refresh_statistics(model, samples)
+    others = [0, *range(2, len(shape))]
+    expected = samples.mean(dim=others), samples.var(dim=others)
+    torch.testing.assert_close((model[0].running_mean, model[0].running_var), expected)
+
+
+def test_without_running_statistics_nothing_is_measured():
+    model, passes = nn.Sequential(nn.BatchNorm2d(2, track_running_stats=False)), []
+    model.register_forward_hook(lambda *_: passes.append(1))
+    refresh_statistics(model, torch.randn(60, 2, 3, 3))
+    assert not passes
+
+
+# ---- Accuracies beside the main one --------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["ditto", "pfedme"])
+@pytest.mark.parametrize("statistics", ["fresh", "kept"])
+def test_the_global_models_accuracy_is_measured_like_every_other(strategy, statistics, small):
+    """The global model is all that a client has that never took part."""
+    changes = {"strategy": strategy, "batch-norm-statistics": statistics}
+    client = client_of({**small, **changes})
+    vectors = skewed(client)
+    call = {"names": list(vectors), "server-round": 1}
+    _, _, metrics = client.evaluate(list(vectors.values()), call)
+    assert metrics["global-accuracy"] == metrics["correct"] / metrics["total"]
+
+
+def test_dittos_global_model_has_fedavgs_accuracies(small, tmp_path):
+    runs = [
+        fedkd_flwr.run({**small, "strategy": name}, output_dir=tmp_path / name)
+        for name in ("ditto", "fedavg")
+    ]
+    found, expected = runs[0].clients["global_accuracy"], runs[1].clients["accuracy"]
+    assert list(found) == list(expected)
+
+
+def test_training_goes_on_from_the_statistics_before_a_look_at_test_data(small):
+    client = client_of(small, strategy="persfl")
+    client.receive_model(skewed(client))
+    before = {name: value.clone() for name, value in client.model.state_dict().items()}
+    accuracy = client.test_accuracy()
+    after = client.model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    data = client.data
+    refresh_statistics(client.model, data.train_images)
+    result = evaluate(client.model, data.test_images, data.test_labels)
+    assert accuracy == result.correct / result.total
+
+
+def test_persfls_pairs_and_newcomers_are_measured_like_its_clients(small, tmp_path):
+    run = fedkd_flwr.run({**small, "strategy": "persfl"}, output_dir=tmp_path / "run")
+    last, pairs = run.clients.set_index("partition_id"), run.table(PAIRS)
+    for n, row in last.iterrows():
+        is_kept = (
+            (pairs["partition_id"] == n)
+            & (pairs["lambda"] == row["lambda"])
+            & (pairs["temperature"] == row["temperature"])
+        )
+        assert pairs[is_kept]["accuracy"].tolist() == [row["accuracy"]]
+    newcomer = personalize(run, 0)
+    data = newcomer.client.data
+    predictions = newcomer.model(data.test_images).argmax(dim=1)
+    assert newcomer.accuracy == last["accuracy"][0]
+    assert newcomer.accuracy == (predictions == data.test_labels).double().mean().item()
+    assert newcomer.teacher_accuracy == last["teacher_accuracy"][0]
