@@ -351,14 +351,7 @@ def _read(kind: type[Part], flat: Mapping[str, Any]) -> Part:
     keys = {
         kebab_case(name): kind.key_of(name) for name in kind.model_fields.keys() - slices.keys()
     }
-    words = {
-        kebab_case(name) for name, field in kind.model_fields.items() if field.annotation is str
-    }
-    values |= {
-        name: _as_word(flat[key]) if name in words else flat[key]
-        for name, key in keys.items()
-        if key in flat
-    }
+    values |= {name: flat[key] for name, key in keys.items() if key in flat}
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -367,12 +360,6 @@ def _read(kind: type[Part], flat: Mapping[str, Any]) -> Part:
         reason = reason.replace("Input should be", "it should be")
         name = keys.get(str(first["loc"][0]), str(first["loc"][0]))
         raise ConfigError(f"{name} = {first['input']!r}: {reason}.") from None
-
-
-def _as_word(value: Any) -> Any:
-    """Return a number as the word that it stands for, such as 13 where a shape is due."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return str(value) if is_number else value
 
 
 def _check_combinations(configuration: Configuration) -> None:

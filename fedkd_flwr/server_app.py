@@ -6,7 +6,7 @@ from contextlib import closing, suppress
 from functools import partial
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from flwr.app import Array, ArrayRecord, Context
@@ -200,11 +200,21 @@ def check_server_data(configuration: Configuration) -> None:
     check_data(run.server_data_plan, run.plan.public_size if run.uses_public_data else 0)
 
 
+class MemoryKeeper(Protocol):
+    """Keeps in one folder what all clients of a process remember."""
+
+    def take_up_memories(self, folder: Path, before_round: int) -> None:
+        """Let clients remember what was kept of them before a round."""
+
+    def keep_memories(self, folder: Path, server_round: int) -> None:
+        """Write what clients remember after a round."""
+
+
 def serve(
     grid: Grid,
     configuration: Configuration,
     listener: Callable[[Mapping[str, Any]], None] | None = None,
-    keep_memories: Callable[[Path, int], None] | None = None,
+    keeper: MemoryKeeper | None = None,
 ) -> Run:
     """Run a method on a grid of clients and write the run directory.
 
@@ -216,9 +226,8 @@ def serve(
         The validated run config.
     listener : callable, optional
         Is called with each finished round's row.
-    keep_memories : callable, optional
-        Writes to a folder what clients remember after a round, where they do not do so
-        themselves.
+    keeper : MemoryKeeper, optional
+        Keeps what clients remember, where they do not do so themselves.
 
     Returns
     -------
@@ -231,11 +240,13 @@ def serve(
     directory, checkpoint = open_run_directory(configuration)
     with closing(directory):
         log(INFO, "Run directory: %s", directory.path)
-        if keep_memories and run.state_dir:
-            archive = absolute(run.state_dir) / directory.run_id
-            directory.keep_memories = partial(keep_memories, archive)
         listeners = [RowObserver(listener)] if listener else []
         try:
+            if keeper and run.state_dir:
+                archive = absolute(run.state_dir) / directory.run_id
+                directory.keep_memories = partial(keeper.keep_memories, archive)
+                if checkpoint.completed_rounds:
+                    keeper.take_up_memories(archive, checkpoint.completed_rounds + 1)
             directory.watched_by([*trackers_of(run.trackers), *listeners])
             run_rounds(grid, configuration, directory, checkpoint)
         except (Exception, KeyboardInterrupt):

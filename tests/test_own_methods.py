@@ -161,6 +161,13 @@ def test_a_name_of_this_process_alone_is_refused_under_ray(halved, small, tmp_pa
         )
 
 
+def test_a_name_of_this_process_alone_is_refused_in_a_deployment(halved, small, monkeypatch):
+    monkeypatch.setattr("subprocess.Popen", None)
+    configuration = read_config({**small, "models": "mlp", "strategy": "halved"})
+    with pytest.raises(ConfigError, match="halved is registered .*, and a deployment has other"):
+        run_deployment(configuration, "", print)
+
+
 def test_the_example_weighs_by_distance():
     settings = own_method.NearestSettings(sharpness=2.0)
     plan = read_config({"num-clients": 2}).run.server_plan()

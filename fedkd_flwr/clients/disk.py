@@ -12,6 +12,7 @@ them, in the folder ``RUN`` beside those of the partitions.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from logging import WARNING
 from pathlib import Path
@@ -168,7 +169,8 @@ def recall(context: Context, folder: Path | None, server_round: int, phase: str)
     """Take up the memory from disk where the context has none that fits the round.
 
     A context that has trained in this round already belongs to a round that the server
-    repeats after a crash; the memory of the round before is what it starts from.
+    repeats after a crash; the memory of the round before is what it starts from. A live context
+    belongs to an engine that takes up the memory of all its clients.
 
     Parameters
     ----------
@@ -188,6 +190,8 @@ def recall(context: Context, folder: Path | None, server_round: int, phase: str)
     DamagedMemoryError
         If it cannot be read.
     """
+    if isinstance(context, LiveContext):
+        return
     remembered = remembered_round(context)
     is_repeated = phase == "train" and remembered >= server_round
     if folder is None or (remembered and not is_repeated):
@@ -198,10 +202,7 @@ def recall(context: Context, folder: Path | None, server_round: int, phase: str)
 
 
 def take_up(contexts: Mapping[int, Context], archive: Path, before_round: int) -> None:
-    """Fill the contexts that remember nothing with what was kept of their clients, if anything.
-
-    In a resumed run these are the clients that were not asked yet. Without it the next archive
-    would not have them, and the one that has them is soon removed.
+    """Fill contexts with what was kept of their clients, where anything was.
 
     Parameters
     ----------
@@ -211,11 +212,21 @@ def take_up(contexts: Mapping[int, Context], archive: Path, before_round: int) -
         The folder of `save_archive`.
     before_round : int
         Memory of this round or later is passed over.
+
+    Raises
+    ------
+    ForgottenRunError
+        If a memory was removed to make room for later runs.
+    DamagedMemoryError
+        If one cannot be read.
     """
+    by_file: dict[Path, dict[str, Context]] = defaultdict(dict)
     for partition_id, context in contexts.items():
-        if not remembered_round(context):
-            folder = archive.parent / str(partition_id) / archive.name
-            load_context(context, folder, before_round)
+        folder = archive.parent / str(partition_id) / archive.name
+        if file := newest_memory(folder, before_round):
+            by_file[file][_prefix(file, folder)] = context
+    for file, owners in by_file.items():
+        _fill(owners, file)
 
 
 def start_over(context: Context, folder: Path | None) -> None:
@@ -249,6 +260,28 @@ def load_context(context: Context, folder: Path, before_round: int) -> bool:
     DamagedMemoryError
         If it cannot be read.
     """
+    file = newest_memory(folder, before_round)
+    if file is None:
+        return False
+    _fill({_prefix(file, folder): context}, file)
+    return True
+
+
+def newest_memory(folder: Path, before_round: int) -> Path | None:
+    """Return the newest file with a client's memory from before a round, its own or the archive's.
+
+    Parameters
+    ----------
+    folder : Path
+        The client's own folder of the run, ``STATE-DIR/PARTITION-ID/RUN``.
+    before_round : int
+        Memory of this round or later is passed over.
+
+    Raises
+    ------
+    ForgottenRunError
+        If it was removed to make room for later runs.
+    """
     if (folder / FORGOTTEN).exists():
         raise ForgottenRunError(
             f"this node has forgotten run {folder.name} for later ones (keep-runs); "
@@ -260,34 +293,49 @@ def load_context(context: Context, folder: Path, before_round: int) -> bool:
         for path in (*archive.glob(MEMORIES), *folder.glob(MEMORIES))
         if int(path.stem.removeprefix("round-")) < before_round
     ]
-    if not older:
-        return False
-    newest = max(older, key=lambda path: path.stem)
-    _fill(context, newest, "" if newest.parent == folder else f"{folder.parent.name}/")
-    return True
+    return max(older, key=lambda path: path.stem, default=None)
 
 
-def _fill(context: Context, file: Path, prefix: str) -> None:
-    """Replace a context's memory by what a file holds under a client's prefix."""
-    records: dict[str, dict[str, NDArray[Any]]] = {}
+def _prefix(file: Path, folder: Path) -> str:
+    """Return how names begin in a file of what belongs to the client with a folder of its own."""
+    return "" if file.parent == folder else f"{folder.parent.name}/"
+
+
+def _fill(owners: Mapping[str, Context], file: Path) -> None:
+    """Replace the memory of contexts, by their prefixes, by what a file holds of them."""
     try:
         with safe_open(file, framework="numpy") as stored:
-            words = {kind: json.loads(text)[prefix] for kind, text in stored.metadata().items()}
+            words = {kind: json.loads(text) for kind, text in stored.metadata().items()}
+            keys: dict[str, list[str]] = defaultdict(list)
             for key in stored.keys():  # noqa: SIM118 - a safetensors file is no mapping
-                if key.startswith(prefix):
-                    name, _, array_name = key.removeprefix(prefix).partition("/")
-                    records.setdefault(name, {})[array_name] = stored.get_tensor(key)
+                keys["" if "" in owners else f"{key.partition('/')[0]}/"].append(key)
+            for prefix, context in owners.items():
+                arrays = {key.removeprefix(prefix): stored.get_tensor(key) for key in keys[prefix]}
+                _replace(context, arrays, words["metrics"][prefix], words["words"][prefix])
     except (SafetensorError, OSError, ValueError, KeyError):
         raise DamagedMemoryError(
             f"the memory {file} is damaged; once it is removed, an older one is used"
         ) from None
+
+
+def _replace(
+    context: Context,
+    arrays: Mapping[str, NDArray[Any]],
+    numbers: Mapping[str, dict[str, Any]],
+    words: Mapping[str, dict[str, Any]],
+) -> None:
+    """Replace a context's memory by arrays, named after their records, and other records."""
+    records: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
+    for key, array in arrays.items():
+        name, _, array_name = key.partition("/")
+        records[name][array_name] = array
     forget(context)
     for name, record in records.items():
         if isinstance(context, LiveContext):
             context.keep(name, {key: torch.from_numpy(array) for key, array in record.items()})
         else:
             context.state[name] = ArrayRecord({k: Array(array) for k, array in record.items()})
-    for name, numbers in words["metrics"].items():
-        context.state[name] = MetricRecord(numbers)
-    for name, text in words["words"].items():
-        context.state[name] = ConfigRecord(text)
+    for name, values in numbers.items():
+        context.state[name] = MetricRecord(values)
+    for name, values in words.items():
+        context.state[name] = ConfigRecord(values)

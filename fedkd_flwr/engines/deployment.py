@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tomli_w
 
-from fedkd_flwr.config import ConfigError, Configuration
+from fedkd_flwr.config import ConfigError, Configuration, require_importable
 from fedkd_flwr.engines.simulation import APP_FOLDER
 
 DEPLOYMENT = "deployment"
@@ -49,12 +49,14 @@ def run_deployment(
     Raises
     ------
     ConfigError
-        If this is no checkout of the project, from which Flower takes the app.
+        If this is no checkout of the project, from which Flower takes the app, or its nodes
+        could not find the method.
     RuntimeError
         If the run does not come to its end; with the line that says why.
     """
     if not (APP_FOLDER / "pyproject.toml").exists():
         raise ConfigError("A deployment is started from a checkout of the project.")
+    require_importable(configuration.run.strategy, "a deployment has")
     with tempfile.TemporaryDirectory(prefix="fedkd-") as folder:
         preset = Path(folder) / "run.toml"
         preset.write_text(tomli_w.dumps(configuration.for_flower()))

@@ -76,8 +76,6 @@ class InProcessGrid(MessageGrid):
         on_clients: ClientsListener | None = None,
     ) -> None:
         self._client_app = client_app
-        self._live = live
-        self._has_kept = False
         self._together = together
         self._on_clients = on_clients or (lambda kind, done, total: None)
         self._run = Run.create_empty(1)
@@ -116,13 +114,12 @@ class InProcessGrid(MessageGrid):
         """Every client's context by partition-id, its memory included."""
         return {int(c.node_config["partition-id"]): c for c in self._contexts.values()}
 
+    def take_up_memories(self, folder: Path, before_round: int) -> None:
+        """Let all clients remember what was kept of them before a round."""
+        take_up(self.contexts, folder, before_round)
+
     def keep_memories(self, folder: Path, server_round: int) -> None:
-        """Write what all clients remember after a round, where they do not do so themselves."""
-        if not self._live:
-            return
-        if not self._has_kept:
-            take_up(self.contexts, folder, server_round)
-            self._has_kept = True
+        """Write what all clients remember after a round."""
         save_archive(self.contexts, folder, server_round)
 
     def get_node_ids(self) -> Iterable[int]:

@@ -28,6 +28,8 @@ class Slice(BaseModel):
         alias_generator=kebab_case,
         populate_by_name=True,
         allow_inf_nan=False,
+        # A run config may hold 13 where a word is due, such as a shape.
+        coerce_numbers_to_str=True,
     )
 
     @field_validator("*", mode="before")
