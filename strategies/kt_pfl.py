@@ -90,8 +90,7 @@ def knowledge_loss(
         Shape (N,), D_n/D.
     """
     teachers = weighted_mean(coefficients, predictions)
-    log_ratio = _log(teachers) - _log(predictions)
-    return float(shares @ (teachers * log_ratio).sum(axis=(1, 2)))
+    return float(shares @ (teachers * _log_ratio(teachers, predictions)).sum(axis=(1, 2)))
 
 
 def knowledge_gradient(
@@ -117,8 +116,7 @@ def knowledge_gradient(
         Shape (N, N).
     """
     flat = predictions.reshape(len(predictions), -1)
-    log_ratio = _log(coefficients.astype(flat.dtype) @ flat)
-    log_ratio -= _log(flat)
+    log_ratio = _log_ratio(coefficients.astype(flat.dtype) @ flat, flat)
     log_ratio += 1
     return shares[:, None] * (log_ratio @ flat.T)
 
@@ -163,9 +161,11 @@ def projected_step(
     return project_onto_simplex(block - step, mass)
 
 
-def _log(probabilities: NDArray[Any]) -> NDArray[Any]:
-    raised = np.maximum(probabilities, SMALLEST_PROBABILITY)
-    return np.log(raised, out=raised)
+def _log_ratio(teachers: NDArray[Any], predictions: NDArray[Any]) -> NDArray[Any]:
+    """Return ``log t - log S`` as one logarithm, which takes longest, in an array of its own."""
+    ratio = np.maximum(teachers, SMALLEST_PROBABILITY)
+    ratio /= np.maximum(predictions, SMALLEST_PROBABILITY)
+    return np.log(ratio, out=ratio)
 
 
 class KTpFL(SoftPredictionStrategy):

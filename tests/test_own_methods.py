@@ -164,7 +164,7 @@ def test_a_name_of_this_process_alone_is_refused_under_ray(halved, small, tmp_pa
 def test_a_name_of_this_process_alone_is_refused_in_a_deployment(halved, small, monkeypatch):
     monkeypatch.setattr("subprocess.Popen", None)
     configuration = read_config({**small, "models": "mlp", "strategy": "halved"})
-    with pytest.raises(ConfigError, match="halved is registered .*, and a deployment has other"):
+    with pytest.raises(ConfigError, match="in this process, and a deployment has other ones"):
         run_deployment(configuration, "", print)
 
 
