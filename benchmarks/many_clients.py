@@ -72,7 +72,7 @@ def grown_and_kept(method: str) -> tuple[int, int, int]:
         grid = InProcessGrid(app, CLIENTS, configuration.flat(), live=True, together=train_together)
         before = resident("VmRSS")
         with flower_log_level(WARNING):
-            run = serve(grid, configuration, keeper=grid)
+            run = serve(grid, configuration, contexts=lambda: grid.contexts)
         grown = resident("VmHWM") - before
         server = sum(array.nbytes for array in read_checkpoint(run.path).state.values())
     memories = [all_arrays(context) for context in grid.contexts.values()]

@@ -88,7 +88,7 @@ def served(settings: Mapping[str, Any], folder: Path) -> "InProcessGrid":
     clients, flat = configuration.run.plan.num_clients, configuration.flat()
     grid = InProcessGrid(app, clients, flat, live=True, together=train_together)
     with flower_log_level(WARNING):
-        serve(grid, configuration, keeper=grid)
+        serve(grid, configuration, contexts=lambda: grid.contexts)
     return grid
 
 

@@ -3,16 +3,16 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
-from functools import partial
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
+from fedkd_flwr.clients.archive import Archive
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.clients import check_data
@@ -200,21 +200,11 @@ def check_server_data(configuration: Configuration) -> None:
     check_data(run.server_data_plan, run.plan.public_size if run.uses_public_data else 0)
 
 
-class MemoryKeeper(Protocol):
-    """Keeps in one folder what all clients of a process remember."""
-
-    def take_up_memories(self, folder: Path, before_round: int) -> None:
-        """Let clients remember what was kept of them before a round."""
-
-    def keep_memories(self, folder: Path, server_round: int) -> None:
-        """Write what clients remember after a round."""
-
-
 def serve(
     grid: Grid,
     configuration: Configuration,
     listener: Callable[[Mapping[str, Any]], None] | None = None,
-    keeper: MemoryKeeper | None = None,
+    contexts: Callable[[], Mapping[int, Context]] | None = None,
 ) -> Run:
     """Run a method on a grid of clients and write the run directory.
 
@@ -226,8 +216,9 @@ def serve(
         The validated run config.
     listener : callable, optional
         Is called with each finished round's row.
-    keeper : MemoryKeeper, optional
-        Keeps what clients remember, where they do not do so themselves.
+    contexts : callable, optional
+        Returns all clients' contexts by partition-id, where they do not keep their memory
+        themselves.
 
     Returns
     -------
@@ -242,11 +233,11 @@ def serve(
         log(INFO, "Run directory: %s", directory.path)
         listeners = [RowObserver(listener)] if listener else []
         try:
-            if keeper and run.state_dir:
-                archive = absolute(run.state_dir) / directory.run_id
-                directory.keep_memories = partial(keeper.keep_memories, archive)
+            if contexts and run.state_dir:
+                archive = Archive(absolute(run.state_dir) / directory.run_id)
                 if checkpoint.completed_rounds:
-                    keeper.take_up_memories(archive, checkpoint.completed_rounds + 1)
+                    archive.take_up(contexts(), checkpoint.completed_rounds + 1)
+                directory.keep_memories = lambda completed: archive.save(contexts(), completed)
             directory.watched_by([*trackers_of(run.trackers), *listeners])
             run_rounds(grid, configuration, directory, checkpoint)
         except (Exception, KeyboardInterrupt):

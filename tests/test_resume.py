@@ -5,11 +5,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.clients import disk
 from fedkd_flwr.config import read_config
 from fedkd_flwr.engines import resolve_output
 from fedkd_flwr.grids.in_process import InProcessGrid
@@ -81,21 +79,6 @@ def test_clients_that_a_resumed_run_has_not_asked_yet_keep_their_memory(small, t
         fedkd_flwr.run(settings, output_dir=tmp_path / "cut", on_round=cut)
     resumed = fedkd_flwr.resume(tmp_path / "cut")
     assert list(resumed.clients["loss"].dropna()) == list(whole.clients["loss"].dropna())
-
-
-def test_the_memories_of_all_clients_are_read_from_one_file_at_once(small, tmp_path, monkeypatch):
-    settings = {**small, "num-server-rounds": 2, "strategy": "local", "models": "mlp"}
-    fedkd_flwr.run(settings, output_dir=tmp_path / "run")
-    opened = []
-
-    def open_and_note(file, **options):
-        opened.append(file)
-        return safe_open(file, **options)
-
-    monkeypatch.setattr(disk, "safe_open", open_and_note)
-    longer = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=3)
-    assert len(longer.rounds) == 3
-    assert [file.name for file in opened] == ["round-000002.safetensors"]
 
 
 def test_a_run_cut_in_its_first_round_starts_over(small, tmp_path):

@@ -7,24 +7,27 @@ where it stopped. The last two rounds are kept: the server may have to repeat th
 Each run has a folder of its own, and the last few runs are kept. Of a run that had to go a
 mark stays, so that a node which is asked to continue it says so instead of starting over.
 
-Clients that are all served by one process share an archive instead, one file a round for all of
-them, in the folder ``RUN`` beside those of the partitions.
+Clients that are all served by one process share an `Archive` instead, in the folder ``RUN``
+beside those of the partitions.
 """
 
-import json
-from collections import defaultdict
 from collections.abc import Mapping
 from logging import WARNING
 from pathlib import Path
-from typing import Any
 
-import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
-from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from flwr.app import Context, MetricRecord
 
-from fedkd_flwr.clients.memory import LiveContext, all_arrays, forget
-from fedkd_flwr.files import write_arrays
+from fedkd_flwr.clients.memory import LiveContext, forget
+from fedkd_flwr.clients.memory_files import (
+    MEMORIES,
+    archived_places,
+    memory_file,
+    newest_before,
+    prefix_of,
+    read_memories,
+    round_of,
+    write_memories,
+)
 from strategies.core.flower import log
 
 PROGRESS = "progress"
@@ -39,16 +42,9 @@ RUNS_KEPT = 5
 FORGOTTEN = "forgotten"
 """Name of the file that marks the folder of a run whose memory is gone."""
 
-MEMORIES = "round-*.safetensors"
-"""The files of a run's folder, one a round."""
-
 
 class ForgottenRunError(RuntimeError):
     """A run that goes on after the node has removed its memory of it."""
-
-
-class DamagedMemoryError(RuntimeError):
-    """A memory on disk that cannot be read; the message is one sentence."""
 
 
 def remembered_round(context: Context) -> int:
@@ -83,60 +79,9 @@ def save_context(context: Context, folder: Path) -> None:
     folder : Path
         The client's own folder of the run, made if missing.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = memory_file(folder, remembered_round(context))
-    write_arrays(path, _joined({"": all_arrays(context)}), _words({"": context}))
+    write_memories(memory_file(folder, remembered_round(context)), {"": context})
     (folder / FORGOTTEN).unlink(missing_ok=True)
     _remove_old_rounds(folder)
-
-
-def save_archive(contexts: Mapping[int, Context], folder: Path, server_round: int) -> None:
-    """Write the memories of all clients of a process to one file, whole or not at all.
-
-    It need not reach the disk at once: it outlives the process, if not a power cut.
-
-    Parameters
-    ----------
-    contexts : mapping of int to Context
-        By partition-id.
-    folder : Path
-        The archive's folder of the run, made if missing.
-    server_round : int
-        The round that is complete.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    named = {f"{n}/": context for n, context in contexts.items()}
-    arrays = _joined({name: all_arrays(context) for name, context in named.items()})
-    write_arrays(memory_file(folder, server_round), arrays, _words(named), durable=False)
-    _remove_old_rounds(folder)
-
-
-def memory_file(folder: Path, server_round: int) -> Path:
-    """Return the file of a round's memory."""
-    return folder / f"round-{server_round:06d}.safetensors"
-
-
-def _joined(memories: Mapping[str, dict[str, dict[str, NDArray[Any]]]]) -> dict[str, NDArray[Any]]:
-    """Name every array by its client's prefix, its record and its own name."""
-    return {
-        f"{prefix}{name}/{key}": array
-        for prefix, records in memories.items()
-        for name, record in records.items()
-        for key, array in record.items()
-    }
-
-
-def _words(contexts: Mapping[str, Context]) -> dict[str, str]:
-    """Return the records of numbers and words, by kind and then by the client's prefix."""
-    kinds = {
-        "metrics": {p: _records(c.state.metric_records) for p, c in contexts.items()},
-        "words": {p: _records(c.state.config_records) for p, c in contexts.items()},
-    }
-    return {kind: json.dumps(value) for kind, value in kinds.items()}
-
-
-def _records(records: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {name: dict(record) for name, record in records.items()}
 
 
 def _remove_old_rounds(folder: Path) -> None:
@@ -201,34 +146,6 @@ def recall(context: Context, folder: Path | None, server_round: int, phase: str)
         forget(context)
 
 
-def take_up(contexts: Mapping[int, Context], archive: Path, before_round: int) -> None:
-    """Fill contexts with what was kept of their clients, where anything was.
-
-    Parameters
-    ----------
-    contexts : mapping of int to Context
-        By partition-id.
-    archive : Path
-        The folder of `save_archive`.
-    before_round : int
-        Memory of this round or later is passed over.
-
-    Raises
-    ------
-    ForgottenRunError
-        If a memory was removed to make room for later runs.
-    DamagedMemoryError
-        If one cannot be read.
-    """
-    by_file: dict[Path, dict[str, Context]] = defaultdict(dict)
-    for partition_id, context in contexts.items():
-        folder = archive.parent / str(partition_id) / archive.name
-        if file := newest_memory(folder, before_round):
-            by_file[file][_prefix(file, folder)] = context
-    for file, owners in by_file.items():
-        _fill(owners, file)
-
-
 def start_over(context: Context, folder: Path | None) -> None:
     """Forget what a client remembers of a run, in its context and on disk."""
     forget(context)
@@ -260,15 +177,18 @@ def load_context(context: Context, folder: Path, before_round: int) -> bool:
     DamagedMemoryError
         If it cannot be read.
     """
-    file = newest_memory(folder, before_round)
+    places = archived_places(_archive_beside(folder), before_round)
+    file, prefix = newest_memory(folder, before_round, places)
     if file is None:
         return False
-    _fill({_prefix(file, folder): context}, file)
+    read_memories(file, {prefix: context})
     return True
 
 
-def newest_memory(folder: Path, before_round: int) -> Path | None:
-    """Return the newest file with a client's memory from before a round, its own or the archive's.
+def newest_memory(
+    folder: Path, before_round: int, places: Mapping[int, int]
+) -> tuple[Path | None, str]:
+    """Return the file with a client's newest memory from before a round, and its prefix there.
 
     Parameters
     ----------
@@ -276,6 +196,13 @@ def newest_memory(folder: Path, before_round: int) -> Path | None:
         The client's own folder of the run, ``STATE-DIR/PARTITION-ID/RUN``.
     before_round : int
         Memory of this round or later is passed over.
+    places : mapping of int to int
+        Rounds of the archive's files with the clients' memories, by partition-id.
+
+    Returns
+    -------
+    tuple
+        The client's own file, without a prefix; the archive's, with one; or none.
 
     Raises
     ------
@@ -287,55 +214,12 @@ def newest_memory(folder: Path, before_round: int) -> Path | None:
             f"this node has forgotten run {folder.name} for later ones (keep-runs); "
             f"without {folder} it starts over"
         )
-    archive = folder.parent.parent / folder.name
-    older = [
-        path
-        for path in (*archive.glob(MEMORIES), *folder.glob(MEMORIES))
-        if int(path.stem.removeprefix("round-")) < before_round
-    ]
-    return max(older, key=lambda path: path.stem, default=None)
+    n, own = int(folder.parent.name), newest_before(folder, before_round)
+    if n in places and (own is None or round_of(own) <= places[n]):
+        return memory_file(_archive_beside(folder), places[n]), prefix_of(n)
+    return own, ""
 
 
-def _prefix(file: Path, folder: Path) -> str:
-    """Return how names begin in a file of what belongs to the client with a folder of its own."""
-    return "" if file.parent == folder else f"{folder.parent.name}/"
-
-
-def _fill(owners: Mapping[str, Context], file: Path) -> None:
-    """Replace the memory of contexts, by their prefixes, by what a file holds of them."""
-    try:
-        with safe_open(file, framework="numpy") as stored:
-            words = {kind: json.loads(text) for kind, text in stored.metadata().items()}
-            keys: dict[str, list[str]] = defaultdict(list)
-            for key in stored.keys():  # noqa: SIM118 - a safetensors file is no mapping
-                keys["" if "" in owners else f"{key.partition('/')[0]}/"].append(key)
-            for prefix, context in owners.items():
-                arrays = {key.removeprefix(prefix): stored.get_tensor(key) for key in keys[prefix]}
-                _replace(context, arrays, words["metrics"][prefix], words["words"][prefix])
-    except (SafetensorError, OSError, ValueError, KeyError):
-        raise DamagedMemoryError(
-            f"the memory {file} is damaged; once it is removed, an older one is used"
-        ) from None
-
-
-def _replace(
-    context: Context,
-    arrays: Mapping[str, NDArray[Any]],
-    numbers: Mapping[str, dict[str, Any]],
-    words: Mapping[str, dict[str, Any]],
-) -> None:
-    """Replace a context's memory by arrays, named after their records, and other records."""
-    records: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
-    for key, array in arrays.items():
-        name, _, array_name = key.partition("/")
-        records[name][array_name] = array
-    forget(context)
-    for name, record in records.items():
-        if isinstance(context, LiveContext):
-            context.keep(name, {key: torch.from_numpy(array) for key, array in record.items()})
-        else:
-            context.state[name] = ArrayRecord({k: Array(array) for k, array in record.items()})
-    for name, values in numbers.items():
-        context.state[name] = MetricRecord(values)
-    for name, values in words.items():
-        context.state[name] = ConfigRecord(values)
+def _archive_beside(folder: Path) -> Path:
+    """Return the archive's folder of the run of which a client has a folder of its own."""
+    return folder.parent.parent / folder.name

@@ -72,7 +72,7 @@ def run_in_process(
     with _ONE_RUN, flower_log_to(on_line) if on_line else flower_log_level(logging.WARNING):
         threads = torch.get_num_threads()
         try:
-            return serve(grid, configuration, on_round, grid)
+            return serve(grid, configuration, on_round, lambda: grid.contexts)
         finally:
             # The next run may leave their number open.
             torch.set_num_threads(threads)

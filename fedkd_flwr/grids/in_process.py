@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from functools import partial
 from operator import length_hint
-from pathlib import Path
 
 import torch
 from flwr.app import Context, Error, Message, MessageType, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 
 from fedkd_flwr.clients.blocks import Blocks
-from fedkd_flwr.clients.disk import save_archive, take_up
 from fedkd_flwr.clients.memory import LiveContext
 from fedkd_flwr.grids.base import MessageGrid
 from fedkd_flwr.heap import return_free_memory
@@ -113,14 +111,6 @@ class InProcessGrid(MessageGrid):
     def contexts(self) -> dict[int, Context]:
         """Every client's context by partition-id, its memory included."""
         return {int(c.node_config["partition-id"]): c for c in self._contexts.values()}
-
-    def take_up_memories(self, folder: Path, before_round: int) -> None:
-        """Let all clients remember what was kept of them before a round."""
-        take_up(self.contexts, folder, before_round)
-
-    def keep_memories(self, folder: Path, server_round: int) -> None:
-        """Write what all clients remember after a round."""
-        save_archive(self.contexts, folder, server_round)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the node ids of all clients."""

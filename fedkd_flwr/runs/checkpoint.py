@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from fedkd_flwr.clients.disk import MEMORIES
+from fedkd_flwr.clients.memory_files import MEMORIES, needed_files
 from fedkd_flwr.files import write_arrays
 from fedkd_flwr.runs.reading import damaged
 
@@ -109,11 +109,10 @@ def keep_last_memories(run_directory: Path) -> None:
 
     While a run goes on, two are kept, since the newest round may have to be repeated.
     """
-    newest: dict[Path, Path] = {}
-    for memory in sorted(clients_folder(run_directory).rglob(MEMORIES)):
-        if memory.parent in newest:
-            newest[memory.parent].unlink()
-        newest[memory.parent] = memory
+    memories = set(clients_folder(run_directory).rglob(MEMORIES))
+    needed = map(needed_files, {memory.parent for memory in memories})
+    for memory in memories.difference(*needed):
+        memory.unlink()
 
 
 def remove_checkpoint(run_directory: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from fedkd_flwr.clients.disk import memory_file
+from fedkd_flwr.clients.memory_files import memory_file, places_in
 from fedkd_flwr.config import PLACE_KEYS, ConfigError, Configuration, read_config
 from fedkd_flwr.runs.checkpoint import read_checkpoint, server_file
 from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
@@ -155,13 +155,20 @@ def require_memories(run: Run, state_dir: str) -> None:
         where = f"in the state-dir {state_dir}" if state_dir else "kept, for want of a state-dir"
         learned = f"what its clients learned in round {completed}"
         raise RunDirectoryError(f"{run.path} cannot go on: {learned} is not {where}.")
-    remedy = "restore it from a copy, or do the run again"
     for memory in memories:
-        try:
-            with safe_open(memory, framework="numpy"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise damaged(memory, str(error), remedy) from None
+        _require_readable(memory)
+        # What an archive has of the clients that were not asked in that round is in older files.
+        for place in set(places_in(memory).values()):
+            _require_readable(memory_file(memory.parent, place))
+
+
+def _require_readable(memory: Path) -> None:
+    try:
+        with safe_open(memory, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as error:
+        remedy = "restore it from a copy, or do the run again"
+        raise damaged(memory, str(error), remedy) from None
 
 
 def _memories_of(run_id: str, state_dir: str, server_round: int) -> list[Path]:

@@ -1,0 +1,103 @@
+"""The memories of all clients of one process on disk: a file a round, of those that changed.
+
+Where 10 of 1,000 clients take part, a round writes 10 memories. Each file says in which round's
+file every client's memory is. Once as many have been added as there are clients, all are written
+again, so that the disk holds little more than twice what they remember.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+from flwr.app import Context, MetricRecord
+
+from fedkd_flwr.clients.disk import PROGRESS, newest_memory
+from fedkd_flwr.clients.memory_files import (
+    MEMORIES,
+    archived_places,
+    memory_file,
+    prefix_of,
+    read_memories,
+    round_of,
+    write_memories,
+)
+
+
+class Archive:
+    """Keeps the memories of all clients of a process in one folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the run, ``STATE-DIR/RUN``, made if missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._places: dict[int, int] = {}
+        self._written: dict[int, MetricRecord] = {}
+        self._added = 0
+
+    def take_up(self, contexts: Mapping[int, Context], before_round: int) -> None:
+        """Fill contexts with what was kept of their clients, here or in their own folders.
+
+        Parameters
+        ----------
+        contexts : mapping of int to Context
+            By partition-id; those of whose clients nothing was kept stay as they are.
+        before_round : int
+            Memory of this round or later is passed over.
+
+        Raises
+        ------
+        ForgottenRunError
+            If a memory was removed to make room for later runs.
+        DamagedMemoryError
+            If one cannot be read.
+        """
+        places = archived_places(self._folder, before_round)
+        by_file: dict[Path, dict[str, Context]] = defaultdict(dict)
+        for n, context in contexts.items():
+            own_folder = self._folder.parent / str(n) / self._folder.name
+            file, prefix = newest_memory(own_folder, before_round, places)
+            if file:
+                by_file[file][prefix] = context
+            if prefix:
+                self._places[n] = places[n]
+        for file, owners in by_file.items():
+            read_memories(file, owners)
+        marks = _marks(contexts)
+        self._written = {n: marks[n] for n in self._places if n in marks}
+
+    def save(self, contexts: Mapping[int, Context], server_round: int) -> None:
+        """Write what has changed since the last time, whole or not at all.
+
+        It need not reach the disk at once: it outlives the process, if not a power cut. What a
+        repeated round would start from stays.
+
+        Parameters
+        ----------
+        contexts : mapping of int to Context
+            All, by partition-id.
+        server_round : int
+            The round that is complete.
+        """
+        marks = _marks(contexts)
+        changed = {n for n, mark in marks.items() if mark is not self._written.get(n)}
+        self._added += len(changed)
+        if self._added >= len(marks):
+            changed, self._added = set(marks), 0
+        kept = {server_round, *self._places.values()}
+        places = {**self._places, **dict.fromkeys(changed, server_round)}
+        memories = {prefix_of(n): contexts[n] for n in sorted(changed)}
+        write_memories(memory_file(self._folder, server_round), memories, places, durable=False)
+        self._places, self._written = places, marks
+        for file in self._folder.glob(MEMORIES):
+            if round_of(file) not in kept:
+                file.unlink()
+
+
+def _marks(contexts: Mapping[int, Context]) -> dict[int, MetricRecord]:
+    """Return by partition-id a record that is another one whenever a memory has changed."""
+    records = {n: context.state.metric_records.get(PROGRESS) for n, context in contexts.items()}
+    return {n: record for n, record in records.items() if record is not None}

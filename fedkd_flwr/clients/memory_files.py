@@ -1,0 +1,190 @@
+"""Files of clients' memories: what of their contexts is written to one, and read from it.
+
+A file holds one client's memory, or those of several, each under its client's prefix.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from fedkd_flwr.clients.memory import LiveContext, all_arrays, forget
+from fedkd_flwr.files import write_arrays
+
+MEMORIES = "round-*.safetensors"
+"""The files of a run's folder, one a round."""
+
+PLACES = "places"
+"""What a file of several clients says besides: in which round's file each client's memory is."""
+
+
+class DamagedMemoryError(RuntimeError):
+    """A memory on disk that cannot be read; the message is one sentence."""
+
+
+def memory_file(folder: Path, server_round: int) -> Path:
+    """Return the file of a round's memory."""
+    return folder / f"round-{server_round:06d}.safetensors"
+
+
+def round_of(file: Path) -> int:
+    """Return the round whose memory a file holds."""
+    return int(file.stem.removeprefix("round-"))
+
+
+def newest_before(folder: Path, before_round: int) -> Path | None:
+    """Return the newest file of a folder from before a round, if there is one."""
+    older = (file for file in folder.glob(MEMORIES) if round_of(file) < before_round)
+    return max(older, key=round_of, default=None)
+
+
+def prefix_of(partition_id: int) -> str:
+    """Return how the names of a client's records begin in a file of several clients."""
+    return f"{partition_id}/"
+
+
+def write_memories(
+    file: Path,
+    contexts: Mapping[str, Context],
+    places: Mapping[int, int] | None = None,
+    durable: bool = True,
+) -> None:
+    """Write memories to a file, whole or not at all.
+
+    Parameters
+    ----------
+    file : Path
+        Its folder is made if missing.
+    contexts : mapping of str to Context
+        By prefix; a single one has none.
+    places : mapping of int to int, optional
+        Rounds of the files with the clients' memories, by partition-id.
+    durable : bool
+        Whether to wait until it is on the disk.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {
+        f"{prefix}{name}/{key}": array
+        for prefix, context in contexts.items()
+        for name, record in all_arrays(context).items()
+        for key, array in record.items()
+    }
+    kinds: dict[str, Any] = {
+        "metrics": {p: _records(c.state.metric_records) for p, c in contexts.items()},
+        "words": {p: _records(c.state.config_records) for p, c in contexts.items()},
+    }
+    if places is not None:
+        kinds[PLACES] = places
+    words = {kind: json.dumps(value) for kind, value in kinds.items()}
+    write_arrays(file, arrays, words, durable)
+
+
+def _records(records: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: dict(record) for name, record in records.items()}
+
+
+def places_in(file: Path) -> dict[int, int]:
+    """Return in which rounds' files memories are, by partition-id, as a file of several says.
+
+    Raises
+    ------
+    DamagedMemoryError
+        If it cannot be read.
+    """
+    try:
+        with safe_open(file, framework="numpy") as stored:
+            words = stored.metadata()
+        if PLACES in words:
+            return {int(n): place for n, place in json.loads(words[PLACES]).items()}
+        # A file from before there were places holds all clients, or is a client's own.
+        clients = (int(prefix[:-1]) for prefix in json.loads(words["metrics"]) if prefix)
+        return dict.fromkeys(clients, round_of(file))
+    except (SafetensorError, OSError, ValueError, KeyError):
+        raise _damaged(file) from None
+
+
+def archived_places(folder: Path, before_round: int) -> dict[int, int]:
+    """Return in which rounds' files an archive has memories from before a round.
+
+    Raises
+    ------
+    DamagedMemoryError
+        If it cannot be read.
+    """
+    newest = newest_before(folder, before_round)
+    return places_in(newest) if newest else {}
+
+
+def needed_files(folder: Path) -> set[Path]:
+    """Return the files of a folder that hold a client's newest memory.
+
+    Raises
+    ------
+    DamagedMemoryError
+        If the newest cannot be read.
+    """
+    newest = max(folder.glob(MEMORIES), key=round_of)
+    return {newest, *(memory_file(folder, place) for place in places_in(newest).values())}
+
+
+def read_memories(file: Path, contexts: Mapping[str, Context]) -> None:
+    """Replace the memory of contexts by what a file holds of them.
+
+    Parameters
+    ----------
+    file : Path
+        Holds the memories of all of them, and maybe of more.
+    contexts : mapping of str to Context
+        By prefix; a single one has none.
+
+    Raises
+    ------
+    DamagedMemoryError
+        If it cannot be read, or does not hold one of them.
+    """
+    try:
+        with safe_open(file, framework="numpy") as stored:
+            words = {kind: json.loads(text) for kind, text in stored.metadata().items()}
+            keys: dict[str, list[str]] = defaultdict(list)
+            for key in stored.keys():  # noqa: SIM118 - a safetensors file is no mapping
+                keys["" if "" in contexts else f"{key.partition('/')[0]}/"].append(key)
+            for prefix, context in contexts.items():
+                arrays = {key.removeprefix(prefix): stored.get_tensor(key) for key in keys[prefix]}
+                _replace(context, arrays, words["metrics"][prefix], words["words"][prefix])
+    except (SafetensorError, OSError, ValueError, KeyError):
+        raise _damaged(file) from None
+
+
+def _damaged(file: Path) -> DamagedMemoryError:
+    return DamagedMemoryError(
+        f"the memory {file} is damaged; once it is removed, an older one is used"
+    )
+
+
+def _replace(
+    context: Context,
+    arrays: Mapping[str, NDArray[Any]],
+    numbers: Mapping[str, dict[str, Any]],
+    words: Mapping[str, dict[str, Any]],
+) -> None:
+    """Replace a context's memory by arrays, named after their records, and other records."""
+    records: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
+    for key, array in arrays.items():
+        name, _, array_name = key.partition("/")
+        records[name][array_name] = array
+    forget(context)
+    for name, record in records.items():
+        if isinstance(context, LiveContext):
+            context.keep(name, {key: torch.from_numpy(array) for key, array in record.items()})
+        else:
+            context.state[name] = ArrayRecord({k: Array(array) for k, array in record.items()})
+    for name, values in numbers.items():
+        context.state[name] = MetricRecord(values)
+    for name, values in words.items():
+        context.state[name] = ConfigRecord(values)
