@@ -2,7 +2,7 @@
 
 Where 10 of 1,000 clients take part, a round writes 10 memories. Each file says in which round's
 file every client's memory is. Once as many have been added as there are clients, all are written
-again, so that the disk holds little more than twice what they remember.
+again, so that the disk never holds more than three times what they remember.
 """
 
 from collections import defaultdict
