@@ -90,7 +90,7 @@ def knowledge_loss(
         Shape (N,), D_n/D.
     """
     teachers = weighted_mean(coefficients, predictions)
-    return float(shares @ (teachers * _log_ratio(teachers, predictions)).sum(axis=(1, 2)))
+    return float(shares @ (teachers * _log_ratio(teachers.copy(), predictions)).sum(axis=(1, 2)))
 
 
 def knowledge_gradient(
@@ -162,10 +162,10 @@ def projected_step(
 
 
 def _log_ratio(teachers: NDArray[Any], predictions: NDArray[Any]) -> NDArray[Any]:
-    """Return ``log t - log S`` as one logarithm, which takes longest, in an array of its own."""
-    ratio = np.maximum(teachers, SMALLEST_PROBABILITY)
-    ratio /= np.maximum(predictions, SMALLEST_PROBABILITY)
-    return np.log(ratio, out=ratio)
+    """Write ``log t - log S`` over the teachers t: memory that is new takes longer than a log."""
+    np.maximum(teachers, SMALLEST_PROBABILITY, out=teachers)
+    teachers /= np.maximum(predictions, SMALLEST_PROBABILITY)
+    return np.log(teachers, out=teachers)
 
 
 class KTpFL(SoftPredictionStrategy):
