@@ -90,7 +90,8 @@ def knowledge_loss(
         Shape (N,), D_n/D.
     """
     teachers = weighted_mean(coefficients, predictions)
-    return float(shares @ (teachers * _log_ratio(teachers.copy(), predictions)).sum(axis=(1, 2)))
+    log_ratio = _log(teachers) - _log(predictions)
+    return float(shares @ (teachers * log_ratio).sum(axis=(1, 2)))
 
 
 def knowledge_gradient(
@@ -116,7 +117,8 @@ def knowledge_gradient(
         Shape (N, N).
     """
     flat = predictions.reshape(len(predictions), -1)
-    log_ratio = _log_ratio(coefficients.astype(flat.dtype) @ flat, flat)
+    log_ratio = _log(coefficients.astype(flat.dtype) @ flat)
+    log_ratio -= _log(flat)
     log_ratio += 1
     return shares[:, None] * (log_ratio @ flat.T)
 
@@ -161,11 +163,9 @@ def projected_step(
     return project_onto_simplex(block - step, mass)
 
 
-def _log_ratio(teachers: NDArray[Any], predictions: NDArray[Any]) -> NDArray[Any]:
-    """Write ``log t - log S`` over the teachers t: memory that is new takes longer than a log."""
-    np.maximum(teachers, SMALLEST_PROBABILITY, out=teachers)
-    teachers /= np.maximum(predictions, SMALLEST_PROBABILITY)
-    return np.log(teachers, out=teachers)
+def _log(probabilities: NDArray[Any]) -> NDArray[Any]:
+    raised = np.maximum(probabilities, SMALLEST_PROBABILITY)
+    return np.log(raised, out=raised)
 
 
 class KTpFL(SoftPredictionStrategy):
