@@ -55,22 +55,18 @@ class Archive:
         DamagedMemoryError
             If one cannot be read.
         """
-        places = archived_places(self._folder, before_round)
+        self._places = archived_places(self._folder, before_round)
         by_file: dict[Path, dict[str, Context]] = defaultdict(dict)
         for n, context in contexts.items():
             own_folder = self._folder.parent / str(n) / self._folder.name
-            file, prefix = newest_memory(own_folder, before_round, places)
+            file, prefix = newest_memory(own_folder, before_round, self._places)
             if file:
                 by_file[file][prefix] = context
-            if prefix:
-                self._places[n] = places[n]
         for file, owners in by_file.items():
             read_memories(file, owners)
-        marks = _marks(contexts)
-        self._written = {n: marks[n] for n in self._places if n in marks}
 
     def save(self, contexts: Mapping[int, Context], server_round: int) -> None:
-        """Write what has changed since the last time, whole or not at all.
+        """Write what has changed since the last time, the first time all; whole or not at all.
 
         It need not reach the disk at once: it outlives the process, if not a power cut. What a
         repeated round would start from stays.
