@@ -61,8 +61,9 @@ def models_folder(silos, strategy):
 @pytest.fixture(scope="module")
 def processes(silos):
     """A run of each strategy, all at a time."""
-    return {
-        strategy: silos.start_run(
+    started = {}
+    for strategy in STRATEGIES:
+        started[strategy] = silos.start_run(
             {
                 **config_for(strategy),
                 "output-dir": str(silos.folder / strategy),
@@ -70,8 +71,9 @@ def processes(silos):
                 "models-dir": str(models_folder(silos, strategy)),
             }
         )
-        for strategy in STRATEGIES
-    }
+        # Flower installs the app with the first run, and no two may do so at once.
+        silos.wait_for_text(started[STRATEGIES[0]], "Run directory:", seconds=300)
+    return started
 
 
 @pytest.fixture(scope="module")
