@@ -117,10 +117,11 @@ def knowledge_gradient(
         Shape (N, N).
     """
     flat = predictions.reshape(len(predictions), -1)
-    log_ratio = _log(coefficients.astype(flat.dtype) @ flat)
-    log_ratio -= _log(flat)
-    log_ratio += 1
-    return shares[:, None] * (log_ratio @ flat.T)
+    terms = coefficients.astype(flat.dtype) @ flat
+    # Client by client, since one client's numbers fit a processor's cache.
+    for teacher, own in zip(terms, flat, strict=True):
+        teacher[:] = _log(teacher) - _log(own) + 1
+    return shares[:, None] * (terms @ flat.T)
 
 
 def projected_step(

@@ -33,7 +33,7 @@ class NumberFormat:
 
     def decode(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         """Turn arrays that travelled into float32 numbers, exactly as they came."""
-        return arrays[name].astype(np.float32)
+        return arrays[name].astype(np.float32, copy=False)
 
     def probabilities(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         """Turn arrays that travelled into probabilities, rows on the simplex as they were."""
