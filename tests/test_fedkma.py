@@ -22,7 +22,7 @@ from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import initial_model
 from fedkd_flwr.training import optimizers
 from fedkd_flwr.training.jobs import complete
-from fedkd_flwr.training.loop import predict_logits, refresh_statistics
+from fedkd_flwr.training.loop import DivergedError, predict_logits, refresh_statistics
 from strategies.core.plan import RunPlan
 from strategies.core.replies import InvalidReplyError
 from strategies.fedkma import (
@@ -317,6 +317,12 @@ def test_a_search_needs_two_samples(tiny, monkeypatch):
     monkeypatch.setattr(FedKMAClient, "num_examples", 1)
     with pytest.raises(ValueError, match="at least 2 training samples"):
         complete(client.search(1))
+
+
+def test_a_search_whose_last_step_overflows_has_diverged(tiny):
+    wild = {"learning-rate": 1e38, "weight-decay": 1e3, "local-iterations": 1}
+    with pytest.raises(DivergedError, match="model is not finite"):
+        complete(first_client({**tiny, **wild}).search(1))
 
 
 # ---- Whole rounds --------------------------------------------------------------------------

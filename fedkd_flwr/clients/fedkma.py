@@ -16,6 +16,8 @@ from fedkd_flwr.training.loop import (
     random_batches,
     refresh_statistics,
     require_finite,
+    require_finite_weights,
+    sum_of_trained,
 )
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import SGD, Adam
@@ -125,6 +127,7 @@ class FedKMAClient(ParameterClient):
             seen += len(omega_batch[0])
         mean_loss = float(total) / max(seen, 1)
         require_finite(mean_loss)
+        require_finite_weights(sum_of_trained(self.model))
         return mean_loss
 
     def alpha_optimizer(self, alphas: list[nn.Parameter]) -> torch.optim.Optimizer:

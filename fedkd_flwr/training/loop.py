@@ -176,16 +176,15 @@ def train_on(
         seen += len(batch[0])
     mean_loss = float(total) / max(seen, 1)
     require_finite(mean_loss)
-    require_finite_weights(_sum_of_trained(model, optimizer))
+    require_finite_weights(sum_of_trained(model))
     return mean_loss
 
 
 @torch.no_grad()
-def _sum_of_trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
-    """Return the sum of an optimizer's weights and of the model's running statistics."""
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+def sum_of_trained(model: nn.Module) -> float:
+    """Return the sum of a model's weights and running statistics, for `require_finite_weights`."""
     moved = [buffer for name, buffer in model.named_buffers() if name.endswith(RUNNING_STATISTICS)]
-    return float(torch.stack([tensor.sum() for tensor in (*weights, *moved)]).sum())
+    return float(torch.stack([tensor.sum() for tensor in (*model.parameters(), *moved)]).sum())
 
 
 def require_finite(loss: float) -> None:
