@@ -7,12 +7,19 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 import fedkd_flwr
 from fedkd_flwr.clients import archive as archive_module
 from fedkd_flwr.clients import disk, memory
 from fedkd_flwr.clients.archive import Archive
-from fedkd_flwr.clients.memory_files import places_in, read_memories, round_of, write_memories
+from fedkd_flwr.clients.memory_files import (
+    DamagedMemoryError,
+    places_in,
+    read_memories,
+    round_of,
+    write_memories,
+)
 from fedkd_flwr.runs import DamagedRunError
 
 CLIENTS = 20
@@ -165,3 +172,36 @@ def test_a_finished_run_keeps_the_files_that_are_needed(one_of_four, tmp_path):
     trained = run.clients[run.clients["train_loss"].notna()]
     assert set(places) == set(trained["partition_id"])
     assert set(files) == set(places.values()) != {6}
+
+
+def test_what_only_older_rounds_need_goes_before_a_round_is_written(tmp_path, monkeypatch):
+    contexts, archive = no_memories(), Archive(tmp_path / "run")
+    held = []
+
+    def write_and_note(file, *arguments, **named):
+        held.append({round_of(f) for f in file.parent.glob("round-*")})
+        write_memories(file, *arguments, **named)
+
+    monkeypatch.setattr(archive_module, "write_memories", write_and_note)
+    for server_round in (1, 2, 3):
+        for n in contexts:
+            learn(contexts[n], n, server_round)
+        archive.save(contexts, server_round)
+    assert held == [set(), {1}, {2}]
+
+
+def test_a_file_that_is_no_memory_is_damaged(tmp_path):
+    file = tmp_path / "round-000001.safetensors"
+    save_file({"0/model/weight": torch.zeros(3)}, file)
+    for read in (places_in, lambda file: read_memories(file, {"0/": no_memories()[0]})):
+        with pytest.raises(DamagedMemoryError) as refused:
+            read(file)
+        assert str(refused.value).startswith(f"{file} is damaged (it lacks 'metrics')")
+
+
+def test_of_an_old_archive_only_clients_with_a_memory_have_a_place(tmp_path):
+    contexts = no_memories(3)
+    learn(contexts[1], 5, server_round=1)
+    file = tmp_path / "round-000001.safetensors"
+    write_memories(file, {f"{n}/": context for n, context in contexts.items()})
+    assert places_in(file) == {1: 1}

@@ -167,6 +167,18 @@ def test_a_damaged_or_lost_memory_stops_a_run_that_is_to_go_on(run):
     assert load_run(run).finished
 
 
+def test_an_older_memory_of_a_client_that_was_not_asked_is_looked_at_first(run):
+    """What is refused is refused before the run directory has changed."""
+    (archive,) = (run / "checkpoint" / "clients").rglob("*.safetensors")
+    run_id = archive.parent.name
+    own = archive.parent.parent / "99" / run_id / "round-000001.safetensors"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(b"")
+    sentence = refusal(fedkd_flwr.resume, run, num_server_rounds=3)
+    assert sentence.startswith(f"{own} is damaged (")
+    assert load_run(run).finished
+
+
 def test_the_command_line_says_it_in_one_line(run):
     half(run / "config.json")
     for arguments in (["run", "--resume", run], ["genotypes", run], ["compare", run]):

@@ -2,7 +2,7 @@
 
 Where 10 of 1,000 clients take part, a round writes 10 memories. Each file says in which round's
 file every client's memory is. Once as many have been added as there are clients, all are written
-again, so that the disk never holds more than three times what they remember.
+again, so that the disk holds three times what they remember at most, where all remember as much.
 """
 
 from collections import defaultdict
@@ -83,14 +83,14 @@ class Archive:
         self._added += len(changed)
         if self._added >= len(marks):
             changed, self._added = set(marks), 0
-        kept = {server_round, *self._places.values()}
+        # What only older rounds need goes first, so that a full disk has room for this one.
+        for file in self._folder.glob(MEMORIES):
+            if round_of(file) not in self._places.values():
+                file.unlink()
         places = {**self._places, **dict.fromkeys(changed, server_round)}
         memories = {prefix_of(n): contexts[n] for n in sorted(changed)}
         write_memories(memory_file(self._folder, server_round), memories, places, durable=False)
         self._places, self._written = places, marks
-        for file in self._folder.glob(MEMORIES):
-            if round_of(file) not in kept:
-                file.unlink()
 
 
 def _marks(contexts: Mapping[int, Context]) -> dict[int, MetricRecord]:

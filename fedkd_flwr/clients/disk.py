@@ -220,6 +220,31 @@ def newest_memory(
     return own, ""
 
 
+def files_to_start_from(archive: Path, before_round: int) -> set[Path]:
+    """Return the files with the newest memories from before a round of all clients on a machine.
+
+    Parameters
+    ----------
+    archive : Path
+        The archive's folder of the run, ``STATE-DIR/RUN``, which may be missing.
+    before_round : int
+        Memory of this round or later is passed over.
+
+    Raises
+    ------
+    ForgottenRunError
+        If a memory was removed to make room for later runs.
+    DamagedMemoryError
+        If the archive's newest file cannot be read.
+    """
+    places = archived_places(archive, before_round)
+    own_folders = archive.parent.glob(f"[0-9]*/{archive.name}")
+    clients = {*places, *(int(folder.parent.name) for folder in own_folders)}
+    folders = (archive.parent / str(n) / archive.name for n in clients)
+    files = (newest_memory(folder, before_round, places)[0] for folder in folders)
+    return {file for file in files if file}
+
+
 def _archive_beside(folder: Path) -> Path:
     """Return the archive's folder of the run of which a client has a folder of its own."""
     return folder.parent.parent / folder.name

@@ -5,7 +5,8 @@ A file holds one client's memory, or those of several, each under its client's p
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -97,16 +98,14 @@ def places_in(file: Path) -> dict[int, int]:
     DamagedMemoryError
         If it cannot be read.
     """
-    try:
-        with safe_open(file, framework="numpy") as stored:
-            words = stored.metadata()
+    with _opened(file) as stored:
+        words = stored.metadata() or {}
         if PLACES in words:
             return {int(n): place for n, place in json.loads(words[PLACES]).items()}
         # A file from before there were places holds all clients, or is a client's own.
-        clients = (int(prefix[:-1]) for prefix in json.loads(words["metrics"]) if prefix)
+        metrics = json.loads(words["metrics"]).items()
+        clients = (int(prefix[:-1]) for prefix, records in metrics if prefix and records)
         return dict.fromkeys(clients, round_of(file))
-    except (SafetensorError, OSError, ValueError, KeyError):
-        raise _damaged(file) from None
 
 
 def archived_places(folder: Path, before_round: int) -> dict[int, int]:
@@ -133,6 +132,18 @@ def needed_files(folder: Path) -> set[Path]:
     return {newest, *(memory_file(folder, place) for place in places_in(newest).values())}
 
 
+def require_readable(file: Path) -> None:
+    """Make sure that a file of memories is there, and whole.
+
+    Raises
+    ------
+    DamagedMemoryError
+        If it is not.
+    """
+    with _opened(file):
+        pass
+
+
 def read_memories(file: Path, contexts: Mapping[str, Context]) -> None:
     """Replace the memory of contexts by what a file holds of them.
 
@@ -148,23 +159,26 @@ def read_memories(file: Path, contexts: Mapping[str, Context]) -> None:
     DamagedMemoryError
         If it cannot be read, or does not hold one of them.
     """
+    with _opened(file) as stored:
+        words = {kind: json.loads(text) for kind, text in (stored.metadata() or {}).items()}
+        keys: dict[str, list[str]] = defaultdict(list)
+        for key in stored.keys():  # noqa: SIM118 - a safetensors file is no mapping
+            keys["" if "" in contexts else f"{key.partition('/')[0]}/"].append(key)
+        for prefix, context in contexts.items():
+            arrays = {key.removeprefix(prefix): stored.get_tensor(key) for key in keys[prefix]}
+            _replace(context, arrays, words["metrics"][prefix], words["words"][prefix])
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """Open a file of memories, and say of whatever is missing in it that the file is damaged."""
     try:
         with safe_open(file, framework="numpy") as stored:
-            words = {kind: json.loads(text) for kind, text in stored.metadata().items()}
-            keys: dict[str, list[str]] = defaultdict(list)
-            for key in stored.keys():  # noqa: SIM118 - a safetensors file is no mapping
-                keys["" if "" in contexts else f"{key.partition('/')[0]}/"].append(key)
-            for prefix, context in contexts.items():
-                arrays = {key.removeprefix(prefix): stored.get_tensor(key) for key in keys[prefix]}
-                _replace(context, arrays, words["metrics"][prefix], words["words"][prefix])
-    except (SafetensorError, OSError, ValueError, KeyError):
-        raise _damaged(file) from None
-
-
-def _damaged(file: Path) -> DamagedMemoryError:
-    return DamagedMemoryError(
-        f"the memory {file} is damaged; once it is removed, an older one is used"
-    )
+            yield stored
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+        remedy = "restore it from a copy, or do the run again"
+        raise DamagedMemoryError(f"{file} is damaged ({reason}); {remedy}.") from None
 
 
 def _replace(

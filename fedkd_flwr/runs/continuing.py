@@ -7,13 +7,12 @@ depend on may change, but for the number of rounds, which may grow.
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
-from fedkd_flwr.clients.memory_files import memory_file, places_in
+from fedkd_flwr.clients.disk import files_to_start_from
+from fedkd_flwr.clients.memory_files import DamagedMemoryError, memory_file, require_readable
 from fedkd_flwr.config import PLACE_KEYS, ConfigError, Configuration, read_config
 from fedkd_flwr.runs.checkpoint import read_checkpoint, server_file
 from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
-from fedkd_flwr.runs.reading import Run, damaged
+from fedkd_flwr.runs.reading import Run
 
 ROUNDS = "num-server-rounds"
 """The key of the planned rounds."""
@@ -150,30 +149,19 @@ def require_memories(run: Run, state_dir: str) -> None:
     completed = read_checkpoint(run.path).completed_rounds
     if not completed:
         return
-    memories = _memories_of(str(run.description.get("id", "")), state_dir, completed)
-    if not memories:
+    run_id = str(run.description.get("id", ""))
+    if not run_id or not state_dir or not _any_remembers(run_id, Path(state_dir), completed):
         where = f"in the state-dir {state_dir}" if state_dir else "kept, for want of a state-dir"
         learned = f"what its clients learned in round {completed}"
         raise RunDirectoryError(f"{run.path} cannot go on: {learned} is not {where}.")
-    for memory in memories:
-        _require_readable(memory)
-        # What an archive has of the clients that were not asked in that round is in older files.
-        for place in set(places_in(memory).values()):
-            _require_readable(memory_file(memory.parent, place))
-
-
-def _require_readable(memory: Path) -> None:
     try:
-        with safe_open(memory, framework="numpy"):
-            pass
-    except (SafetensorError, OSError) as error:
-        remedy = "restore it from a copy, or do the run again"
-        raise damaged(memory, str(error), remedy) from None
+        for memory in files_to_start_from(Path(state_dir) / run_id, completed + 1):
+            require_readable(memory)
+    except DamagedMemoryError as error:
+        raise DamagedRunError(str(error)) from None
 
 
-def _memories_of(run_id: str, state_dir: str, server_round: int) -> list[Path]:
-    """Return the memories of a round: the archive of this process's clients, or each client's."""
-    if not run_id or not state_dir:
-        return []
-    name = memory_file(Path(run_id), server_round)
-    return [*Path(state_dir).glob(str(name)), *Path(state_dir).glob(f"*/{name}")]
+def _any_remembers(run_id: str, state_dir: Path, server_round: int) -> bool:
+    """Return whether an archive of this process's clients, or a client, has memory of a round."""
+    folders = (state_dir / run_id, *state_dir.glob(f"*/{run_id}"))
+    return any(memory_file(folder, server_round).exists() for folder in folders)
