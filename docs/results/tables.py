@@ -255,7 +255,7 @@ def accuracies(file: Path, names: list[str], conditions: dict[str, str]) -> pd.D
         for number in chosen:
             known = {**settings, "round": number}
             told = {name: known.get(name, "-") for name in names}
-            result = {"accuracy": course[number], "gain": course[number] - local[number]}
+            result = {"accuracy": course[number], "gain": course[number] - at(local, number)}
             rows.append(
                 {"strategy": settings["strategy"], **told, "seed": settings["seed"], **result}
             )
@@ -269,6 +269,11 @@ def accuracies(file: Path, names: list[str], conditions: dict[str, str]) -> pd.D
 def course_of(run: PublishedRun) -> pd.Series:
     """Return the mean accuracy by evaluated round, part of 1."""
     return pd.Series(run.accuracies, index=run.kept["rounds"])
+
+
+def at(course: pd.Series, server_round: int) -> float:
+    """Return an accuracy after a round, or after the last where a run has fewer rounds."""
+    return float(course[min(server_round, course.index[-1])])
 
 
 def controlled(published: Path, name: str, control: str) -> str:

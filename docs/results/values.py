@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from publish_runs import read_published
-from tables import REFERENCE, course_of, in_points, is_as_said, reference
+from tables import REFERENCE, at, course_of, in_points, is_as_said, reference
 
 from fedkd_flwr.analysis.rendering import in_bytes
 
@@ -89,7 +89,7 @@ def _of_seeds(file: Path, method: str) -> pd.DataFrame:
         rows[seed] = {
             **run.kept,
             "accuracy": course[number],
-            "gain": course[number] - local[number],
+            "gain": course[number] - at(local, number),
             "bytes": run.kept["bytes_up"] + run.kept["bytes_down"],
         }
     if not rows:

@@ -177,7 +177,7 @@ def choice_rows(runs: pd.DataFrame, paper: Mapping[str, Any]) -> Iterator[list[s
         for name in ("lambda", "temperature"):
             ours = np.array([np.mean(values) for values in own[name]])
             theirs = np.mean(paper[name][position])
-            cells += [with_deviation(ours, 2), f"{theirs:.2f}", f"{ours.mean() - theirs:+.2f}"]
+            cells += [with_deviation(ours, 3), f"{theirs:.3f}", f"{ours.mean() - theirs:+.3f}"]
         of_ours = (np.concatenate(own[name].tolist()) for name in ("lambda", "temperature"))
         of_theirs = (np.array(paper[name][position]) for name in ("lambda", "temperature"))
         yield [split, f"{len(own)}", *cells, with_soft_loss(*of_ours), with_soft_loss(*of_theirs)]

@@ -31,9 +31,9 @@ def missed(file: Path) -> str:
     short = [result for result in results if result.falls_short]
     aimed = sum(bool(result.target) for result in results)
     if not short:
-        return f"None of {aimed} is."
+        return f"None of {aimed} targets is missed."
     lines = "".join(f"- {result.shortfall}\n" for result in short)
-    return f"Of {aimed} these are:\n\n{lines}"
+    return f"{len(short)} of {aimed} targets are missed:\n\n{lines}"
 
 
 def measured(file: Path, name: str) -> str:
