@@ -3,7 +3,7 @@
     python docs/results/perfed-ckt/client_kinds.py OUTPUT.json RUN...
 
 writes, for each run, how many clients were filled up to the least size, hold nearly one class,
-or hold several, and the mean accuracy of each kind after the last round.
+or hold several, how often a client of each kind was drawn, and their mean accuracy in the end.
 """
 
 import json
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from tables import markdown
 
 from fedkd_flwr import Run, load_run
+from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.plots import label_counts
 
-TOLD = ("strategy", "learning-rate")
+TOLD = ("strategy", "learning-rate", "perfed-ckt.regularization-weight")
 """Settings that tell the runs apart."""
 
 ONE_CLASS = 0.95
@@ -46,11 +47,16 @@ def kinds_of(run: Run) -> dict[str, NDArray[np.bool_]]:
 
 
 def by_kind(run: Run) -> dict[str, dict[str, float]]:
-    """Return the number of clients of each kind, and their mean accuracy in the end."""
+    """Return the number of clients of each kind, how often one was drawn, and their accuracy."""
+    drawn = run.clients["train_loss"].notna().groupby(run.clients["partition_id"]).sum().to_numpy()
     last = run.clients[run.clients["round"] == run.clients["round"].max()]
     accuracy = last.sort_values("partition_id")["accuracy"].to_numpy()
     return {
-        kind: {"clients": int(own.sum()), "accuracy": round(float(accuracy[own].mean()), 4)}
+        kind: {
+            "clients": int(own.sum()),
+            "drawn": round(float(drawn[own].mean()), 2),
+            "accuracy": round(float(accuracy[own].mean()), 4),
+        }
         for kind, own in kinds_of(run).items()
     }
 
@@ -78,13 +84,21 @@ def clients(file: Path) -> str:
     return ", ".join(f"{count} ({heading})" for count, heading in told)
 
 
+def draws(file: Path, strategy: str, kind: str) -> str:
+    """Return how often a client of a kind was drawn with a method, by seed, for a sentence."""
+    runs: list[dict[str, Any]] = json.loads(file.read_text())
+    own = (run for run in runs if run["settings"]["strategy"] == strategy)
+    means = {run["seed"]: run["kinds"][kind]["drawn"] for run in own}
+    return " and ".join(f"{means[seed]:.1f}" for seed in sorted(means))
+
+
 def main(output: Path, paths: list[str]) -> None:
     """Write one line a run."""
     lines = [
         json.dumps(
             {
                 "seed": run.config["seed"],
-                "settings": {name: run.config.get(name, "-") for name in TOLD},
+                "settings": {name: defining_settings(run.config).get(name, "-") for name in TOLD},
                 "kinds": by_kind(run),
             }
         )
