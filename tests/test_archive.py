@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import fedkd_flwr
 from fedkd_flwr.clients import archive as archive_module
-from fedkd_flwr.clients import disk, memory
+from fedkd_flwr.clients import memory, state_dir
 from fedkd_flwr.clients.archive import Archive
 from fedkd_flwr.clients.memory_files import (
     DamagedMemoryError,
@@ -33,7 +33,7 @@ def learn(context, number, server_round):
     """Let a client remember a number of a round."""
     memory.save_tensors(context, "model", {"weight": torch.full((300,), float(number))})
     memory.save_numbers(context, "numbers", {"number": number})
-    disk.note_round(context, server_round)
+    state_dir.note_round(context, server_round)
 
 
 def remembered(contexts):
@@ -109,7 +109,7 @@ def test_what_a_client_has_kept_by_itself_since_goes_before(tmp_path):
     archive.save(contexts, 1)
     alone = no_memories(3)[2]
     learn(alone, 22, server_round=2)
-    disk.save_context(alone, tmp_path / "2" / "run")
+    state_dir.save_context(alone, tmp_path / "2" / "run")
     assert taken_up(tmp_path / "run", 2, clients=3) == {0: 0, 1: 1, 2: 2}
     contexts, archive = no_memories(3), Archive(tmp_path / "run")
     archive.take_up(contexts, before_round=3)
@@ -119,7 +119,7 @@ def test_what_a_client_has_kept_by_itself_since_goes_before(tmp_path):
     # A node of its own finds its part as well.
     for n, number in ((0, 30), (1, 1), (2, 22)):
         context = no_memories(3)[n]
-        assert disk.load_context(context, tmp_path / str(n) / "run", before_round=4)
+        assert state_dir.load_context(context, tmp_path / str(n) / "run", before_round=4)
         assert remembered({n: context}) == {n: number}
 
 

@@ -21,7 +21,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 import fedkd_flwr
 from fedkd_flwr import files
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.clients import disk
+from fedkd_flwr.clients import state_dir
 from fedkd_flwr.config import read_config
 from fedkd_flwr.engines import flower_log_level
 from fedkd_flwr.grids.in_process import InProcessGrid
@@ -506,7 +506,7 @@ def test_a_node_keeps_the_memory_of_its_last_runs(keep, served, tmp_path):
         (folder / "round-000001.safetensors").write_bytes(b"")
         os.utime(folder, (age, age))
     (tmp_path / "not a run").mkdir()
-    disk.forget_old_runs(tmp_path / "a", keep)
+    state_dir.forget_old_runs(tmp_path / "a", keep)
     latest = names[1:][::-1]
     assert memories(tmp_path) == {"a", *(latest[: keep - 1] if keep else latest)}
     assert (tmp_path / "not a run").is_dir()

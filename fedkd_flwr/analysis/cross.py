@@ -20,7 +20,7 @@ from torch import nn
 
 from fedkd_flwr.analysis.rendering import MISSING
 from fedkd_flwr.client_app import build_client
-from fedkd_flwr.clients import disk
+from fedkd_flwr.clients import state_dir
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.export import load_model
@@ -285,7 +285,7 @@ def _remembered(run: Run) -> Iterator[nn.Module]:
                 f"{configuration.run.strategy} are evaluated with is not in their memory; {export}."
             )
         folder = client.node.memory_folder(str(run.description.get("id", "")))
-        if folder is None or not disk.load_context(context, folder, rounds + 1):
+        if folder is None or not state_dir.load_context(context, folder, rounds + 1):
             raise RunDirectoryError(
                 f"{run.path.name} has neither exported models nor client {n}'s memory; {export}."
             )

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from flwr.app import Context, MetricRecord
 
-from fedkd_flwr.clients.disk import PROGRESS, newest_memory
 from fedkd_flwr.clients.memory_files import (
     MEMORIES,
     archived_places,
@@ -21,6 +20,7 @@ from fedkd_flwr.clients.memory_files import (
     round_of,
     write_memories,
 )
+from fedkd_flwr.clients.state_dir import PROGRESS, newest_memory
 
 
 class Archive:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fedkd_flwr.clients import disk, memory
+from fedkd_flwr.clients import memory, state_dir
 from fedkd_flwr.clients.architectures import assigned_models
 from fedkd_flwr.clients.course import Course
 from fedkd_flwr.clients.node import read_node
@@ -369,14 +369,14 @@ class PersonalClient(NumPyClient):
         server_round, phase = int(config["server-round"]), str(config["phase"])
         folder = self.node.memory_folder(str(config.get("run-id", "")))
         if self.course.starts_over(server_round):
-            disk.start_over(self.context, folder)
+            state_dir.start_over(self.context, folder)
         else:
-            disk.recall(self.context, folder, server_round, phase)
+            state_dir.recall(self.context, folder, server_round, phase)
         reply = yield from self.train(received, server_round, phase)
         if self.keeps_model:
             memory.save_model(self.context, "model", self.model)
-        disk.note_round(self.context, server_round)
-        disk.keep_context(self.context, folder, self.node.runs_kept)
+        state_dir.note_round(self.context, server_round)
+        state_dir.keep_context(self.context, folder, self.node.runs_kept)
         return reply
 
     def evaluate(
@@ -387,7 +387,7 @@ class PersonalClient(NumPyClient):
         self.course = Course.read(config)
         server_round = int(config["server-round"])
         folder = self.node.memory_folder(str(config.get("run-id", "")))
-        disk.recall(self.context, folder, server_round, "evaluate")
+        state_dir.recall(self.context, folder, server_round, "evaluate")
         with self.seeded_evaluation(server_round):
             metrics = complete(self.count_answers(received, server_round))
         return metrics.get("loss", math.nan), int(metrics["total"]), metrics

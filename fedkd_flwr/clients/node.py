@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedkd_flwr.clients.disk import RUNS_KEPT
+from fedkd_flwr.clients.state_dir import RUNS_KEPT
 from fedkd_flwr.config import RunConfig
 
 

@@ -7,8 +7,8 @@ depend on may change, but for the number of rounds, which may grow.
 from pathlib import Path
 from typing import Any
 
-from fedkd_flwr.clients.disk import files_to_start_from
 from fedkd_flwr.clients.memory_files import DamagedMemoryError, memory_file, require_readable
+from fedkd_flwr.clients.state_dir import files_to_start_from
 from fedkd_flwr.config import PLACE_KEYS, ConfigError, Configuration, read_config
 from fedkd_flwr.runs.checkpoint import read_checkpoint, server_file
 from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
