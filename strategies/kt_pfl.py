@@ -123,7 +123,7 @@ def knowledge_gradient(
     """
     flat = predictions.reshape(len(predictions), -1)
     terms = coefficients.astype(flat.dtype) @ flat
-    # Client by client, since one client's numbers fit a processor's cache.
+    # Client by client: logarithms of all at once would fill as much memory as all predictions.
     for teacher, own in zip(terms, flat, strict=True):
         teacher[:] = _log(teacher) - _log(own) + 1
     return shares[:, None] * (terms @ flat.T)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import fedkd_flwr
 from fedkd_flwr.cli import app
+from fedkd_flwr.clients.state_dir import FORGOTTEN
 from fedkd_flwr.runs import DamagedRunError, RunDirectoryError, load_run
 
 TEXTS = ("config.json", "summary.json", "rounds.jsonl", "clients.jsonl")
@@ -176,6 +177,16 @@ def test_an_older_memory_of_a_client_that_was_not_asked_is_looked_at_first(run):
     own.write_bytes(b"")
     sentence = refusal(fedkd_flwr.resume, run, num_server_rounds=3)
     assert sentence.startswith(f"{own} is damaged (")
+    assert load_run(run).finished
+
+
+def test_a_memory_that_went_for_later_runs_is_told_before_a_run_goes_on(run):
+    (archive,) = (run / "checkpoint" / "clients").rglob("*.safetensors")
+    own = archive.parent.parent / "1" / archive.parent.name
+    own.mkdir(parents=True)
+    (own / FORGOTTEN).touch()
+    with pytest.raises(RunDirectoryError, match=f"{run} cannot go on: this node has forgotten"):
+        fedkd_flwr.resume(run, num_server_rounds=3)
     assert load_run(run).finished
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkd_flwr.clients.memory_files import DamagedMemoryError, memory_file, require_readable
-from fedkd_flwr.clients.state_dir import files_to_start_from
+from fedkd_flwr.clients.state_dir import ForgottenRunError, files_to_start_from
 from fedkd_flwr.config import PLACE_KEYS, ConfigError, Configuration, read_config
 from fedkd_flwr.runs.checkpoint import read_checkpoint, server_file
 from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
@@ -144,7 +144,8 @@ def require_memories(run: Run, state_dir: str) -> None:
     Raises
     ------
     RunDirectoryError
-        If rounds are complete and no client has a memory of the last, or one is damaged.
+        If rounds are complete and no client has a memory of the last, or one is damaged or was
+        removed to make room for later runs.
     """
     completed = read_checkpoint(run.path).completed_rounds
     if not completed:
@@ -159,6 +160,8 @@ def require_memories(run: Run, state_dir: str) -> None:
             require_readable(memory)
     except DamagedMemoryError as error:
         raise DamagedRunError(str(error)) from None
+    except ForgottenRunError as error:
+        raise RunDirectoryError(f"{run.path} cannot go on: {error}.") from None
 
 
 def _any_remembers(run_id: str, state_dir: Path, server_round: int) -> bool:
