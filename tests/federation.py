@@ -13,6 +13,7 @@ from pathlib import Path
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import client_indices
 from fedkd_flwr.data.sources import load_images
+from fedkd_flwr.runs import load_run
 
 ROOT = Path(__file__).parent.parent
 PROGRAMS = Path(sys.executable).parent
@@ -220,7 +221,25 @@ class Federation:
                 return pid
         return None
 
+    def finished_run(self, process, run_directory, seconds):
+        """Wait for ``flwr run`` to end, and return its finished run."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=patience(seconds))
+        run = load_run(run_directory)
+        assert run.finished, f"{process.log_path.name} has not finished.\n{self.last_words()}"
+        return run
+
     # ---- What the logs say -------------------------------------------------------------
+
+    def last_words(self):
+        """Return the ends of all logs and what is alive: a fault seldom comes twice alike."""
+        alive = []
+        for pid in processes_with(f"FLWR_HOME={self.env['FLWR_HOME']}"):
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                alive.append(f"{pid} {Path(command[1].decode()).name}")
+        logs = [f"== {path.name}\n{path.read_text()[-2500:]}" for path in self.folder.glob("*.log")]
+        return "\n".join([f"Alive: {', '.join(alive)}", *sorted(logs)])
 
     @staticmethod
     def wait_for_text(process, text, seconds=120, count=1):

@@ -97,11 +97,7 @@ def intruder_logs(silos, processes):
 @pytest.fixture(scope="module", params=STRATEGIES)
 def finished(request, silos, processes, intruder_logs):
     """The run of one strategy over the network."""
-    process = processes[request.param]
-    process.wait(timeout=fed.patience(600))
-    run = fedkd_flwr.load_run(silos.folder / request.param)
-    assert run.finished, process.log_path.read_text()[-3000:]
-    return run
+    return silos.finished_run(processes[request.param], silos.folder / request.param, 600)
 
 
 def in_process(silos, strategy, path):

@@ -6,7 +6,6 @@ import pytest
 from federation import Federation
 from test_engines import in_both_engines
 
-import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
 from fedkd_flwr.grids.in_process import InProcessGrid
@@ -37,9 +36,7 @@ def test_a_federation_receives_them_as_one_process_does(tmp_path):
     with Federation(tmp_path / "federation", nodes=2) as federation:
         federation.start_all()
         process = federation.start_run({**settings, "output-dir": str(tmp_path / "run")})
-        process.wait(timeout=fed.patience(400))
-        there = fedkd_flwr.load_run(tmp_path / "run")
-        assert there.finished, process.log_path.read_text()[-3000:]
+        there = federation.finished_run(process, tmp_path / "run", 400)
     configuration = read_config({**settings, "output-dir": str(tmp_path / "here")})
     here = serve(InProcessGrid(client_app, 2, configuration.flat()), configuration)
     assert_same_newcomers(there, here)

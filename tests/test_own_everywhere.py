@@ -6,7 +6,6 @@ import pytest
 from federation import Federation
 from test_engines import assert_same_numbers, in_both_engines
 
-import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
 from fedkd_flwr.grids.in_process import InProcessGrid
@@ -38,9 +37,7 @@ def test_a_federation_gives_the_numbers_of_one_process(tmp_path):
         federation.start_all()
         packed = {"own-settings": "nearest.sharpness = 3", "output-dir": str(tmp_path / "run")}
         process = federation.start_run({**settings, **packed})
-        process.wait(timeout=fed.patience(400))
-        there = fedkd_flwr.load_run(tmp_path / "run")
-        assert there.finished, process.log_path.read_text()[-3000:]
+        there = federation.finished_run(process, tmp_path / "run", 400)
     configuration = read_config(
         {**settings, "nearest.sharpness": 3.0, "output-dir": str(tmp_path / "here")}
     )
