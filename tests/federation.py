@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -209,6 +210,11 @@ class Federation:
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         command = [PROGRAMS / "flwr", "run", ".", NAME, "--stream", "--run-config", text]
         return self.start("flwr-run", command)
+
+    def end_run(self, process):
+        """End the run that ``flwr run`` started, where Flower has it as running still."""
+        run_id = re.search(r"started run (\d+)", process.log_path.read_text())[1]
+        self.start("flwr-stop", [PROGRAMS / "flwr", "stop", run_id, NAME]).wait(timeout=300)
 
     def server_app_pid(self):
         """Return the pid of the running ServerApp."""
