@@ -232,7 +232,8 @@ class Federation:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=patience(seconds))
         run = load_run(run_directory)
-        assert run.finished, f"{process.log_path.name} has not finished.\n{self.last_words()}"
+        is_over = process.poll() is not None and run.finished
+        assert is_over, f"{process.log_path.name} has not finished.\n{self.last_words()}"
         return run
 
     # ---- What the logs say -------------------------------------------------------------
@@ -242,8 +243,8 @@ class Federation:
         alive = []
         for pid in processes_with(f"FLWR_HOME={self.env['FLWR_HOME']}"):
             with contextlib.suppress(OSError):
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                alive.append(f"{pid} {Path(command[1].decode()).name}")
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                alive.append(f"{pid} {command[:100].decode()}")
         logs = [f"== {path.name}\n{path.read_text()[-2500:]}" for path in self.folder.glob("*.log")]
         return "\n".join([f"Alive: {', '.join(alive)}", *sorted(logs)])
 
