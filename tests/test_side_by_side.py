@@ -114,7 +114,7 @@ def test_a_killed_process_costs_its_run_alone(sweep, killer, tmp_path):
     settings = {"num-server-rounds": 40}
     beside = run_sweep(sweep, tmp_path / "beside", on_run=told.append, jobs=2, settings=settings)
     assert sorted(progress.state for progress in told) == [
-        "finished", "skipped", "skipped", "skipped", "started",
+        "continued", "finished", "skipped", "skipped", "skipped",
     ]  # fmt: skip
     alone = run_sweep(sweep, tmp_path / "alone", cpus_per_run=1, settings=settings)
     assert numbers(beside) == numbers(alone)

@@ -42,12 +42,17 @@ class SweepDisplay(Display):
         """Say that a run has started or ended."""
         result = (progress.run.summary or {})["last_round"] if progress.run else None
         told = f"accuracy {result['accuracy_mean']:.1%}" if result else progress.error
+        if progress.state == "continued":
+            told = f"after round {progress.completed}"
         line = f"{progress.number}/{progress.total} {progress.label}: {progress.state} {told}"
         say(line.rstrip(), to=self._progress.console)
-        if progress.state == "started":
-            label, rounds = progress.label, progress.rounds
-            bar = self._progress.add_task(f"  {label}", total=rounds, told="")
-            self._bars[progress.name] = bar
+        if progress.state in ("started", "continued"):
+            self._bars[progress.name] = self._progress.add_task(
+                f"  {progress.label}",
+                total=progress.rounds,
+                completed=progress.completed,
+                told="",
+            )
             return
         self.failed += progress.state == "failed"
         self.done += progress.state in ("finished", "skipped")

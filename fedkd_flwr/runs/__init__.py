@@ -2,6 +2,7 @@
 
 from fedkd_flwr.runs.checkpoint import Checkpoint, read_checkpoint, remove_checkpoint
 from fedkd_flwr.runs.continuing import (
+    changeable,
     changed_settings,
     recorded_config,
     require_memories,
@@ -19,6 +20,7 @@ __all__ = [
     "RunDirectory",
     "RunDirectoryError",
     "absolute",
+    "changeable",
     "changed_settings",
     "default_run_directory",
     "load_run",

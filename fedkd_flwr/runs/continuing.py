@@ -4,6 +4,7 @@ The numbers of a run that goes on are those of one that never stopped, so nothin
 depend on may change, but for the number of rounds, which may grow.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,11 @@ def recorded_config(run: Run) -> dict[str, Any]:
         if recorded["output-dir"] and folder.is_relative_to(was):
             recorded[key] = str(run.path / folder.relative_to(was))
     return recorded
+
+
+def changeable(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a flat run config that may be another when a run goes on."""
+    return {key: config[key] for key in MAY_CHANGE}
 
 
 def changed_settings(run: Run, wanted: Configuration) -> Changes:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedkd_flwr import engines
-from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
 from fedkd_flwr.engines import RoundListener
 from fedkd_flwr.flat import Scalar
@@ -19,15 +18,21 @@ from fedkd_flwr.runs import (
     Run,
     RunDirectoryError,
     absolute,
+    changeable,
     load_run,
     remove_checkpoint,
     require_writable,
 )
-from fedkd_flwr.runs.lock import lock_directory
+from fedkd_flwr.sweeps.earlier import (
+    finished_run,
+    move_aside,
+    require_unlocked,
+    rounds_to_go_on_from,
+)
 from fedkd_flwr.sweeps.grid import Part, read_sweep, run_labels
 from fedkd_flwr.sweeps.side_by_side import SideBySide
 
-State = Literal["started", "finished", "failed", "skipped"]
+State = Literal["started", "continued", "finished", "failed", "skipped"]
 """How far a run of a sweep is."""
 
 
@@ -44,9 +49,12 @@ class SweepProgress:
     label : str
         The method, and the settings that tell the run from the others.
     state : str
-        ``started``, then ``finished`` or ``failed``; ``skipped`` where it was finished before.
+        ``started``, or ``continued`` where it was stopped before, then ``finished`` or
+        ``failed``; ``skipped`` where it was finished before.
     rounds : int
         How many the run has.
+    completed : int
+        How many of them were done when it was continued.
     run : Run or None
         The run, where it is finished or skipped.
     error : str
@@ -59,6 +67,7 @@ class SweepProgress:
     label: str
     state: State
     rounds: int
+    completed: int = 0
     run: Run | None = None
     error: str = ""
 
@@ -83,8 +92,8 @@ class SweepRun:
         Its flat run config.
     engine : str
         Where it takes place.
-    models_dir : str
-        Where it exports its models; empty if it does not.
+    completed : int
+        Rounds that an earlier attempt has done, from which this one goes on.
     """
 
     number: int
@@ -93,7 +102,7 @@ class SweepRun:
     path: Path
     values: Mapping[str, Scalar]
     engine: str
-    models_dir: str
+    completed: int = 0
 
     @property
     def name(self) -> str:
@@ -112,9 +121,8 @@ class SweepRun:
     def progress(self, state: State, run: Run | None = None, error: str = "") -> SweepProgress:
         """Return what is told of the run."""
         rounds = int(self.values["num-server-rounds"])
-        return SweepProgress(
-            self.number, self.total, self.name, self.label, state, rounds, run, error
-        )
+        told = (self.number, self.total, self.name, self.label, state, rounds)
+        return SweepProgress(*told, self.completed, run, error)
 
 
 @dataclass(frozen=True)
@@ -160,11 +168,11 @@ def run_sweep(
 ) -> list[Run]:
     """Do the runs of a sweep that are not done yet.
 
-    A finished run is not repeated. An unfinished one is moved to the folder ``aside`` and
-    done anew; one that another process is writing is left to it, as a failure of this sweep. A
-    run that fails is recorded in ``failures.jsonl`` and does not stop the others. Finished runs
-    keep no checkpoint: they are there to be compared, and the checkpoints of many would fill a
-    disk.
+    A finished run is not repeated. One that was stopped goes on after its last complete round;
+    where that cannot be, it is moved to the folder ``aside`` and done anew. One that another
+    process is writing is left to it, as a failure of this sweep. A run that fails is recorded in
+    ``failures.jsonl`` and does not stop the others. Finished runs keep no checkpoint: they are
+    there to be compared, and the checkpoints of many would fill a disk.
 
     Several runs at a time are tasks of Ray, each a process of its own. If the environment
     variable ``RAY_ADDRESS`` names a cluster, they are spread over its machines, which need the
@@ -231,16 +239,23 @@ def run_sweep(
 
     def to_do() -> Iterator[SweepRun]:
         for run in planned:
-            done = _finished_run(run)
+            done = finished_run(run.path, run.values)
             if done:
                 finished[run.name] = done
                 tell(run.progress("skipped", done))
                 continue
             try:
-                _move_aside(run.path)
+                require_unlocked(run.path)
             except RunDirectoryError as error:
                 fail(run, Failure.of(error))
                 continue
+            completed = rounds_to_go_on_from(run.path, run.values)
+            if completed:
+                continued = replace(run, completed=completed)
+                tell(continued.progress("continued"))
+                yield continued
+                continue
+            move_aside(run.path)
             # Runs that begin at once would take it for theirs to remove after they have tried it.
             folder.mkdir(parents=True, exist_ok=True)
             tell(run.progress("started"))
@@ -269,13 +284,11 @@ def sweep_folder(path: str | Path, output_dir: str | Path | None = None) -> Path
 def attempt(run: SweepRun, on_round: RoundListener | None = None) -> Failure | None:
     """Do one run of a sweep; return why that failed, where it did."""
     try:
-        engines.run(
-            run.values,
-            engine=run.engine,
-            output_dir=run.path,
-            on_round=on_round,
-            models_dir=run.models_dir,
-        )
+        if run.completed:
+            changes = changeable(run.values)
+            engines.resume(run.path, engine=run.engine, on_round=on_round, **changes)
+        else:
+            engines.run(run.values, engine=run.engine, output_dir=run.path, on_round=on_round)
         remove_checkpoint(run.path)
     except Exception as error:  # whatever a method does, the others get their turn
         return Failure.of(error)
@@ -300,7 +313,7 @@ def _side_by_side(
         for run in running:
             # A shared folder may show a file half-way; what a run ends with is read with care.
             with suppress(RunDirectoryError):
-                for row in Run(run.path).round_rows[told.get(run.name, 0) :]:
+                for row in Run(run.path).round_rows[told.get(run.name, run.completed) :]:
                     listen(run.name, row)
                     told[run.name] = row["round"]
 
@@ -335,10 +348,12 @@ def _plan(
             total,
             labels[name],
             folder / name,
-            # Another process may have another working directory.
-            engines.with_absolute_folders(configuration.without_unread()).flat(),
+            {
+                # Another process may have another working directory.
+                **engines.with_absolute_folders(configuration.without_unread()).flat(),
+                "models-dir": _models_folder(configuration, folder / name, save_models),
+            },
             engine,
-            _models_folder(configuration, folder / name, save_models),
         )
         for number, (name, configuration) in enumerate(configurations.items(), start=1)
     ]
@@ -350,33 +365,6 @@ def _models_folder(configuration: Configuration, run_directory: Path, save_model
         return str(run_directory / "models")
     shared = configuration.run.models_dir
     return str(absolute(shared) / run_directory.name) if shared else ""
-
-
-def _finished_run(run: SweepRun) -> Run | None:
-    """Return the run that was done before; not one from before a default changed."""
-    try:
-        done = load_run(run.path)
-    except RunDirectoryError:
-        return None
-    same = defining_settings(done.config) == defining_settings(run.values)
-    return done if done.finished and same else None
-
-
-def _move_aside(path: Path) -> None:
-    """Keep what an earlier attempt left behind, out of the way of the next.
-
-    Raises
-    ------
-    RunDirectoryError
-        If it is no earlier one: another process is writing it.
-    """
-    if not path.exists():
-        return
-    lock_directory(path).close()  # a folder with an open file cannot be renamed everywhere
-    aside = path.parent / "aside"
-    aside.mkdir(exist_ok=True)
-    tries = len(list(aside.glob(f"{path.name}-*")))
-    path.rename(aside / f"{path.name}-{tries + 1}")
 
 
 def _record_failure(folder: Path, name: str, failure: Failure) -> None:
