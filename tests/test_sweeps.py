@@ -14,7 +14,6 @@ from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import load_run
 from fedkd_flwr.runs.lock import lock_directory
 from fedkd_flwr.sweeps import read_sweep, run_name, run_sweep
-from strategies.kt_pfl import KTpFL
 
 ROOT = Path(__file__).parent.parent
 SWEEPS = sorted((ROOT / "conf" / "sweeps").glob("*.toml"))
@@ -47,8 +46,7 @@ def told():
 
 
 def states(told):
-    begun = ("started", "continued")
-    return [(progress.number, progress.state) for progress in told if progress.state not in begun]
+    return [(progress.number, progress.state) for progress in told if progress.state != "started"]
 
 
 def write(tmp_path, text):
@@ -246,86 +244,47 @@ def test_a_sweep_runs_once_and_only_what_is_missing_again(sweep, tmp_path, told)
     assert compare(folder).notes == []
 
 
-SAME = ["round", "accuracy_mean", "loss_mean", "numbers_up", "bytes_down"]
+def test_what_is_aside_already_is_left_there(sweep, tmp_path, told):
+    settings, folder = {"strategy": "local"}, tmp_path / "runs"
+    (run, *_) = run_sweep(sweep, folder, settings=settings)
+    second = folder / "aside" / f"{run.path.name}-2"
+    second.mkdir(parents=True)
+    (second / "mine.txt").write_text("mine")
+    for _ in range(2):
+        (run.path / "summary.json").write_text("{")
+        run_sweep(sweep, folder, settings=settings)
+    names = sorted(path.name[-2:] for path in second.parent.iterdir())
+    assert names == ["-1", "-2", "-3"]
+    assert [path.name for path in second.iterdir()] == ["mine.txt"]
 
 
-def stop_second_run(sweep, folder, settings):
-    """Interrupt a sweep of runs with several rounds once its second run has done two."""
-    second = list(read_sweep(sweep, settings))[1]
-
-    def interrupt(name, row):
-        if name == second and row["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_sweep(sweep, folder, settings=settings, on_round=interrupt)
-    return folder / second
+def test_a_folder_aside_that_cannot_be_written_costs_its_run_alone(sweep, tmp_path, told):
+    settings, folder = {"strategy": "local"}, tmp_path / "runs"
+    (run, *_) = run_sweep(sweep, folder, settings=settings)
+    (run.path / "summary.json").write_text("{")
+    (folder / "aside").write_text("no folder")
+    run_sweep(sweep, folder, on_run=told.append, settings=settings)
+    assert states(told) == [(1, "failed"), (2, "skipped")]
+    assert "cannot be moved" in told[0].error
 
 
-FOUR_ROUNDS = {"strategy": "kt-pfl", "num-server-rounds": 4, "momentum": 0.9}
+def test_a_finished_run_says_what_it_was_done_without(sweep, tmp_path, told):
+    settings, folder = {"strategy": "local"}, tmp_path / "runs"
+    run_sweep(sweep, folder, settings=settings)
+    asked = {**settings, "measures": "calibration"}
+    run_sweep(sweep, folder, on_run=told.append, settings=asked, save_models=True)
+    assert [progress.done_without for progress in told] == [("models-dir", "measures")] * 2
+    told.clear()
+    run_sweep(sweep, folder, on_run=told.append, settings=settings)
+    assert [progress.done_without for progress in told] == [()] * 2
 
 
-def test_a_stopped_run_goes_on_and_ends_as_one_that_never_was(sweep, tmp_path, told):
-    sweep.write_text(TINY + "[grid]\nseed = [0, 1]\n")
-    whole = run_sweep(sweep, tmp_path / "whole", settings=FOUR_ROUNDS)
-    folder, rows = tmp_path / "runs", []
-    stopped = stop_second_run(sweep, folder, FOUR_ROUNDS)
-    assert (stopped / "checkpoint").exists()
-
-    runs = run_sweep(
-        sweep, folder, on_run=told.append, settings=FOUR_ROUNDS, save_models=True,
-        on_round=lambda name, row: rows.append((name, row["round"])),
-    )  # fmt: skip
-    assert [progress.state for progress in told] == ["skipped", "continued", "finished"]
-    assert told[1].completed == 2
-    assert rows == [(stopped.name, 3), (stopped.name, 4)]
-    for run, uninterrupted in zip(runs, whole, strict=True):
-        assert run.rounds[SAME].to_dict() == uninterrupted.rounds[SAME].to_dict()
-    assert not (stopped / "checkpoint").exists() and not (folder / "aside").exists()
-    # Where models go is no setting that a run's numbers depend on.
-    assert len(list((stopped / "models").glob("*.json"))) == 3
-
-
-def test_a_stopped_run_from_before_a_default_changed_is_done_anew(sweep, tmp_path, told):
-    sweep.write_text(TINY + "[grid]\nseed = [0, 1]\n")
-    folder = tmp_path / "runs"
-    stopped = stop_second_run(sweep, folder, FOUR_ROUNDS)
-    description = json.loads((stopped / "config.json").read_text())
-    description["config"]["learning-rate"] = 0.5
-    (stopped / "config.json").write_text(json.dumps(description))
-    runs = run_sweep(sweep, folder, on_run=told.append, settings=FOUR_ROUNDS)
-    assert [progress.state for progress in told] == ["skipped", "started", "finished"]
-    assert {run.config["learning-rate"] for run in runs} != {0.5}
-    assert len(list((folder / "aside").iterdir())) == 1
-
-
-@pytest.mark.parametrize("lost", ["server.safetensors", "clients"])
-def test_a_stopped_run_that_lost_what_it_would_go_on_from_is_done_anew(lost, sweep, tmp_path, told):
-    sweep.write_text(TINY + "[grid]\nseed = [0, 1]\n")
-    folder = tmp_path / "runs"
-    stopped = stop_second_run(sweep, folder, FOUR_ROUNDS)
-    (stopped / "checkpoint" / lost).rename(tmp_path / "lost")
-    runs = run_sweep(sweep, folder, on_run=told.append, settings=FOUR_ROUNDS)
-    assert [progress.state for progress in told] == ["skipped", "started", "finished"]
-    assert list(runs[1].rounds["round"]) == [1, 2, 3, 4]
-    assert (folder / "aside" / f"{stopped.name}-1" / "rounds.jsonl").exists()
-
-
-def test_a_run_that_failed_goes_on_once_the_cause_is_gone(sweep, tmp_path, told, monkeypatch):
-    sweep.write_text(TINY + "[grid]\nseed = [0, 1]\n")
-    real = KTpFL.teach
-
-    def failing(self, server_round, replies):
-        if server_round == 3:
-            raise RuntimeError("the disk is on fire")
-        return real(self, server_round, replies)
-
-    monkeypatch.setattr(KTpFL, "teach", failing)
-    assert run_sweep(sweep, tmp_path / "runs", settings=FOUR_ROUNDS) == []
-    monkeypatch.undo()
-    runs = run_sweep(sweep, tmp_path / "runs", on_run=told.append, settings=FOUR_ROUNDS)
-    assert [progress.state for progress in told] == ["continued", "finished"] * 2
-    assert [list(run.rounds["round"]) for run in runs] == [[1, 2, 3, 4]] * 2
+def test_a_skipped_run_keeps_no_checkpoint_either(sweep, tmp_path):
+    settings, folder = {"strategy": "local"}, tmp_path / "runs"
+    (run, *_) = run_sweep(sweep, folder, settings=settings)
+    (run.path / "checkpoint").mkdir()
+    run_sweep(sweep, folder, settings=settings)
+    assert not (run.path / "checkpoint").exists()
 
 
 @pytest.mark.parametrize("save_models", [True, False])

@@ -44,6 +44,8 @@ class SweepDisplay(Display):
         told = f"accuracy {result['accuracy_mean']:.1%}" if result else progress.error
         if progress.state == "continued":
             told = f"after round {progress.completed}"
+        if progress.done_without:
+            told += f" (it was done without {', '.join(progress.done_without)})"
         line = f"{progress.number}/{progress.total} {progress.label}: {progress.state} {told}"
         say(line.rstrip(), to=self._progress.console)
         if progress.state in ("started", "continued"):

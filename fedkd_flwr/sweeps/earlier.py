@@ -1,5 +1,6 @@
 """What earlier attempts at a run of a sweep left: a finished run, one to go on with, or neither."""
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from fedkd_flwr.runs import (
     require_memories,
 )
 from fedkd_flwr.runs.lock import lock_directory
+
+EXTRAS = ("models-dir", "measures", "tracker")
+"""Keys that no number of a run depends on, and that leave something more of it."""
 
 
 def finished_run(path: Path, values: Mapping[str, Scalar]) -> Run | None:
@@ -67,13 +71,49 @@ def require_unlocked(path: Path) -> None:
 
 
 def move_aside(path: Path) -> None:
-    """Keep what an earlier attempt left behind, out of the way of the next."""
+    """Keep what an earlier attempt left behind, out of the way of the next.
+
+    Raises
+    ------
+    RunDirectoryError
+        If the disk refuses.
+    """
     if not path.exists():
         return
     aside = path.parent / "aside"
-    aside.mkdir(exist_ok=True)
-    tries = len(list(aside.glob(f"{path.name}-*")))
-    path.rename(aside / f"{path.name}-{tries + 1}")
+    names = (aside / f"{path.name}-{number}" for number in itertools.count(1))
+    free = next(name for name in names if not name.exists())
+    try:
+        aside.mkdir(exist_ok=True)
+        path.rename(free)
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunDirectoryError(f"{path} cannot be moved to {free}: {reason}.") from None
+
+
+def done_without(run: Run, values: Mapping[str, Scalar]) -> list[str]:
+    """Return which extras of a sweep a finished run lacks, since it was done before.
+
+    Parameters
+    ----------
+    run : Run
+        A finished run.
+    values : mapping
+        The flat run config that it has in the sweep.
+
+    Returns
+    -------
+    list of str
+        Keys among `EXTRAS`.
+    """
+
+    def lacks(key: str) -> bool:
+        had, asked = str(run.config.get(key, "")), str(values[key])
+        if key == "models-dir":
+            return bool(asked) and not had
+        return not set(filter(None, asked.split(","))) <= set(had.split(","))
+
+    return [key for key in EXTRAS if lacks(key)]
 
 
 def _run_with(path: Path, values: Mapping[str, Any]) -> Run | None:

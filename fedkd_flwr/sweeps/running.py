@@ -7,6 +7,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from logging import WARNING
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from fedkd_flwr.config import ConfigError, Configuration, require_importable
 from fedkd_flwr.engines import RoundListener
 from fedkd_flwr.flat import Scalar
 from fedkd_flwr.runs import (
+    DamagedRunError,
     Run,
     RunDirectoryError,
     absolute,
@@ -24,6 +26,7 @@ from fedkd_flwr.runs import (
     require_writable,
 )
 from fedkd_flwr.sweeps.earlier import (
+    done_without,
     finished_run,
     move_aside,
     require_unlocked,
@@ -31,6 +34,7 @@ from fedkd_flwr.sweeps.earlier import (
 )
 from fedkd_flwr.sweeps.grid import Part, read_sweep, run_labels
 from fedkd_flwr.sweeps.side_by_side import SideBySide
+from strategies.core.flower import log
 
 State = Literal["started", "continued", "finished", "failed", "skipped"]
 """How far a run of a sweep is."""
@@ -59,6 +63,8 @@ class SweepProgress:
         The run, where it is finished or skipped.
     error : str
         Why it failed, else empty.
+    done_without : tuple of str
+        Where it is skipped: keys of what is asked for now, and was not when it was done.
     """
 
     number: int
@@ -70,6 +76,7 @@ class SweepProgress:
     completed: int = 0
     run: Run | None = None
     error: str = ""
+    done_without: tuple[str, ...] = ()
 
 
 SweepListener = Callable[[str, Mapping[str, Any]], None]
@@ -241,25 +248,24 @@ def run_sweep(
         for run in planned:
             done = finished_run(run.path, run.values)
             if done:
+                remove_checkpoint(run.path)
                 finished[run.name] = done
-                tell(run.progress("skipped", done))
+                lacking = tuple(done_without(done, run.values))
+                tell(replace(run.progress("skipped", done), done_without=lacking))
                 continue
             try:
                 require_unlocked(run.path)
+                completed = rounds_to_go_on_from(run.path, run.values)
+                if not completed:
+                    move_aside(run.path)
             except RunDirectoryError as error:
                 fail(run, Failure.of(error))
                 continue
-            completed = rounds_to_go_on_from(run.path, run.values)
-            if completed:
-                continued = replace(run, completed=completed)
-                tell(continued.progress("continued"))
-                yield continued
-                continue
-            move_aside(run.path)
             # Runs that begin at once would take it for theirs to remove after they have tried it.
             folder.mkdir(parents=True, exist_ok=True)
-            tell(run.progress("started"))
-            yield run
+            begun = replace(run, completed=completed)
+            tell(begun.progress("continued" if completed else "started"))
+            yield begun
 
     if jobs == 1:
         ended = _one_by_one(to_do(), listen)
@@ -284,15 +290,24 @@ def sweep_folder(path: str | Path, output_dir: str | Path | None = None) -> Path
 def attempt(run: SweepRun, on_round: RoundListener | None = None) -> Failure | None:
     """Do one run of a sweep; return why that failed, where it did."""
     try:
-        if run.completed:
-            changes = changeable(run.values)
-            engines.resume(run.path, engine=run.engine, on_round=on_round, **changes)
-        else:
+        if not run.completed or not _went_on(run, on_round):
             engines.run(run.values, engine=run.engine, output_dir=run.path, on_round=on_round)
         remove_checkpoint(run.path)
     except Exception as error:  # whatever a method does, the others get their turn
         return Failure.of(error)
     return None
+
+
+def _went_on(run: SweepRun, on_round: RoundListener | None) -> bool:
+    """Go on with a stopped run to its end; return whether that could be, else move it aside."""
+    changes = changeable(run.values)
+    try:
+        engines.resume(run.path, engine=run.engine, on_round=on_round, **changes)
+    except DamagedRunError as error:
+        log(WARNING, "%s is done anew: %s", run.name, error)
+        move_aside(run.path)
+        return False
+    return True
 
 
 def _one_by_one(runs: Iterable[SweepRun], listen: SweepListener) -> Ended:

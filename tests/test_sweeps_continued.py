@@ -1,0 +1,126 @@
+"""A sweep goes on with the runs that it finds stopped, or does them anew."""
+
+import json
+
+import pytest
+
+from fedkd_flwr.sweeps import read_sweep, run_sweep
+from strategies.kt_pfl import KTpFL
+
+SWEEP = """
+[base]
+dataset = "digits"
+max-samples = 300
+held-out-size = 40
+public-size = 20
+models = "mlp"
+num-clients = 3
+local-epochs = 1
+device = "cpu"
+torch-threads = 1
+
+[grid]
+seed = [0, 1]
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    path = tmp_path / "sweep.toml"
+    path.write_text(SWEEP)
+    return path
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+SAME = ["round", "accuracy_mean", "loss_mean", "numbers_up", "bytes_down"]
+
+
+def stop_second_run(sweep, folder, settings):
+    """Interrupt a sweep of runs with several rounds once its second run has done two."""
+    second = list(read_sweep(sweep, settings))[1]
+
+    def interrupt(name, row):
+        if name == second and row["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(sweep, folder, settings=settings, on_round=interrupt)
+    return folder / second
+
+
+FOUR_ROUNDS = {"strategy": "kt-pfl", "num-server-rounds": 4, "momentum": 0.9}
+
+
+def test_a_stopped_run_goes_on_and_ends_as_one_that_never_was(sweep, tmp_path, told):
+    whole = run_sweep(sweep, tmp_path / "whole", settings=FOUR_ROUNDS)
+    folder, rows = tmp_path / "runs", []
+    stopped = stop_second_run(sweep, folder, FOUR_ROUNDS)
+    assert (stopped / "checkpoint").exists()
+
+    runs = run_sweep(
+        sweep, folder, on_run=told.append, settings=FOUR_ROUNDS, save_models=True,
+        on_round=lambda name, row: rows.append((name, row["round"])),
+    )  # fmt: skip
+    assert [progress.state for progress in told] == ["skipped", "continued", "finished"]
+    assert told[1].completed == 2
+    assert rows == [(stopped.name, 3), (stopped.name, 4)]
+    for run, uninterrupted in zip(runs, whole, strict=True):
+        assert run.rounds[SAME].to_dict() == uninterrupted.rounds[SAME].to_dict()
+    assert not (stopped / "checkpoint").exists() and not (folder / "aside").exists()
+    # Where models go is no setting that a run's numbers depend on.
+    assert len(list((stopped / "models").glob("*.json"))) == 3
+
+
+def test_a_stopped_run_from_before_a_default_changed_is_done_anew(sweep, tmp_path, told):
+    folder = tmp_path / "runs"
+    stopped = stop_second_run(sweep, folder, FOUR_ROUNDS)
+    description = json.loads((stopped / "config.json").read_text())
+    description["config"]["learning-rate"] = 0.5
+    (stopped / "config.json").write_text(json.dumps(description))
+    runs = run_sweep(sweep, folder, on_run=told.append, settings=FOUR_ROUNDS)
+    assert [progress.state for progress in told] == ["skipped", "started", "finished"]
+    assert {run.config["learning-rate"] for run in runs} != {0.5}
+    assert len(list((folder / "aside").iterdir())) == 1
+
+
+@pytest.mark.parametrize("lost", ["server.safetensors", "clients"])
+def test_a_stopped_run_that_lost_what_it_would_go_on_from_is_done_anew(lost, sweep, tmp_path, told):
+    folder = tmp_path / "runs"
+    stopped = stop_second_run(sweep, folder, FOUR_ROUNDS)
+    (stopped / "checkpoint" / lost).rename(tmp_path / "lost")
+    runs = run_sweep(sweep, folder, on_run=told.append, settings=FOUR_ROUNDS)
+    assert [progress.state for progress in told] == ["skipped", "started", "finished"]
+    assert list(runs[1].rounds["round"]) == [1, 2, 3, 4]
+    assert (folder / "aside" / f"{stopped.name}-1" / "rounds.jsonl").exists()
+
+
+def test_a_stopped_run_whose_damage_shows_on_the_way_is_done_anew(sweep, tmp_path, told, logged):
+    folder = tmp_path / "runs"
+    stopped = stop_second_run(sweep, folder, FOUR_ROUNDS)
+    newest = max((stopped / "matrices").glob("*.npy"))
+    newest.write_bytes(newest.read_bytes()[:20])
+    runs = run_sweep(sweep, folder, on_run=told.append, settings=FOUR_ROUNDS)
+    assert [progress.state for progress in told] == ["skipped", "continued", "finished"]
+    assert f"{stopped.name} is done anew" in " ".join(logged())
+    assert runs[1].matrices["coefficients"].shape[0] == 4
+    assert (folder / "aside" / f"{stopped.name}-1" / "rounds.jsonl").exists()
+
+
+def test_a_run_that_failed_goes_on_once_the_cause_is_gone(sweep, tmp_path, told, monkeypatch):
+    real = KTpFL.teach
+
+    def failing(self, server_round, replies):
+        if server_round == 3:
+            raise RuntimeError("the disk is on fire")
+        return real(self, server_round, replies)
+
+    monkeypatch.setattr(KTpFL, "teach", failing)
+    assert run_sweep(sweep, tmp_path / "runs", settings=FOUR_ROUNDS) == []
+    monkeypatch.undo()
+    runs = run_sweep(sweep, tmp_path / "runs", on_run=told.append, settings=FOUR_ROUNDS)
+    assert [progress.state for progress in told] == ["continued", "finished"] * 2
+    assert [list(run.rounds["round"]) for run in runs] == [[1, 2, 3, 4]] * 2
