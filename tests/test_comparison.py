@@ -320,7 +320,10 @@ def test_clients_without_an_evaluation_are_not_compared(tmp_path):
     write_lines(local / "clients.jsonl", rows)
     comparison = compare(tmp_path)
     assert comparison.table.loc["kt-pfl", "beats_local"] == 0.5
-    assert "on 2 of 3 clients" in comparison.notes[0]
+    assert comparison.notes == [
+        "local seed 0 has results of 2 of 3 clients: the others lack an evaluation.",
+        "kt-pfl seed 0 is held against local on 2 of 3 clients.",
+    ]
 
 
 def test_settings_of_older_runs_have_their_defaults():

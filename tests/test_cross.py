@@ -109,3 +109,15 @@ def test_the_command_prints_writes_and_draws(runs, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"cross.json", "kt-pfl-cross.png"}
     refused = CliRunner().invoke(app, [*command, "-o", "cross.txt"])
     assert refused.exit_code == 1 and "ends in none of .csv, .json" in refused.output
+
+
+def test_clients_that_came_later_give_and_take_nothing(tmp_path):
+    """Their columns are 0, which says nothing of their models."""
+    accuracies = np.array([[0.9, 0.1, 0.5, 0.6], [0.6, 0.8, 0.5, 0.6], [0.2, 0.3, 0.7, 0.6]])
+    accuracies = np.vstack([accuracies, [0.95, 0.95, 0.95, 0.95]])
+    coefficients = np.array([[0.5, 0.4, 0.1, 0], [0.4, 0.5, 0.1, 0], [0.1, 0.4, 0.5, 0], [0] * 4])
+    crossed = Cross(fedkd_flwr.Run(tmp_path / "run"), accuracies, {"c": coefficients}, [3])
+    np.testing.assert_allclose(crossed.rank_correlations("c"), [1, -1, np.nan, np.nan])
+    assert "for 1 of 2 clients" in crossed.sentence("c")
+    two = Cross(crossed.run, accuracies[:2, :2], {"c": coefficients[:2, :2]})
+    assert "one other client" in two.sentence("c")

@@ -14,13 +14,9 @@ import pandas as pd
 
 from fedkd_flwr.analysis.opening import open_runs
 from fedkd_flwr.analysis.ranking import reading_order
+from fedkd_flwr.analysis.references import References
 from fedkd_flwr.analysis.rendering import MISSING, in_latex, in_markdown, rendered
-from fedkd_flwr.analysis.results import (
-    client_results,
-    means_over_seeds,
-    reference_run,
-    run_results,
-)
+from fedkd_flwr.analysis.results import client_results, means_over_seeds, run_results
 from fedkd_flwr.analysis.settings import (
     IncomparableRunsError,
     check_same_data,
@@ -61,9 +57,9 @@ class Comparison:
     verdicts: list[str]
     notes: list[str]
 
-    def reference(self, run: Run) -> Run | None:
-        """Return the run of `local` that a run is held against; see `reference_run`."""
-        return reference_run(run, self.groups)
+    def reference(self, label: str, seed: int) -> Run | None:
+        """Return the run of `local` that a run is held against; see `References`."""
+        return References(self.groups).of(label, seed)
 
     def rendered(self) -> pd.DataFrame:
         """Return the table as text, under the headings that a reader sees."""

@@ -49,11 +49,14 @@ class Cross:
     coefficients : dict of str to ndarray
         The run's matrices of receivers and givers after the last round, shape (N, N), by name;
         empty for a method that has none.
+    new_clients : list of int
+        Partition-ids of those that came after the training.
     """
 
     run: Run
     accuracies: NDArray[np.float64]
     coefficients: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    new_clients: list[int] = field(default_factory=list)
 
     @property
     def own(self) -> float:
@@ -78,16 +81,28 @@ class Cross:
         ndarray
             Shape (N,), by receiver: Spearman's rank correlation between what it takes from each
             other client and the accuracy of that client's model on its own test data. NaN where
-            one of both is the same for all others, or there are fewer than two.
+            one of both is the same for all others, or there are fewer than two, and for clients
+            that came after the training, of which no coefficient speaks.
         """
-        taken = _others(self.coefficients[name])
-        useful = _others(self.accuracies.T)
-        return np.array([_rank_correlation(*pair) for pair in zip(taken, useful, strict=True)])
+        trained = self._trained
+        among = np.ix_(trained, trained)
+        taken = _others(self.coefficients[name][among])
+        useful = _others(self.accuracies.T[among])
+        correlations = np.full(len(self.accuracies), math.nan)
+        correlations[trained] = list(map(_rank_correlation, taken, useful))
+        return correlations
+
+    @property
+    def _trained(self) -> NDArray[np.intp]:
+        """Partition-ids of the clients that took part in the training."""
+        return np.setdiff1d(np.arange(len(self.accuracies)), self.new_clients)
 
     def sentence(self, name: str) -> str:
         """Say whether a matrix of `coefficients` points at who helps."""
         known = self.rank_correlations(name)
         known = known[~np.isnan(known)]
+        if len(self._trained) < 3:
+            return f"{name}: there is one other client at most, so it cannot point at the best."
         if not len(known):
             return f"{name}: the same for all others, so it points at nobody."
         return (
@@ -225,7 +240,7 @@ def cross(run: Run | str | Path, models_dir: str | Path = "") -> Cross:
         for name, matrices in stored.matrices.items()
         if matrices.shape[1:] == accuracies.shape
     }
-    return Cross(stored, accuracies, square)
+    return Cross(stored, accuracies, square, configuration.run.plan.newcomers)
 
 
 def _models(run: Run, models_dir: str) -> Iterator[nn.Module]:

@@ -4,7 +4,7 @@ To choose among settings by what they reach on test data is to train on it.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
@@ -63,6 +63,38 @@ def rank(groups: Mapping[str, list[Run]]) -> pd.DataFrame:
     )
 
 
+def best_first(
+    labels: Sequence[str], groups: Mapping[str, list[Run]]
+) -> tuple[list[str], str | None]:
+    """Return the settings of one method, the best on validation data first, and how they stand.
+
+    Parameters
+    ----------
+    labels : sequence of str
+        Labels of the method.
+    groups : mapping of str to list of Run
+        The runs by label.
+
+    Returns
+    -------
+    list of str
+        By the alphabet where there is no validation data.
+    str or None
+        A sentence on that, where there are several.
+    """
+    if len(labels) < 2:
+        return list(labels), None
+    strategy = groups[labels[0]][0].config["strategy"]
+    try:
+        ranked = rank({label: groups[label] for label in labels})
+    except ConfigError:
+        return sorted(labels), (
+            f"The settings of {strategy} are not ranked: without validation data "
+            "(client-split) the best would be chosen on test data."
+        )
+    return list(ranked.index), f"The settings of {strategy} are ranked by validation accuracy."
+
+
 def reading_order(
     table: pd.DataFrame, groups: Mapping[str, list[Run]]
 ) -> tuple[list[str], list[str]]:
@@ -81,18 +113,10 @@ def reading_order(
     """
     notes = []
     blocks = []
-    for strategy, labels in settings_by_method(groups).items():
-        if len(labels) > 1:
-            try:
-                labels = list(rank({label: groups[label] for label in labels}).index)
-                notes.append(f"The settings of {strategy} are ranked by validation accuracy.")
-            except ConfigError:
-                labels = sorted(labels)
-                notes.append(
-                    f"The settings of {strategy} are not ranked: without validation data "
-                    "(client-split) the best would be chosen on test data."
-                )
-        blocks.append(labels)
+    for labels in settings_by_method(groups).values():
+        ordered, note = best_first(labels, groups)
+        blocks.append(ordered)
+        notes += [note] if note else []
     # A test accuracy that is missing goes last.
     accuracies = table["accuracy"].fillna(-1.0)
     blocks.sort(key=lambda labels: -float(accuracies[labels[0]]))

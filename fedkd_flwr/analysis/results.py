@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
-from fedkd_flwr.analysis.settings import varied_settings
+from fedkd_flwr.analysis.references import References
 from fedkd_flwr.analysis.spread import bottom_decile, jains_index, mean_of_worst_tenth
 from fedkd_flwr.analysis.targets import cost_to_target, without_partial_means
 from fedkd_flwr.runs import Run
@@ -14,33 +14,6 @@ from strategies.core.newcomers import NEW_CLIENTS
 
 OF_NEW_CLIENTS = ("new_accuracy", "new_worst", "new_beats_local")
 """Columns of a run that are about its new clients, where some run has any."""
-
-REFERENCE = "local"
-"""The method that the clients of every other have to beat."""
-
-
-def reference_run(run: Run, groups: Mapping[str, list[Run]]) -> Run | None:
-    """Return the run of `local` that a run is held against.
-
-    Parameters
-    ----------
-    run : Run
-        A run of another method.
-    groups : mapping of str to list of Run
-        Of a `Comparison`.
-
-    Returns
-    -------
-    Run or None
-        Of those with the same seed, the one with the most settings in common.
-    """
-    candidates = [
-        other
-        for runs in groups.values()
-        for other in runs
-        if other.config["strategy"] == REFERENCE and other.config["seed"] == run.config["seed"]
-    ]
-    return min(candidates, key=lambda other: len(varied_settings([run, other])), default=None)
 
 
 def last_evaluations(run: Run) -> pd.DataFrame:
@@ -98,24 +71,28 @@ def client_results(
     Returns
     -------
     DataFrame
-        Columns ``method``, ``seed``, ``partition_id``, ``accuracy``, ``local_accuracy`` and
-        ``gain``, their difference; NaN where there is nothing to hold a client against.
+        Columns ``method``, ``seed``, ``partition_id``, ``accuracy``, ``local_accuracy``,
+        ``gain``, their difference, NaN where there is nothing to hold a client against, and
+        ``reference``, the label of the `local` that it is held against.
     """
+    references = References(groups)
     frames = []
     for label, runs in groups.items():
         for run in runs:
             accuracies = accuracies_of(run)
+            seed = run.config["seed"]
             frame = pd.DataFrame({"accuracy": accuracies})
             frame.insert(0, "method", label)
-            frame.insert(1, "seed", run.config["seed"])
-            is_reference = run.config["strategy"] == REFERENCE
-            reference = None if is_reference else reference_run(run, groups)
+            frame.insert(1, "seed", seed)
+            frame["reference"] = references.name_of(label, seed)
+            reference = references.of(label, seed)
             local = accuracies_of(reference) if reference else pd.Series(dtype=float)
             frame["local_accuracy"] = local.reindex(accuracies.index)
             frame["gain"] = frame["accuracy"] - frame["local_accuracy"]
             frames.append(frame.rename_axis("partition_id").reset_index())
     together = pd.concat(frames, ignore_index=True)
-    return together[["method", "seed", "partition_id", "accuracy", "local_accuracy", "gain"]]
+    columns = ["method", "seed", "partition_id", "accuracy", "local_accuracy", "gain"]
+    return together[[*columns, "reference"]]
 
 
 def run_results(
@@ -145,16 +122,18 @@ def run_results(
         accuracy, and the share of them that are above `local`'s own.
     """
     by_run = dict(iter(clients.groupby(["method", "seed"])))
+    references = References(groups)
     rows = []
     for label, runs in groups.items():
         for run in runs:
             summary = run.summary or {}
             last, chosen = summary["last_round"] or {}, summary["validation_round"] or {}
-            own = by_run.get((label, run.config["seed"]), clients.iloc[:0])
+            seed = run.config["seed"]
+            own = by_run.get((label, seed), clients.iloc[:0])
             rows.append(
                 {
                     "method": label,
-                    "seed": run.config["seed"],
+                    "seed": seed,
                     "accuracy": last.get("accuracy_mean"),
                     "accuracy_chosen": chosen.get("accuracy_mean"),
                     "clients_std": last.get("accuracy_std"),
@@ -163,7 +142,7 @@ def run_results(
                     **_held_against_local(own["gain"].dropna()),
                     "nll": last.get("loss_mean"),
                     **_mean_measures(run),
-                    **_of_new_clients(run, reference_run(run, groups)),
+                    **_of_new_clients(run, references.of(label, seed)),
                     "numbers": summary["numbers_up"] + summary["numbers_down"],
                     "bytes": summary["bytes_up"] + summary["bytes_down"],
                     "seconds": summary["seconds"],
@@ -195,9 +174,8 @@ def _of_new_clients(run: Run, reference: Run | None) -> dict[str, float]:
     accuracies = new_client_accuracies(run)
     if accuracies.empty:
         return dict.fromkeys(OF_NEW_CLIENTS, math.nan)
-    is_reference = run.config["strategy"] == REFERENCE
-    local = new_client_accuracies(reference) if reference and not is_reference else None
-    gains = pd.Series(dtype=float) if local is None else (accuracies - local).dropna()
+    local = new_client_accuracies(reference) if reference else pd.Series(dtype=float)
+    gains = (accuracies - local).dropna()
     return {
         "new_accuracy": float(accuracies.mean()),
         "new_worst": float(accuracies.min()),

@@ -4,17 +4,17 @@ Verdicts say of each method whether it beats `local`; notes say what is uneven a
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
+from fedkd_flwr.analysis.references import REFERENCE, References
 from fedkd_flwr.analysis.results import (
-    REFERENCE,
+    client_accuracies,
     client_results,
     last_evaluations,
     new_client_accuracies,
-    reference_run,
 )
 from fedkd_flwr.analysis.settings import defining_settings, varied_settings
 from fedkd_flwr.runs import Run
@@ -36,10 +36,19 @@ def verdicts(clients: pd.DataFrame, labels: Iterable[Any]) -> list[str]:
     list of str
         One sentence a method that has a run of `local` to be held against.
     """
-    gains = clients[clients["method"] != REFERENCE].dropna(subset="gain")
+    gains = clients.dropna(subset="gain")
     by_seed = gains.groupby(["method", "seed"])["gain"].mean() * 100
-    known = set(by_seed.index.get_level_values("method"))
-    return [_verdict(str(label), by_seed[label], REFERENCE) for label in labels if label in known]
+    names = gains.groupby("method")["reference"].unique()
+    return [
+        _verdict(str(label), by_seed[label], _named(names[label]))
+        for label in labels
+        if label in names
+    ]
+
+
+def _named(references: Sequence[str]) -> str:
+    """Return how to speak of what a method's seeds are held against."""
+    return references[0] if len(references) == 1 else REFERENCE
 
 
 def verdicts_on_new_clients(groups: Mapping[str, list[Run]], labels: Iterable[Any]) -> list[str]:
@@ -109,6 +118,7 @@ def notes_on_groups(groups: Mapping[str, list[Run]], clients: pd.DataFrame) -> l
     """
     return [
         *_notes_on_seeds(groups),
+        *_notes_on_evaluations(groups),
         *_notes_on_reference(groups, clients),
         *_notes_on_settings(groups),
         *_notes_on_classes(run for runs in groups.values() for run in runs),
@@ -123,6 +133,39 @@ def _notes_on_seeds(groups: Mapping[str, list[Run]]) -> list[str]:
     return [f"The methods have different seeds, and means are over each one's: {listed}."]
 
 
+def _notes_on_evaluations(groups: Mapping[str, list[Run]]) -> list[str]:
+    """Name the runs of which a mean is over some clients, or of an earlier round than the last."""
+    notes = []
+    for label, run in ((label, run) for label, runs in groups.items() for run in runs):
+        name = f"{label} seed {run.config['seed']}"
+        summary = run.summary or {}
+        rounds, last = summary["rounds"], summary["last_round"]
+        if not last:
+            notes.append(f"{name} was never evaluated.")
+            continue
+        if last["round"] < rounds:
+            notes.append(
+                f"{name} lacks the evaluation after its last round, {rounds}; what stands for it "
+                f"is from round {last['round']:.0f}."
+            )
+        plan = _plan_of(run)
+        for found, due, clients in (
+            (len(client_accuracies(run)), plan.num_training, "clients"),
+            (len(new_client_accuracies(run)), plan.num_new, "new clients"),
+        ):
+            if found < due:
+                notes.append(
+                    f"{name} has results of {found} of {due} {clients}: the others lack an "
+                    "evaluation."
+                )
+    return notes
+
+
+def _plan_of(run: Run) -> PlanSettings:
+    number, new = run.config["num-clients"], run.config.get("new-clients", 0.0)
+    return PlanSettings(num_clients=number, new_clients=new)
+
+
 def _notes_on_reference(groups: Mapping[str, list[Run]], clients: pd.DataFrame) -> list[str]:
     others = [
         (label, run)
@@ -130,7 +173,12 @@ def _notes_on_reference(groups: Mapping[str, list[Run]], clients: pd.DataFrame) 
         for run in runs
         if run.config["strategy"] != REFERENCE
     ]
-    lacking = [(label, run) for label, run in others if reference_run(run, groups) is None]
+    references = References(groups)
+    lacking = [
+        (label, run)
+        for label, run in others
+        if references.name_of(label, run.config["seed"]) is None
+    ]
     if lacking and len(lacking) == len(others):
         return [f"There is no run of {REFERENCE} with these seeds to hold the clients against."]
     notes = []
@@ -140,12 +188,11 @@ def _notes_on_reference(groups: Mapping[str, list[Run]], clients: pd.DataFrame) 
     for label, run in others:
         own = clients[(clients["method"] == label) & (clients["seed"] == run.config["seed"])]
         matched = int(own["gain"].notna().sum())
-        number, new = run.config["num-clients"], run.config.get("new-clients", 0.0)
-        trained = PlanSettings(num_clients=number, new_clients=new).num_training
-        if (label, run) not in lacking and matched < trained:
+        evaluated, trained = len(own), _plan_of(run).num_training
+        if (label, run) not in lacking and matched < evaluated:
             notes.append(
                 f"{label} seed {run.config['seed']} is held against {REFERENCE} on {matched} of "
-                f"{trained} clients: the others lack an evaluation."
+                f"{trained} clients."
             )
     return notes
 

@@ -65,9 +65,9 @@ def file_stem(label: str) -> str:
 
 
 def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
-    yield "accuracy-over-rounds", plot_accuracy_over_rounds(comparison)
-    yield "accuracy-against-bytes", plot_accuracy_against_bytes(comparison)
     if comparison.clients["accuracy"].notna().any():
+        yield "accuracy-over-rounds", plot_accuracy_over_rounds(comparison)
+        yield "accuracy-against-bytes", plot_accuracy_against_bytes(comparison)
         yield "clients-by-rank", plot_clients_by_rank(comparison)
     if comparison.clients["gain"].notna().any():
         yield "gain-over-local", plot_gain_over_local(comparison)
@@ -75,7 +75,7 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
         yield "new-clients", plot_new_clients(comparison)
     for label, runs in comparison.groups.items():
         run, stem = runs[0], file_stem(label)
-        local = comparison.reference(run)
+        local = comparison.reference(label, run.config["seed"])
         for matrix in sharing_matrices(run):
             yield f"{stem}-{matrix}", plot_sharing(run, name=matrix)
             if local:

@@ -1,0 +1,100 @@
+"""Which `local` a method is held against, and that a reader is told what lacks an evaluation."""
+
+import json
+
+import pytest
+from test_comparison import write_lines, write_run
+
+from fedkd_flwr.analysis.comparison import compare
+from fedkd_flwr.analysis.results import client_results
+from fedkd_flwr.runs import load_run
+
+
+def validated(path, accuracy):
+    """Give a run's last round a validation accuracy."""
+    rows = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    rows[-1]["validation_accuracy_mean"] = accuracy
+    write_lines(path / "rounds.jsonl", rows)
+    return path
+
+
+def change_summary(path, **entries):
+    summary = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").write_text(json.dumps({**summary, **entries}))
+
+
+@pytest.mark.parametrize("preferred", [0.01, 0.001])
+def test_of_settings_as_far_from_a_method_that_best_on_validation_data_counts(tmp_path, preferred):
+    accuracies = {0.01: [0.8, 0.8], 0.001: [0.4, 0.4]}
+    for rate, reached in accuracies.items():
+        for seed in (0, 1):
+            path = write_run(tmp_path, "local", seed, reached, **{"learning-rate": rate})
+            validated(path, 0.9 if rate == preferred else 0.1)
+    for seed in (0, 1):
+        write_run(tmp_path, "kt-pfl", seed, [0.6, 0.6], **{"learning-rate": 0.05})
+    compared = compare(tmp_path)
+    gain = 100 * (0.6 - accuracies[preferred][0])
+    assert compared.clients.query("method == 'kt-pfl'")["gain"].tolist() == pytest.approx(
+        [gain / 100] * 4
+    )
+    verb = "beats" if gain > 0 else "does not beat"
+    (verdict,) = compared.verdicts
+    assert verdict.startswith(f"kt-pfl {verb} local (learning-rate={preferred}): {gain:+.1f}")
+    run = compared.groups["kt-pfl"][1]
+    assert compared.reference("kt-pfl", 1).config["learning-rate"] == preferred
+    assert run.config["seed"] == compared.reference("kt-pfl", 1).config["seed"] == 1
+
+
+def test_a_setting_in_common_goes_before_validation_data(tmp_path):
+    validated(write_run(tmp_path, "local", 0, [0.8], **{"learning-rate": 0.01}), 0.9)
+    validated(write_run(tmp_path, "local", 0, [0.4], **{"learning-rate": 0.05}), 0.1)
+    write_run(tmp_path, "kt-pfl", 0, [0.6], **{"learning-rate": 0.05})
+    (verdict,) = compare(tmp_path).verdicts
+    assert verdict == "kt-pfl is above local (learning-rate=0.05) on its one seed: +20.0 points."
+
+
+def test_a_seed_without_the_best_is_held_against_another(tmp_path):
+    validated(write_run(tmp_path, "local", 0, [0.8], **{"learning-rate": 0.01}), 0.9)
+    for seed in (0, 1):
+        path = write_run(tmp_path, "local", seed, [0.4], **{"learning-rate": 0.001})
+        validated(path, 0.1)
+        write_run(tmp_path, "kt-pfl", seed, [0.6], **{"learning-rate": 0.05})
+    clients = compare(tmp_path).clients.query("method == 'kt-pfl'")
+    assert clients["gain"].tolist() == pytest.approx([-0.2, 0.2])
+    assert clients["reference"].tolist() == [
+        "local (learning-rate=0.01)", "local (learning-rate=0.001)",
+    ]  # fmt: skip
+
+
+def test_local_is_held_against_nothing(tmp_path):
+    run = load_run(write_run(tmp_path, "local", 0, [0.5, 0.7]))
+    clients = client_results({"local": [run]})
+    assert clients["gain"].isna().all() and clients["reference"].isna().all()
+
+
+def test_a_last_round_without_an_evaluation_is_said(tmp_path):
+    write_run(tmp_path, "local", 0, [0.5])
+    path = write_run(tmp_path, "kt-pfl", 0, [0.6])
+    early = {"round": 1.0, "accuracy_mean": 0.1, "accuracy_std": 0.0, "accuracy_min": 0.1}
+    change_summary(path, last_round=early)
+    assert compare(tmp_path).notes == [
+        "kt-pfl seed 0 lacks the evaluation after its last round, 2; what stands for it is from "
+        "round 1."
+    ]
+    change_summary(path, last_round=None, validation_round=None)
+    assert "kt-pfl seed 0 was never evaluated." in compare(tmp_path).notes
+
+
+def test_clients_without_an_evaluation_are_said_without_local_too(tmp_path):
+    path = write_run(tmp_path, "kt-pfl", 0, [0.5, 0.7])
+    rows = [json.loads(line) for line in (path / "clients.jsonl").read_text().splitlines()]
+    write_lines(path / "clients.jsonl", rows[:-1])
+    lacking = "kt-pfl seed 0 has results of 1 of 2 clients: the others lack an evaluation."
+    assert lacking in compare(tmp_path).notes
+
+
+def test_new_clients_without_an_evaluation_are_said(tmp_path):
+    path = write_run(tmp_path, "local", 0, [0.5, 0.7], **{"num-clients": 4, "new-clients": 0.5})
+    write_lines(path / "new_clients.jsonl", [{"round": 2, "partition_id": 3, "accuracy": 0.5}])
+    lacking = "local seed 0 has results of 1 of 2 new clients: the others lack an evaluation."
+    assert compare(tmp_path).notes == [lacking]
