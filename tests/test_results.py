@@ -58,3 +58,9 @@ def test_published_runs_compare_like_the_runs(scripts, small, tmp_path):
     assert kept["rounds_to_target"] == costs["rounds_to_target"]
     assert kept["bytes_to_target"] == costs["bytes_to_target"]
     assert kept["seconds_to_target"] == pytest.approx(costs["seconds_to_target"], abs=0.01)
+
+    lines = (runs[1].path / "clients.jsonl").read_text().splitlines()
+    (runs[1].path / "clients.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    lacking = [runs[0], fedkd_flwr.load_run(runs[1].path)]
+    with pytest.raises(ValueError, match="fedavg has 3 of 4 clients' results"):
+        publish_runs.write_json(lacking, tmp_path / "lacking.json")

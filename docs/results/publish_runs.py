@@ -47,6 +47,11 @@ def published(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
         A finished run.
     shared : dict
         Settings that all runs have, which are left out here.
+
+    Raises
+    ------
+    ValueError
+        If a client lacks its last evaluation: clients are told apart by their place.
     """
     settings = defining_settings(run.config)
     evaluated = run.rounds["accuracy_mean"].notna()
@@ -55,6 +60,13 @@ def published(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
     seconds = run.rounds.filter(regex="^seconds_").sum(axis=1)
     clients = run.clients.dropna(subset="accuracy")
     last = clients[clients["round"] == clients["round"].max()].sort_values("partition_id")
+    new = new_client_accuracies(run)
+    due = run.config["num-clients"] - len(new)
+    if len(last) != due or last["round"].max() != run.summary["rounds"]:
+        raise ValueError(
+            f"{run.path.name} has {len(last)} of {due} clients' results after its last round, "
+            "and is published with all of them only; do it again."
+        )
     result = {
         "settings": {name: value for name, value in settings.items() if name not in shared},
         "rounds": rounds["round"].tolist(),
@@ -71,7 +83,6 @@ def published(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
     for column in MEANS:
         if column in run.clients:
             result[column] = float(f"{run.clients[column].mean():.3g}")
-    new = new_client_accuracies(run)
     if len(new):
         result["accuracy_of_new_clients"] = {n: round(value, 4) for n, value in new.items()}
         for column in ("bytes_up", "bytes_down"):
