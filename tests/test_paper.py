@@ -74,6 +74,9 @@ def test_two_figures_for_one_run_and_none_at_all_are_refused(tmp_path, figures):
         ("num-clients = 3", "clients = 3", "names clients, which is no setting"),
         (", accuracy = 67.0", "", "a row without an accuracy"),
         ('source = "A paper, Table 1"', "", "needs source"),
+        ("where = { num-clients = 3 }", 'where = "mnist"', "a table for where and for size"),
+        ('size = { num-server-rounds = 200, models = "mlp" }', "size = 3", "a table for where"),
+        ('{ strategy = "ditto", accuracy = 67.0 }', "67.0", "a list of tables for figures"),
     ],
 )
 def test_what_is_no_file_of_figures_is_refused(figures, old, new, message):

@@ -12,6 +12,7 @@ from matplotlib.colors import to_rgba
 import fedkd_flwr
 from fedkd_flwr import plots
 from fedkd_flwr.analysis.comparison import compare
+from fedkd_flwr.analysis.genotypes import local_inference_accuracy
 from fedkd_flwr.analysis.results import client_accuracies
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.catalogue import DataError
@@ -82,6 +83,48 @@ def test_accuracy_against_bytes_adds_up_and_leaves_local_a_level(comparison, run
     assert axes.xaxis.get_major_formatter()(12_000, None) == "12 kB"
 
 
+def changed(run, **tables):
+    """Return a run with other rows in some of its tables."""
+    other = fedkd_flwr.load_run(run.path)
+    vars(other).update(tables)
+    return other
+
+
+def test_a_seed_that_ended_early_stays_where_it_ended(comparison, runs):
+    groups = {
+        method: [changed(runs[method, 0], rounds=runs[method, 0].rounds[:2]), runs[method, 1]]
+        for method in ("kt-pfl", "local")
+    }
+    ends = {method: np.mean([run.rounds["accuracy_mean"].iloc[-1] for run in both])
+            for method, both in groups.items()}  # fmt: skip
+    sizes = [run.rounds[["bytes_up", "bytes_down"]].sum().sum() for run in groups["kt-pfl"]]
+    early = replace(comparison, groups=groups)
+    for line in main_axes(plots.plot_accuracy_over_rounds(early)).lines:
+        assert list(line.get_xdata()) == [1, 2, 3]
+        assert line.get_ydata()[-1] == pytest.approx(ends[line.get_label()])
+    curve, level = main_axes(plots.plot_accuracy_against_bytes(early)).lines
+    assert list(curve.get_xydata()[-1]) == pytest.approx([np.mean(sizes), ends["kt-pfl"]])
+    np.testing.assert_allclose(level.get_ydata(), ends["local"])
+
+
+def test_runs_that_were_never_evaluated_have_no_figures_of_accuracy(runs, tmp_path):
+    def without_evaluation(run):
+        rows = run.clients.drop(columns="accuracy")
+        rounds = run.rounds.assign(accuracy_mean=None)
+        return changed(run, rounds=rounds, clients=rows, summary={**run.summary,
+                       "last_round": None, "validation_round": None})  # fmt: skip
+
+    failed = without_evaluation(runs["kt-pfl", 0])
+    beside = {path.stem for path in plots.save_figures(compare([failed]), tmp_path)}
+    assert beside == {"kt-pfl-coefficients", "partition"}
+    mixed = {
+        path.stem for path in plots.save_figures(compare([failed, runs["local", 0]]), tmp_path)
+    }
+    assert {"accuracy-over-rounds", "accuracy-against-bytes", "clients-by-rank"} < mixed
+    with pytest.raises(RunDirectoryError, match="holds no accuracy yet"):
+        local_inference_accuracy(failed)
+
+
 def test_clients_by_rank_is_the_mean_over_seeds_of_sorted_clients(comparison, runs):
     axes = main_axes(plots.plot_clients_by_rank(comparison))
     lines = {line.get_label(): line.get_ydata() for line in axes.lines}
@@ -96,7 +139,8 @@ def test_new_clients_stand_below_those_that_trained_with_their_seeds(comparison)
     results.loc[results["method"] == "perfed-ckt", "new_accuracy"] = np.nan
     axes = main_axes(plots.plot_new_clients(replace(comparison, results=results)))
     rows = [text.get_text() for text in axes.get_yticklabels()]
-    *lines, alone = axes.lines
+    (alone,) = (line for line in axes.lines if line.get_ls() == "--")
+    lines = [line for line in axes.lines if line is not alone]
 
     def drawn(method, shift):
         place = rows.index(method) + shift
@@ -112,6 +156,22 @@ def test_new_clients_stand_below_those_that_trained_with_their_seeds(comparison)
     assert list(alone.get_xdata()) == [expected, expected]
     with pytest.raises(ValueError, match="No run has new clients"):
         plots.plot_new_clients(comparison)
+
+
+def test_each_setting_of_local_has_a_line_at_its_new_clients(comparison):
+    names = {"local": "local (learning-rate=0.05)", "kt-pfl": "local (learning-rate=0.1)"}
+    results = comparison.results.replace({"method": names})
+    results["new_accuracy"] = results["accuracy"] / 2
+    local = comparison.groups["local"]
+    groups = {names["local"]: local, names["kt-pfl"]: local,
+              "perfed-ckt": comparison.groups["perfed-ckt"]}  # fmt: skip
+    figure = plots.plot_new_clients(replace(comparison, results=results, groups=groups))
+    dashed = {line.get_label(): line for line in main_axes(figure).lines if line.get_ls() == "--"}
+    assert set(dashed) == {f"new clients of {name}" for name in names.values()}
+    for name in names.values():
+        mean = results[results["method"] == name]["new_accuracy"].mean()
+        np.testing.assert_allclose(dashed[f"new clients of {name}"].get_xdata(), mean)
+    assert len({line.get_color() for line in dashed.values()}) == 2
 
 
 def test_gain_over_local_has_a_point_a_client_and_seed(comparison):
@@ -296,6 +356,19 @@ def test_teacher_rounds_are_counted_over_clients_and_seeds(distilled):
     heights = [bar.get_height() for bar in axes.patches]
     assert heights == [(rounds == server_round).sum() for server_round in range(4)]
     assert sum(heights) == 8
+
+
+def test_teachers_of_a_run_that_got_more_rounds_are_those_of_its_end(distilled):
+    run = distilled[0]
+    before = run.clients.dropna(subset="teacher_round").assign(round=1, teacher_round=0)
+    longer = changed(run, clients=pd.concat([before, run.clients]))
+
+    def heights(of):
+        bars = main_axes(plots.plot_teacher_rounds(of)).patches
+        return [bar.get_height() for bar in bars]
+
+    assert heights(longer) == heights(run)
+    assert sum(heights(longer)) == 4
 
 
 def test_figures_of_pairs_belong_to_a_comparison_and_need_persfl(distilled, runs):

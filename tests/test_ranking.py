@@ -1,10 +1,13 @@
 """Settings of one method are ranked by validation accuracy, and by nothing else."""
 
+import shutil
+
 import pytest
 from typer.testing import CliRunner
 
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.ranking import rank
+from fedkd_flwr.analysis.tuning import validation_accuracy
 from fedkd_flwr.cli import app
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import Run
@@ -64,7 +67,19 @@ def test_without_validation_data_nothing_is_ranked(grid):
         rank(compared.groups)
 
 
-def test_the_command_shows_a_table_a_method(grid):
-    result = CliRunner().invoke(app, ["rank", str(grid)])
+def test_a_run_that_was_not_evaluated_at_its_end_is_not_said_to_lack_validation_data(grid):
+    runs = opened(grid, None, 0.5)
+    runs[1].round_rows[-1]["accuracy_mean"] = None
+    with pytest.raises(ConfigError, match=r"small .* no client was evaluated in its last round, 1"):
+        validation_accuracy(runs[1])
+
+
+def test_the_command_shows_a_table_a_method_and_names_runs_left_out(grid, tmp_path):
+    folder = shutil.copytree(grid, tmp_path / "grid")
+    (folder / "large" / "summary.json").unlink()
+    shutil.copytree(grid / "large", folder / "again")
+    result = CliRunner().invoke(app, ["rank", str(folder)])
     assert result.exit_code == 0
     assert SMALL_RHO in result.stdout and "validation accuracy" in result.stdout
+    told = " ".join(result.stdout.split())
+    assert "- large is unfinished (1 of 1 rounds) and left out." in told

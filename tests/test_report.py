@@ -159,3 +159,13 @@ def test_without_the_extra_one_sentence_says_how_to_install_it(monkeypatch, tmp_
         "Error: The report needs plotly, which is not installed: `uv sync --extra report`, "
         "or `pip install 'fedkd-flwr[report]'`.\n"
     )
+
+
+def test_the_page_says_how_many_rounds_there_were(page, tmp_path):
+    assert "4 clients, 2 rounds." in body_of(page)
+    runs = write_runs(tmp_path)
+    longest = sorted(runs.iterdir())[0] / "rounds.jsonl"
+    row = json.loads(longest.read_text().splitlines()[-1])
+    longest.write_text(longest.read_text() + json.dumps({**row, "round": 3}) + "\n")
+    said = write_report(compare(runs), tmp_path / "report.html").read_text()
+    assert "4 clients, 2 to 3 rounds." in body_of(said)

@@ -8,7 +8,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import fedkd_flwr
-from fedkd_flwr.analysis.rendering import HEADINGS
+from fedkd_flwr.analysis.rendering import HEADINGS, in_bytes
 from fedkd_flwr.analysis.targets import COSTS
 from fedkd_flwr.cli import app, output, progress, results, tables
 from fedkd_flwr.engines import find_engine, resolve_output
@@ -56,6 +56,14 @@ def table_of(methods):
     headings = [heading for name, heading in HEADINGS.items() if name not in asked_for]
     cells = [special.get(heading, "100.0%") for heading in headings]
     return pd.DataFrame([[method, *cells] for method in methods], columns=["method", *headings])
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [(999, "999 B"), (999.6, "1 kB"), (999_400, "999 kB"), (999_600, "1 MB"), (3e12, "3 TB")],
+)
+def test_bytes_have_three_digits_and_the_unit_that_suits_them(size, told):
+    assert in_bytes(size) == told
 
 
 @pytest.mark.parametrize("width", [80, 120, 250])
@@ -135,6 +143,23 @@ def test_an_interrupted_run_says_in_one_line_how_it_goes_on(small, tmp_path, mon
     monkeypatch.undo()
     assert command("run", "--resume", tmp_path / "run").exit_code == 0
     assert len(fedkd_flwr.load_run(tmp_path / "run").rounds) == 2
+
+
+def test_a_command_to_copy_quotes_what_a_shell_would_split(small, tmp_path, monkeypatch):
+    lines = [f"{name} = {value!r}\n".replace("'", '"') for name, value in small.items()]
+    sweep = tmp_path / "sweep.toml"
+    sweep.write_text(f"[base]\n{''.join(lines)}[grid]\nseed = [0]\n")
+    folder, run = tmp_path / "my runs", tmp_path / "my run"
+    done = command("sweep", sweep, "--output-dir", folder).stdout
+    assert f"Compare: fedkd compare '{folder}'\n" in done
+
+    def press(self, row):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(progress.RunProgress, "on_round", press)
+    options = [part for name, value in small.items() for part in ("-c", f"{name}={value}")]
+    stopped = command("run", *options, "-c", "num-server-rounds=2", "--output-dir", run).stderr
+    assert stopped.endswith(f"It goes on with: fedkd run --resume '{run}'\n")
 
 
 def test_a_run_interrupted_in_its_first_round_leaves_nothing(small, tmp_path, monkeypatch):

@@ -182,6 +182,21 @@ def test_a_tracker_that_comes_later_gets_the_rounds_before(small, offline, tmp_p
     assert "client_loss/0" not in events.Tags()["scalars"]
 
 
+def test_a_tracker_that_was_away_gets_the_rounds_that_it_missed(small, offline, tmp_path):
+    from mlflow import MlflowClient
+
+    settings = {**small, **SMALLEST, "num-server-rounds": 1, "tracker": "mlflow"}
+    fedkd_flwr.run(settings, output_dir=tmp_path)
+    for last, tracker in ((2, ""), (3, ""), (4, "mlflow"), (5, "mlflow")):
+        run = fedkd_flwr.resume(tmp_path, num_server_rounds=last, tracker=tracker)
+    client = MlflowClient((tmp_path / "mlflow").as_uri())
+    experiment = client.get_experiment_by_name("fedkd-flwr").experiment_id
+    (found,) = client.search_runs([experiment])
+    history = client.get_metric_history(found.info.run_id, "loss_mean")
+    points = [(metric.step, metric.value) for metric in history]
+    assert points == expected_series(run)["loss_mean"]
+
+
 def test_a_tracker_that_fails_is_one_warning(small, offline, tmp_path, logged, monkeypatch):
     """One cannot begin, since its server is not there; the other loses its folder on the way."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")

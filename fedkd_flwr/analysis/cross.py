@@ -217,10 +217,6 @@ def cross(run: Run | str | Path, models_dir: str | Path = "") -> Cross:
     ------
     ConfigError, DataError, RunDirectoryError
         If neither is there, or this machine does not have the data; in one sentence.
-
-    Notes
-    -----
-    An exported model of FedProto answers with its head, not with the nearest prototype.
     """
     stored = run if isinstance(run, Run) else load_run(run)
     configuration = read_config(recorded_config(stored))

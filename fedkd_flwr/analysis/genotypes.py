@@ -73,9 +73,9 @@ def local_inference_accuracy(run: Run) -> LocalInferenceAccuracy:
         If no client has been evaluated yet.
     """
     rows = run.clients
-    evaluated = rows[rows["accuracy"].notna()] if "accuracy" in rows else rows
-    if evaluated.empty:
+    if "accuracy" not in rows or rows["accuracy"].isna().all():
         raise RunDirectoryError(f"{run.path} holds no accuracy yet.")
+    evaluated = rows.dropna(subset="accuracy")
     last = evaluated[evaluated["round"] == evaluated["round"].max()]
     best = evaluated.groupby("partition_id")["accuracy"].max()
     return LocalInferenceAccuracy(

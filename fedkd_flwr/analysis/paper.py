@@ -109,8 +109,14 @@ def read_figures(path: str | Path) -> PaperFigures:
 
 def _figures(path: Path, column: Mapping[str, Any]) -> list[Figure]:
     """Return the figures of one column."""
-    rows = column.get("figures", [])
-    where, size = flatten(column.get("where", {})), flatten(column.get("size", {}))
+    rows, where, size = (column.get(key, {}) for key in ("figures", "where", "size"))
+    are_tables = isinstance(rows, list) and all(isinstance(t, dict) for t in (*rows, where, size))
+    if not are_tables:
+        raise ConfigError(
+            f"The file of figures {path} needs, in each of [[columns]], a list of tables for "
+            "figures, and a table for where and for size if they are there."
+        )
+    where, size = flatten(where), flatten(size)
     found = []
     for row in map(flatten, rows):
         if not isinstance(row.get(ACCURACY), int | float):

@@ -78,7 +78,7 @@ def best_first(
     Returns
     -------
     list of str
-        By the alphabet where there is no validation data.
+        By the alphabet where they have no validation accuracy.
     str or None
         A sentence on that, where there are several.
     """
@@ -87,10 +87,10 @@ def best_first(
     strategy = groups[labels[0]][0].config["strategy"]
     try:
         ranked = rank({label: groups[label] for label in labels})
-    except ConfigError:
+    except ConfigError as error:
         return sorted(labels), (
-            f"The settings of {strategy} are not ranked: without validation data "
-            "(client-split) the best would be chosen on test data."
+            f"The settings of {strategy} are not ranked, since nothing is chosen on test data: "
+            f"{error}"
         )
     return list(ranked.index), f"The settings of {strategy} are ranked by validation accuracy."
 

@@ -141,7 +141,8 @@ def latex_table(text: pd.DataFrame) -> str:
 def in_bytes(size: float) -> str:
     """Return a number of bytes in the unit that suits it, such as ``12.3 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
+        # What three digits round up to 1000 is one of the next unit.
+        if size < 999.5:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:,.3g} TB"

@@ -81,9 +81,15 @@ def validation_accuracy(run: Run) -> float:
     Raises
     ------
     ConfigError
-        If the clients of the run have no validation data.
+        If the clients of the run have no validation data, or none of them was evaluated then.
     """
-    accuracy = run.round_rows[-1].get("validation_accuracy_mean")
+    last = run.round_rows[-1]
+    if last["accuracy_mean"] is None:
+        raise ConfigError(
+            f"{run.path.name} cannot be chosen or ranked: no client was evaluated in its last "
+            f"round, {last['round']}."
+        )
+    accuracy = last.get("validation_accuracy_mean")
     if accuracy is None:
         raise ConfigError(
             f"{run.path.name} has no validation data to choose by; set client-split to "

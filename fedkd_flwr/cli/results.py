@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedkd_flwr.cli.options import Assignments, read_assignments
-from fedkd_flwr.cli.output import console, one_clear_line, say, say_beside, show_table
+from fedkd_flwr.cli.output import (
+    console,
+    one_clear_line,
+    say,
+    say_beside,
+    say_paragraph,
+    show_table,
+)
 
 if TYPE_CHECKING:
     from fedkd_flwr.analysis.comparison import Comparison
@@ -72,7 +79,8 @@ def rank(
     with one_clear_line():
         from fedkd_flwr.analysis import comparison, ranking
 
-        ranked = ranking.rank(comparison.compare(runs).groups)
+        compared = comparison.compare(runs)
+        ranked = ranking.rank(compared.groups)
         headings = ("method", "seeds", "validation accuracy")
         for strategy, rows in ranked.groupby("strategy", sort=False):
             cells = [
@@ -80,6 +88,8 @@ def rank(
                 for label, row in rows.iterrows()
             ]
             show_table(headings, cells, title=str(strategy), numbers=headings[1:])
+        for note in compared.notes:
+            say_paragraph(f"- {note}")
 
 
 def print_comparison(compared: "Comparison", layout: str) -> None:

@@ -1,5 +1,6 @@
 """Commands that run methods: ``fedkd run`` and ``fedkd sweep``."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -218,7 +219,7 @@ def interrupted(configuration: "Configuration", engine: str) -> str:
     total = configuration.run.plan.num_server_rounds
     return (
         f"Stopped after round {completed} of {total}. "
-        f"It goes on with: fedkd run{option} --resume {directory}"
+        f"It goes on with: fedkd run{option} --resume {shlex.quote(str(directory))}"
     )
 
 
@@ -343,7 +344,7 @@ def sweep(
             say_beside([f"{kept} The same command does the others."])
             raise typer.Exit(INTERRUPTED) from None
         if finished:
-            say(f"Compare: fedkd compare {finished[0].path.parent}")
+            say(f"Compare: fedkd compare {shlex.quote(str(finished[0].path.parent))}")
         if display.failed:
             raise RuntimeError(
                 f"{display.failed} runs failed; failures.jsonl beside them says why."

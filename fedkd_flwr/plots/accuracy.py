@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.references import REFERENCE
 from fedkd_flwr.analysis.rendering import in_bytes
-from fedkd_flwr.analysis.results import REFERENCE
 from fedkd_flwr.plots.looks import (
     FIGURE_WIDTH,
     comparison_title,
@@ -35,7 +35,7 @@ def plot_accuracy_over_rounds(comparison: Comparison) -> Figure:
     axes.set_title(comparison_title(comparison), fontsize="medium")
     has_bands = len(comparison.groups) <= MOST_BANDS
     for label, runs, style in styled(comparison):
-        course = course_over_seeds(runs, ["round", "accuracy_mean"], "round")
+        course = course_over_seeds(runs)
         mean, spread = course["accuracy_mean"]["mean"], course["accuracy_mean"]["std"].fillna(0)
         axes.plot(course.index, mean, label=label, **style)
         if has_bands and spread.any():
@@ -56,9 +56,9 @@ def plot_accuracy_against_bytes(comparison: Comparison) -> Figure:
     in_percent(axes.yaxis)
     axes.set_title(comparison_title(comparison), fontsize="medium")
     for label, runs, style in styled(comparison):
-        course = course_over_seeds(runs, ["round", "bytes", "accuracy_mean"], "round")
+        course = course_over_seeds(runs)
         sizes, mean = course["bytes"]["mean"], course["accuracy_mean"]["mean"]
-        if sizes.iloc[-1] > 0:
+        if sizes.empty or sizes.iloc[-1] > 0:
             axes.plot(sizes, mean, label=label, **style)
         else:
             name = f"{label} (exchanges nothing)"
@@ -103,26 +103,34 @@ def plot_gain_over_local(comparison: Comparison) -> Figure:
     return figure
 
 
-def course_over_seeds(runs: Sequence[Run], columns: list[str], index: str) -> pd.DataFrame:
-    """Return mean and standard deviation over seeds of columns of the evaluated rounds.
+def course_over_seeds(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return mean and standard deviation over seeds of what they reached, and at what cost.
+
+    A seed that ended before the others stays where it ended, so that the course ends at the mean
+    over all seeds.
 
     Parameters
     ----------
     runs : sequence of Run
         Of one method with the same settings, one a seed.
-    columns : list of str
-        Of ``rounds``, or ``bytes``, those exchanged so far both ways.
-    index : str
-        The one of them that says where a row stands, such as ``round``.
 
     Returns
     -------
     DataFrame
-        One row a value of `index`; columns (name, ``mean``) and (name, ``std``), NaN for one seed.
+        One row an evaluated round; for ``bytes``, those exchanged so far both ways, and
+        ``accuracy_mean``, columns (name, ``mean``) and (name, ``std``), NaN for one seed.
     """
-    frames = []
-    for run in runs:
-        rounds = run.rounds
-        rounds = rounds.assign(bytes=(rounds["bytes_up"] + rounds["bytes_down"]).cumsum())
-        frames.append(rounds.loc[rounds["accuracy_mean"].notna(), columns].astype(float))
-    return pd.concat(frames).groupby(index).agg(["mean", "std"])
+    courses = [_course(run) for run in runs]
+    rounds = pd.concat(courses).index.unique()
+    level = [
+        course.reindex(course.index.union(rounds[rounds > course.index.max()]), method="ffill")
+        for course in courses
+    ]
+    return pd.concat(level).groupby("round").agg(["mean", "std"])
+
+
+def _course(run: Run) -> pd.DataFrame:
+    """Return the bytes exchanged so far and the mean accuracy at a run's evaluated rounds."""
+    rounds = run.rounds.set_index("round")
+    rounds["bytes"] = (rounds["bytes_up"] + rounds["bytes_down"]).cumsum()
+    return rounds.loc[rounds["accuracy_mean"].notna(), ["bytes", "accuracy_mean"]].astype(float)

@@ -116,7 +116,7 @@ def plot_teacher_rounds(runs: Run | Sequence[Run]) -> Figure:
     for run in runs:
         if "teacher_round" not in run.clients:
             raise ValueError(f"{run.path.name} has no teachers.")
-    rounds = pd.concat([run.clients["teacher_round"].dropna() for run in runs])
+    rounds = pd.concat([_teacher_rounds_of(run) for run in runs])
     last = int(runs[0].config["num-server-rounds"])
     figure, axes = new_figure("Round of the teacher", "Clients")
     # As many bars as can be told apart, each of whole rounds.
@@ -176,6 +176,13 @@ def _pairs_of(runs: Sequence[Run]) -> pd.DataFrame:
             raise ValueError(f"{run.path.name} has no table of pairs of lambda and T.")
     tables = [run.table(PAIRS) for run in runs]
     return pd.concat([table[table["round"] == table["round"].max()] for table in tables])
+
+
+def _teacher_rounds_of(run: Run) -> pd.Series:
+    """Return the rounds of the teachers that clients had last; a longer run had others before."""
+    taught = run.clients.dropna(subset="teacher_round")
+    rounds: pd.Series = taught.loc[taught["round"] == taught["round"].max(), "teacher_round"]
+    return rounds
 
 
 def _several(runs: Run | Sequence[Run]) -> Sequence[Run]:

@@ -17,7 +17,7 @@ def plot_clients_by_rank(comparison: Comparison) -> Figure:
         own = comparison.clients[comparison.clients["method"] == label]
         by_seed = own["accuracy"].groupby(own["seed"])
         # Where somebody was not evaluated, the others take up the whole width.
-        ranks = np.linspace(0, 1, int(by_seed.count().max()))
+        ranks = np.linspace(0, 1, max(by_seed.count(), default=0))
         mean = by_seed.quantile(ranks.tolist()).groupby(level=1).mean()
         axes.plot(mean.index, mean, label=label, **style)
     axes.xaxis.set_major_formatter("{x:.0%}")

@@ -5,7 +5,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.results import REFERENCE
+from fedkd_flwr.analysis.references import REFERENCE
 from fedkd_flwr.plots.looks import (
     FIGURE_WIDTH,
     comparison_title,
@@ -24,7 +24,7 @@ def plot_new_clients(comparison: Comparison) -> Figure:
 
     A mark is the mean over seeds, the dots on its line are the seeds. The two are of different
     clients, with test data of their own: whether a method helps new clients is seen from the
-    dashed line, the new clients of `local`.
+    dashed line, the new clients of `local`, one line for each of its settings.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def plot_new_clients(comparison: Comparison) -> Figure:
     looks: dict[str, Any] = {"marker": "o", "ms": 8, "ls": "none"}
     for name, colour in zip(COLUMNS.values(), ("black", "white"), strict=True):
         axes.plot([], [], color="black", mfc=colour, label=name, **looks)
-    for row, (label, _, style) in enumerate(styled(comparison)):
+    for row, (label, runs, style) in enumerate(styled(comparison)):
         colour = style["color"]
         seeds = results[results["method"] == label]
         for column, fill, shift in zip(COLUMNS, (colour, "white"), (-0.16, 0.16), strict=True):
@@ -52,11 +52,10 @@ def plot_new_clients(comparison: Comparison) -> Figure:
             level = [row + shift] * len(values)
             axes.plot(values, level, color=colour, marker=".", ms=7, alpha=0.6)
             axes.plot(values.mean(), row + shift, color=colour, mfc=fill, **looks)
-    alone = results[results["method"] == REFERENCE]["new_accuracy"].dropna()
-    if len(alone):
-        axes.axvline(
-            alone.mean(), color="black", lw=1, ls="--", label=f"new clients of {REFERENCE}"
-        )
+        alone = seeds["new_accuracy"].dropna()
+        if runs[0].config["strategy"] == REFERENCE and len(alone):
+            name = f"new clients of {label}"
+            axes.axvline(alone.mean(), color=colour, lw=1, ls="--", label=name)
     axes.set_yticks(range(len(comparison.groups)), list(comparison.groups))
     axes.set_ylim(len(comparison.groups) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")

@@ -50,7 +50,7 @@ def accuracy_figure(comparison: Comparison) -> Figure:
     """Return mean accuracy over rounds, a band of one standard deviation over seeds."""
     figure = _new_figure("Round", "Mean accuracy over clients", height=420)
     for label, runs, style in styled(comparison):
-        over_seeds = course_over_seeds(runs, ["round", "accuracy_mean"], "round")
+        over_seeds = course_over_seeds(runs)
         rounds = over_seeds.index.to_numpy()
         mean = over_seeds["accuracy_mean"]["mean"].to_numpy()
         spread = over_seeds["accuracy_mean"]["std"].fillna(0).to_numpy()

@@ -93,6 +93,7 @@ def render_page(comparison: Comparison) -> str:
     return environment.get_template("page.html").render(
         title=f"Methods on {settings['dataset']}, {settings['partition']}",
         settings=settings,
+        rounds=_rounds(comparison),
         version=version("fedkd-flwr"),
         verdicts=comparison.verdicts,
         notes=comparison.notes,
@@ -113,6 +114,13 @@ def render_page(comparison: Comparison) -> str:
         runs=run_table(comparison),
         plotly=Markup(get_plotlyjs()),
     )
+
+
+def _rounds(comparison: Comparison) -> str:
+    """Say how many rounds the runs have; some may have ended early."""
+    counts = {len(run.rounds) for runs in comparison.groups.values() for run in runs}
+    fewest, most = min(counts), max(counts)
+    return f"{most} rounds" if fewest == most else f"{fewest} to {most} rounds"
 
 
 def _chart(title: str, figure: Figure) -> Chart:

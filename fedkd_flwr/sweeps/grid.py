@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkd_flwr.analysis.settings import defining_settings
-from fedkd_flwr.config import ConfigError, Configuration, read_config
+from fedkd_flwr.config import PLACE_KEYS, ConfigError, Configuration, read_config
 from fedkd_flwr.config_files import load_toml, read_toml
 from fedkd_flwr.files import plain_name
 from fedkd_flwr.flat import Scalar, flatten
@@ -55,7 +55,8 @@ def read_sweep(
     settings : mapping, optional
         Settings that hold for every run, whatever the file says.
     only : mapping, optional
-        The values that a run may have for some settings, if not all runs are wanted.
+        The values that a run may have for some settings, if not all runs are wanted. A setting
+        of a method's table is one of the runs alone whose method reads it.
 
     Returns
     -------
@@ -91,26 +92,38 @@ def read_sweep(
 def _part(
     path: Path, configurations: Mapping[str, Configuration], only: Part
 ) -> dict[str, Configuration]:
-    """Return those runs that have one of the values wanted for each setting."""
-    flat = {name: configuration.flat() for name, configuration in configurations.items()}
+    """Return those runs that have one of the values wanted for each setting.
+
+    A method has no value for the settings of others, whatever their default is.
+    """
+    read = {name: _read_settings(run) for name, run in configurations.items()}
     wanted = {
         key: [values] if isinstance(values, Scalar) else list(values)
         for key, values in only.items()
     }
-    known = next(iter(flat.values()))
+    known = {key for own in read.values() for key in own}
     if unknown := [key for key in only if key not in known]:
         raise ConfigError(f"The runs of the sweep {path} have no setting {', '.join(unknown)}.")
     part = {
         name: configuration
         for name, configuration in configurations.items()
-        if all(flat[name][key] in values for key, values in wanted.items())
+        if all(read[name].get(key) in values for key, values in wanted.items())
     }
     if not part:
-        there = {key: dict.fromkeys(own[key] for own in flat.values()) for key in only}
+        there = {
+            key: dict.fromkeys(own[key] for own in read.values() if key in own) for key in only
+        }
         raise ConfigError(
             f"The sweep {path} has no run with {_worded(wanted)}; its runs have {_worded(there)}."
         )
     return part
+
+
+def _read_settings(configuration: Configuration) -> dict[str, Scalar]:
+    """Return the settings that a run reads: those that define it, and where it takes place."""
+    flat = configuration.flat()
+    defining = defining_settings(flat)
+    return {key: value for key, value in flat.items() if key in defining or key in PLACE_KEYS}
 
 
 def _worded(part: Mapping[str, Collection[Scalar]]) -> str:

@@ -61,8 +61,7 @@ class TrackerObserver(Observer):
 
         def begin() -> None:
             self._tracker = tracker = resolve_name(TRACKERS[self._name])(run)
-            if tracker.is_new:
-                self._catch_up(tracker, run)
+            self._catch_up(tracker, run, after=0 if tracker.is_new else self._last_told(run))
 
         self._attempt(begin)
 
@@ -81,11 +80,20 @@ class TrackerObserver(Observer):
         if tracker := self._tracker:
             self._attempt(tracker.stop)
 
-    def _catch_up(self, tracker: Tracker, run: Run) -> None:
+    def _last_told(self, run: Run) -> int:
+        """Return the round at which the last leg ended that the tracker was told of."""
+        before = self._name
+        for leg in reversed(run.description.get("continued", [])):
+            before, _ = leg["changes"].get("tracker", (before, before))
+            if self._name in before.split(","):
+                return int(leg["after_round"])
+        return 0
+
+    def _catch_up(self, tracker: Tracker, run: Run, after: int) -> None:
         clients: dict[int, list[Row]] = defaultdict(list)
         for row in run.client_rows:
             clients[row["round"]].append(row)
-        for row in run.round_rows:
+        for row in run.round_rows[after:]:
             self._log(tracker, row, clients[row["round"]])
 
     def _log(self, tracker: Tracker, row: Row, clients: Iterable[Row]) -> None:
