@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -75,7 +76,11 @@ def save_personalized_model(model: nn.Module, card: Mapping[str, Any], folder: P
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{card['partition-id']}.safetensors"
-    tensors = {name: value.contiguous().cpu() for name, value in model.state_dict().items()}
+    # Clones: the format has no tensors that share memory, as two buffers may.
+    tensors = {
+        name: value.cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in model.state_dict().items()
+    }
     save_file(tensors, path)
     path.with_suffix(".json").write_text(json.dumps(card, indent=2) + "\n")
     return path
@@ -158,7 +163,8 @@ def load_model(
     FileNotFoundError
         If the weights or the card are missing.
     ValueError
-        If the model is somebody's own, and `builder` is left out.
+        If the model is somebody's own, and `builder` is left out; or if what is built has other
+        tensors than the file.
     """
     weights = Path(path).expanduser()
     card_path = weights.with_suffix(".json")
@@ -180,5 +186,11 @@ def load_model(
         )
     else:
         model = build_model(card["model"], shape, card["classes"], search_space)
-    model.load_state_dict({**model.state_dict(), **load_file(weights)})
+    try:
+        model.load_state_dict(load_file(weights))
+    except RuntimeError as error:
+        told = " ".join(str(error).split())
+        raise ValueError(
+            f"{weights} does not fit the {card['model']} built for it: {told}"
+        ) from error
     return model.eval()

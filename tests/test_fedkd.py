@@ -61,6 +61,12 @@ def test_the_shapes_of_a_model_fill_its_vector(name):
     assert matrix_shapes(model).prod(axis=1).sum() == len(model_vectors(model)["weights"])
 
 
+def test_a_single_number_is_a_matrix_of_its_own():
+    model = nn.Linear(3, 2)
+    model.scale = nn.Parameter(torch.tensor(1.0))
+    assert sorted(matrix_shapes(model).tolist()) == [[1, 1], [2, 1], [2, 3]]
+
+
 # ---- The update ----------------------------------------------------------------------
 
 

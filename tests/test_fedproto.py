@@ -9,11 +9,16 @@ from helpers import Witness, client_of, reply_with, run_with
 from torch import nn
 
 import fedkd_flwr
-from fedkd_flwr.clients.fedproto import NearestPrototype, TowardsPrototypes
+from fedkd_flwr.clients.fedproto import (
+    NearestPrototype,
+    TowardsPrototypes,
+    nearest_prototype_head,
+)
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.models.features import feature_width, features
 from fedkd_flwr.runs import read_checkpoint
+from fedkd_flwr.training.loop import count_correct
 from strategies.core.plan import RunPlan
 from strategies.fedproto import FedProto, FedProtoSettings
 
@@ -109,16 +114,37 @@ def test_without_its_term_it_trains_as_local_does(small, tmp_path):
     assert not np.allclose(pulled, local)
 
 
-def test_exported_models_have_their_projection_in_the_head(small, tmp_path):
-    small |= {"fedproto.predict": "head", "models-dir": str(tmp_path / "models")}
+def test_the_nearest_prototype_is_a_linear_layer():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 5))
+    prototypes, flags = torch.randn(5, 3), torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
+    images, has = 9 * torch.randn(200, 4), flags > 0
+    expected = NearestPrototype(model, prototypes, flags)(images)
+    logits = nearest_prototype_head(prototypes, flags)(model[0](images))
+    assert torch.equal(logits.argmax(dim=1), expected.argmax(dim=1))
+    assert set(expected.argmax(dim=1).tolist()) == {0, 2, 3}
+    assert torch.isfinite(logits).all()
+    torch.testing.assert_close(
+        logits[:, has].softmax(dim=1), expected[:, has].softmax(dim=1), atol=1e-4, rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize("strategy", ["fedproto", "fedtgp"])
+@pytest.mark.parametrize("predict", ["head", "prototype"])
+def test_exported_models_answer_as_they_were_evaluated(strategy, predict, small, tmp_path):
+    """Models of another width have a projection, which is in the head of the file."""
+    small |= {"strategy": strategy, "models-dir": str(tmp_path / "models")}
+    small |= {f"{strategy}.predict": predict, f"{strategy}.feature-width": 12}
     run = fedkd_flwr.run(small, output_dir=tmp_path / "run")
     for n in (0, 1):
         model = fedkd_flwr.load_model(tmp_path / "models" / f"{n}.safetensors")
         data = load_client(read_config(run.config).run.data_plan, n)
         with torch.inference_mode():
-            correct = (model(data.test_images).argmax(dim=1) == data.test_labels).sum()
-        card = json.loads((tmp_path / "models" / f"{n}.json").read_text())
-        assert int(correct) == card["metrics"]["correct"]
+            logits = model(data.test_images)
+        metrics = json.loads((tmp_path / "models" / f"{n}.json").read_text())["metrics"]
+        found = count_correct(logits, data.test_labels)
+        assert found.correct == metrics["correct"]
+        assert found.loss == pytest.approx(metrics["loss"], rel=1e-3)
 
 
 # ---- State ---------------------------------------------------------------------------

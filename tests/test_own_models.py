@@ -8,10 +8,11 @@ from torch import nn
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError
+from fedkd_flwr.export import save_personalized_model
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.features import features_and_logits, fold_into, with_common_width
-from fedkd_flwr.models.own import build_own
+from fedkd_flwr.models.own import build_own, checked_own
 from fedkd_flwr.models.parts import head_of
 from fedkd_flwr.models.pool import Architecture, borrow, give_back
 
@@ -30,6 +31,51 @@ class HeadFirst(nn.Module):
 
     def forward(self, samples):
         return self.fc(self.body(samples)[:, self.order])
+
+
+class Drifting(HeadFirst):
+    """Centers its features by a mean that only it knows, and keeps its last answer."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.register_buffer("mean", torch.zeros(5), persistent=False)
+        self.register_buffer("last", torch.full((1,), 7.0), persistent=False)
+        self.register_buffer("first", None, persistent=False)
+
+    def forward(self, samples):
+        entered = self.body(samples)
+        if self.training:
+            self.mean.lerp_(entered.detach().mean(0), 0.5)
+            self.first = entered.detach()
+        self.last = self.fc(entered - self.mean)
+        return self.last
+
+
+class SharedBuffers(HeadFirst):
+    """Has two buffers in the same memory, which the file format does not."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        mean = torch.full((3,), 2.0)
+        self.register_buffer("mean", mean)
+        self.register_buffer("again", mean)
+
+
+class Longer(HeadFirst):
+    """The same network after somebody has added a layer to it."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.mix = nn.Linear(5, 5)
+
+
+class Scaled(HeadFirst):
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, samples):
+        return self.fc(self.scale * self.body(samples))
 
 
 class Headless(HeadFirst):
@@ -93,6 +139,23 @@ def test_whole_numbers_are_as_they_were_built_for_the_next_client():
     assert again.order.tolist() == [4, 3, 2, 1, 0]
 
 
+def test_buffers_outside_the_state_dict_are_as_they_were_built_for_the_next_client():
+    architecture = Architecture(f"{HERE}:Drifting", (1, 2, 2), 3, SearchSpace(), "cpu")
+    model = borrow(architecture)
+    assert not model.mean.any()
+    for _ in range(2):
+        model.train()(torch.randn(4, 1, 2, 2))
+        with torch.inference_mode():
+            model.eval()(torch.randn(6, 1, 2, 2))
+        assert model.mean.any() and model.first is not None and model.last.shape == (6, 3)
+        give_back(model)
+        assert borrow(architecture) is model
+        assert model.mean.tolist() == [0] * 5
+        assert model.first is None
+        # The answer of the builder's sample of zeros, and a tensor that training may change.
+        assert model.last.add_(0).shape == (1, 3)
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -139,6 +202,7 @@ def test_a_model_without_a_head_is_refused_where_the_method_needs_one(strategy, 
         {"strategy": "fedper", "models": TINY},
         {"strategy": "fml", "models": "mlp", "fml.shared-model": TINY},
         {"strategy": "feddf", "models": f"mlp,{TINY}"},
+        {"strategy": "fedkd", "models": "mlp", "fedkd.shared-model": f"{HERE}:Scaled"},
     ],
     ids=lambda changes: changes["strategy"],
 )
@@ -163,6 +227,42 @@ def test_an_exported_model_comes_back_by_its_builder_alone(small, tmp_path):
     assert loaded(images).shape == (2, expected.data.classes)
     with pytest.raises(ValueError, match="should map samples"):
         fedkd_flwr.load_model(path, lambda shape, classes: TinyNet(shape, classes + 1))
+
+
+def test_buffers_that_share_memory_are_exported(small, tmp_path):
+    changes = {"models-dir": str(tmp_path / "models"), "models": f"{HERE}:SharedBuffers"}
+    run = fedkd_flwr.run({**small, **changes, "strategy": "fedavg"}, output_dir=tmp_path / "run")
+    assert list(run.rounds["failures"]) == [0, 0]
+    model = fedkd_flwr.load_model(tmp_path / "models" / "0.safetensors", SharedBuffers)
+    assert model.mean.tolist() == model.again.tolist() == [2, 2, 2]
+
+
+def test_a_model_that_no_file_takes_costs_no_results(small, tmp_path, monkeypatch):
+    def refusing(*arguments):
+        raise RuntimeError("Some tensors share memory")
+
+    monkeypatch.setattr("fedkd_flwr.clients.base.save_personalized_model", refusing)
+    changes = {"models-dir": str(tmp_path / "models"), "models": TINY, "strategy": "fedavg"}
+    run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
+    assert list(run.rounds["failures"]) == [0, 0]
+    assert run.summary["last_round"]["accuracy_mean"] > 0
+
+
+@pytest.mark.parametrize(
+    ("stored", "builder", "sentence"),
+    [
+        (HeadFirst, Longer, r'Missing key\(s\) in state_dict: "mix.weight", "mix.bias"'),
+        (Longer, HeadFirst, r'Unexpected key\(s\) in state_dict: "mix.bias", "mix.weight"'),
+    ],
+)
+def test_a_file_of_other_tensors_is_refused_in_one_line(stored, builder, sentence, tmp_path):
+    model = checked_own(stored((1, 2, 2), 3), f"{HERE}:Net", (1, 2, 2), 3)
+    card = {"model": f"{HERE}:Net", "shape": [1, 2, 2], "classes": 3, "partition-id": 0}
+    path = save_personalized_model(model, card, tmp_path)
+    assert fedkd_flwr.load_model(path, stored).state_dict().keys() == model.state_dict().keys()
+    with pytest.raises(ValueError, match=f"0.safetensors does not fit .*: .*{sentence}") as refused:
+        fedkd_flwr.load_model(path, builder)
+    assert "\n" not in str(refused.value)
 
 
 def test_what_a_client_calls_its_model_is_imported_nowhere_else(small, tmp_path, monkeypatch):

@@ -64,6 +64,23 @@ def test_the_gradient_of_the_loss_is_of_first_order_and_keeps_the_batches_apart(
     assert not torch.allclose(model.weight.grad, slope(start, images, labels), atol=1e-3)
 
 
+def test_parameters_without_a_gradient_stay_as_they_are():
+    """Frozen ones, and those of a layer that the answers do not depend on."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    model[0].requires_grad_(False)
+    model[1].unused = nn.Linear(2, 2)
+    batches = torch.randn(4, 3), torch.tensor([0, 1, 1, 0]), torch.randn(2, 3), torch.tensor([1, 0])
+    LossAfterStep(0.7)(model, *batches).backward()
+    found = {name for name, value in model.named_parameters() if value.grad is not None}
+    assert found == {"1.weight", "1.bias"}
+    head = nn.Linear(3, 2)
+    head.load_state_dict({name: getattr(model[1], name) for name in ("weight", "bias")})
+    images, labels, own, own_labels = batches
+    LossAfterStep(0.7)(head, model[0](images), labels, model[0](own), own_labels).backward()
+    torch.testing.assert_close(model[1].weight.grad, head.weight.grad)
+
+
 def test_clients_are_evaluated_after_one_step_unless_the_global_model_is_asked_for(small, tmp_path):
     small |= {"per-fedavg.inner-learning-rate": 0.3, "client-split": "60/0/40"}
     one, adapted = witnessed(small, tmp_path / "adapted")

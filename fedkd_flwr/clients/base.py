@@ -408,8 +408,8 @@ class PersonalClient(NumPyClient):
         for folder in self.course.export_folders(self.node, server_round, self.run.keep_best):
             try:
                 self.export_model(folder, {**metrics, "round": server_round})
-            except (OSError, SafetensorError) as error:
-                # A disk that refuses must not cost the results.
+            except (OSError, RuntimeError, SafetensorError) as error:
+                # A disk that refuses, or a tensor that no file takes, must not cost the results.
                 log(WARNING, "Client %d: its model is not exported, %s", self.partition_id, error)
         return metrics
 

@@ -65,6 +65,25 @@ class NearestPrototype(nn.Module):
         return -torch.where(self.flags > 0, squared.clamp(max=FARTHEST), 2 * FARTHEST)
 
 
+@torch.no_grad()
+def nearest_prototype_head(prototypes: Tensor, flags: Tensor) -> nn.Linear:
+    """Return the linear layer that does what `NearestPrototype` does up to `FARTHEST`.
+
+    ``-||h - C||² = 2 C h - ||C||² - ||h||²``, and the last term is the same for all classes.
+
+    Parameters
+    ----------
+    prototypes, flags : Tensor
+        As for `NearestPrototype`.
+    """
+    has_prototype, nearness = flags > 0, -prototypes.square().sum(dim=1)
+    classes, width = prototypes.shape
+    head = nn.Linear(width, classes, device=prototypes.device)
+    head.weight.copy_(2 * prototypes * has_prototype[:, None])
+    head.bias.copy_(torch.where(has_prototype, nearness, nearness.min() - 2 * FARTHEST))
+    return head
+
+
 class FedProtoClient(CommonWidthClient):
     """Trains with a pull towards the prototypes, and replies with its own (Algorithm 1)."""
 
@@ -90,6 +109,13 @@ class FedProtoClient(CommonWidthClient):
         if self.settings.predict == "head":
             return self.model
         return NearestPrototype(self.model, *self.classifies_by)
+
+    @property
+    def evaluated_head(self) -> nn.Linear:
+        """The nearest prototype as a linear layer, or the head where the settings say so."""
+        if self.settings.predict == "head":
+            return super().evaluated_head
+        return nearest_prototype_head(*self.classifies_by)
 
     def prototypes(self, received: Arrays) -> tuple[Tensor, Tensor]:
         """Return the prototypes of a message, (K, d), and their flags, (K,)."""

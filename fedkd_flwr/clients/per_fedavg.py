@@ -34,11 +34,18 @@ class LossAfterStep:
         self, model: nn.Module, images: Tensor, labels: Tensor, own: Tensor, own_labels: Tensor
     ) -> Tensor:
         """Return the loss on b2, images and labels, after a step on b1, `own` and its labels."""
-        names, parameters = zip(*model.named_parameters(), strict=True)
-        gradients = torch.autograd.grad(cross_entropy(model, own, own_labels), parameters)
+        trained = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        }
+        own_loss = cross_entropy(model, own, own_labels)
+        # A network of the user's own may have parameters that its answers do not depend on.
+        gradients = torch.autograd.grad(own_loss, list(trained.values()), allow_unused=True)
         stepped = {
             name: parameter - self.rate * gradient
-            for name, parameter, gradient in zip(names, parameters, gradients, strict=True)
+            for (name, parameter), gradient in zip(trained.items(), gradients, strict=True)
+            if gradient is not None
         }
         logits = functional_call(model, stepped, (images,))
         return nn.functional.cross_entropy(logits, labels)

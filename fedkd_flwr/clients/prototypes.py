@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient
@@ -76,8 +76,13 @@ class CommonWidthClient(ClassMeanClient):
         answer: Tensor = yield PredictJob(FeatureExtractor(self.model), self.data.train_images)
         return answer
 
+    @property
+    def evaluated_head(self) -> nn.Linear:
+        """What classifies by features when the client is evaluated: the model's head."""
+        return head_of(self.model)
+
     def export_model(self, folder: Path, metrics: Mapping[str, float]) -> Path:
-        """Write the personalized model as its architecture is, the projection in its head."""
+        """Write what was evaluated as the model's architecture is, the projection in its head."""
         card = model_card(self.run, self.model_name, self.partition_id, metrics)
-        plain = fold_into(super().architecture.build(), self.model)
+        plain = fold_into(super().architecture.build(), self.model, self.evaluated_head)
         return save_personalized_model(plain, card, folder)

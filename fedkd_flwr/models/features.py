@@ -77,7 +77,7 @@ def with_common_width(model: nn.Module, width: int) -> nn.Module:
 
 
 @torch.no_grad()
-def fold_into(plain: nn.Module, model: nn.Module) -> nn.Module:
+def fold_into(plain: nn.Module, model: nn.Module, head: nn.Linear | None = None) -> nn.Module:
     """Write a model that has a projection into one of its architecture that has none.
 
     Two linear layers in a row are one, ``W_2 (W_1 h + b_1) + b_2``.
@@ -88,15 +88,19 @@ def fold_into(plain: nn.Module, model: nn.Module) -> nn.Module:
         As the architecture is built; overwritten.
     model : nn.Module
         As `with_common_width` left it, whether or not it has a projection.
+    head : nn.Linear, optional
+        Stands in for the model's own head.
 
     Returns
     -------
     nn.Module
         `plain`.
     """
-    name = _name_of_head(plain)
+    name, name_of_last = _name_of_head(plain), _name_of_head(model)
     tensors = dict(model.state_dict())
-    if f"{name}.weight" not in tensors:
+    if head is not None:
+        tensors |= head.state_dict(prefix=f"{name_of_last}.")
+    if name_of_last != name:
         inner, inner_bias = tensors.pop(f"{name}.0.weight"), tensors.pop(f"{name}.0.bias")
         outer, outer_bias = tensors.pop(f"{name}.1.weight"), tensors.pop(f"{name}.1.bias")
         # Weights have all digits, whatever networks multiply in.

@@ -20,6 +20,9 @@ from fedkd_flwr.models.rows import Rows
 FREE_MODELS = 64
 """Models of one architecture that a process keeps for the next client."""
 
+_Place = tuple[dict[str, Tensor | None], str, Tensor | None]
+"""A module's buffers, the name of one, and what it holds."""
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -55,7 +58,10 @@ class Architecture:
             with_common_width(model, self.feature_width)
         # Not by assignment, which modules reserve for tensors and modules.
         vars(model)["architecture"] = self
-        vars(model)["whole_numbers"] = [buffer.clone() for buffer in _whole_numbers(model)]
+        vars(model)["as_built"] = [
+            (buffers, name, None if buffer is None else buffer.to(self.device, copy=True))
+            for buffers, name, buffer in _buffers_that_stay(model)
+        ]
         return model
 
 
@@ -99,16 +105,17 @@ def parameters_side_by_side(models: Sequence[nn.Module]) -> dict[str, Tensor] | 
 def borrow(architecture: Architecture) -> nn.Module:
     """Return a model with whatever weights it was left with; all of them have to be filled.
 
-    What it has counted, and whatever else it holds in whole numbers, is as it was built: vectors
-    of weights do not tell.
+    What it has counted, whatever else it holds in whole numbers, and buffers outside its state
+    dict are as they were built: vectors of weights, or a memory, do not tell.
     """
     free = _FREE.get(architecture)
     rows = _ROWS.get(architecture)
     model = (rows.take() if rows else None) or (free.pop() if free else None)
     if model is None:
         return _built(architecture)
-    for buffer, as_built in zip(_whole_numbers(model), vars(model)["whole_numbers"], strict=True):
-        buffer.copy_(as_built)
+    for buffers, name, as_built in vars(model)["as_built"]:
+        # Not in place: a forward pass may have put a tensor of any kind there.
+        buffers[name] = None if as_built is None else as_built.clone()
     return model
 
 
@@ -128,8 +135,13 @@ def _built(architecture: Architecture) -> nn.Module:
         return architecture.build().to(architecture.device)
 
 
-def _whole_numbers(model: nn.Module) -> list[Tensor]:
-    return [buffer for buffer in model.buffers() if not buffer.is_floating_point()]
+def _buffers_that_stay(model: nn.Module) -> Iterator[_Place]:
+    """Yield what nobody fills: buffers of whole numbers, and those outside the state dict."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            is_outside = name in module._non_persistent_buffers_set
+            if is_outside or (buffer is not None and not buffer.is_floating_point()):
+                yield module._buffers, name, buffer
 
 
 def give_back(model: nn.Module) -> None:

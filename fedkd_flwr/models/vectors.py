@@ -64,9 +64,11 @@ def model_vectors(model: nn.Module, layers: slice = ALL) -> dict[str, NDArray[np
 def matrix_shapes(model: nn.Module) -> NDArray[np.int64]:
     """Return the rows and columns of each stretch of a model's weights, shape (L, 2).
 
-    A kernel has a row for each output channel, and whatever has one dimension a single column.
+    A kernel has a row for each output channel, whatever has one dimension a single column, and a
+    single number is a matrix of its own.
     """
-    shapes = [(len(tensor), tensor[0].numel()) for tensor in tensors_by_kind(model)[WEIGHTS]]
+    tensors = map(torch.atleast_1d, tensors_by_kind(model)[WEIGHTS])
+    shapes = [(len(tensor), tensor[0].numel()) for tensor in tensors]
     return np.array(shapes, dtype=np.int64)
 
 
