@@ -1,13 +1,15 @@
 """Settings from where users write them: presets and other TOML files, and ``KEY=VALUE``."""
 
+import functools
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.config import ConfigError, RunConfig, method_tables, read_config
 from fedkd_flwr.flat import Scalar, flatten
 from fedkd_flwr.presets import close_names, find_preset, preset_names
+from strategies.core.slices import Slice
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -82,6 +84,8 @@ def load_toml(path: Path, name: str) -> dict[str, Any]:
 def parse_assignment(text: str) -> tuple[str, Scalar]:
     """Read one ``KEY=VALUE``; a value that is no TOML value is taken as a word.
 
+    Settings that are text keep it as it is written, but for quotes around it.
+
     Raises
     ------
     ConfigError
@@ -93,5 +97,25 @@ def parse_assignment(text: str) -> tuple[str, Scalar]:
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        parsed = value
-    return name, parsed if isinstance(parsed, bool | int | float | str) else value
+        return name, value
+    if isinstance(parsed, str):
+        return name, parsed
+    if not isinstance(parsed, bool | int | float) or name in _text_keys():
+        return name, value
+    return name, parsed
+
+
+@functools.cache
+def _text_keys() -> frozenset[str]:
+    """Return the settings that are text, or texts separated by commas."""
+    kinds: list[type[Slice]] = [RunConfig, *method_tables().values()]
+    return frozenset(key for kind in kinds for key in _text_keys_of(kind))
+
+
+def _text_keys_of(kind: type[Slice]) -> list[str]:
+    texts = [
+        kind.key_of(name)
+        for name, field in kind.model_fields.items()
+        if field.annotation in (str, tuple[str, ...])
+    ]
+    return [*texts, *(key for part in kind.slices().values() for key in _text_keys_of(part))]

@@ -181,6 +181,15 @@ def test_the_private_set_cannot_be_the_public_one():
             refused()
 
 
+def test_the_private_set_cannot_be_the_public_one_by_another_name(tmp_path):
+    images = np.zeros((90, 28, 28), dtype=np.uint8)
+    write_parquet(tmp_path / "ylecun/mnist/train.parquet", images, [0] * 90, image="image")
+    run = plan_of(dataset="mnist", public_dataset="hf:ylecun/mnist", data_root=str(tmp_path))
+    for refused in (lambda: check_data(run, 10), lambda: public_pool(run)):
+        with pytest.raises(DataError, match="'hf:ylecun/mnist' is the private data set 'mnist' or"):
+            refused()
+
+
 # ---- The client ------------------------------------------------------------------------
 
 

@@ -214,6 +214,23 @@ def test_assignments_are_toml_values_or_words():
 
 
 @pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("output-dir", "2026_11_21"),
+        ("output-dir", "1.10"),
+        ("models-dir", "0o17"),
+        ("data-root", "1e3"),
+        ("state-dir", "true"),
+        ("public-hash", "12e4567"),
+        ("measures", "1_0"),
+    ],
+)
+def test_a_text_stays_as_it_is_written(key, value):
+    assert parse_assignment(f"{key}={value}") == (key, value)
+    assert parse_assignment(f'{key}="{value}"') == (key, value)
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["-c", "strategy=nope"], "is none of the allowed"),

@@ -30,6 +30,15 @@ def images():
     return pixels, np.arange(90) % 3
 
 
+def floats(low=0.0, high=1.0):
+    pixels, labels = images()
+    return pixels / 255 * (high - low) + low, labels
+
+
+def floats_of_both_signs():
+    return floats(-1.0, 1.0)
+
+
 def a_table(labels=(0, 1, 0), samples=((1, 2), (3, 4), (5, 6))):
     return samples, labels
 
@@ -131,6 +140,32 @@ def test_public_data_of_ones_own(own, tmp_path):
     assert data.public_images.shape == (90, 1, 28, 28)
     with pytest.raises(DataError, match="is the private data set"):
         check_data(read_config({**own, "public-dataset": SERIES}).run.data_plan, 20)
+
+
+@pytest.mark.parametrize(
+    ("private", "public", "stays", "becomes"),
+    [
+        ("floats", "images", "floats", "images"),
+        ("images", "floats", "floats", "images"),
+        ("floats_of_both_signs", "images", None, None),
+        ("floats", "floats_of_both_signs", None, None),
+    ],
+)
+def test_images_of_two_scales_are_said_once(private, public, stays, becomes, own, logged):
+    changes = {"dataset": f"{HERE}:{private}", "public-dataset": f"{HERE}:{public}"}
+    check_data(read_config({**own, **changes}).run.data_plan, 20)
+    expected = (
+        f"the samples of {HERE}:{stays} stay on their scale from 0 to 1, and the images of "
+        f"{HERE}:{becomes} become -1 to 1: scale the former to -1 to 1 if they are images too"
+    )
+    assert logged() == ([expected] if stays else [])
+
+
+def test_images_of_the_catalogue_are_of_another_scale_too(own, logged):
+    changes = {"dataset": f"{HERE}:floats", "public-dataset": "digits"}
+    check_data(read_config({**own, **changes}).run.data_plan, 20)
+    (said,) = logged()
+    assert "the images of digits become -1 to 1" in said
 
 
 def test_a_node_has_data_of_its_own_by_a_function(own, tmp_path):

@@ -69,6 +69,13 @@ def test_a_set_of_the_hub_itself(monkeypatch):
         origin.hub_parts.cache_clear()
 
 
+def test_a_set_of_the_hub_without_an_owner(tmp_path):
+    """Its name has the form of a function's."""
+    write_parquet(tmp_path / "pets/train.parquet", PIXELS, LABELS)
+    assert_all_there(load_images("hf:pets", str(tmp_path)))
+    np.testing.assert_array_equal(load_labels("hf:pets", str(tmp_path)), LABELS)
+
+
 def test_columns_are_found_or_named(tmp_path):
     path = tmp_path / HUB_SET.removeprefix("hf:") / "train.parquet"
     path.parent.mkdir(parents=True)

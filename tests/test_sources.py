@@ -89,7 +89,7 @@ def test_labels_are_read_without_decoding(tmp_path):
     broken = [{"bytes": b"no image", "path": None}]
     pyarrow.parquet.write_table(pa.table({"label": [7], "img": broken}), folder / "train.parquet")
     assert load_labels("cifar10", str(tmp_path)).tolist() == [7]
-    with pytest.raises(DataError, match="image 0 is no readable PNG, JPEG or WebP file"):
+    with pytest.raises(DataError, match="image 0 is no readable image file"):
         load_images("cifar10", str(tmp_path))
 
 

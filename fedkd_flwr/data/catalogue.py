@@ -110,10 +110,22 @@ def dataset_name(name: str) -> str:
     if name.startswith(FOLDER) and name != FOLDER:
         return f"{FOLDER}{Path(name.removeprefix(FOLDER)).expanduser().absolute()}"
     is_of_hub = name.startswith(HUB) and _HUB_ID.fullmatch(name.removeprefix(HUB))
-    if name in DATASETS or is_of_hub or (is_own(name) and not name.startswith((HUB, FOLDER))):
+    if name in DATASETS or is_of_hub or is_function(name):
         return name
     own = "or your own as hf:ORG/NAME, folder:PATH or module:object"
     raise NoneOfTheAllowedError([*DATASETS, own])
+
+
+def is_function(name: str) -> bool:
+    """Return whether a data set is what a user's own function returns."""
+    return is_own(name) and not name.startswith((HUB, FOLDER))
+
+
+def hub_id_of(name: str) -> str:
+    """Return a data set's name on the hub, or folder in a data root; empty if it has none."""
+    if name in DATASETS:
+        return DATASETS[name].hub_id
+    return name.removeprefix(HUB) if name.startswith(HUB) else ""
 
 
 def find_source(name: str) -> Source:

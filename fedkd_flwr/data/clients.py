@@ -13,7 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkd_flwr.data.catalogue import DATASETS, HELD_OUT, NO_PUBLIC_SET, DataError, Shape
+from fedkd_flwr.data.catalogue import (
+    DATASETS,
+    HELD_OUT,
+    NO_PUBLIC_SET,
+    DataError,
+    Shape,
+    Wanted,
+    is_function,
+)
+from fedkd_flwr.data.identity import share_samples
 from fedkd_flwr.data.partitioners import partition_indices
 from fedkd_flwr.data.public import (
     public_hash,
@@ -130,7 +139,8 @@ def load_private(settings: DataSettings) -> ImageSet:
 def check_data(plan: DataPlan, public_size: int = 0) -> None:
     """Refuse data that cannot be had or split, before an image is decoded.
 
-    Fewer samples of a class than `samples_per_class` asks for are said in a warning.
+    Fewer samples of a class than `samples_per_class` asks for are said in a warning, and so are
+    private and public samples of two scales.
 
     Parameters
     ----------
@@ -159,6 +169,8 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
         log(WARNING, "samples-per-class = %d, and there are only %d for a client", asked, most)
     if public_size:
         require_pool(public_pool_size(settings), public_size)
+        if settings.public_dataset not in (HELD_OUT, NO_PUBLIC_SET):
+            _warn_of_scales(settings)
 
 
 def public_pool_size(settings: DataSettings) -> int:
@@ -167,7 +179,7 @@ def public_pool_size(settings: DataSettings) -> int:
     Raises
     ------
     DataError
-        If the public data set is missing or is the private one.
+        If the public data set is missing or shares samples with the private one.
     """
     if settings.public_dataset == NO_PUBLIC_SET:
         return 0
@@ -178,11 +190,42 @@ def public_pool_size(settings: DataSettings) -> int:
 
 
 def _require_other_dataset(settings: DataSettings) -> None:
-    if settings.public_dataset == settings.dataset:
+    if share_samples(settings.dataset, settings.public_dataset, settings.data_root):
         raise DataError(
-            f"public-dataset {settings.dataset!r} is the private data set, whose samples would "
-            f"be public; use {HELD_OUT!r}"
+            f"public-dataset {settings.public_dataset!r} is the private data set "
+            f"{settings.dataset!r} or overlaps it, and its samples would be public; "
+            f"use {HELD_OUT!r}"
         )
+
+
+def _warn_of_scales(settings: DataSettings) -> None:
+    """Say where one's own floats, which stay as they are, meet images, which become -1 to 1."""
+    private = _float_range(settings.dataset, settings.data_root, settings.wanted)
+    public = _float_range(settings.public_dataset, settings.data_root, settings.wanted_in_public)
+    if private and not public:
+        _warn_of_scale(settings.dataset, private, settings.public_dataset)
+    if public and not private:
+        _warn_of_scale(settings.public_dataset, public, settings.dataset)
+
+
+def _warn_of_scale(name: str, of_floats: tuple[float, float], images: str) -> None:
+    low, high = of_floats
+    if -1 <= low < 0 < high <= 1:
+        return
+    log(
+        WARNING,
+        "the samples of %s stay on their scale from %g to %g, and the images of %s become -1 to "
+        "1: scale the former to -1 to 1 if they are images too",
+        *(name, low, high, images),
+    )
+
+
+def _float_range(name: str, data_root: str, wanted: Wanted) -> tuple[float, float] | None:
+    """Return the least and the largest number of floating-point data; None for images."""
+    if not is_function(name):
+        return None
+    samples = load_images(name, data_root, wanted).images
+    return (samples.min().item(), samples.max().item()) if samples.is_floating_point() else None
 
 
 @dataclass(eq=False)
@@ -242,7 +285,7 @@ def public_pool(plan: DataPlan) -> Tensor:
     Raises
     ------
     DataError
-        If the public data set is missing or is the private one.
+        If the public data set is missing or shares samples with the private one.
     """
     return _loaded(plan).public_images
 

@@ -1,6 +1,7 @@
 """Folders of images: which files they hold, and of which class each is."""
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,6 @@ from numpy.typing import NDArray
 
 from fedkd_flwr.data.catalogue import DataError, Wanted
 from fedkd_flwr.data.origin import PARTS
-
-IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
-"""Files of an image folder that are images; the others are passed over."""
 
 
 def by_number(path: Path) -> tuple[int, str]:
@@ -22,35 +20,69 @@ def by_number(path: Path) -> tuple[int, str]:
 def read_image_folder(path: Path, wanted: Wanted) -> tuple[list[Path], NDArray[np.int64]]:
     """Return the image files of a folder with one folder a class, and their classes.
 
-    A part for training and one for tests, of a folder a class each, are pooled.
+    A part for training and one for tests, of a folder a class each, are pooled. Their classes
+    are numbered together, so that one that a part lacks shifts no other.
     """
     if not wanted.labelled:
         files = _image_files(path)
         return files, np.zeros(len(files), dtype=np.int64)
-    parts = [path / part for part in PARTS if (path / part).is_dir()]
-    if parts:
-        read = [read_image_folder(part, wanted) for part in parts]
-        return [file for files, _ in read for file in files], np.concatenate([k for _, k in read])
-    folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
-    if not folders:
-        raise DataError(f"{str(path)!r} holds no folder; it needs one for each class")
-    if all(folder.name.isdecimal() for folder in folders):
-        numbers = [int(folder.name) for folder in folders]
-    elif len(folders) == (wanted.classes or len(folders)):
-        numbers = list(range(len(folders)))
-    else:
-        raise DataError(
-            f"{str(path)!r} holds {len(folders)} folders; it needs one for each of the "
-            f"{wanted.classes} classes, if need be empty, or folders named by the number of the "
-            "class"
-        )
+    folders = [folder for part in parts_of(path) for folder in _class_folders(part)]
+    numbers = _class_numbers(path, {folder.name for folder in folders}, wanted.classes)
     files, labels = [], []
-    for folder, number in zip(folders, numbers, strict=True):
+    for folder in folders:
         images = _image_files(folder)
         files += images
-        labels += [number] * len(images)
+        labels += [numbers[folder.name]] * len(images)
     return files, np.array(labels, dtype=np.int64)
 
 
+def parts_of(path: Path) -> list[Path]:
+    """Return the parts of a labelled folder that are pooled; itself if it has none."""
+    return [path / part for part in PARTS if (path / part).is_dir()] or [path]
+
+
+def _class_folders(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not _is_tools(entry.name))
+
+
+def _class_numbers(path: Path, names: Collection[str], classes: int) -> dict[str, int]:
+    """Return the number of each class by the name of its folder."""
+    if not names:
+        raise DataError(f"{str(path)!r} holds no folder; it needs one for each class")
+    if all(name.isdecimal() for name in names):
+        return {name: int(name) for name in names}
+    if len(names) == (classes or len(names)):
+        return {name: number for number, name in enumerate(sorted(names))}
+    raise DataError(
+        f"{str(path)!r} holds {len(names)} folders; it needs one for each of the "
+        f"{classes} classes, if need be empty, or folders named by the number of the class"
+    )
+
+
 def _image_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+    """Return the files that are images by their suffix, but for hidden ones."""
+    suffixes = _image_suffixes()
+    return sorted(
+        file
+        for file in folder.rglob("*")
+        if file.suffix.lower() in suffixes and not _is_hidden(file.relative_to(folder))
+    )
+
+
+def _image_suffixes() -> set[str]:
+    """Return the suffixes of all that Pillow opens."""
+    from PIL import Image  # deferred: most data is in no folder
+
+    Image.preinit()  # the usual formats stay the first that a file is tried as
+    formats = Image.registered_extensions()
+    return {suffix for suffix, name in formats.items() if name in Image.OPEN}
+
+
+def _is_hidden(file: Path) -> bool:
+    *folders, name = file.parts
+    return name.startswith(".") or any(map(_is_tools, folders))
+
+
+def _is_tools(folder: str) -> bool:
+    """Return whether a folder is a tool's, such as ``.ipynb_checkpoints`` and ``__MACOSX``."""
+    return folder.startswith((".", "__"))

@@ -8,13 +8,13 @@ from pydantic import Field, field_validator
 from fedkd_flwr.data.catalogue import (
     DATASETS,
     HELD_OUT,
-    HUB,
     NO_PUBLIC_SET,
     PARTITIONS,
     DataError,
     Shape,
     Wanted,
     dataset_name,
+    hub_id_of,
 )
 from strategies.core.slices import PLACE, Slice, one_of
 
@@ -151,10 +151,8 @@ class DataSettings(Slice):
     @property
     def hub_ids(self) -> list[str]:
         """Names on the hub, or folders in a data root, of the data sets that are not bundled."""
-        names = [self.dataset, self.public_dataset]
-        found = [DATASETS[name].hub_id for name in names if name in DATASETS]
-        found += [name.removeprefix(HUB) for name in names if name.startswith(HUB)]
-        return [hub_id for hub_id in found if hub_id]
+        names = (self.dataset, self.public_dataset)
+        return [hub_id for hub_id in map(hub_id_of, names) if hub_id]
 
     @property
     def num_held_out(self) -> int:

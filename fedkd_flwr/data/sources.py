@@ -28,6 +28,7 @@ from fedkd_flwr.data.catalogue import (
     Source,
     Wanted,
     find_source,
+    is_function,
 )
 from fedkd_flwr.data.folders import by_number, read_image_folder
 from fedkd_flwr.data.origin import digest_of, fingerprint
@@ -43,6 +44,12 @@ BUNDLED_DIGITS = "sklearn/datasets/data/digits.csv.gz"
 
 ANY = Wanted()
 """Nothing is said of the data."""
+
+DECODING = 2
+"""To be counted up when a file is decoded to other pixels, so that none kept before is used."""
+
+UNSCALED_MODES = ("I", "F")
+"""Pillow's modes of images whose black and white are not known."""
 
 GREY_WEIGHTS = (0.299, 0.587, 0.114)
 """Brightness of red, green and blue (ITU-R BT.601), as image libraries turn colour to grey."""
@@ -119,7 +126,7 @@ def _concerning(name: str, wanted: Wanted) -> Wanted:
 # The caches sit behind the public functions, so that a keyword argument is no other key.
 @functools.cache
 def _load_labels(name: str, data_root: str, wanted: Wanted) -> NDArray[np.int64]:
-    if is_own(name) or name.startswith(FOLDER):
+    if is_function(name) or name.startswith(FOLDER):
         return load_images(name, data_root, wanted).labels.numpy()
     source = _source(name, data_root, wanted)
     labels = _read_labels(name, data_root, wanted) if source.hub_id else _bundled_digits()[1]
@@ -161,7 +168,7 @@ def _read_labels(name: str, data_root: str, wanted: Wanted) -> NDArray[np.int64]
 def _load_images(name: str, data_root: str, wanted: Wanted) -> ImageSet:
     if name.startswith(FOLDER):
         return _load_folder(Path(name.removeprefix(FOLDER)), wanted)
-    if is_own(name):
+    if is_function(name):
         samples, classes_of = call_for_data(name)
         return ImageSet(samples, classes_of, int(classes_of.max()) + 1)
     source = _source(name, data_root, wanted)
@@ -229,8 +236,8 @@ def _named_by_content(name: str, follows_from: tuple[object, ...]) -> Path | Non
     if folder is None:
         return None
     # Pillow decodes the images, and PyTorch resizes them.
-    libraries = (version("pillow"), torch.__version__)
-    digest = hashlib.sha256(repr((*follows_from, libraries)).encode()).hexdigest()
+    decoder = (version("pillow"), torch.__version__, DECODING)
+    digest = hashlib.sha256(repr((*follows_from, decoder)).encode()).hexdigest()
     return folder / f"{plain_name(name)}-{digest[:32]}.safetensors"
 
 
@@ -280,19 +287,11 @@ def decode_images(
     DataError
         If the shape is no image's, or one of them cannot be decoded.
     """
-    from PIL import Image  # deferred: digits are no image files
-
     if shape and (len(shape) != 3 or shape[0] not in (1, 3)):
         raise DataError(f"images cannot have the shape {shape}; it is 1 or 3, height and width")
     images = torch.empty((len(encoded), *shape), dtype=torch.uint8)
     for position, file in enumerate(encoded):
-        try:
-            with Image.open(io.BytesIO(file)) as opened:
-                image = _pixels(opened)
-        # Pillow raises many unrelated kinds of error for a damaged file.
-        except Exception as error:
-            name = names[position] if names else f"image {position}"
-            raise DataError(f"{name} is no readable PNG, JPEG or WebP file") from error
+        image = _decode(file, names[position] if names else f"image {position}")
         if not shape:
             shape = tuple(image.shape)
             images = torch.empty((len(encoded), *shape), dtype=torch.uint8)
@@ -300,9 +299,30 @@ def decode_images(
     return images
 
 
+def _decode(file: bytes, name: str) -> Tensor:
+    """Decode one file to (1 or 3, height, width) uint8."""
+    from PIL import Image  # deferred: digits are no image files
+
+    try:
+        with Image.open(io.BytesIO(file)) as image:
+            mode, pixels = image.mode, _pixels(image)
+    # Pillow raises many unrelated kinds of error for a damaged file.
+    except Exception as error:
+        raise DataError(f"{name} is no readable image file") from error
+    if mode in UNSCALED_MODES:
+        raise DataError(
+            f"{name} has pixels of 32 bits (mode {mode}), allowed are 8 bits, or 16 bits of grey"
+        )
+    return pixels
+
+
 def _pixels(image: "Image.Image") -> Tensor:
-    """Decode one image to (1 or 3, height, width) uint8, grey where the file is."""
-    pixels = np.array(image if image.mode in ("L", "RGB") else image.convert("RGB"))
+    """Return the pixels of one image, grey where the file is."""
+    if image.mode.startswith("I;16"):
+        # Pillow would cut what is above 255. White, 65535, is 257 times 255.
+        pixels = np.rint(np.array(image) / 257).astype(np.uint8)
+    else:
+        pixels = np.array(image if image.mode in ("L", "RGB") else image.convert("RGB"))
     return torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1)
 
 

@@ -1,0 +1,50 @@
+"""Whether two names of data sets stand for the same samples; no sample is read for it."""
+
+from pathlib import Path
+
+from fedkd_flwr.data.catalogue import DATASETS, FOLDER, hub_id_of
+from fedkd_flwr.data.folders import parts_of
+
+MOVED = {source.hub_id.partition("/")[2]: source.hub_id for source in DATASETS.values()}
+"""Sets of the hub by their names before they had an owner, under which it still finds them."""
+
+
+def share_samples(private: str, public: str, data_root: str = "") -> bool:
+    """Return whether two data sets share samples, as far as names and places tell.
+
+    Parameters
+    ----------
+    private : str
+        Name of a data set, as `fedkd_flwr.data.catalogue.dataset_name` returns it.
+    public : str
+        Another, of which a folder is taken whole, as it needs no labels.
+    data_root : str
+        Folder that holds Parquet data sets by hub id; empty for the hub.
+    """
+    if _plain(private, data_root) == _plain(public, data_root):
+        return True
+    return any(
+        ours.is_relative_to(theirs) or theirs.is_relative_to(ours)
+        for ours in _places(private, data_root, labelled=True)
+        for theirs in _places(public, data_root, labelled=False)
+    )
+
+
+def _plain(name: str, data_root: str) -> str:
+    """Return the one of several names of a data set that all of them come to."""
+    hub_id = hub_id_of(name)
+    if not hub_id:
+        # A member of a class is to be had as `module:object.member` and `module.object:member`.
+        return name.replace(":", ".")
+    return hub_id if data_root else MOVED.get(hub_id, hub_id).lower()
+
+
+def _places(name: str, data_root: str, labelled: bool) -> list[Path]:
+    """Return the files and folders on this machine that hold a data set."""
+    hub_id = hub_id_of(name)
+    if name.startswith(FOLDER):
+        path = Path(name.removeprefix(FOLDER))
+        places = parts_of(path) if labelled else [path]
+    else:
+        places = [Path(data_root).expanduser() / hub_id] if hub_id and data_root else []
+    return [place.resolve() for place in places]

@@ -1,0 +1,106 @@
+"""Folders of images: the numbers of their classes, what is passed over, and what is decoded."""
+
+import numpy as np
+import pytest
+from helpers import write_image_folder
+from PIL import Image
+
+from fedkd_flwr.data import sources
+from fedkd_flwr.data.catalogue import DataError, Wanted
+from fedkd_flwr.data.sources import load_images, load_own_data
+
+BRIGHTNESS = {"cat": 10, "dog": 100, "horse": 200}
+
+
+def write_pets(folder, pets):
+    """Write two images of each animal, of its brightness."""
+    names = np.repeat(pets, 2)
+    images = [np.full((8, 8), BRIGHTNESS[name], np.uint8) for name in names]
+    return write_image_folder(folder, images, names)
+
+
+def classes_by_brightness(found):
+    return {
+        (int(image[0, 0, 0]), int(k)) for image, k in zip(found.images, found.labels, strict=True)
+    }
+
+
+def save(folder, name, pixels):
+    folder.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(folder / name)
+
+
+# ---- Classes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lacking", ["train", "test"])
+def test_a_class_that_a_part_lacks_shifts_no_other(lacking, tmp_path):
+    for part in ("train", "test"):
+        write_pets(tmp_path / part, ["cat", "horse"] if part == lacking else list(BRIGHTNESS))
+    expected = {(10, 0), (100, 1), (200, 2)}
+    found = load_images(f"folder:{tmp_path}")
+    assert (classes_by_brightness(found), found.classes) == (expected, 3)
+    assert classes_by_brightness(load_own_data(tmp_path, (1, 8, 8), 3)) == expected
+    with pytest.raises(DataError, match="holds 3 folders; it needs one for each of the 2 classes"):
+        load_own_data(tmp_path, (1, 8, 8), 2)
+
+
+def test_folders_of_tools_are_no_classes(tmp_path):
+    for name in (".ipynb_checkpoints", "__MACOSX"):
+        save(tmp_path / name, "0.png", np.zeros((8, 8), np.uint8))
+        save(tmp_path / "dog" / name, "0.png", np.zeros((8, 8), np.uint8))
+    found = load_images(f"folder:{write_pets(tmp_path, ['cat', 'dog'])}")
+    assert (classes_by_brightness(found), len(found.labels)) == ({(10, 0), (100, 1)}, 4)
+    assert found.classes == 2
+    unlabelled = load_images(f"folder:{tmp_path}", "", Wanted(labelled=False))
+    assert len(unlabelled.images) == 4
+
+
+# ---- Files -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".bmp", ".gif", ".JPG", ".pgm", ".png", ".tif", ".tiff"])
+def test_whatever_pillow_opens_is_an_image(suffix, tmp_path):
+    save(tmp_path / "0", f"one{suffix}", np.full((8, 8), 100, np.uint8))
+    (tmp_path / "0" / f".one{suffix}").write_bytes(b"hidden")
+    (tmp_path / "0/notes.txt").write_text("no image")
+    found = load_own_data(tmp_path, (1, 8, 8), 1)
+    assert (len(found.images), int(found.images.max())) == (1, 100)
+    (tmp_path / "0" / f"two{suffix}").write_bytes(b"no image")
+    with pytest.raises(DataError, match=f"two{suffix}' is no readable"):
+        load_own_data(tmp_path, (1, 8, 8), 1)
+
+
+# ---- Pixels ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["grey.png", "grey.tif", "big-endian.tif"])
+def test_sixteen_bits_of_grey_become_eight(name, tmp_path):
+    wide = np.arange(0, 65536, 257, dtype=np.uint16).reshape(16, 16)
+    near = wide.astype(int) + np.where(wide < 65535, 128, 0)  # all but half of the way to the next
+    for number, pixels in enumerate((wide, near.astype(np.uint16))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        swapped = name.startswith("big")
+        mode, content = ("I;16B", pixels.astype(">u2")) if swapped else ("I;16", pixels)
+        Image.frombytes(mode, (16, 16), content.tobytes()).save(folder / name)
+    found = load_images(f"folder:{tmp_path}")
+    assert found.images.shape == (2, 1, 16, 16)
+    for image in found.images:
+        np.testing.assert_array_equal(image.flatten(), np.arange(256))
+
+
+@pytest.mark.parametrize(("dtype", "mode"), [(np.int32, "I"), (np.float32, "F")])
+def test_pixels_without_a_known_white_are_refused(dtype, mode, tmp_path):
+    save(tmp_path / "0", "depth.tif", np.ones((8, 8), dtype))
+    with pytest.raises(DataError, match=rf"depth\.tif' has pixels of 32 bits \(mode {mode}\)"):
+        load_images(f"folder:{tmp_path}")
+
+
+def test_what_an_older_decoder_has_kept_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDKD_CACHE", str(tmp_path / "cache"))
+    write_pets(tmp_path / "pets", ["cat", "dog"])
+    for version in (sources.DECODING, sources.DECODING, sources.DECODING + 1):
+        monkeypatch.setattr(sources, "DECODING", version)
+        load_own_data(tmp_path / "pets", (1, 8, 8), 2)
+    assert len(list((tmp_path / "cache/decoded").iterdir())) == 2
