@@ -114,7 +114,7 @@ def test_a_folder_of_images(own, tmp_path):
     pooled = load_images(f"folder:{parts}")
     assert np.bincount(pooled.labels).tolist() == [40, 40, 40]
     (tmp_path / "photos/0/0000.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"0000\.png.* is no readable PNG"):
+    with pytest.raises(DataError, match=r"0000\.png.* is no readable image file"):
         load_images(f"folder:{folder}", "", Wanted(shape=(3, 4, 4)))
 
 
