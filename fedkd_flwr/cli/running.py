@@ -316,7 +316,7 @@ def sweep(
         ),
     ] = None,
 ) -> None:
-    """Do the runs of a sweep that are not done yet."""
+    """Do the runs of a sweep that are not done yet; those that were stopped go on."""
     with one_clear_line():
         from fedkd_flwr.cli.sweeping import SweepDisplay
         from fedkd_flwr.sweeps import run_sweep, sweep_folder
