@@ -3,31 +3,16 @@
 import json
 
 import pytest
+from test_sweeps import TINY
 
 from fedkd_flwr.sweeps import read_sweep, run_sweep
 from strategies.kt_pfl import KTpFL
-
-SWEEP = """
-[base]
-dataset = "digits"
-max-samples = 300
-held-out-size = 40
-public-size = 20
-models = "mlp"
-num-clients = 3
-local-epochs = 1
-device = "cpu"
-torch-threads = 1
-
-[grid]
-seed = [0, 1]
-"""
 
 
 @pytest.fixture
 def sweep(tmp_path):
     path = tmp_path / "sweep.toml"
-    path.write_text(SWEEP)
+    path.write_text(TINY + "[grid]\nseed = [0, 1]\n")
     return path
 
 

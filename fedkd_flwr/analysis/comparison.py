@@ -8,6 +8,7 @@ splits. What cannot be compared is refused, and what is missing is said in the n
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -59,7 +60,11 @@ class Comparison:
 
     def reference(self, label: str, seed: int) -> Run | None:
         """Return the run of `local` that a run is held against; see `References`."""
-        return References(self.groups).of(label, seed)
+        return self._references.of(label, seed)
+
+    @cached_property
+    def _references(self) -> References:
+        return References(self.groups)
 
     def rendered(self) -> pd.DataFrame:
         """Return the table as text, under the headings that a reader sees."""
