@@ -21,6 +21,7 @@ from fedkd_flwr.clients.memory_files import (
     write_memories,
 )
 from fedkd_flwr.clients.state_dir import PROGRESS, newest_memory
+from fedkd_flwr.clients.unfinished import remove_notes
 
 
 class Archive:
@@ -91,6 +92,7 @@ class Archive:
         memories = {prefix_of(n): contexts[n] for n in sorted(changed)}
         write_memories(memory_file(self._folder, server_round), memories, places, durable=False)
         self._places, self._written = places, marks
+        remove_notes(self._folder)
 
 
 def _marks(contexts: Mapping[int, Context]) -> dict[int, MetricRecord]:

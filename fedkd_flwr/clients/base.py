@@ -27,6 +27,7 @@ from fedkd_flwr.clients import memory, state_dir
 from fedkd_flwr.clients.architectures import assigned_models
 from fedkd_flwr.clients.course import Course
 from fedkd_flwr.clients.node import read_node
+from fedkd_flwr.clients.unfinished import Unfinished
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.clients import (
     ClientData,
@@ -112,6 +113,7 @@ class PersonalClient(NumPyClient):
     def __init__(self, context: Context, run: RunConfig, settings: Settings) -> None:
         self.context = context
         self.course = Course()
+        self.unfinished = Unfinished()
         self.run = run
         self.settings: Any = settings
         self.node = read_node(context.node_config, run)
@@ -372,6 +374,7 @@ class PersonalClient(NumPyClient):
             state_dir.start_over(self.context, folder)
         else:
             state_dir.recall(self.context, folder, server_round, phase)
+        self.unfinished = state_dir.unfinished(self.context, folder, server_round)
         reply = yield from self.train(received, server_round, phase)
         if self.keeps_model:
             memory.save_model(self.context, "model", self.model)

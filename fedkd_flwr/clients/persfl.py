@@ -1,11 +1,13 @@
 """PersFL's client (Divi et al. 2021): keep the best teacher, then distil from it."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from logging import INFO, WARNING
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
@@ -20,11 +22,15 @@ from fedkd_flwr.training.loop import (
     epoch_batches,
     evaluate,
     gathered,
+    generators_of,
     require_finite,
 )
 from fedkd_flwr.training.losses import cross_entropy_to_teacher, kl_to_teacher
 from strategies.core.flower import log
 from strategies.persfl import CONSIDER, DIVERGED, PAIRS, PERSONALIZE, PersFLSettings
+
+BEST, RANDOM = "best/", "random/"
+"""How names begin in the notes of stage 2: of the best model's weights, of generators' states."""
 
 
 class SoftLoss(Protocol):
@@ -81,6 +87,67 @@ class Candidate:
     weights: dict[str, Tensor]
 
 
+@dataclass
+class Search:
+    """How far a client is with the pairs of the grid.
+
+    Attributes
+    ----------
+    counts : ndarray
+        Shape (pairs, 2): correct answers of each pair's model on validation and on test data,
+        `DIVERGED` for both where it is left out or not tried yet.
+    tried : int
+        Pairs that were tried, in the order of the grid.
+    best : Candidate or None
+        The best on validation data of those that converged.
+    """
+
+    counts: NDArray[np.int32]
+    tried: int = 0
+    best: Candidate | None = None
+
+    def add(self, candidate: Candidate | None) -> None:
+        """Take note of what came of the next pair: its model, or none if it diverged."""
+        self.tried += 1
+        if candidate is None:
+            return
+        self.counts[self.tried - 1] = candidate.validation.correct, candidate.test.correct
+        if self.best is None or _validated(candidate) > _validated(self.best):
+            self.best = candidate
+
+    def written(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return it as named tensors, and as what JSON holds."""
+        tensors = {"counts": torch.from_numpy(self.counts)}
+        if self.best is None:
+            return tensors, {"tried": self.tried}
+        numbers = {
+            "imitation": self.best.imitation,
+            "temperature": self.best.temperature,
+            "validation": asdict(self.best.validation),
+            "test": asdict(self.best.test),
+        }
+        tensors |= {f"{BEST}{name}": value for name, value in self.best.weights.items()}
+        return tensors, {"tried": self.tried, "best": numbers}
+
+    @classmethod
+    def read(cls, tensors: Mapping[str, Tensor], words: Mapping[str, Any]) -> "Search":
+        """Return what was `written`."""
+        search = cls(tensors["counts"].numpy(), words["tried"])
+        if best := words.get("best"):
+            search.best = Candidate(
+                best["imitation"],
+                best["temperature"],
+                Evaluation(**best["validation"]),
+                Evaluation(**best["test"]),
+                {
+                    name.removeprefix(BEST): value
+                    for name, value in tensors.items()
+                    if name.startswith(BEST)
+                },
+            )
+        return search
+
+
 class PersFLClient(ParameterClient):
     """FedAvg's client that watches the global models, and distils from the best at the end."""
 
@@ -110,7 +177,7 @@ class PersFLClient(ParameterClient):
             return self.choice()
         # Stage 2 failed here: the teacher is the best model that the client has.
         if memory.load_model(self.context, "teacher", self.model):
-            return {"teacher-round": memory.load_numbers(self.context, "teacher-choice")["round"]}
+            return {"teacher-round": self.teacher_choice()["round"]}
         # It never took part: what it has is the model that it began with.
         self.model.load_state_dict(self.new_model().state_dict())
         return {}
@@ -126,7 +193,7 @@ class PersFLClient(ParameterClient):
         loss = evaluate(self.model, self.data.validation_images, self.data.validation_labels).loss
         # NaN compares with nothing, and would stay the best for ever.
         loss = loss if math.isfinite(loss) else math.inf
-        best = memory.load_numbers(self.context, "teacher-choice")
+        best = self.teacher_choice()
         if best and self.settings.teacher == "optimal" and loss >= best["loss"]:
             return
         memory.save_model(self.context, "teacher", self.model)
@@ -136,6 +203,8 @@ class PersFLClient(ParameterClient):
 
     def personalize(self, server_round: int) -> Steps[NDArray[np.int32]]:
         """Distil from the teacher for every pair of the grid, keep the best on validation data.
+
+        Where a stop cut the same message short, it goes on after the last pair that was tried.
 
         Of the kept model remain ``lambda``, ``temperature`` and ``teacher-round``; for comparison
         the test accuracies ``global-accuracy`` of the final global model, which `model` is at
@@ -157,13 +226,12 @@ class PersFLClient(ParameterClient):
         teacher_accuracy = self.test_accuracy()
         teacher_weights = {name: value.clone() for name, value in self.model.state_dict().items()}
         teacher_logits = yield PredictJob(self.model, self.data.train_images)
-        best: Candidate | None = None
-        grid = self.settings.grid()
-        counts = np.full((len(grid), 2), DIVERGED, dtype=np.int32)
-        for position, (imitation, temperature) in enumerate(grid):
+        grid, search = self.settings.grid(), self.search_so_far()
+        for imitation, temperature in grid[search.tried :]:
             self.model.load_state_dict(teacher_weights)
-            place = position + 1, len(grid)
+            place = search.tried + 1, len(grid)
             log(INFO, "Client %d, stage 2: pair %d of %d", self.partition_id, *place)
+            candidate = None
             try:
                 candidate = yield from self.distilled(
                     teacher_logits, imitation, temperature, server_round
@@ -171,24 +239,44 @@ class PersFLClient(ParameterClient):
             except DivergedError as error:
                 pair = f"lambda {imitation:g} and T {temperature:g}"
                 log(WARNING, "Client %d: %s left out, %s", self.partition_id, pair, error)
-                continue
-            counts[position] = candidate.validation.correct, candidate.test.correct
-            if best is None or _validated(candidate) > _validated(best):
-                best = candidate
+            search.add(candidate)
+            self.note_search(search)
+        best = search.best
         if best is None:
             raise DivergedError("no pair converged; lower persfl.distillation-learning-rate")
         self.model.load_state_dict(best.weights)
         memory.save_model(self.context, "personalized", self.model)
-        teacher = memory.load_numbers(self.context, "teacher-choice")
         choice = {
             "lambda": best.imitation,
             "temperature": best.temperature,
-            "teacher-round": teacher["round"],
+            "teacher-round": self.teacher_choice()["round"],
             "teacher-accuracy": teacher_accuracy,
             "global-accuracy": global_accuracy,
         }
         memory.save_numbers(self.context, "choice", choice)
-        return counts
+        return search.counts
+
+    def search_so_far(self) -> Search:
+        """Return the search that a stop cut short, if it had this teacher; else a new one."""
+        noted = self.unfinished.noted()
+        if noted and _are_alike(noted[1]["teacher"], self.teacher_choice()):
+            tensors, words = noted
+            for number, generator in enumerate(generators_of(self.device)):
+                generator.set_state(tensors[f"{RANDOM}{number}"])
+            return Search.read(tensors, words)
+        shape = len(self.settings.grid()), 2
+        return Search(np.full(shape, DIVERGED, dtype=np.int32))
+
+    def note_search(self, search: Search) -> None:
+        """Note how far stage 2 is, so that the same message goes on from there after a stop."""
+        tensors, words = search.written()
+        for number, generator in enumerate(generators_of(self.device)):
+            tensors[f"{RANDOM}{number}"] = generator.get_state()
+        self.unfinished.note(tensors, {**words, "teacher": self.teacher_choice()})
+
+    def teacher_choice(self) -> dict[str, float]:
+        """Return the round that the teacher is from, and its loss; empty before there is one."""
+        return memory.load_numbers(self.context, "teacher-choice")
 
     def choice(self) -> dict[str, float]:
         """Return what remains of the kept pair; empty before stage 2."""
@@ -251,6 +339,12 @@ class PersFLGDClient(PersFLClient):
     """PersFL's client with cross-entropy as the soft loss (Eq. 7)."""
 
     soft_loss: SoftLoss = staticmethod(cross_entropy_to_teacher)
+
+
+def _are_alike(noted: Mapping[str, float], teacher: Mapping[str, float]) -> bool:
+    """Return whether two choices of a teacher are one; a GPU may repeat a round not to the bit."""
+    same_round = noted["round"] == teacher["round"]
+    return same_round and math.isclose(noted["loss"], teacher["loss"], rel_tol=1e-3)
 
 
 def _validated(candidate: Candidate) -> tuple[int, float]:

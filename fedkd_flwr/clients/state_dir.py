@@ -28,6 +28,7 @@ from fedkd_flwr.clients.memory_files import (
     round_of,
     write_memories,
 )
+from fedkd_flwr.clients.unfinished import Unfinished, remove_notes
 from strategies.core.flower import log
 
 PROGRESS = "progress"
@@ -81,6 +82,7 @@ def save_context(context: Context, folder: Path) -> None:
     """
     write_memories(memory_file(folder, remembered_round(context)), {"": context})
     (folder / FORGOTTEN).unlink(missing_ok=True)
+    remove_notes(folder, remembered_round(context))
     _remove_old_rounds(folder)
 
 
@@ -108,6 +110,7 @@ def forget_old_runs(current: Path, keep: int) -> None:
         (folder / FORGOTTEN).touch()
         for memory in folder.glob(MEMORIES):
             memory.unlink()
+        remove_notes(folder)
 
 
 def recall(context: Context, folder: Path | None, server_round: int, phase: str) -> None:
@@ -146,11 +149,32 @@ def recall(context: Context, folder: Path | None, server_round: int, phase: str)
         forget(context)
 
 
+def unfinished(context: Context, folder: Path | None, server_round: int) -> Unfinished:
+    """Return the notes on how far a client is with a message of a round.
+
+    Parameters
+    ----------
+    context : Context
+        A live one's memory is kept in its engine's archive, and the notes are there too.
+    folder : Path or None
+        The client's own folder of the run, if it has one.
+    server_round : int
+        The round of the message.
+    """
+    if folder is None:
+        return Unfinished()
+    place = _archive_beside(folder) if isinstance(context, LiveContext) else folder
+    return Unfinished(place, int(folder.parent.name), server_round)
+
+
 def start_over(context: Context, folder: Path | None) -> None:
     """Forget what a client remembers of a run, in its context and on disk."""
     forget(context)
-    for memory in folder.glob(MEMORIES) if folder else ():
+    if folder is None:
+        return
+    for memory in folder.glob(MEMORIES):
         memory.unlink()
+    remove_notes(folder)
 
 
 def load_context(context: Context, folder: Path, before_round: int) -> bool:

@@ -335,6 +335,17 @@ def computing_in(precision: str, device: str) -> AbstractContextManager[None]:
     return torch.autocast(torch.device(device).type, torch.bfloat16, cache_enabled=False)
 
 
+def generators_of(device: str) -> list[torch.Generator]:
+    """Return the process-wide generators that PyTorch draws from on a device: CPU's, and its."""
+    if not device.startswith("cuda"):
+        return [torch.default_generator]
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    return [
+        torch.default_generator,
+        torch.cuda.default_generators[torch.device(device).index or 0],
+    ]
+
+
 @contextmanager
 def seeded(device: str, seed: int, purpose: str, *indices: int) -> Iterator[None]:
     """Make PyTorch's own draws (initial weights, dropout) a function of seed and purpose.
@@ -343,11 +354,7 @@ def seeded(device: str, seed: int, purpose: str, *indices: int) -> Iterator[None
     do not feel each other. Only those of the CPU and of the device are touched: PyTorch's own
     `manual_seed` visits every kind of accelerator that there might be.
     """
-    generators = [torch.default_generator]
-    if device.startswith("cuda"):
-        index = torch.device(device).index or 0
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        generators.append(torch.cuda.default_generators[index])
+    generators = generators_of(device)
     number = int(random_generator(seed, purpose, *indices).integers(2**62))
     before = [generator.get_state() for generator in generators]
     for generator in generators:

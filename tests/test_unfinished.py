@@ -1,0 +1,156 @@
+"""PersFL's second stage cut short: its pairs are not tried again."""
+
+import pandas as pd
+import pytest
+import torch
+from helpers import client_of
+
+import fedkd_flwr
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.clients.persfl import PersFLClient
+from fedkd_flwr.clients.unfinished import NOTES, Unfinished
+from fedkd_flwr.config import read_config
+from fedkd_flwr.engines import resolve_output
+from fedkd_flwr.engines.starting import resumed
+from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.server_app import serve
+from fedkd_flwr.training.jobs import complete
+from strategies.persfl import PAIRS
+
+GRID = {"persfl.imitation": "0,0.5,1", "persfl.temperatures": "1,5"}
+PAIRS_TRIED = 5
+"""What `GRID` comes to."""
+
+
+@pytest.fixture
+def small(small):
+    return {**small, **GRID, "strategy": "persfl", "models": "mlp", "momentum": 0.0}
+
+
+class Attempts:
+    """Counts the pairs that clients try, and cuts the power at one of them."""
+
+    def __init__(self, monkeypatch, cut_at=None):
+        self.tried = []
+        original = PersFLClient.distilled
+
+        def distilled(client, logits, imitation, temperature, server_round):
+            if len(self.tried) == cut_at:
+                raise KeyboardInterrupt
+            self.tried.append((client.partition_id, imitation, temperature))
+            return original(client, logits, imitation, temperature, server_round)
+
+        monkeypatch.setattr(PersFLClient, "distilled", distilled)
+
+
+def assert_same(run, whole):
+    pd.testing.assert_frame_equal(run.table(PAIRS), whole.table(PAIRS))
+    for column in ("loss", "accuracy", "lambda", "temperature", "teacher_round"):
+        assert list(run.clients[column].dropna()) == list(whole.clients[column].dropna())
+
+
+@pytest.mark.parametrize(
+    ("models", "cohort", "cut_at", "left"),
+    [
+        ("mlp", "off", 0, 20),
+        ("mlp", "off", 7, 13),  # in the middle of the second client's
+        ("mlp", "on", 8, 15),  # side by side: the first of four clients notes its second pair
+        ("alexnet", "off", 2, 8),  # it draws what it drops; two clients
+    ],
+)
+def test_a_run_cut_in_stage_2_goes_on_after_the_last_pair(
+    models, cohort, cut_at, left, small, tmp_path, monkeypatch
+):
+    small |= {"models": models, "cohort": cohort}
+    if models == "alexnet":
+        small |= {"num-clients": 2, "max-samples": 200}
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        Attempts(patch, cut_at)
+        with pytest.raises(KeyboardInterrupt):
+            fedkd_flwr.run(small, output_dir=tmp_path / "cut")
+    with monkeypatch.context() as patch:
+        attempts = Attempts(patch)
+        finished = fedkd_flwr.resume(tmp_path / "cut")
+    assert len(attempts.tried) == left
+    assert_same(finished, whole)
+    assert not list((tmp_path / "cut").rglob(NOTES))
+
+
+def test_a_node_cut_in_stage_2_goes_on_too(small, tmp_path, monkeypatch):
+    """Its memory lies in its context, and in a folder of its own."""
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    configuration = resolve_output(
+        read_config({**small, "output-dir": str(tmp_path / "cut")}), tmp_path / "cut"
+    )
+    with monkeypatch.context() as patch:
+        Attempts(patch, cut_at=7)
+        with pytest.raises(KeyboardInterrupt):
+            serve(InProcessGrid(client_app, 4, configuration.flat()), configuration)
+    assert len(list((tmp_path / "cut").rglob(NOTES))) == 2
+    with monkeypatch.context() as patch:
+        attempts = Attempts(patch)
+        configuration = resumed(tmp_path / "cut")
+        finished = serve(InProcessGrid(client_app, 4, configuration.flat()), configuration)
+    # The first client was done, and the second had two pairs.
+    assert [[n for n, *_ in attempts.tried].count(n) for n in range(4)] == [0, 3, 5, 5]
+    assert_same(finished, whole)
+
+
+# ---- The notes -----------------------------------------------------------------------
+
+
+def noting_client(small, folder):
+    """Return a client with a teacher that notes its second stage in a folder."""
+    client = client_of(small)
+    client.unfinished = Unfinished(folder, client.partition_id, 2)
+    client.consider_teacher(0)
+    return client
+
+
+def personalized(client, monkeypatch):
+    """Let a client personalize; return its counts, and how many pairs it tried."""
+    with monkeypatch.context() as patch:
+        attempts = Attempts(patch)
+        counts = complete(client.personalize(server_round=2))
+    return counts.tolist(), len(attempts.tried)
+
+
+def cut_short(client, monkeypatch):
+    """Cut the power when a client has tried three pairs."""
+    with monkeypatch.context() as patch:
+        Attempts(patch, cut_at=3)
+        with pytest.raises(KeyboardInterrupt):
+            complete(client.personalize(server_round=2))
+
+
+def test_notes_of_another_teacher_are_passed_over(small, tmp_path, monkeypatch):
+    cut_short(noting_client(small, tmp_path), monkeypatch)
+    small |= {"persfl.teacher": "last"}
+    counts = []
+    for folder in (None, tmp_path):
+        client = noting_client(small, folder)
+        with torch.no_grad():
+            for parameter in client.model.parameters():
+                parameter.mul_(10)
+        client.consider_teacher(0)
+        result, tried = personalized(client, monkeypatch)
+        assert tried == PAIRS_TRIED
+        counts.append(result)
+    assert counts[0] == counts[1]
+
+
+def test_damaged_notes_are_passed_over_with_a_warning(small, tmp_path, monkeypatch, logged):
+    whole = personalized(noting_client(small, None), monkeypatch)
+    cut_short(noting_client(small, tmp_path), monkeypatch)
+    (notes,) = tmp_path.glob(NOTES)
+    notes.write_bytes(notes.read_bytes()[:100])
+    assert personalized(noting_client(small, tmp_path), monkeypatch) == whole
+    assert any("the message starts over" in line for line in logged())
+
+
+def test_a_disk_that_refuses_notes_costs_nothing_else(small, tmp_path, monkeypatch, logged):
+    whole = personalized(noting_client(small, None), monkeypatch)
+    (tmp_path / "file").write_text("in the way")
+    assert personalized(noting_client(small, tmp_path / "file"), monkeypatch) == whole
+    assert any("cannot be noted" in line for line in logged())
