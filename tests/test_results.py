@@ -59,6 +59,13 @@ def test_published_runs_compare_like_the_runs(scripts, small, tmp_path):
     assert kept["bytes_to_target"] == costs["bytes_to_target"]
     assert kept["seconds_to_target"] == pytest.approx(costs["seconds_to_target"], abs=0.01)
 
+    # Published in two parts, the second of which has one run anew.
+    publish_runs.write_json(runs[:1], tmp_path / "parts.json")
+    kept = publish_runs.others(runs[1:], tmp_path / "parts.json")
+    assert publish_runs.others(runs[:1], tmp_path / "parts.json") == []
+    publish_runs.write_json([*kept, *runs[1:]], tmp_path / "both.json")
+    assert (tmp_path / "both.json").read_text() == (tmp_path / "runs.json").read_text()
+
     lines = (runs[1].path / "clients.jsonl").read_text().splitlines()
     (runs[1].path / "clients.jsonl").write_text("\n".join(lines[:-1]) + "\n")
     lacking = [runs[0], fedkd_flwr.load_run(runs[1].path)]

@@ -1,18 +1,21 @@
 """Turn finished runs on the same splits into what is committed: a small JSON file.
 
-    python docs/results/publish_runs.py RUNS OUTPUT
+    python docs/results/publish_runs.py [--add] RUNS OUTPUT
 
 writes OUTPUT.json: what the runs have in common, and of each run its own settings, mean accuracy
 by round, accuracy of every client after the last round and of every client that came after the
-training, traffic and seconds. Then all tables are written anew, as by
+training, traffic and seconds. With ``--add`` the file keeps what it holds of other runs, so that a
+long sweep can be published in parts. Then all tables are written anew, as by
 ``python docs/results/check_tables.py --write``. A new table is what a page asks for, such as
 ``<!-- from: tables.comparison OUTPUT.json --><!-- end -->``.
 """
 
+import argparse
 import functools
 import json
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -92,7 +95,15 @@ def published(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def write_json(runs: list[Run], output: Path) -> None:
+def line(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
+    """Return what is kept of a run, which may have been published before; see `published`."""
+    if not isinstance(run, PublishedRun):
+        return published(run, shared)
+    settings = {name: value for name, value in run.settings.items() if name not in shared}
+    return {**run.kept, "settings": settings}
+
+
+def write_json(runs: Sequence[Run], output: Path) -> None:
     """Write what is kept of runs, one line each, beside the settings that they share."""
     settings = [defining_settings(run.config) for run in runs]
     shared = {
@@ -100,7 +111,7 @@ def write_json(runs: list[Run], output: Path) -> None:
         for name, value in settings[0].items()
         if all(other.get(name) == value for other in settings)
     }
-    rows = ",\n".join(json.dumps(published(run, shared)) for run in runs)
+    rows = ",\n".join(json.dumps(line(run, shared)) for run in runs)
     text = f'{{"shared": {json.dumps(shared)},\n"runs": [\n{rows}\n]}}\n'
     json.loads(text)
     output.write_text(text)
@@ -222,13 +233,27 @@ def read_published(path: Path) -> list[PublishedRun]:
 # ---- The command -----------------------------------------------------------------------
 
 
-def main(folder: Path, output: Path) -> None:
+def others(runs: Iterable[Run], file: Path) -> list[PublishedRun]:
+    """Return the runs of a published file that are none of these by their settings."""
+    settings = [defining_settings(run.config) for run in runs]
+    return [run for run in read_published(file) if run.settings not in settings]
+
+
+def main(folder: Path, output: Path, add: bool) -> None:
     """Publish a folder of runs, and write all tables anew."""
-    groups = fedkd_flwr.compare(folder).groups
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_json([run for group in groups.values() for run in group], output.with_suffix(".json"))
+    file = output.with_suffix(".json")
+    opened = [run for group in fedkd_flwr.compare(folder).groups.values() for run in group]
+    runs = [*others(opened, file), *opened] if add else opened
+    # Refuses runs on other splits than those that are there.
+    fedkd_flwr.compare(runs)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(runs, file)
     subprocess.run([sys.executable, HERE / "check_tables.py", "--write"], check=True)
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:3]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--add", action="store_true", help="keep the other runs of OUTPUT.json")
+    parser.add_argument("folder", type=Path, metavar="RUNS")
+    parser.add_argument("output", type=Path, metavar="OUTPUT")
+    main(**vars(parser.parse_args()))
