@@ -11,6 +11,7 @@ Differences from the paper
 - The server takes a step on all pairs of one client at once, client by client, ``server-epochs``
   times over; the paper one on each pair, once.
 - A client is evaluated with the head that it has trained further on its own data.
+- Momentum lives on from round to round, the head's too, though the head itself is replaced.
 - Models of different widths agree on one by a linear layer of their own. The paper's models do.
 """
 

@@ -66,11 +66,11 @@ class FedKMASettings(Settings):
     Attributes
     ----------
     similarity_weight : float
-        lambda of Eq. 12, between how alike (1) and how well (0) clients predict.
+        lambda of Eq. 12, between how alike (1) and how well (0) clients predict; not in ``fednas``.
     as_printed : bool
-        Whether rows of M follow Eq. 11 to the letter.
+        Whether rows of M follow Eq. 11 to the letter; not in ``fednas``.
     sharpness : float
-        beta: weights are exp(-beta times the distance); 1 is the paper.
+        beta: weights are exp(-beta times the distance); 1 is the paper. Not in ``fednas``.
     alpha_optimizer : str
         ``sgd`` with the run's momentum (§V-A), or ``adam``, as in DARTS.
     alpha_learning_rate, alpha_weight_decay : float

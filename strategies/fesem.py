@@ -19,14 +19,19 @@ Differences from the paper
   over models of former rounds too: the server keeps no client's model.
 - A client that has not replied yet is sent the mean of all models of the last round.
 - Only weights count for the distance, not the statistics of batch normalization.
+- Centers are chosen once, so that a first round with fewer repliers than centers leaves the others
+  where nobody is; fewer clients a round than centers are refused.
 """
 
 from collections.abc import Sequence
+from logging import WARNING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strategies.clusters import ClusteredStrategy, ClusterSettings
+from strategies.core.flower import log
+from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
 from strategies.parameters import Model
@@ -94,6 +99,17 @@ class FeSEM(ClusteredStrategy):
     settings_type = FeSEMSettings
     settings: FeSEMSettings
 
+    @classmethod
+    def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
+        """Refuse more clusters than clients of a round, on whose models the centers are put."""
+        super().check_plan(plan, settings)
+        clusters = ClusterSettings.model_validate(settings).clusters
+        if clusters > plan.sample_size:
+            raise ImpossiblePlanError(
+                f"fesem.clusters = {clusters} is more than the {plan.sample_size} clients of a "
+                "round."
+            )
+
     def begin(self, initial: Arrays) -> None:
         """Start with all centers at the initial global model."""
         super().begin(initial)
@@ -125,6 +141,14 @@ class FeSEM(ClusteredStrategy):
         generator = random_generator(self.plan.seed, "first-centers", server_round)
         seed = int(generator.integers(2**31))
         weights = [model[WEIGHTS] for model in models]
-        for center, chosen in enumerate(first_centers(weights, self.settings.clusters, seed)):
+        positions = first_centers(weights, self.settings.clusters, seed)
+        if len(positions) < self.settings.clusters:
+            log(
+                WARNING,
+                "Round %d: %d clusters in use, for want of replies",
+                server_round,
+                len(positions),
+            )
+        for center, chosen in enumerate(positions):
             for kind, rows in self.centers.items():
                 rows[center] = models[chosen][kind]

@@ -63,11 +63,11 @@ class KTpFLSettings(DistillationSettings):
     temperature : float
         T of the soft predictions.
     knowledge_weight : float
-        lambda of Eq. 4, the weight of the knowledge term in the step on c.
+        lambda of Eq. 4, the weight of the knowledge term in the step on c; ``kt-pfl`` alone.
     rho : float
-        Pull of c towards 1/N, Eq. 4.
+        Pull of c towards 1/N, Eq. 4; ``kt-pfl`` alone.
     coefficient_learning_rate : float
-        eta_3, step size on c, Eq. 7.
+        eta_3, step size on c, Eq. 7; ``kt-pfl`` alone.
     top_k : int
         Givers of each client in ``topk-pfl``.
     """

@@ -14,6 +14,7 @@ Differences from the paper
   paper's models are alike and share two or more of their last layers.
 - Clients start from heads of their own, and there is no FedAvg beforehand, from whose model the
   paper's better results start.
+- Momentum lives on from round to round, the head's too, though the head itself is replaced.
 - A client is evaluated with its own body and the mean head, the paper's *local test*. Its test on
   new clients by an ensemble, and its adversarial term for fair representations, are left out.
 """

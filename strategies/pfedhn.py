@@ -19,8 +19,8 @@ Differences from the paper
 - Only weights are generated; statistics of batch normalization are averaged as in FedAvg.
 - The head has ``hidden-size`` numbers for each weight of the client's model, and momentum as many.
 - Clients train as the run config says; the paper's 50 iterations are ``local-iterations = 50``.
-- A new client's embedding alone is fitted, by the same steps, as in the paper's section on clients
-  that were not there in training; the hypernetwork stays.
+- A new client's embedding alone is fitted, as in the paper's section on clients that were not there
+  in training; the hypernetwork stays. Its steps are by its own product, which no mean shortens.
 """
 
 from collections.abc import Sequence

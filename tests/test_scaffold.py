@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from two_clients import (
     CHANGES,
     assert_same_models,
     gradient,
+    loss_of,
     sizes_of,
     training_data,
     witnessed,
@@ -23,14 +25,16 @@ def small(small):
 
 
 def by_hand(start, images, labels, shift, momentum=0.0):
-    """Take three steps along ``gradient + shift``; return the end and the mean gradient."""
-    weights, velocity, gradients, distances = start, np.zeros_like(start), [], []
+    """Take three steps along ``gradient + shift``; return the end, mean gradient and mean loss."""
+    weights, velocity, gradients, losses = start, np.zeros_like(start), [], []
     for _ in range(3):
+        losses.append(float(loss_of(torch.from_numpy(np.array(weights)), images, labels)))
         gradients.append(gradient(weights, images, labels))
         velocity = momentum * velocity + gradients[-1] + shift
         weights = weights - np.float32(0.2) * velocity
     distances = [1 + momentum + momentum**2, 1 + momentum, 1]
-    return weights, np.average(gradients, axis=0, weights=distances).astype(np.float32)
+    mean_gradient = np.average(gradients, axis=0, weights=distances).astype(np.float32)
+    return weights, mean_gradient, np.mean(losses)
 
 
 # ---- The update ----------------------------------------------------------------------
@@ -50,9 +54,12 @@ def test_steps_are_corrected_and_control_variates_are_mean_gradients(momentum, s
             sent, returned = run.down[t, "train", n], run.up[t, "train", n]
             np.testing.assert_allclose(sent["weights"], model, atol=2e-6)
             np.testing.assert_allclose(sent["control"], control, atol=2e-6)
-            end, renewed = by_hand(model, *data[n], control - own[n], momentum)
+            end, renewed, loss = by_hand(model, *data[n], control - own[n], momentum)
             np.testing.assert_allclose(returned["weights"], end, atol=2e-6)
             np.testing.assert_allclose(returned["control"], renewed - own[n], atol=2e-6)
+            # What the correction adds to the objective is no loss.
+            reported = run.metrics[t, "train", n]["train-loss"]
+            assert reported == pytest.approx(loss, abs=1e-5)
             ends.append(end)
             own[n] = renewed
         assert np.abs(control - own[0]).max() > 1e-3

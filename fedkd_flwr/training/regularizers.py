@@ -37,7 +37,7 @@ class Proximal:
 
 @dataclass(frozen=True)
 class Linear:
-    """Cross-entropy plus ``<direction, w>``, which adds the direction to the gradient.
+    """Cross-entropy whose gradient is that of itself plus ``<direction, w>``: the direction more.
 
     Attributes
     ----------
@@ -54,7 +54,8 @@ class Linear:
             parameter * part
             for parameter, part in zip(model.parameters(), self.tensors, strict=True)
         )
-        return cross_entropy(model, images, labels) + products
+        # The product itself says nothing: where it is 0 is arbitrary.
+        return cross_entropy(model, images, labels) + products - products.detach()
 
 
 def _sum_over(parts: Iterable[Tensor]) -> Tensor:

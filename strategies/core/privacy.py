@@ -5,10 +5,11 @@ everybody who reads its messages, the server included. Whatever private data the
 its messages are (epsilon, delta)-indistinguishable from those of a client with any other data:
 local differential privacy of a whole client, over all rounds in which it released predictions.
 
-What is not covered: the number of its training samples, the model's name, and the counts of
-correct answers that it reports when it is evaluated, all of which leave it as they are. Its
-training losses, and the cluster it chose, stay with it while there is noise. The analysis is
-for real numbers; floating-point noise is only close to them.
+What is not covered: the number of its training samples, the model's name, and what it reports
+when it is evaluated, which all leave it as they are: counts of correct answers and mean losses on
+test and validation data, and what ``measures`` asks for. Its training losses, and the cluster it
+chose, stay with it while there is noise. The analysis is for real numbers; floating-point noise is
+only close to them.
 """
 
 from functools import lru_cache
