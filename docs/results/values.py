@@ -39,6 +39,11 @@ def distance(file: Path, method: str, over: str = "") -> str:
     return f"{100 * abs(_gains(file, method, over).mean()):.1f}"
 
 
+def from_paper(file: Path, method: str, percent: str) -> str:
+    """Return the mean accuracy less what a paper prints in percent, in points."""
+    return in_points([_of_seeds(file, method)["accuracy"].mean() - float(percent) / 100])
+
+
 def exchanged(file: Path, method: str) -> str:
     """Return what is exchanged in a run, both ways, in bytes."""
     return in_bytes(_of_seeds(file, method)["bytes"].mean())
