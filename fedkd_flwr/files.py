@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
@@ -55,7 +56,9 @@ def write_arrays(
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        save_file(dict(arrays), temporary, dict(metadata or {}))
+        # What is not laid out row by row would be written in the order of its bytes.
+        in_order = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+        save_file(in_order, temporary, dict(metadata or {}))
     except SafetensorError as error:
         raise OSError(str(error)) from error
     if durable:

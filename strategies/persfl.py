@@ -35,7 +35,14 @@ from pydantic import Field, field_validator
 from strategies.core.flower import log
 from strategies.core.membership import ClientInfo
 from strategies.core.plan import PlanSettings, Settings
-from strategies.core.replies import Arrays, Due, InvalidReplyError, Metric, Reply
+from strategies.core.replies import (
+    Arrays,
+    Due,
+    InvalidReplyError,
+    Metric,
+    Reply,
+    TooFewRepliesError,
+)
 from strategies.fedavg import AveragingSettings, FedAvg
 from strategies.parameters import Model
 
@@ -209,6 +216,12 @@ class PersFL(FedAvg):
         clients, grid = self.reachable(), self.settings.grid()
         log(INFO, "Stage 2: %d pairs of lambda and T at each client", len(grid))
         personalized = self.personalized(clients)
+        if len(personalized) < self.plan.min_replies:
+            raise TooFewRepliesError(
+                f"Stage 2 has {len(personalized)} valid replies and min-replies is "
+                f"{self.plan.min_replies}; {self.completed_rounds} rounds are complete, and "
+                "round-timeout has to cover stage 2, which a resumed run goes on with."
+            )
         self.pairs = [
             {"round": server_round, **row}
             for n, reply in personalized.items()

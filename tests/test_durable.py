@@ -5,10 +5,12 @@ import pytest
 from conftest import SMALL
 from flwr.app import Context, RecordDict
 from helpers import client_of, run_with
+from safetensors.numpy import load_file
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients import memory
+from fedkd_flwr.files import write_arrays
 from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 from strategies.core.privacy import privacy_spent
@@ -33,6 +35,22 @@ def test_a_round_that_is_cut_off_and_repeated_costs_privacy_twice(small, tmp_pat
     # Round 1 once, round 2 twice, round 3 once.
     expected = [privacy_spent(5.0, releases, 1e-5) for releases in (1, 3, 4)]
     np.testing.assert_allclose(resumed.rounds["epsilon"], expected)
+
+
+def test_a_file_of_arrays_gives_back_what_lies_in_another_order(tmp_path):
+    image = np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4)
+    arrays = {
+        "plain": image,
+        "transposed": image[0, 0].T,
+        "channels last": np.ascontiguousarray(image.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2),
+        "every second": image[..., ::2],
+        "a number": np.array(3.0),
+    }
+    write_arrays(tmp_path / "file.safetensors", arrays)
+    found = load_file(tmp_path / "file.safetensors")
+    for name, array in arrays.items():
+        assert found[name].shape == array.shape
+        np.testing.assert_array_equal(found[name], array)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])

@@ -6,6 +6,8 @@ from flwr.app import Array, ConfigRecord
 from helpers import Witness, breaking, raising, replacing, run_with
 
 from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.clients.node import read_node
+from fedkd_flwr.config import read_config
 from fedkd_flwr.grids.in_process import InProcessGrid
 from strategies.core.replies import TooFewRepliesError
 
@@ -247,3 +249,17 @@ def test_a_surplus_node_says_so_and_is_left_out(small, tmp_path, logged):
 def test_the_runs_own_public_hash_goes_before_the_majority(small, tmp_path):
     with pytest.raises(TooFewRepliesError, match="holds another public set"):
         run_with(client_app, small, tmp_path / "run", **{"public-hash": "0" * 64})
+
+
+@pytest.mark.parametrize(
+    ("node_config", "sentence"),
+    [
+        ({}, "this node's partition-id is missing in its config; it should be a whole number"),
+        ({"partition-id": "two"}, "this node's partition-id is two in its config"),
+        ({"partition-id": 0, "keep-runs": -1}, "this node's keep-runs is -1 in its config"),
+        ({"partition-id": 0, "keep-runs": "all"}, "this node's keep-runs is all in its config"),
+    ],
+)
+def test_a_node_whose_config_has_no_number_where_one_is_due_says_so(node_config, sentence, small):
+    with pytest.raises(ValueError, match=sentence):
+        read_node(node_config, read_config(small).run)

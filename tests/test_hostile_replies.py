@@ -4,9 +4,11 @@ Each round client 1 spoils all its replies, to train and to be evaluated, in ano
 has to end with the numbers of one in which that client raises an error instead.
 """
 
+import io
+
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
@@ -14,6 +16,8 @@ from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.server_app import serve
 from strategies.core.measures import MEANS
+from strategies.core.replies import Due, InvalidReplyError, checked_arrays, error_reason
+from strategies.core.traffic import count_numbers
 
 LIAR = 1
 
@@ -187,6 +191,49 @@ def test_a_lie_in_a_second_exchange_costs_only_the_liar(strategy, small, tmp_pat
     assert last["accuracy"].notna().all()
     for matrix in finished.matrices.values():
         assert np.isfinite(matrix).all()
+
+
+def npy(header):
+    """Return the bytes of a NumPy file with a header of one's own."""
+    text = header.encode().ljust(118) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def npz():
+    file = io.BytesIO()
+    np.savez(file, a=np.zeros(3))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"made up",
+        npz(),
+        npz()[:60],
+        npy("{'descr': ('<f4'"),
+        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999999,), }"),
+    ],
+)
+def test_bytes_that_are_no_array_are_refused(data):
+    array = Array(dtype="float32", shape=(3,), stype="numpy.ndarray", data=data)
+    with pytest.raises(InvalidReplyError, match=r"^a (cannot be decoded|is no array)"):
+        checked_arrays({"a": array}, {"a": Due((3,))})
+
+
+@pytest.mark.parametrize("shape", [(-5,), (2, -(10**30)), (10**6,) * 10**5])
+def test_a_shape_that_is_no_array_s_counts_for_nothing(shape):
+    array = Array(dtype="float32", shape=shape, stype="numpy.ndarray", data=b"12345678")
+    assert count_numbers({"a": array}) == 0
+
+
+@pytest.mark.parametrize("reason", ["", " ", "\n \n"])
+def test_an_error_without_a_word_has_a_reason_all_the_same(reason):
+    message = Message(RecordDict(), 1, "train")
+    assert (
+        error_reason(Message(Error(1, reason), reply_to=message)) == "it failed: it gave no reason"
+    )
 
 
 def test_what_a_client_says_when_it_is_met_is_checked_too(small, tmp_path):

@@ -8,7 +8,7 @@ import torch
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.config import read_config
+from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import resolve_output
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.methods import METHODS
@@ -141,6 +141,30 @@ def test_a_full_disk_says_how_to_go_on(small, tmp_path, monkeypatch):
     monkeypatch.undo()
     resumed = fedkd_flwr.resume(tmp_path / "cut")
     assert list(resumed.rounds["loss_mean"]) == list(whole.rounds["loss_mean"])
+
+
+def test_a_disk_that_is_full_at_the_very_end_says_so_and_the_run_ends_later(
+    small, tmp_path, monkeypatch
+):
+    settings = settings_for("local", small)
+    write_json = RunDirectory._write_json
+
+    def refuse(directory, name, content):
+        if name == "summary.json":
+            raise OSError(28, "No space left on device")
+        write_json(directory, name, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "_write_json", refuse)
+        with pytest.raises(RunDirectoryError, match="cannot be written: No space left on device"):
+            fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    assert fedkd_flwr.resume(tmp_path / "run").finished
+
+
+def test_another_method_with_settings_of_its_own_is_refused(small, tmp_path):
+    fedkd_flwr.run({**small, "strategy": "local", "models": "mlp"}, output_dir=tmp_path / "run")
+    with pytest.raises(ConfigError, match="strategy would differ"):
+        fedkd_flwr.resume(tmp_path / "run", strategy="examples.own_method:nearest")
 
 
 @pytest.mark.parametrize("strategy", ["kt-pfl", "fedkma"])

@@ -1,20 +1,26 @@
 """PersFL's second stage cut short: its pairs are not tried again."""
 
+import errno
+
 import pandas as pd
 import pytest
 import torch
 from helpers import client_of
 
 import fedkd_flwr
+from fedkd_flwr import runs
 from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.clients import persfl
 from fedkd_flwr.clients.persfl import PersFLClient
 from fedkd_flwr.clients.unfinished import NOTES, Unfinished
 from fedkd_flwr.config import read_config
 from fedkd_flwr.engines import resolve_output
 from fedkd_flwr.engines.starting import resumed
 from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import serve
 from fedkd_flwr.training.jobs import complete
+from strategies.core.replies import TooFewRepliesError
 from strategies.persfl import PAIRS
 
 GRID = {"persfl.imitation": "0,0.5,1", "persfl.temperatures": "1,5"}
@@ -95,6 +101,74 @@ def test_a_node_cut_in_stage_2_goes_on_too(small, tmp_path, monkeypatch):
     # The first client was done, and the second had two pairs.
     assert [[n for n, *_ in attempts.tried].count(n) for n in range(4)] == [0, 3, 5, 5]
     assert_same(finished, whole)
+    assert not list((tmp_path / "cut").rglob(NOTES))
+
+
+def test_a_full_disk_at_the_end_of_the_round_costs_no_pair(small, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    small |= {"num-server-rounds": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.directory, "write_checkpoint", full)
+        with pytest.raises(RunDirectoryError, match="No space left"):
+            fedkd_flwr.run(small, output_dir=tmp_path / "run")
+    with monkeypatch.context() as patch:
+        attempts = Attempts(patch)
+        fedkd_flwr.resume(tmp_path / "run")
+    assert attempts.tried == []
+
+
+def test_it_goes_on_with_a_device_whose_generator_was_not_noted(small, tmp_path, monkeypatch):
+    """As from a CPU to a GPU."""
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        Attempts(patch, cut_at=7)
+        with pytest.raises(KeyboardInterrupt):
+            fedkd_flwr.run(small, output_dir=tmp_path / "cut")
+    both = [torch.default_generator, torch.Generator()]
+    monkeypatch.setattr(persfl, "generators_of", lambda device: both)
+    assert_same(fedkd_flwr.resume(tmp_path / "cut"), whole)
+
+
+# ---- What stage 2 leaves where it fails ------------------------------------------------
+
+
+def failing_at(monkeypatch, *clients):
+    """Let stage 2 fail at some clients."""
+    original = PersFLClient.distilled
+
+    def distilled(client, logits, imitation, temperature, server_round):
+        if client.partition_id in clients:
+            raise RuntimeError("out of memory")
+        return original(client, logits, imitation, temperature, server_round)
+
+    monkeypatch.setattr(PersFLClient, "distilled", distilled)
+
+
+def test_too_few_replies_in_stage_2_stop_the_run_which_goes_on(small, tmp_path, monkeypatch):
+    small |= {"min-replies": 3}
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        failing_at(patch, 0, 2)
+        with pytest.raises(TooFewRepliesError, match="Stage 2 has 2 valid replies and min-replies"):
+            fedkd_flwr.run(small, output_dir=tmp_path / "cut")
+    with monkeypatch.context() as patch:
+        attempts = Attempts(patch)
+        finished = fedkd_flwr.resume(tmp_path / "cut")
+    assert {n for n, *_ in attempts.tried} == {0, 2}
+    assert_same(finished, whole)
+
+
+def test_a_grown_run_forgets_who_it_had_personalized(small, tmp_path, monkeypatch):
+    """Who fails in the new second stage is evaluated with its teacher."""
+    fedkd_flwr.run(small, output_dir=tmp_path / "run")
+    failing_at(monkeypatch, 1)
+    grown = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=3)
+    whole = fedkd_flwr.run({**small, "num-server-rounds": 3}, output_dir=tmp_path / "whole")
+    rows = [run.clients[run.clients["round"] == 3] for run in (grown, whole)]
+    assert list(rows[0]["accuracy"]) == list(rows[1]["accuracy"])
+    assert rows[0]["lambda"].isna().tolist() == [False, True, False, False]
 
 
 # ---- The notes -----------------------------------------------------------------------

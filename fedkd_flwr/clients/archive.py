@@ -92,7 +92,8 @@ class Archive:
         memories = {prefix_of(n): contexts[n] for n in sorted(changed)}
         write_memories(memory_file(self._folder, server_round), memories, places, durable=False)
         self._places, self._written = places, marks
-        remove_notes(self._folder)
+        # Those of this round stay until its checkpoint is written.
+        remove_notes(self._folder, server_round)
 
 
 def _marks(contexts: Mapping[int, Context]) -> dict[int, MetricRecord]:

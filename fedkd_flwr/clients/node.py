@@ -68,9 +68,10 @@ def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
     Raises
     ------
     ValueError
-        If the run has no such partition; the server then leaves the node out.
+        If a number is missing or none, or the run has no such partition; the server then leaves
+        the node out.
     """
-    partition_id = int(node_config["partition-id"])
+    partition_id = _whole_number(node_config, "partition-id")
     if not 0 <= partition_id < run.plan.num_clients:
         raise ValueError(
             f"this node is surplus: its partition-id {partition_id} is none of the run's "
@@ -83,8 +84,22 @@ def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
         model=str(node_config.get("model", "")),
         state_folder=state_folder / str(partition_id) if state_folder else None,
         models_folder=_folder(node_config.get("models-dir", run.models_dir)),
-        runs_kept=int(str(node_config.get("keep-runs", RUNS_KEPT))),
+        runs_kept=_whole_number({"keep-runs": RUNS_KEPT, **node_config}, "keep-runs"),
     )
+
+
+def _whole_number(node_config: Mapping[str, Any], key: str) -> int:
+    """Return a number of a node's config.
+
+    Raises
+    ------
+    ValueError
+        If it is missing, or no whole number of at least 0.
+    """
+    text = str(node_config.get(key, "missing"))
+    if not text.isdecimal():
+        raise ValueError(f"this node's {key} is {text} in its config; it should be a whole number")
+    return int(text)
 
 
 def _folder(name: object) -> Path | None:

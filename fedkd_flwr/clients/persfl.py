@@ -173,7 +173,8 @@ class PersFLClient(ParameterClient):
         """Evaluate the global model in stage 1, the personalized one in stage 2."""
         if received:
             return super().prepare_evaluation(received, server_round)
-        if memory.load_model(self.context, "personalized", self.model):
+        if self.personalized_in() == server_round:
+            memory.load_model(self.context, "personalized", self.model)
             return self.choice()
         # Stage 2 failed here: the teacher is the best model that the client has.
         if memory.load_model(self.context, "teacher", self.model):
@@ -254,7 +255,13 @@ class PersFLClient(ParameterClient):
             "global-accuracy": global_accuracy,
         }
         memory.save_numbers(self.context, "choice", choice)
+        # A run that grows has a second stage in a later round again.
+        memory.save_numbers(self.context, "personalized-in", {"round": server_round})
         return search.counts
+
+    def personalized_in(self) -> int:
+        """Return the round after which the client was personalized, 0 for none."""
+        return int(memory.load_numbers(self.context, "personalized-in").get("round", 0))
 
     def search_so_far(self) -> Search:
         """Return the search that a stop cut short, if it had this teacher; else a new one."""
@@ -262,7 +269,9 @@ class PersFLClient(ParameterClient):
         if noted and _are_alike(noted[1]["teacher"], self.teacher_choice()):
             tensors, words = noted
             for number, generator in enumerate(generators_of(self.device)):
-                generator.set_state(tensors[f"{RANDOM}{number}"])
+                # It may go on with another device, whose generator has no state here.
+                if f"{RANDOM}{number}" in tensors:
+                    generator.set_state(tensors[f"{RANDOM}{number}"])
             return Search.read(tensors, words)
         shape = len(self.settings.grid()), 2
         return Search(np.full(shape, DIVERGED, dtype=np.int32))

@@ -2,8 +2,8 @@
 
 A client's memory is written when its round is complete. Where a single message takes hours, as in
 PersFL's second stage, that would lose all of them to a stop; so the client notes besides how far it
-is, where its memory of the run is kept. An engine removes the notes once the round is complete. A
-node, whose server may have to repeat the round, does so in a later one.
+is, where its memory of the run is kept. Since the round may have to be repeated, the notes go in a
+later one, or with the end of the run where they are in its directory.
 """
 
 import json

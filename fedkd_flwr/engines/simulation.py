@@ -86,7 +86,7 @@ def _follow(
     on_line: LineListener | None,
 ) -> str:
     """Run ``flwr run``, pass on its log and the rounds that appear; return the telling line."""
-    told = read_checkpoint(directory).completed_rounds
+    told, seen, rows = read_checkpoint(directory).completed_rounds, 0, directory / "rounds.jsonl"
     telling = "it said nothing"
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -101,6 +101,11 @@ def _follow(
                 telling = words
             if on_round is None:
                 continue
+            size = rows.stat().st_size if rows.exists() else 0
+            # There are many more lines than rounds, and all rounds are read again.
+            if size == seen:
+                continue
+            seen = size
             for row in Run(directory).round_rows[told:]:
                 on_round(row)
                 told += 1

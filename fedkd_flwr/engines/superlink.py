@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,6 +80,7 @@ def _wait_until_healthy(process: "subprocess.Popen[bytes]", port: str) -> None:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
                 return
-        except urllib.error.URLError:
+        # Also what a server says that is not ready yet: no answer in time, a reset connection.
+        except OSError:
             time.sleep(0.2)
     raise RuntimeError("Flower's SuperLink did not start on this machine.")

@@ -62,12 +62,16 @@ class PromptGrid(MessageGrid):
         deadline = math.inf if timeout is None else started_at + timeout
         missing = set(self.push_messages(messages))
         replies: list[Message] = []
-        while missing and time.monotonic() < deadline:
+        while missing:
             new = list(self.pull_messages(missing))
             replies += new
             missing -= {reply.metadata.reply_to_message_id for reply in new}
+            now = time.monotonic()
+            if now >= deadline:
+                break
             if missing:
-                time.sleep(self.pause(time.monotonic() - started_at))
+                # The last look is at the deadline, whatever the pause would be.
+                time.sleep(min(self.pause(now - started_at), deadline - now))
         return replies
 
     def pause(self, waited: float) -> float:

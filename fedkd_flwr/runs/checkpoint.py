@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedkd_flwr.clients.memory_files import MEMORIES, needed_files
+from fedkd_flwr.clients.unfinished import NOTES
 from fedkd_flwr.files import write_arrays
 from fedkd_flwr.runs.reading import damaged
 
@@ -107,8 +108,11 @@ def _part(arrays: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any
 def keep_last_memories(run_directory: Path) -> None:
     """Remove all but the newest memory of every client, where they are in the run directory.
 
-    While a run goes on, two are kept, since the newest round may have to be repeated.
+    While a run goes on, two are kept, since the newest round may have to be repeated, and notes on
+    what is unfinished.
     """
+    for notes in clients_folder(run_directory).rglob(NOTES):
+        notes.unlink()
     memories = set(clients_folder(run_directory).rglob(MEMORIES))
     needed = map(needed_files, {memory.parent for memory in memories})
     for memory in memories.difference(*needed):

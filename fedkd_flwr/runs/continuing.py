@@ -84,9 +84,9 @@ def changed_settings(run: Run, wanted: Configuration) -> Changes:
     """
     recorded = recorded_config(run)
     changes = {
-        key: (recorded[key], value)
+        key: (recorded.get(key), value)
         for key, value in wanted.flat().items()
-        if key not in OF_THE_CALL and value != recorded[key]
+        if key not in OF_THE_CALL and value != recorded.get(key)
     }
     refused = [key for key in changes if key not in MAY_CHANGE]
     if refused:

@@ -22,7 +22,8 @@ finished each round's matrices are files of their own in ``matrices/``.
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from logging import INFO
 from pathlib import Path
 from time import monotonic
@@ -31,11 +32,13 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
-from fedkd_flwr.files import write_text
+from fedkd_flwr.clients.unfinished import NOTES
+from fedkd_flwr.files import write_arrays, write_text
 from fedkd_flwr.runs.checkpoint import (
     Checkpoint,
+    clients_folder,
     keep_last_memories,
     notes_file,
     read_checkpoint,
@@ -200,11 +203,8 @@ class RunDirectory:
         RunDirectoryError
             If the disk refuses.
         """
-        try:
+        with self._writing():
             write_notes(self.path, state)
-        except OSError as error:
-            reason = error.strerror or error
-            raise RunDirectoryError(f"{self.path} cannot be written: {reason}.") from error
 
     def global_model(self, server_round: int) -> dict[str, NDArray[Any]]:
         """Read the global model of a round.
@@ -222,17 +222,19 @@ class RunDirectory:
             raise damaged(file, str(error), remedy) from None
 
     def finish(self) -> Run:
-        """Gather the matrices, write the summary, and return the finished run."""
+        """Gather the matrices, write the summary, and return the finished run.
+
+        Raises
+        ------
+        RunDirectoryError
+            If the disk refuses; the run can be resumed, and comes to its end at once.
+        """
         run = Run(self.path)
-        matrices = run.matrices
-        if matrices:
-            temporary = self.path / ".matrices.npz"
-            np.savez_compressed(temporary, **matrices)  # type: ignore[arg-type]
-            temporary.replace(self.path / "matrices.npz")
-            shutil.rmtree(self.path / "matrices", ignore_errors=True)
-        keep_last_memories(self.path)
-        summary = summarize(run, self.seconds)
-        self._write_json("summary.json", summary)
+        with self._writing():
+            self._gather_matrices(run)
+            keep_last_memories(self.path)
+            summary = summarize(run, self.seconds)
+            self._write_json("summary.json", summary)
         for observer in self.observers:
             observer.run_finished(summary)
         self.close()
@@ -246,7 +248,8 @@ class RunDirectory:
         """
         for observer in self.observers:
             observer.run_stopped()
-        if not self._is_new or self._has_rounds or notes_file(self.path).exists():
+        noted = notes_file(self.path).exists() or any(clients_folder(self.path).rglob(NOTES))
+        if not self._is_new or self._has_rounds or noted:
             return
         self.close()
         for file in (self.path / "config.json", *self.path.glob("*.jsonl")):
@@ -269,11 +272,8 @@ class RunDirectory:
 
     def _describe(self, configuration: "Configuration") -> None:
         """Write down what makes the directory that of a run."""
-        try:
+        with self._writing():
             self._write_json("config.json", describe_run(configuration))
-        except OSError as error:
-            reason = error.strerror or error
-            raise RunDirectoryError(f"{self.path} cannot be written: {reason}.") from None
 
     def _continue(self, configuration: "Configuration") -> Checkpoint:
         """Bring the files to where the checkpoint is, and note what changes."""
@@ -288,10 +288,12 @@ class RunDirectory:
             remedy = f"the run cannot go on: remove {self.path} and do it again"
             raise damaged(server_file(self.path), "it is missing", remedy)
         run.require_rounds(completed)
-        self._forget_after(completed)
+        with self._writing():
+            self._forget_after(completed)
         self._require_matrices(run, completed)
-        (self.path / "summary.json").unlink(missing_ok=True)
-        self._note_continuation(run, completed, changes)
+        with self._writing():
+            (self.path / "summary.json").unlink(missing_ok=True)
+            self._note_continuation(run, completed, changes)
         self._seconds_before = checkpoint.seconds
         return checkpoint
 
@@ -329,6 +331,15 @@ class RunDirectory:
         with (self.path / name).open("a") as file:
             file.write(_as_lines(rows))
 
+    def _gather_matrices(self, run: Run) -> None:
+        matrices = run.matrices
+        if not matrices:
+            return
+        temporary = self.path / ".matrices.npz"
+        np.savez_compressed(temporary, **matrices)  # type: ignore[arg-type]
+        temporary.replace(self.path / "matrices.npz")
+        shutil.rmtree(self.path / "matrices", ignore_errors=True)
+
     def _keep_matrix(self, name: str, server_round: int, matrix: NDArray[Any]) -> None:
         folder = self.path / "matrices"
         folder.mkdir(exist_ok=True)
@@ -337,8 +348,16 @@ class RunDirectory:
     def _save_global_model(self, server_round: int, strategy: "PersonalizedStrategy") -> None:
         folder = self.path / "models"
         folder.mkdir(exist_ok=True)
-        arrays = dict(strategy.global_model())
-        save_file(arrays, folder / f"global-{server_round:06d}.safetensors")
+        write_arrays(folder / f"global-{server_round:06d}.safetensors", strategy.global_model())
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Say in one sentence that the disk refuses what is written meanwhile."""
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            raise RunDirectoryError(f"{self.path} cannot be written: {reason}.") from error
 
     def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
         write_text(self.path / name, json.dumps(content, indent=2, allow_nan=False) + "\n")

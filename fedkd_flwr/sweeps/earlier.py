@@ -20,7 +20,7 @@ from fedkd_flwr.runs import (
 )
 from fedkd_flwr.runs.lock import lock_directory
 
-EXTRAS = ("models-dir", "measures", "tracker")
+EXTRAS = ("models-dir", "keep-best", "measures", "tracker")
 """Keys that no number of a run depends on, and that leave something more of it."""
 
 
@@ -108,9 +108,9 @@ def done_without(run: Run, values: Mapping[str, Scalar]) -> list[str]:
     """
 
     def lacks(key: str) -> bool:
+        if key in ("models-dir", "keep-best"):
+            return bool(values[key]) and not run.config.get(key)
         had, asked = str(run.config.get(key, "")), str(values[key])
-        if key == "models-dir":
-            return bool(asked) and not had
         return not set(filter(None, asked.split(","))) <= set(had.split(","))
 
     return [key for key in EXTRAS if lacks(key)]

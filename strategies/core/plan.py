@@ -71,8 +71,8 @@ class PlanSettings(Slice):
     connect_timeout : float
         Seconds to wait for N clients before the first round.
     round_timeout : float
-        Seconds to wait for the replies to one exchange. Where clients train side by side in one
-        process they are waited for to the end.
+        Seconds to wait for the replies to one exchange, of which PersFL's second stage is one.
+        Clients that train in one process are waited for to the end, but with ``cohort`` off.
     """
 
     num_clients: int = Field(default=8, ge=0)

@@ -199,8 +199,11 @@ def _checked_array(name: str, array: Array, due: Due) -> NDArray[Any]:
         raise InvalidReplyError(f"{name} is larger than its shape {shape} allows")
     try:
         values = array.numpy()
-    except (TypeError, ValueError, EOFError, OSError, MemoryError) as error:
+    # What numpy raises on bytes that somebody made up is nothing one could list.
+    except Exception as error:
         raise InvalidReplyError(f"{name} cannot be decoded ({shortened(error)})") from error
+    if not isinstance(values, np.ndarray):
+        raise InvalidReplyError(f"{name} is no array")
     if values.shape != shape or values.dtype != due.dtype:
         raise InvalidReplyError(
             f"{name} holds {values.dtype} of shape {values.shape}, not {due.dtype} of {shape}"
@@ -236,7 +239,7 @@ def checked_metrics(numbers: Mapping[str, Any], allowed: Iterable[Metric]) -> di
 
 def error_reason(message: Message) -> str:
     """Return why a client failed, in one line of at most `LONGEST_REASON` characters."""
-    lines = (message.error.reason or "it gave no reason").strip().splitlines()
+    lines = (message.error.reason or "").strip().splitlines() or ["it gave no reason"]
     return textwrap.shorten(f"it failed: {lines[-1]}", LONGEST_REASON)
 
 

@@ -7,6 +7,9 @@ from flwr.app import Array
 
 from strategies.core.replies import Payload
 
+MOST_DIMENSIONS = 64
+"""Of an array in NumPy."""
+
 
 @dataclass
 class Traffic:
@@ -77,7 +80,15 @@ class Traffic:
 
 def count_numbers(payload: Payload) -> int:
     """Return how many numbers the arrays of a payload hold, whatever shape they claim."""
-    return sum(min(math.prod(array.shape), len(array.data)) for array in payload.values())
+    return sum(_numbers_in(array) for array in payload.values())
+
+
+def _numbers_in(array: Array) -> int:
+    """Return how many numbers an array holds; none where its shape is no array's."""
+    shape = array.shape
+    if len(shape) > MOST_DIMENSIONS or min(shape, default=0) < 0:
+        return 0
+    return min(math.prod(shape), len(array.data))
 
 
 def count_bytes(payload: Payload) -> int:
