@@ -1,11 +1,15 @@
 """A grid that looks for replies by itself: soon, ever less often, and not beyond the timeout."""
 
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
+from urllib.error import URLError
 
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedkd_flwr.engines import superlink
 from fedkd_flwr.grids.prompt import LONGEST_PAUSE, SHORTEST_PAUSE, PromptGrid
 
 
@@ -47,8 +51,31 @@ def test_who_does_not_reply_in_time_is_not_waited_for():
     assert [reply.metadata.src_node_id for reply in replies] == [1]
 
 
+def test_the_last_look_is_at_the_deadline():
+    """A pause that would go beyond it is cut short, and what came meanwhile is taken."""
+    grid = PromptGrid(SlowNodes())
+    grid.pause = lambda waited: 5.0
+    started_at = time.monotonic()
+    replies = grid.send_and_receive(messages_to(1, 2), timeout=0.3)
+    assert [reply.metadata.src_node_id for reply in replies] == [1, 2]
+    assert time.monotonic() - started_at < 3
+
+
 def test_a_look_comes_late_by_a_share_of_the_wait():
     grid = PromptGrid(SlowNodes())
     assert grid.pause(0.0) == SHORTEST_PAUSE
     assert grid.pause(20.0) == pytest.approx(1.0)
     assert grid.pause(3600.0) == LONGEST_PAUSE
+
+
+def test_a_superlink_that_is_slow_to_answer_is_asked_again(monkeypatch):
+    answers = iter([URLError("refused"), TimeoutError("timed out"), ConnectionResetError(), None])
+
+    def urlopen(address, timeout):
+        if error := next(answers):
+            raise error
+        return nullcontext()
+
+    monkeypatch.setattr(superlink.urllib.request, "urlopen", urlopen)
+    superlink._wait_until_healthy(SimpleNamespace(poll=lambda: None), "1")
+    assert next(answers, "none left") == "none left"

@@ -60,6 +60,7 @@ def test_published_runs_compare_like_the_runs(scripts, small, tmp_path):
     assert kept["seconds_to_target"] == pytest.approx(costs["seconds_to_target"], abs=0.01)
 
     # Published in two parts, the second of which has one run anew.
+    assert publish_runs.others(runs, tmp_path / "parts.json") == []
     publish_runs.write_json(runs[:1], tmp_path / "parts.json")
     kept = publish_runs.others(runs[1:], tmp_path / "parts.json")
     assert publish_runs.others(runs[:1], tmp_path / "parts.json") == []

@@ -14,6 +14,7 @@ from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import load_run
 from fedkd_flwr.runs.lock import lock_directory
 from fedkd_flwr.sweeps import read_sweep, run_name, run_sweep
+from fedkd_flwr.sweeps.earlier import done_without
 
 ROOT = Path(__file__).parent.parent
 SWEEPS = sorted((ROOT / "conf" / "sweeps").glob("*.toml"))
@@ -270,7 +271,9 @@ def test_a_folder_aside_that_cannot_be_written_costs_its_run_alone(sweep, tmp_pa
 
 def test_a_finished_run_says_what_it_was_done_without(sweep, tmp_path, told):
     settings, folder = {"strategy": "local"}, tmp_path / "runs"
-    run_sweep(sweep, folder, settings=settings)
+    (run, *_) = run_sweep(sweep, folder, settings=settings)
+    assert done_without(run, run.config) == []
+    assert done_without(run, {**run.config, "keep-best": True}) == ["keep-best"]
     asked = {**settings, "measures": "calibration"}
     run_sweep(sweep, folder, on_run=told.append, settings=asked, save_models=True)
     assert [progress.done_without for progress in told] == [("models-dir", "measures")] * 2

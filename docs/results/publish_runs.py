@@ -234,7 +234,9 @@ def read_published(path: Path) -> list[PublishedRun]:
 
 
 def others(runs: Iterable[Run], file: Path) -> list[PublishedRun]:
-    """Return the runs of a published file that are none of these by their settings."""
+    """Return the runs of a published file, if there is one, that are none of these by settings."""
+    if not file.exists():
+        return []
     settings = [defining_settings(run.config) for run in runs]
     return [run for run in read_published(file) if run.settings not in settings]
 

@@ -348,7 +348,8 @@ class RunDirectory:
     def _save_global_model(self, server_round: int, strategy: "PersonalizedStrategy") -> None:
         folder = self.path / "models"
         folder.mkdir(exist_ok=True)
-        write_arrays(folder / f"global-{server_round:06d}.safetensors", strategy.global_model())
+        file = folder / f"global-{server_round:06d}.safetensors"
+        write_arrays(file, strategy.global_model(), durable=False)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
