@@ -200,12 +200,12 @@ def _words(kind: type[Slice], name: str) -> Sequence[str]:
 HEADER = """# Settings
 
 What `fedkd run -c KEY=VALUE`, presets and `[tool.flwr.app.config]` may hold. Written by
-`fedkd list settings > docs/settings.md`, from the declarations in the code.
+`fedkd list settings > docs/reference/settings.md`, from the declarations in the code.
 """
 
 
 def in_markdown(sections: Iterable[Section]) -> str:
-    """Return the page docs/settings.md, a table for each section."""
+    """Return the page docs/reference/settings.md, a table for each section."""
     return "\n".join([HEADER, *(_table(section) for section in sections)])
 
 

@@ -98,8 +98,10 @@ def test_the_in_process_engine_takes_no_federation_config():
 
 
 def test_the_page_of_settings_is_what_the_command_prints():
-    page = (ROOT / "docs" / "settings.md").read_text()
-    assert page == command("list", "settings").stdout, "fedkd list settings > docs/settings.md"
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text()
+    assert page == command("list", "settings").stdout, (
+        "fedkd list settings > docs/reference/settings.md"
+    )
     for name in known_names():
         assert f"| `{name}` |" in page
 

@@ -28,7 +28,11 @@ def commands_below(heading):
 
 
 def test_every_method_has_its_row_and_its_module_a_page():
-    rows = [line for line in (ROOT / "docs/methods.md").read_text().splitlines() if "|" in line]
+    rows = [
+        line
+        for line in (ROOT / "docs/reference/methods.md").read_text().splitlines()
+        if "|" in line
+    ]
     names = [name for row in rows for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]
     assert {name for name in names if name in METHODS} == set(METHODS)
     shown = (ROOT / "pages/api/methods.md").read_text() + (
@@ -51,7 +55,10 @@ def test_what_the_api_pages_show_is_there():
 
 def test_every_guide_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2]
-    guides = [f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")]
+    folders = ("tutorials", "how-to", "reference", "explanation")
+    pages = [page for folder in folders for page in (ROOT / "docs" / folder).glob("*.md")]
+    guides = [str(page.relative_to(ROOT)) for page in pages]
+    assert guides
     assert [guide for guide in guides if guide not in navigation] == []
 
 
@@ -66,7 +73,7 @@ def test_the_site_loads_nothing_from_elsewhere(tmp_path):
     built = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     pages = list(tmp_path.rglob("*.html"))
-    assert (tmp_path / "docs" / "compare" / "index.html") in pages
+    assert (tmp_path / "docs" / "how-to" / "compare" / "index.html") in pages
     assert {tag for page in pages for tag in LOADED.findall(page.read_text())} == set()
 
 

@@ -110,7 +110,7 @@ def _say_names(title: str, names: Iterable[str]) -> None:
 
 
 def _list_settings(method: str) -> None:
-    """Show settings in paragraphs on a terminal, else as the page docs/settings.md."""
+    """Show settings in paragraphs on a terminal, else as the page docs/reference/settings.md."""
     from fedkd_flwr.settings_reference import in_markdown, settings_reference
 
     sections = settings_reference(method)

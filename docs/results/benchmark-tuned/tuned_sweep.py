@@ -1,6 +1,6 @@
 """Tune every method on validation data alone, then run the chosen settings on fresh seeds.
 
-    python docs/results/compare/tuned_sweep.py conf/compare/fashion-mnist-same.toml dirichlet \
+    python docs/results/benchmark-tuned/tuned_sweep.py conf/compare/fashion-mnist-same.toml dirichlet \
         data-root=DATA_ROOT
 
 tries the settings of `grid.toml` on the tuning seed, writes what each reached on validation data
@@ -97,7 +97,7 @@ def main(preset: Path, partition: str, settings: dict[str, Scalar]) -> None:
     sweep.parent.mkdir(exist_ok=True)
     comment = (
         "Each method with the settings that its validation data chose on the tuning seed;\n"
-        "written by docs/results/compare/tuned_sweep.py."
+        "written by docs/results/benchmark-tuned/tuned_sweep.py."
     )
     base = {"preset": f"../{preset.name}", "partition": partition}
     sweep.write_text(sweep_text(base, best_of_each(scores), SEEDS, comment))
