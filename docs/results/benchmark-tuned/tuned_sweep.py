@@ -1,12 +1,12 @@
-"""Tune every method on validation data alone, then run the chosen settings on fresh seeds.
+r"""Tune every method on validation data alone, then run the chosen settings on fresh seeds.
 
-    python docs/results/benchmark-tuned/tuned_sweep.py conf/compare/fashion-mnist-same.toml dirichlet \
-        data-root=DATA_ROOT
+    python docs/results/benchmark-tuned/tuned_sweep.py \
+        conf/compare/fashion-mnist-same.toml dirichlet data-root=DATA_ROOT
 
-tries the settings of `grid.toml` on the tuning seed, writes what each reached on validation data
-to ``fashion-mnist-same-dirichlet-tuning.json`` beside this file and the best of each method to
-``conf/compare/chosen/fashion-mnist-same-dirichlet.toml``, and does the sweep of that file. Runs
-are kept under ``runs/compare``; a second call goes on where the first stopped.
+The script tries the settings in `grid.toml` on the tuning seed. It writes their validation
+accuracy to ``fashion-mnist-same-dirichlet-tuning.json`` beside this file, and the best setting of
+each method to ``conf/compare/chosen/fashion-mnist-same-dirichlet.toml``. Then it runs that sweep.
+Runs are kept under ``runs/compare``. A second call resumes where the first stopped.
 """
 
 import json
