@@ -28,6 +28,7 @@ _EXPORTS = {
     "ConfigError": "fedkd_flwr.config",
     "METHODS": "fedkd_flwr.methods",
     "register": "fedkd_flwr.methods",
+    "name_objects": "fedkd_flwr.objects",
 }
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "cross",
     "load_model",
     "load_run",
+    "name_objects",
     "personalize",
     "register",
     "resume",

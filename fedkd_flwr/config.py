@@ -21,7 +21,7 @@ from fedkd_flwr.hints import either, suggestions
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
 from fedkd_flwr.models.registry import model_name
 from fedkd_flwr.models.settings import ModelSettings
-from fedkd_flwr.own import is_own
+from fedkd_flwr.own import is_of_this_process, is_own
 from fedkd_flwr.trackers.settings import TrackerSettings
 from fedkd_flwr.training.settings import TrainingSettings
 from strategies.core.plan import PlanSettings, RunPlan, Settings
@@ -314,26 +314,33 @@ def known_names(own: Method | None = None) -> list[str]:
     return [*RunConfig.flat_keys(), OWN_SETTINGS, *dict.fromkeys(of_methods)]
 
 
-def require_importable(strategy: str, place: str) -> None:
-    """Refuse a method that other processes cannot find, since it has a name in this one alone.
+def require_importable(configuration: Configuration, place: str) -> None:
+    """Refuse a method, model, data set or partition that exists in this process alone.
 
     Parameters
     ----------
-    strategy : str
-        Name of the method.
+    configuration : Configuration
+        The run config.
     place : str
         What has other processes, for the message.
 
     Raises
     ------
     ConfigError
-        If it is such a method.
+        If the config names one.
     """
-    if strategy in REGISTERED:
+    if (strategy := configuration.run.strategy) in REGISTERED:
         raise ConfigError(
             f"{strategy} is registered in this process, and {place} other ones: keep what "
             "register returns in a module, and set strategy to module:object."
         )
+    for key, value in configuration.flat().items():
+        for name in str(value).split(","):
+            if is_of_this_process(name):
+                raise ConfigError(
+                    f"{key} = {name} is an object of this process, and {place} other ones: put "
+                    f"it in a module, and set {key} to module:object."
+                )
 
 
 def _unknown(name: str, flat: Mapping[str, Any], known: Sequence[str]) -> str:

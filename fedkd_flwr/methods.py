@@ -279,7 +279,10 @@ METHODS: dict[str, Method] = {
 
 
 REGISTERED: dict[str, Method] = {}
-"""Methods of the user's own, by the names that `register` was given in this process."""
+"""Custom methods, by the names that `register` was given in this process."""
+
+NAME = re.compile(r"[a-z][a-z0-9-]*")
+"""Names that a custom method may have."""
 
 
 def find_method(name: str) -> Method:
@@ -342,7 +345,7 @@ def register(
     from fedkd_flwr.clients.base import PersonalClient
     from strategies.base import PersonalizedStrategy
 
-    if not re.fullmatch(r"[a-z][a-z0-9-]*", name) or name in METHODS:
+    if not NAME.fullmatch(name) or name in METHODS:
         raise OwnError(
             f"{name!r} cannot be registered: small letters, digits and dashes, and not the name "
             "of a built-in method"
@@ -375,7 +378,7 @@ def _require_own_table(name: str, settings: "type[Settings]") -> None:
     from strategies.core.plan import Settings
 
     _require_subclass(name, "settings", settings, Settings)
-    if not re.fullmatch(r"[a-z][a-z0-9-]*", settings.table):
+    if not NAME.fullmatch(settings.table):
         raise OwnError(f"{name}: {settings.__name__} needs a table, such as table = {name!r}")
     for method in METHODS.values():
         built_in = method.strategy.settings_type

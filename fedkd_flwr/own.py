@@ -1,20 +1,33 @@
-"""A researcher's own objects by name: ``my_package.nets:TinyNet`` in a run config.
+"""Custom objects by name: ``my_package.nets:TinyNet`` in a run config.
 
-Whatever a run config may name so is imported where it is used: in this process, in Ray's and on
-the nodes of a federation. Nothing is ever imported that a reply names, or a file that somebody
-else may have written.
+The object is imported where it is used: in this process, in Ray's processes and on the nodes of
+a federation. A name that comes in a reply or from somebody else's file is never imported.
+
+An object that no module holds, such as a lambda or an array, has a name of the form
+``object:NAME``, which is valid in this process alone.
 """
 
 import re
+import sys
+from operator import attrgetter
 from pkgutil import resolve_name
 from typing import Any
 
 _DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 _OWN = re.compile(f"{_DOTTED}:{_DOTTED}", re.ASCII)
 
+OBJECT = "object"
+"""Stands in place of the module in the names of objects that no module holds."""
+
+OF_THIS_PROCESS = (OBJECT, "__main__")
+"""What a name begins with that other processes cannot find."""
+
+HELD: dict[str, Any] = {}
+"""Objects that were given to this process, by their names ``object:NAME``."""
+
 
 class OwnError(ValueError):
-    """An object of one's own that cannot be had, or is not what it should be; one sentence."""
+    """A custom object that cannot be imported or used; the message is one sentence."""
 
 
 def is_own(name: str) -> bool:
@@ -22,32 +35,51 @@ def is_own(name: str) -> bool:
     return _OWN.fullmatch(name) is not None
 
 
+def is_of_this_process(name: str) -> bool:
+    """Return whether a name stands for an object that other processes cannot find."""
+    return is_own(name) and name.partition(":")[0] in OF_THIS_PROCESS
+
+
+def not_held(names: str) -> list[str]:
+    """Return those of some names, separated by commas, whose objects this process lacks."""
+    return [name for name in names.split(",") if name.startswith(f"{OBJECT}:") and name not in HELD]
+
+
 def find_own(name: str) -> Any:
-    """Import an object.
+    """Return the object of a name.
 
     Parameters
     ----------
     name : str
-        As ``module:object``, both with dots where they lie in another.
+        As ``module:object``, where both may contain dots.
 
     Raises
     ------
     OwnError
-        If the module cannot be imported, or holds no such object.
+        If the module cannot be imported or has no such object, or if the name stands for an
+        object of another process.
     """
+    if name in HELD:
+        return HELD[name]
     module, _, member = name.partition(":")
+    if module == OBJECT:
+        raise OwnError(
+            f"{name} is a Python object that was passed in another process: pass it again to "
+            "fedkd_flwr.run or resume under the same setting, or first call "
+            "fedkd_flwr.name_objects with it"
+        )
     try:
         return resolve_name(name)
     except AttributeError as error:
         raise OwnError(f"{name}: {module} holds no {member} ({error})") from error
-    # The module is the user's, and may raise anything.
+    # A user's module may raise anything.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise OwnError(f"{name}: {module} cannot be imported here ({reason})") from error
 
 
 def find_callable(name: str, signature: str) -> Any:
-    """Import something that can be called.
+    """Return the callable object of a name.
 
     Parameters
     ----------
@@ -65,3 +97,31 @@ def find_callable(name: str, signature: str) -> Any:
     if not callable(found):
         raise OwnError(f"{name} is a {type(found).__name__}, and should be callable: {signature}")
     return found
+
+
+def name_in_module(thing: Any) -> str | None:
+    """Return the name ``module:object`` of a class or function; None if no module holds it."""
+    module, member = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", "")
+    name = f"{module}:{member}"
+    if not is_own(name) or module not in sys.modules:
+        return None
+    try:
+        found = attrgetter(member)(sys.modules[module])
+    except AttributeError:
+        return None
+    return name if found is thing else None
+
+
+def hold(thing: Any, label: str) -> str:
+    """Keep an object in this process, and return its name.
+
+    Parameters
+    ----------
+    thing : object
+        Replaces the one that was kept under the same label before.
+    label : str
+        How it is called in names; characters that no identifier has are left out.
+    """
+    name = f"{OBJECT}:{re.sub(r'[^A-Za-z0-9_]', '', label) or 'unnamed'}"
+    HELD[name] = thing
+    return name

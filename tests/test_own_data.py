@@ -44,10 +44,10 @@ def a_table(labels=(0, 1, 0), samples=((1, 2), (3, 4), (5, 6))):
 
 
 CASES = {
-    "three_parts": (lambda: (1, 2, 3), r"returns a tuple; it should be \(\) -> \(samples"),
-    "nothing": (lambda: None, "returns a NoneType"),
-    "words": (lambda: a_table(samples="abc"), "returns a str that is no array of numbers"),
-    "ragged": (lambda: a_table(samples=[[1], [2, 3], [4]]), "returns a list that is no array"),
+    "three_parts": (lambda: (1, 2, 3), r"gives a tuple; it should be \(\) -> \(samples"),
+    "nothing": (lambda: None, "gives a NoneType"),
+    "words": (lambda: a_table(samples="abc"), "gives a str that is no array of numbers"),
+    "ragged": (lambda: a_table(samples=[[1], [2, 3], [4]]), "gives a list that is no array"),
     "few_labels": (lambda: a_table((0, 1)), r"samples \(3, 2\) and labels \(2,\)"),
     "no_sample": (lambda: (np.empty((0, 3)), np.empty(0)), r"samples \(0, 3\)"),
     "flat": (lambda: a_table(samples=(1, 2, 3)), r"samples \(3,\)"),

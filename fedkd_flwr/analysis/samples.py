@@ -2,7 +2,7 @@
 
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import ClientData, load_client
-from fedkd_flwr.runs import Run
+from fedkd_flwr.runs import Run, recorded_config
 
 
 def client_data(run: Run, partition_id: int) -> ClientData:
@@ -25,4 +25,4 @@ def client_data(run: Run, partition_id: int) -> ClientData:
     ConfigError, DataError
         If this version of the project cannot rebuild the run's data on this machine.
     """
-    return load_client(read_config(run.config).run.data_plan, partition_id)
+    return load_client(read_config(recorded_config(run)).run.data_plan, partition_id)

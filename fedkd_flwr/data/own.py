@@ -1,4 +1,7 @@
-"""Data of a user's own, as a function returns it: samples of any shape, and their classes."""
+"""Custom data, as a function returns it: samples of any shape, and their classes."""
+
+import hashlib
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,13 +19,14 @@ def call_for_data(name: str) -> tuple[Tensor, Tensor]:
     Parameters
     ----------
     name : str
-        Where it is, as ``module:object``. What it returns has to be the same wherever and
-        whenever it is called.
+        The function, as ``module:object``. It has to return the same data in the same order
+        wherever and whenever it is called.
 
     Returns
     -------
     samples : Tensor
-        Shape (n, ...), uint8 images (n, channels, height, width) as they are, all else as float32.
+        Shape (n, ...); images (n, channels, height, width) in uint8 stay as they are, everything
+        else becomes float32.
     labels : Tensor
         Shape (n,), int64, at least 0.
 
@@ -37,46 +41,73 @@ def call_for_data(name: str) -> tuple[Tensor, Tensor]:
         raise DataError(str(error)) from error
     try:
         returned = load()
-    # The function is the user's, and may raise anything.
+    # A user's function may raise anything.
     except Exception as error:
         text = " ".join(str(error).split())
         raise DataError(f"{name}() fails: {type(error).__name__}: {text}") from error
-    if not isinstance(returned, tuple | list) or len(returned) != 2:
-        raise DataError(f"{name}() returns a {type(returned).__name__}; it should be {SIGNATURE}")
-    samples, labels = (_tensor(name, part) for part in returned)
+    return as_data_set(f"{name}()", returned)
+
+
+def as_data_set(name: str, given: object) -> tuple[Tensor, Tensor]:
+    """Return samples and labels as tensors, after checking them.
+
+    Parameters
+    ----------
+    name : str
+        What they come from, for messages.
+    given : object
+        A pair of arrays, tensors or nested lists.
+
+    Raises
+    ------
+    DataError
+        If it is no such pair; in one sentence.
+    """
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise DataError(f"{name} gives a {type(given).__name__}; it should be {SIGNATURE}")
+    samples, labels = (_tensor(name, part) for part in given)
     return _checked_samples(name, samples, labels), _checked_labels(name, labels)
 
 
-def _tensor(name: str, part: object) -> Tensor:
+def content_digest(samples: Tensor, labels: Tensor) -> str:
+    """Return the SHA-256 of type, shape and content of a data set, 64 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for part in (samples, labels):
+        digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
+        digest.update(part.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def _tensor(name: str, part: Any) -> Tensor:
     try:
         return torch.as_tensor(np.asarray(part) if not isinstance(part, Tensor) else part).cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"{name}() returns a {type(part).__name__} that is no array of numbers"
+            f"{name} gives a {type(part).__name__} that is no array of numbers"
         ) from error
 
 
 def _checked_samples(name: str, samples: Tensor, labels: Tensor) -> Tensor:
     if samples.dim() < 2 or samples[:1].numel() == 0 or labels.shape != samples.shape[:1]:
         raise DataError(
-            f"{name}() returns samples {tuple(samples.shape)} and labels {tuple(labels.shape)}; "
+            f"{name} gives samples {tuple(samples.shape)} and labels {tuple(labels.shape)}; "
             f"it should be {SIGNATURE}"
         )
     is_image = samples.dim() == 4 and samples.shape[1] in (1, 3)
     if samples.dtype == torch.uint8 and is_image:
         return samples.contiguous()
     if samples.is_complex():
-        raise DataError(f"{name}() returns complex samples, and models take real ones")
+        raise DataError(f"{name} gives complex samples; models take real numbers")
     samples = samples.to(torch.float32).contiguous()
     if not samples.isfinite().all():
-        raise DataError(f"{name}() returns samples that are not all finite")
+        raise DataError(f"{name} gives samples that are not all finite")
     return samples
 
 
 def _checked_labels(name: str, labels: Tensor) -> Tensor:
     whole = labels.to(torch.int64)
     if labels.is_complex() or not torch.equal(whole.to(labels.dtype), labels) or whole.min() < 0:
-        raise DataError(f"{name}() returns labels that are not all whole numbers from 0 on")
+        raise DataError(f"{name} gives labels that are not all whole numbers from 0 on")
     if whole.max() < 1:
-        raise DataError(f"{name}() returns labels of one class, and a model needs two")
+        raise DataError(f"{name} gives labels of one class; a model needs at least two")
     return whole

@@ -56,7 +56,7 @@ def run_deployment(
     """
     if not (APP_FOLDER / "pyproject.toml").exists():
         raise ConfigError("A deployment is started from a checkout of the project.")
-    require_importable(configuration.run.strategy, "a deployment has")
+    require_importable(configuration, "a deployment has")
     with tempfile.TemporaryDirectory(prefix="fedkd-") as folder:
         preset = Path(folder) / "run.toml"
         preset.write_text(tomli_w.dumps(configuration.for_flower()))

@@ -55,7 +55,7 @@ def run_simulation(
         raise ConfigError(
             "The simulation engine runs from a checkout of the project; use in-process."
         )
-    require_importable(configuration.run.strategy, "the simulation has")
+    require_importable(configuration, "the simulation has")
     directory = Path(configuration.run.output_dir)
     federation = {
         "num-supernodes": clients or configuration.run.plan.num_clients,

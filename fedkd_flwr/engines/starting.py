@@ -8,6 +8,7 @@ from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.config_files import upon_preset
 from fedkd_flwr.engines.table import find_engine
 from fedkd_flwr.listeners import RoundListener
+from fedkd_flwr.objects import name_objects
 from fedkd_flwr.runs import Run, absolute, default_run_directory, load_run, recorded_config
 from fedkd_flwr.runs.checkpoint import clients_folder
 from fedkd_flwr.server_app import check_run
@@ -37,7 +38,8 @@ def run(
         Is called with each finished round's row.
     **settings
         Further run config values, with underscores for dashes; names with dots through a
-        dictionary, ``**{"kt-pfl.rho": 0.7}``.
+        dictionary, ``**{"kt-pfl.rho": 0.7}``. Python objects are accepted where names are, as
+        `fedkd_flwr.objects.name_objects` takes them: ``models=TinyNet, dataset=(X, y)``.
 
     Returns
     -------
@@ -50,9 +52,9 @@ def run(
         In one sentence, before any client works.
     """
     start = find_engine(engine)
-    values = _kebab(settings)
+    values = name_objects(_kebab(settings))
     if isinstance(preset, Mapping):
-        values = {**preset, **values}
+        values = {**name_objects(preset), **values}
     elif preset:
         values = upon_preset(preset, values)
     if output_dir is not None:
@@ -82,6 +84,7 @@ def resume(
     **settings
         Run config values that change, with underscores for dashes: ``num_server_rounds=40``
         goes on to 40 rounds. See `fedkd_flwr.runs.continuing.MAY_CHANGE` for those that may.
+        A run with Python objects needs the same objects again: ``models=TinyNet``.
 
     Raises
     ------
@@ -89,7 +92,7 @@ def resume(
         In one sentence, before any client works.
     """
     start = find_engine(engine)
-    configuration = resumed(path, _kebab(settings))
+    configuration = resumed(path, name_objects(_kebab(settings)))
     check_run(configuration)
     return start(configuration, on_round)
 

@@ -11,6 +11,8 @@ from typing import Any
 from fedkd_flwr.clients.memory_files import DamagedMemoryError, memory_file, require_readable
 from fedkd_flwr.clients.state_dir import ForgottenRunError, files_to_start_from
 from fedkd_flwr.config import PLACE_KEYS, ConfigError, Configuration, read_config
+from fedkd_flwr.methods import METHODS, NAME, REGISTERED
+from fedkd_flwr.own import not_held
 from fedkd_flwr.runs.checkpoint import read_checkpoint, server_file
 from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
 from fedkd_flwr.runs.reading import Run
@@ -39,7 +41,10 @@ def recorded_config(run: Run) -> dict[str, Any]:
     ------
     DamagedRunError
         If it is no run config.
+    RunDirectoryError
+        If it was started with Python objects that this process does not have.
     """
+    _require_objects(run)
     try:
         recorded = dict(read_config(run.config).flat())
     except ConfigError as error:
@@ -53,6 +58,24 @@ def recorded_config(run: Run) -> dict[str, Any]:
         if recorded["output-dir"] and folder.is_relative_to(was):
             recorded[key] = str(run.path / folder.relative_to(was))
     return recorded
+
+
+def _require_objects(run: Run) -> None:
+    """Refuse a run with Python objects that have to be passed to this process again."""
+    strategy = str(run.config["strategy"])
+    if NAME.fullmatch(strategy) and strategy not in {**METHODS, **REGISTERED}:
+        raise RunDirectoryError(
+            f"{run.path} used the method {strategy}, which was registered in Python: call "
+            f"fedkd_flwr.register({strategy!r}, ...) in this process first."
+        )
+    missing = {key: name for key, value in run.config.items() for name in not_held(str(value))}
+    if missing:
+        named = ", ".join(f"{key} = {name}" for key, name in missing.items())
+        again = ", ".join(f"{key.replace('-', '_')}=..." for key in missing)
+        raise RunDirectoryError(
+            f"{run.path} was started with Python objects ({named}): pass the same objects again, "
+            f"as in fedkd_flwr.resume(path, {again})."
+        )
 
 
 def changeable(config: Mapping[str, Any]) -> dict[str, Any]:

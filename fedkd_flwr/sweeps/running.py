@@ -348,7 +348,7 @@ def _check_jobs(jobs: int, engine: str, configurations: Iterable[Configuration])
             "takes jobs = 1, since it spreads the clients of one run."
         )
     for configuration in configurations:
-        require_importable(configuration.run.strategy, "runs side by side have")
+        require_importable(configuration, "runs side by side have")
 
 
 def _plan(

@@ -1,0 +1,169 @@
+"""Python objects in place of names: models, methods, data, in one process."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedkd_flwr
+from examples.own_data import wines
+from examples.own_model import TinyNet
+from fedkd_flwr.clients.fedprox import FedProxClient
+from fedkd_flwr.config import ConfigError, read_config, require_importable
+from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.data.sources import load_images
+from fedkd_flwr.methods import REGISTERED
+from fedkd_flwr.own import HELD, OwnError, find_own
+from fedkd_flwr.runs import RunDirectoryError
+from strategies.fedprox import FedProx
+
+
+class MyProx(FedProx):
+    """FedProx under another name."""
+
+
+@pytest.fixture(autouse=True)
+def no_object_is_left():
+    yield
+    HELD.clear()
+    REGISTERED.pop("my-prox", None)
+
+
+def table(seed=0, rows=120):
+    samples = np.random.default_rng(seed).normal(size=(rows, 6))
+    return samples, (samples[:, 0] > 0).astype(int)
+
+
+def perceptron(width):
+    def build(shape, classes):
+        return nn.Sequential(
+            nn.Flatten(), nn.LazyLinear(width), nn.ReLU(), nn.Linear(width, classes)
+        )
+
+    return build
+
+
+def test_a_class_or_function_of_a_module_is_named_by_its_module():
+    named = fedkd_flwr.name_objects({"models": TinyNet, "dataset": wines, "seed": 3})
+    assert named == {
+        "models": "examples.own_model:TinyNet",
+        "dataset": "examples.own_data:wines",
+        "seed": 3,
+    }
+    assert HELD == {}
+
+
+def test_a_list_may_mix_names_and_objects():
+    small, large = perceptron(4), perceptron(8)
+    named = fedkd_flwr.name_objects({"models": ["mlp", small, TinyNet, large, small]})
+    names = ("mlp", "object:build", "examples.own_model:TinyNet", "object:build_2", "object:build")
+    assert named == {"models": names}
+    assert (find_own("object:build"), find_own("object:build_2")) == (small, large)
+    assert read_config(named).run.models.models == names
+
+
+def test_an_object_of_a_script_is_named_by_main(monkeypatch):
+    import __main__
+
+    class Net(nn.Linear):
+        """As a script or a notebook's cell defines it."""
+
+    Net.__module__, Net.__qualname__ = "__main__", "Net"
+    monkeypatch.setattr(__main__, "Net", Net, raising=False)
+    assert fedkd_flwr.name_objects({"models": Net}) == {"models": "__main__:Net"}
+
+
+def test_a_run_takes_a_model_a_method_and_arrays(own, tmp_path):
+    changes = {"num-server-rounds": 1, "torch-threads": 1}
+    run = fedkd_flwr.run(
+        {**own, **changes},
+        models=["mlp", perceptron(5)],
+        strategy="kt-pfl",
+        dataset=table(),
+        output_dir=tmp_path / "run",
+    )
+    assert list(run.rounds["failures"]) == [0]
+    config = json.loads((run.path / "config.json").read_text())["config"]
+    assert config["models"] == "mlp,object:build"
+    assert config["dataset"].startswith("object:data_")
+
+
+def test_a_pair_or_a_registered_method_is_a_strategy(own, tmp_path):
+    method = fedkd_flwr.register("my-prox", MyProx, FedProxClient)
+    assert fedkd_flwr.name_objects({"strategy": method}) == {"strategy": "my-prox"}
+    runs = [
+        fedkd_flwr.run(own, strategy=strategy, dataset=table(), output_dir=tmp_path / str(n))
+        for n, strategy in enumerate([(MyProx, FedProxClient), "fedprox"])
+    ]
+    assert runs[0].config["strategy"] == "my-prox"
+    assert list(runs[0].rounds["loss_mean"]) == list(runs[1].rounds["loss_mean"])
+    with pytest.raises(ConfigError, match="another method was registered later under the same"):
+        fedkd_flwr.name_objects({"strategy": method})
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"strategy": MyProx}, "strategy is a .*; it should be a name, what fedkd_flwr.register"),
+        ({"strategy": (FedProx, FedProxClient, 3)}, "or a pair of a strategy class and a client"),
+        ({"strategy": (FedProx, 3)}, "client is 3, and should be a subclass of PersonalClient"),
+        ({"models": nn.Linear(3, 2)}, "models: this is a network; pass its class or a function"),
+        ({"dataset": [1, 2, 3]}, r"dataset gives a list; it should be \(\) -> \(samples"),
+        ({"public-dataset": ([1.0], [0])}, "public-dataset gives samples"),
+    ],
+)
+def test_an_object_that_cannot_be_used_is_refused_in_one_line(settings, sentence):
+    with pytest.raises((ConfigError, DataError, OwnError), match=sentence) as refused:
+        fedkd_flwr.name_objects(settings)
+    assert "\n" not in str(refused.value)
+
+
+def test_data_are_named_by_their_content():
+    names = [
+        fedkd_flwr.name_objects({"dataset": data})["dataset"]
+        for data in (table(), table(), table(1), lambda: table(1))
+    ]
+    assert names[0] == names[1] != names[2]
+    assert names[3] == names[2].replace("data_", "lambda_")
+    samples = torch.zeros(4, 2)
+    name = fedkd_flwr.name_objects({"dataset": (samples, [0, 1, 0, 1])})["dataset"]
+    samples += 1
+    assert load_images(name).images.sum() == 0
+
+
+def test_other_engines_ask_for_a_name(own, tmp_path):
+    for changes, sentence in (
+        ({"models": perceptron(3)}, "models = object:build is an object of this process"),
+        ({"dataset": table()}, r"dataset = object:data_\w+ is an object of this process"),
+        ({"strategy": (MyProx, FedProxClient)}, "my-prox is registered in this process"),
+    ):
+        with pytest.raises(ConfigError, match=f"{sentence}.*module:object") as refused:
+            fedkd_flwr.run(own, engine="simulation", output_dir=tmp_path / "run", **changes)
+        assert "\n" not in str(refused.value)
+    shared = {"strategy": "fml", "models": "mlp", "fml.shared-model": "__main__:Net"}
+    with pytest.raises(ConfigError, match=r"fml\.shared-model = __main__:Net is an object of this"):
+        require_importable(read_config(shared), "a deployment has")
+
+
+def test_a_run_goes_on_when_the_same_objects_are_passed_again(own, tmp_path):
+    given = {"models": perceptron(3), "dataset": table(), "strategy": (MyProx, FedProxClient)}
+    folder = tmp_path / "run"
+    fedkd_flwr.run(own, output_dir=folder, **given)
+    HELD.clear()
+    del REGISTERED["my-prox"]
+    with pytest.raises(RunDirectoryError, match=r"register\('my-prox', ...\) in this process"):
+        fedkd_flwr.resume(folder, num_server_rounds=2)
+    strategy = fedkd_flwr.register("my-prox", MyProx, FedProxClient)
+    with pytest.raises(RunDirectoryError, match="pass the same objects again") as refused:
+        fedkd_flwr.resume(folder, num_server_rounds=2, dataset=table(1))
+    assert "fedkd_flwr.resume(path, dataset=..., models=...)" in str(refused.value)
+    with pytest.raises(RunDirectoryError, match=r"\(models = object:build\): pass the same"):
+        fedkd_flwr.resume(folder, num_server_rounds=2, dataset=given["dataset"])
+    with pytest.raises(RunDirectoryError, match=r"\(models = object:build\): pass the same"):
+        fedkd_flwr.client_data(fedkd_flwr.load_run(folder), 0)
+    again = {**given, "strategy": strategy}
+    with pytest.raises(ConfigError, match="dataset would differ"):
+        fedkd_flwr.resume(folder, num_server_rounds=2, **{**again, "dataset": table(1)})
+    assert len(fedkd_flwr.resume(folder, num_server_rounds=2, **again).rounds) == 2
