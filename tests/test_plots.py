@@ -125,12 +125,23 @@ def test_runs_that_were_never_evaluated_have_no_figures_of_accuracy(runs, tmp_pa
         local_inference_accuracy(failed)
 
 
+@pytest.mark.parametrize("count", [3, 7, 35])
+def test_every_method_with_several_seeds_has_a_band(comparison, runs, count):
+    both = [runs["kt-pfl", 0], runs["kt-pfl", 1]]
+    many = replace(comparison, groups={f"method {i}": both for i in range(count)})
+    bands = main_axes(plots.plot_accuracy_over_rounds(many)).collections
+    assert len(bands) == count
+    assert all(band.get_alpha() > 0.02 for band in bands)
+
+
 def test_clients_by_rank_is_the_mean_over_seeds_of_sorted_clients(comparison, runs):
     axes = main_axes(plots.plot_clients_by_rank(comparison))
     lines = {line.get_label(): line.get_ydata() for line in axes.lines}
     last = [client_accuracies(runs["kt-pfl", seed]) for seed in (0, 1)]
     np.testing.assert_allclose(lines["kt-pfl"], np.mean([sorted(own) for own in last], axis=0))
     assert set(lines) == {"kt-pfl", "local", "perfed-ckt"}
+    assert axes.yaxis.get_major_formatter()(0.875) == "87.5%"
+    assert axes.xaxis.get_major_formatter()(0.2) == "20%"
 
 
 def test_new_clients_stand_below_those_that_trained_with_their_seeds(comparison):
@@ -347,6 +358,7 @@ def test_the_surface_has_validation_beside_test_data(distilled):
         rows = [[plain, plain], *([means[share, 1.0], means[share, 5.0]] for share in (0.5, 1.0))]
         np.testing.assert_allclose(drawn, rows)
         assert axes.texts[2].get_text() == f"{100 * means[0.5, 1.0]:.1f}"
+    assert figure.axes[2].yaxis.get_major_formatter()(0.5) == "50%"
     assert [text.get_text() for text in main_axes(figure).get_yticklabels()] == ["0", "0.5", "1"]
 
 
@@ -391,6 +403,7 @@ def test_all_figures_are_written_and_none_is_left_open(comparison, tmp_path):
     }  # fmt: skip
     for path in paths:
         assert mpl.image.imread(path).std() > 0.01
+    assert len(list((tmp_path / "figures").iterdir())) == len(paths)
     assert pyplot.get_fignums() == []
 
 

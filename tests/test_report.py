@@ -1,10 +1,13 @@
 """The report's page: what it holds, read without a browser."""
 
+import errno
 import json
+import os
 import re
 import sys
 from dataclasses import replace
 from html import unescape
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.cli import app
 from fedkd_flwr.report import write_report
 from fedkd_flwr.report.figures import new_clients_figure, sharing_figure, shown_rounds
+from fedkd_flwr.report.tables import FIRST_TOPIC, TOPICS, method_tables
 from fedkd_flwr.runs import RunDirectoryError
 
 
@@ -60,7 +64,32 @@ def test_the_page_says_what_the_comparison_says(page, comparison):
         body = body.replace(f">{jain}<", "><")
     # Percent and points everywhere, as in the figures and the verdicts.
     assert re.findall(r">[+-]?0\.\d{4}<", body) == []
-    assert body.count("<tr>") == 3 + 3 + len(comparison.clients) + 5  # three headings, rows
+
+
+def test_the_tables_of_methods_hold_each_column_once(comparison):
+    tables = method_tables(comparison)
+    assert [table.caption for table in tables] == [
+        FIRST_TOPIC,
+        *(t for t in TOPICS if t != "New clients"),
+    ]
+    shown = [heading for table in tables for heading in table.headings[1:]]
+    assert sorted(shown) == sorted(comparison.rendered().columns[1:])
+    for table in tables:
+        assert [row[0].text for row in table.rows] == list(comparison.table.index)
+
+
+def test_a_full_disk_leaves_the_old_report_and_no_temporary_file(comparison, tmp_path, monkeypatch):
+    def fill_disk(path, *_, **__):
+        path.write_bytes(b"half a report")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    file = tmp_path / "report.html"
+    file.write_text("old")
+    monkeypatch.setattr(Path, "write_text", fill_disk)
+    with pytest.raises(RunDirectoryError, match="No space left on device"):
+        write_report(comparison, file)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert file.read_text() == "old"
 
 
 def test_the_page_loads_nothing_from_elsewhere(page):

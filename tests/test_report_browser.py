@@ -79,8 +79,9 @@ def drawn_matrix(page):
     )
 
 
-def first_column(page):
-    return page.locator("#methods tbody tr td:first-child").all_inner_texts()
+def first_column(page, table=0):
+    rows = page.locator("#methods table").nth(table).locator("tbody tr td:first-child")
+    return rows.all_inner_texts()
 
 
 def test_every_figure_is_drawn(open_page):
@@ -138,9 +139,32 @@ def test_a_click_on_a_heading_sorts_up_and_then_down(open_page):
     assert first_column(page) == ["perfed-ckt", "local", "kt-pfl"]
     assert heading.get_attribute("aria-sort") == "ascending"
     heading.locator("button").click()
-    assert first_column(page) == ["kt-pfl", "local", "perfed-ckt"]
+    for table in range(3):
+        assert first_column(page, table) == ["kt-pfl", "local", "perfed-ckt"]
     page.locator("#methods th", has_text="beat local").locator("button").click()
     assert first_column(page)[-1] == "local"  # it has no such number
+
+
+def test_tables_are_not_wider_than_a_laptops_screen(open_page):
+    page = open_page({"width": 1280, "height": 800})
+    page.evaluate("document.querySelectorAll('details').forEach(part => part.open = true)")
+    hidden = page.locator(".scrolled").evaluate_all(
+        "tables => tables.map(table => table.scrollWidth - table.clientWidth)"
+    )
+    assert hidden == [0] * 6
+
+
+@pytest.mark.parametrize("viewport", [TELEPHONE, DESK])
+def test_no_text_of_a_figure_is_cut_off(open_page, viewport):
+    page = open_page(viewport)
+    cut_off = page.locator(".plot").evaluate_all("""plots => plots.flatMap(plot => {
+        const frame = plot.getBoundingClientRect();
+        return [...plot.querySelectorAll("svg text")].filter(text => {
+            const box = text.getBoundingClientRect();
+            return box.width && (box.left < frame.left - 1 || box.right > frame.right + 1);
+        }).map(text => text.textContent);
+    })""")
+    assert cut_off == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -21,26 +21,23 @@ from fedkd_flwr.plots.looks import (
 from fedkd_flwr.runs import Run
 from strategies.core.randomness import random_generator
 
-MOST_BANDS = 6
-"""Bands over seeds in one figure."""
-
 
 def plot_accuracy_over_rounds(comparison: Comparison) -> Figure:
     """Plot mean accuracy over rounds.
 
-    A band is one standard deviation over seeds; many bands would hide each other and are left out.
+    A band is one standard deviation over seeds on each side. The more methods, the paler the bands.
     """
     figure, axes = new_figure("Round", "Mean accuracy over clients")
     in_percent(axes.yaxis)
     axes.set_title(comparison_title(comparison), fontsize="medium")
-    has_bands = len(comparison.groups) <= MOST_BANDS
+    alpha = min(0.14, 0.9 / len(comparison.groups))
     for label, runs, style in styled(comparison):
         course = course_over_seeds(runs)
         mean, spread = course["accuracy_mean"]["mean"], course["accuracy_mean"]["std"].fillna(0)
         axes.plot(course.index, mean, label=label, **style)
-        if has_bands and spread.any():
+        if spread.any():
             axes.fill_between(
-                course.index, mean - spread, mean + spread, color=style["color"], alpha=0.14, lw=0
+                course.index, mean - spread, mean + spread, color=style["color"], alpha=alpha, lw=0
             )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend_below(figure, axes)

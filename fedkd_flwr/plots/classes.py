@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from fedkd_flwr.analysis.results import class_accuracies
 from fedkd_flwr.plots.heat_maps import draw_matrix
-from fedkd_flwr.plots.looks import FIGURE_WIDTH, new_figure, run_title
+from fedkd_flwr.plots.looks import FIGURE_WIDTH, new_figure, percent, run_title
 from fedkd_flwr.runs import Run
 
 
@@ -31,6 +31,6 @@ def plot_classes(run: Run) -> Figure:
     image = draw_matrix(
         axes, accuracies.to_numpy(), accuracies.index.to_numpy(), accuracies.columns.to_numpy()
     )
-    figure.colorbar(image, ax=axes, label="Accuracy on the client's test split")
+    figure.colorbar(image, ax=axes, label="Accuracy on the client's test split", format=percent)
     axes.set_title(f"{run_title(run)}: accuracy by class", fontsize="medium")
     return figure

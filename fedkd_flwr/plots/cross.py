@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from fedkd_flwr.analysis.cross import Cross
 from fedkd_flwr.plots.clients import client_order
 from fedkd_flwr.plots.heat_maps import draw_matrix
-from fedkd_flwr.plots.looks import FIGURE_WIDTH, run_title
+from fedkd_flwr.plots.looks import FIGURE_WIDTH, percent, run_title
 
 
 def plot_cross(crossed: Cross) -> Figure:
@@ -23,8 +23,14 @@ def plot_cross(crossed: Cross) -> Figure:
     left, *right = figure.subplots(1, count, squeeze=False)[0]
     pick = np.ix_(clients, clients)
     image = draw_matrix(left, crossed.accuracies.T[pick], clients, clients)
-    label = "Accuracy of the giver's model"
-    figure.colorbar(image, ax=left, location="bottom", shrink=0.8, label=label)
+    figure.colorbar(
+        image,
+        ax=left,
+        location="bottom",
+        shrink=0.8,
+        label="Accuracy of the giver's model",
+        format=percent,
+    )
     for axes, (name, matrix) in zip(right, crossed.coefficients.items(), strict=True):
         shown = matrix[pick].copy()
         np.fill_diagonal(shown, np.nan)

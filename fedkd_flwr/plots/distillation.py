@@ -8,7 +8,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedkd_flwr.plots.looks import COLOURS, FIGURE_WIDTH, LINES, MARKERS, new_figure, run_title
+from fedkd_flwr.plots.looks import (
+    COLOURS,
+    FIGURE_WIDTH,
+    LINES,
+    MARKERS,
+    in_percent,
+    new_figure,
+    percent,
+    run_title,
+)
 from fedkd_flwr.runs import Run
 from strategies.persfl import PAIRS
 
@@ -94,7 +103,7 @@ def plot_surface(runs: Run | Sequence[Run]) -> Figure:
         axes.set_xlabel("T")
         axes.set_title(title, fontsize="medium")
     panels[0].set_ylabel("Lambda")
-    figure.colorbar(image, ax=list(panels), label="Accuracy")
+    figure.colorbar(image, ax=list(panels), label="Accuracy", format=percent)
     figure.suptitle(_title(runs), fontsize="medium")
     return figure
 
@@ -167,6 +176,7 @@ def _draw_lines(axes: Axes, means: pd.DataFrame) -> None:
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize="small")
+    in_percent(axes.yaxis)
 
 
 def _pairs_of(runs: Sequence[Run]) -> pd.DataFrame:

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.plots.looks import legend_below, new_figure, styled
+from fedkd_flwr.plots.looks import in_percent, legend_below, new_figure, styled
 
 
 def plot_clients_by_rank(comparison: Comparison) -> Figure:
@@ -20,6 +20,7 @@ def plot_clients_by_rank(comparison: Comparison) -> Figure:
         ranks = np.linspace(0, 1, max(by_seed.count(), default=0))
         mean = by_seed.quantile(ranks.tolist()).groupby(level=1).mean()
         axes.plot(mean.index, mean, label=label, **style)
-    axes.xaxis.set_major_formatter("{x:.0%}")
+    in_percent(axes.xaxis)
+    in_percent(axes.yaxis)
     legend_below(figure, axes)
     return figure

@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.files import plain_name
+from fedkd_flwr.files import plain_name, replacing
 from fedkd_flwr.runs import RunDirectoryError, absolute
 
 FORMATS = ("png", "svg", "pdf")
@@ -48,8 +48,8 @@ def write_figures(
         directory.mkdir(parents=True, exist_ok=True)
     for name, figure in figures:
         paths.append(directory / f"{plain_name(name)}.{file_format}")
-        with _written_to(directory):
-            figure.savefig(paths[-1], dpi=150)
+        with _written_to(directory), replacing(paths[-1]) as temporary:
+            figure.savefig(temporary, format=file_format, dpi=150)
     return paths
 
 

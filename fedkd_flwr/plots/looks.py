@@ -81,9 +81,14 @@ def comparison_title(comparison: Comparison) -> str:
     return f"{data_title(run)}, {run.config['num-clients']} clients"
 
 
+def percent(value: float, position: int | None = None) -> str:
+    """Return a fraction as a percentage, as a tick label of an axis or a color bar."""
+    return f"{100 * value:.3g}%"
+
+
 def in_percent(axis: Axis) -> None:
-    """Write the parts of 1 along an axis in percent."""
-    axis.set_major_formatter(FuncFormatter(lambda value, position: f"{100 * value:.3g}%"))
+    """Label the fractions along an axis as percentages."""
+    axis.set_major_formatter(FuncFormatter(percent))
 
 
 def in_points(axis: Axis) -> None:

@@ -84,9 +84,7 @@ def gain_figure(comparison: Comparison) -> Figure:
     """Return each client's gain in accuracy over `local`, one point a client and seed."""
     gains = comparison.clients.dropna(subset="gain")
     shown = [item for item in styled(comparison) if item[0] in set(gains["method"])]
-    figure = _new_figure(
-        "Gain of a client in accuracy over local, in points", "", height=110 + 84 * len(shown)
-    )
+    figure = _new_figure("Gain in accuracy over local, in points", "", height=110 + 84 * len(shown))
     for row, (label, _, style) in enumerate(shown):
         own = gains[gains["method"] == label]
         shift = random_generator(0, "figure", row).uniform(-0.14, 0.14, len(own))

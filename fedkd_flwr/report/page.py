@@ -25,7 +25,7 @@ from fedkd_flwr.report.figures import (
 from fedkd_flwr.report.tables import (
     client_table,
     cluster_members,
-    method_table,
+    method_tables,
     own_settings,
     run_table,
     shared_settings,
@@ -97,7 +97,7 @@ def render_page(comparison: Comparison) -> str:
         version=version("fedkd-flwr"),
         verdicts=comparison.verdicts,
         notes=comparison.notes,
-        methods=method_table(comparison),
+        methods=method_tables(comparison),
         accuracy=_chart("Mean accuracy over rounds", accuracy_figure(comparison)),
         knowledge=[
             steps

@@ -13,6 +13,25 @@ from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.plots.clusters import follow_clusters
 from fedkd_flwr.runs import Run
 
+TOPICS = {
+    "Spread over clients": (
+        "clients_std", "clients_worst", "clients_decile", "clients_worst_tenth", "jain",
+        "beats_local", "harmed", "worst_loss",
+    ),
+    "New clients": ("new_accuracy", "new_worst", "new_beats_local"),
+    "Further measures": ("nll", "calibration_error", "auc", "held_accuracy", "other_accuracy"),
+    "Cost": (
+        "numbers", "bytes", "seconds",
+        "rounds_to_target", "bytes_to_target", "seconds_to_target",
+    ),
+}  # fmt: skip
+"""Columns of a comparison's table by topic; the page shows a table for each topic.
+
+One table of all columns would be wider than the page. Other columns are in the first table.
+"""
+
+FIRST_TOPIC = "Accuracy, best method first"
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -52,22 +71,31 @@ class Table:
     rows: list[list[Cell]]
 
 
-def method_table(comparison: Comparison) -> Table:
-    """Return the comparison's table, one row a method."""
-    texts = comparison.rendered()
-    table = comparison.table
+def method_tables(comparison: Comparison) -> list[Table]:
+    """Return the comparison's columns by topic: one table per topic, one row per method."""
+    texts, table = comparison.rendered(), comparison.table
     names = [name for name in HEADINGS if name in table]
-    rows = [
-        [
-            Cell(str(label)),
-            *(_number(row[name], text) for name, text in zip(names, cells, strict=True)),
+    known = {name for columns in TOPICS.values() for name in columns}
+    topics = {FIRST_TOPIC: tuple(name for name in names if name not in known), **TOPICS}
+    headings = dict(zip(names, texts.columns[1:], strict=True))
+    tables = []
+    for topic, columns in topics.items():
+        shown = [name for name in names if name in columns]
+        if not shown:
+            continue
+        rows = [
+            [
+                Cell(str(label)),
+                *(
+                    _number(table.loc[label, name], texts[headings[name]].iloc[position])
+                    for name in shown
+                ),
+            ]
+            for position, label in enumerate(table.index)
         ]
-        for (label, row), (_, *cells) in zip(
-            table.iterrows(), texts.to_numpy().tolist(), strict=True
-        )
-    ]
-    headings = list(texts.columns)
-    return Table("Methods, best first", headings, set(headings[1:]), rows)
+        numbers = [headings[name] for name in shown]
+        tables.append(Table(topic, [texts.columns[0], *numbers], set(numbers), rows))
+    return tables
 
 
 def client_table(comparison: Comparison) -> Table:

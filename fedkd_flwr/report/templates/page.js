@@ -86,8 +86,18 @@ function sortBy(heading) {
   const rows = [...table.tBodies[0].rows].map((row) => [keyOf(row, heading.cellIndex), row]);
   rows.sort(([a], [b]) => compared(a, b, direction));
   table.tBodies[0].append(...rows.map(([, row]) => row));
-  for (const other of heading.parentNode.cells) other.ariaSort = null;
+  const section = heading.closest("#methods") ?? table;
+  for (const other of section.querySelectorAll("th")) other.ariaSort = null;
   heading.ariaSort = order;
+  if (section !== table) alignRows(section, rows.map(([, row]) => keyOf(row, 0)));
+}
+
+// The tables of methods have one row per method; all of them keep the same order.
+function alignRows(section, names) {
+  for (const body of section.querySelectorAll("tbody")) {
+    const rows = new Map([...body.rows].map((row) => [keyOf(row, 0), row]));
+    body.append(...names.map((name) => rows.get(name)));
+  }
 }
 
 for (const steps of document.querySelectorAll(".steps")) {
