@@ -1,6 +1,6 @@
-"""What this project costs beside something known, as ratios: ``python -m benchmarks``.
+"""Benchmarks that compare this project's cost with a reference: ``python -m benchmarks``.
 
-Seconds say more of a machine than of a program. Each benchmark therefore measures two things in
-turns, in one run on one machine, and what is held to a target is their ratio. All of it runs on
-one thread. Each figure is a median of five, where its module does not say otherwise.
+Seconds depend on the machine. Each benchmark therefore times two tasks alternately, in one process
+on one machine, and targets are set on their ratio. Everything runs on one thread. A figure is the
+median of five repetitions, unless its module says otherwise.
 """

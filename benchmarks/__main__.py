@@ -1,6 +1,6 @@
-"""``python -m benchmarks [NAME ...] [--json FILE]``: run benchmarks, print one table of ratios.
+"""Run benchmarks and print a table of ratios: ``python -m benchmarks [NAME ...] [--json FILE]``.
 
-Ends with status 1 if a target is missed.
+The exit status is 1 if a target is missed.
 """
 
 import os
@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.pairs import Result
-from benchmarks.records import Record, circumstances_of, keep, read_records
+from benchmarks.records import Record, current_conditions, read_records, save_record
 from benchmarks.table import table_of
 
 BENCHMARKS = {
@@ -33,16 +33,16 @@ BENCHMARKS = {
     "simulation": "benchmarks.simulation:measure_long_rounds",
     "sweeps": "benchmarks.sweeps:measure",
 }
-"""Where each benchmark is, by name; imported on use."""
+"""The function of each benchmark, by name; imported when it runs."""
 
 LONG = ("large-network", "large-server", "order", "simulation", "sweeps")
-"""Those that take several minutes each, and are done only if they are asked for."""
+"""Benchmarks that take several minutes each. They run only if named, or with ``--all``."""
 
 Measure = Callable[[], Iterable[Result]]
-"""A benchmark: measures, and yields one result after the other."""
+"""A benchmark: yields one result per row of the table."""
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables from which PyTorch and NumPy learn how many threads they may have."""
+"""Environment variables that set the number of threads of PyTorch and NumPy."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -51,63 +51,63 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help=f"Which to run; all but {', '.join(LONG)} if none."),
+        typer.Argument(help=f"Benchmarks to run. Default: all except {', '.join(LONG)}."),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Run all, a quarter of an hour longer on an idle machine.")
+        bool, typer.Option("--all", help="Run all benchmarks: 15 minutes more on an idle machine.")
     ] = False,
     file: Annotated[
         Path | None,
         typer.Option(
             "--json",
             dir_okay=False,
-            help="Keep each row here as soon as it is measured, in place of the one of its name.",
+            help="Write each row to this file once it is measured; replaces the row of that name.",
         ),
     ] = None,
 ) -> None:
-    """Run benchmarks by name; those that do not take long if none is given."""
+    """Run the named benchmarks, or all short ones if none is named."""
     names = names or [name for name in BENCHMARKS if everything or name not in LONG]
-    measures = chosen(names)
+    measures = select_benchmarks(names)
     if file:
         check_file(file)
-    circumstances = circumstances_of(names)
+    conditions = current_conditions(names)
     results = []
-    console = Console(width=120)  # rows stay whole where the table goes into a file
+    console = Console(width=120)  # wide enough for whole rows when redirected to a file
     with console.status("measuring"):
         for result in (result for measure in measures for result in measure()):
             results.append(result)
             if file:
-                keep(Record(result, circumstances), file)
-    console.print(table_of(results, str(circumstances)))
-    missed = [result for result in results if result.falls_short]
+                save_record(Record(result, conditions), file)
+    console.print(table_of(results, str(conditions)))
+    missed = [result for result in results if result.misses_target]
     for result in missed:
-        typer.echo(f"falls short: {result.shortfall}")
+        typer.echo(f"target missed: {result.miss}")
     raise typer.Exit(bool(missed))
 
 
-def chosen(names: Collection[str]) -> list[Measure]:
-    """Return benchmarks by name.
+def select_benchmarks(names: Collection[str]) -> list[Measure]:
+    """Return the named benchmarks.
 
     Raises
     ------
     typer.BadParameter
-        If there is none of that name.
+        If a name is unknown.
     """
     unknown = sorted({*names} - BENCHMARKS.keys())
     if unknown:
         raise typer.BadParameter(
-            f"there is no benchmark {', '.join(unknown)}; allowed are {', '.join(BENCHMARKS)}"
+            f"there is no benchmark {', '.join(unknown)}; choose from {', '.join(BENCHMARKS)}"
         )
     return [resolve_name(BENCHMARKS[name]) for name in names]
 
 
 def check_file(file: Path) -> None:
-    """See, before minutes are spent, that a file can take rows.
+    """Check that rows can be written to a file, before time is spent on measuring.
 
     Raises
     ------
     typer.BadParameter
-        If its folder is not there, or it holds something else.
+        If its folder does not exist, or it holds anything but rows of benchmarks.
     """
     if not file.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {file.parent}")
@@ -118,6 +118,6 @@ def check_file(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    os.environ |= dict.fromkeys(THREADS, "1")  # read when the libraries are loaded, on first use
-    os.environ["FEDKD_CACHE"] = "off"  # random images are nothing to keep
+    os.environ |= dict.fromkeys(THREADS, "1")  # read when the libraries are first imported
+    os.environ["FEDKD_CACHE"] = "off"  # do not cache random images
     app()

@@ -1,7 +1,7 @@
-"""KT-pFL's clients in bare PyTorch: the arithmetic of a round, and nothing around it.
+"""KT-pFL's clients in bare PyTorch: the arithmetic of a round, without a framework.
 
-No messages, no memory, no checks, no run directory; every model is a live object in a list. The
-server's only trace is the mean that becomes everybody's teacher.
+There are no messages, client states, checks or run directory. Models stay in a list. The server
+only averages the predictions into one teacher for all clients.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ from fedkd_flwr.training.settings import TrainingSettings
 from strategies.kt_pfl import KTpFLSettings
 
 TRAINING = TrainingSettings()
-"""Training on private data: the defaults of a run."""
+"""Default settings of training on private data."""
 
 KT_PFL = KTpFLSettings()
-"""Temperature and distillation: the defaults too."""
+"""Default temperature and distillation settings."""
 
 
 @dataclass(eq=False)
 class BareClient:
-    """A model, its data, and a plain loop.
+    """A model with its data and plain training loops.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class BareClient:
     images, labels, test_images, test_labels : Tensor
         The client's own samples.
     optimizer : torch.optim.Optimizer
-        For private data; its momenta live on from round to round.
+        For private data. Its momentum buffers persist across rounds.
     """
 
     model: nn.Module
@@ -51,7 +51,7 @@ class BareClient:
         )
 
     def train(self) -> float:
-        """Train on private data, and return the mean loss."""
+        """Train on private data and return the mean loss."""
         self.model.train()
         total = torch.zeros(())
         for _ in range(TRAINING.local_epochs):
@@ -63,8 +63,8 @@ class BareClient:
                 total += loss.detach() * len(batch)
         return float(total) / len(self.images) / TRAINING.local_epochs
 
-    def distil(self, public: Tensor, teacher: Tensor) -> None:
-        """Train towards a teacher, (P, K), on the public images."""
+    def distill(self, public: Tensor, teacher: Tensor) -> None:
+        """Distill from a teacher, (P, K), on the public images."""
         self.model.train()
         optimizer = torch.optim.SGD(self.model.parameters(), KT_PFL.distillation_learning_rate)
         for _ in range(KT_PFL.distillation_epochs):
@@ -84,7 +84,7 @@ class BareClient:
 
     @torch.inference_mode()
     def evaluate(self) -> tuple[int, float]:
-        """Return the correct answers and the mean loss on the test samples."""
+        """Return the number of correct predictions and the mean loss on the test samples."""
         self.model.eval()
         logits: Tensor = self.model(self.test_images)
         correct = int((logits.argmax(dim=1) == self.test_labels).sum())
@@ -92,19 +92,19 @@ class BareClient:
 
 
 def bare_round(model: str, clients: int, train: int, test: int, public: int) -> Task:
-    """Return a task that plays one round after another with the same clients.
+    """Return a task that runs one round; repeated calls continue with the same clients.
 
     Parameters
     ----------
     model : str
         Architecture of every client.
     clients : int
-        How many there are.
+        Number of clients.
     train, test, public : int
-        Samples of each client to train and to test on, and public ones.
+        Numbers of training and test samples per client, and of public samples.
     """
     public_images, _ = random_samples(public)
-    everybody = [
+    bare_clients = [
         BareClient(
             build_model(model, SOURCE.shape, SOURCE.classes),
             *random_samples(train),
@@ -114,23 +114,23 @@ def bare_round(model: str, clients: int, train: int, test: int, public: int) -> 
     ]
     teacher = torch.full((public, SOURCE.classes), 1 / SOURCE.classes)
 
-    def play() -> None:
+    def run_round() -> None:
         predictions = []
-        for client in everybody:
-            client.distil(public_images, teacher)
+        for client in bare_clients:
+            client.distill(public_images, teacher)
             client.train()
             predictions.append(client.predict(public_images))
             client.evaluate()
         teacher.copy_(torch.stack(predictions).mean(dim=0))
 
-    return play
+    return run_round
 
 
 def shuffled(count: int, batch_size: int) -> Sequence[Tensor]:
-    """Return the positions of an epoch's batches."""
+    """Return the shuffled sample indices of an epoch's batches."""
     return torch.split(torch.randperm(count), batch_size)
 
 
 def random_samples(count: int) -> tuple[Tensor, Tensor]:
-    """Draw images from -1 to 1, and their classes."""
+    """Draw random images in [-1, 1] and random classes."""
     return torch.rand(count, *SOURCE.shape) * 2 - 1, torch.randint(0, SOURCE.classes, (count,))

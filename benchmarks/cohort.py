@@ -1,10 +1,10 @@
-"""Clients of one architecture trained side by side, beside the same clients one by one."""
+"""Train clients of one architecture one by one, and together as a cohort."""
 
 from collections.abc import Iterator, Sequence
 
 from benchmarks.bare import TRAINING, random_samples
 from benchmarks.images import SOURCE
-from benchmarks.pairs import Result, in_turns
+from benchmarks.pairs import Result, time_alternately
 from fedkd_flwr.heap import keep_free_memory
 from fedkd_flwr.models.pool import Architecture
 from fedkd_flwr.models.settings import ModelSettings
@@ -19,8 +19,8 @@ CLIENTS, SAMPLES = 20, 600
 
 
 def measure() -> Iterator[Result]:
-    """Measure a round's training of perceptrons on private data."""
-    keep_free_memory()  # as every process does that serves clients
+    """Measure one round of training perceptrons on private data."""
+    keep_free_memory()  # like every process that serves clients
     search_space = ModelSettings().search_space
     architecture = Architecture("mlp", SOURCE.shape, SOURCE.classes, search_space, "cpu")
     models = [architecture.build() for _ in range(CLIENTS)]
@@ -40,10 +40,10 @@ def measure() -> Iterator[Result]:
     def one_by_one() -> Sequence[float]:
         return [job.run() for job in jobs()]
 
-    yield in_turns(
+    yield time_alternately(
         f"{CLIENTS} mlp clients, one by one",
         one_by_one,
-        "side by side",
+        "trained as a cohort",
         lambda: train_together(list(jobs())),
         at_least=1.5,
     )

@@ -1,6 +1,7 @@
-"""A data set that an earlier process has decoded, beside decoding it again.
+"""Load a data set from the cache of decoded images, and decode it again.
 
-Whole processes, as every message to a real node is one: they import, and load the data.
+Each task is a whole process that imports the client app and loads the data, because in a
+deployment every message starts a new process.
 """
 
 import sys
@@ -9,10 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.images import NAME, write_random_images
-from benchmarks.pairs import Result, Task, in_turns, process
+from benchmarks.pairs import Result, Task, process, time_alternately
 
 SAMPLES = 70_000
-"""As many as Fashion-MNIST has."""
+"""The size of Fashion-MNIST."""
 
 LOAD = """
 import os
@@ -24,14 +25,16 @@ load_images({name!r}, {root!r})
 
 
 def measure() -> Iterator[Result]:
-    """Measure a client's process up to where it has its data."""
+    """Measure a client's process until its data is loaded."""
     with TemporaryDirectory() as folder:
         root = Path(folder)
         write_random_images(root, SAMPLES)
-        kept, decoded = load(root, str(root / "cache")), load(root, "off")
-        yield in_turns("data from the cache", kept, "decoding it", decoded, at_most=0.6)
+        cached, decoded = load(root, str(root / "cache")), load(root, "off")
+        yield time_alternately(
+            "data from the cache", cached, "decoding the images", decoded, at_most=0.6
+        )
 
 
 def load(root: Path, cache: str) -> Task:
-    """Return a task that loads a data set in a fresh process, with its cache at a place."""
+    """Return a task that loads the data set in a new process, with the given cache folder."""
     return process(sys.executable, "-c", LOAD.format(cache=cache, name=NAME, root=str(root)))

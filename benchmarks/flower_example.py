@@ -1,8 +1,8 @@
-"""A FedAvg client here beside one written the way Flower's PyTorch examples are.
+"""Compare this project's FedAvg client with one written like Flower's PyTorch examples.
 
-Those take their samples one by one: a data set from Hugging Face decodes an image, a transform
-turns it into a tensor, a DataLoader gathers a batch, in every epoch anew. Both clients train the
-same network on as many samples in as many batches, and evaluate it.
+The examples process samples one by one in every epoch: a Hugging Face data set decodes an image,
+a transform converts it to a tensor, and a DataLoader collects a batch. Both clients train and
+evaluate the same network, on the same number of samples and batches.
 """
 
 from collections import OrderedDict
@@ -21,14 +21,14 @@ from torch.utils.data import DataLoader
 
 from benchmarks.bare import TRAINING
 from benchmarks.images import SOURCE, settings_for, write_random_images
-from benchmarks.pairs import Result, Task, in_turns
+from benchmarks.pairs import Result, Task, time_alternately
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.config import read_config
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.server_app import initial_model
 
 SAMPLES = 800
-"""Of which a client trains on three quarters, and tests on the rest."""
+"""Samples of a client: three quarters to train on, the rest to test on."""
 
 
 class ExampleClient(NumPyClient):
@@ -37,7 +37,7 @@ class ExampleClient(NumPyClient):
     Parameters
     ----------
     model : nn.Module
-        Filled with what the server sends.
+        Its parameters are replaced by those that the server sends.
     train_loader, test_loader : DataLoader
         Batches of the client's own samples.
     """
@@ -52,7 +52,7 @@ class ExampleClient(NumPyClient):
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        """Train the model that came, and return it."""
+        """Train the received model and return it."""
         self.receive(parameters)
         criterion = nn.CrossEntropyLoss()
         optimizer = torch.optim.SGD(
@@ -73,7 +73,7 @@ class ExampleClient(NumPyClient):
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Evaluate the model that came."""
+        """Evaluate the received model."""
         self.receive(parameters)
         criterion = nn.CrossEntropyLoss()
         self.model.eval()
@@ -86,7 +86,7 @@ class ExampleClient(NumPyClient):
         return loss, len(self.test_loader), {"correct": correct}
 
     def receive(self, parameters: list[NDArray[Any]]) -> None:
-        """Fill the model."""
+        """Load the received parameters into the model."""
         names = self.model.state_dict()
         state = OrderedDict(
             (name, torch.tensor(array)) for name, array in zip(names, parameters, strict=True)
@@ -95,22 +95,22 @@ class ExampleClient(NumPyClient):
 
 
 def measure() -> Iterator[Result]:
-    """Measure a client's share of a round, training and evaluation."""
+    """Measure one client's training and evaluation in a round."""
     with TemporaryDirectory() as folder:
         file = write_random_images(Path(folder), SAMPLES)
         for model in ("lenet", "mlp"):
-            yield in_turns(
+            yield time_alternately(
                 f"{model} as in Flower's examples",
                 example_round(model, file),
-                "a FedAvg client here",
+                "this project's FedAvg client",
                 own_round(model, Path(folder)),
                 at_least=4,
             )
 
 
 def example_round(model: str, file: Path) -> Task:
-    """Return a task that lets an example's client train and evaluate."""
-    import datasets  # deferred, with torchvision: they take seconds to load
+    """Return a task in which the example's client trains and evaluates."""
+    import datasets  # deferred, like torchvision: they take seconds to import
     from torchvision.transforms import Compose, Normalize, ToTensor
 
     transform = Compose([ToTensor(), Normalize((0.5,), (0.5,))])
@@ -130,15 +130,15 @@ def example_round(model: str, file: Path) -> Task:
     )
     initial = [tensor.numpy().copy() for tensor in network.state_dict().values()]
 
-    def play() -> None:
+    def run_round() -> None:
         trained, *_ = client.fit(initial, {})
         client.evaluate(trained, {})
 
-    return play
+    return run_round
 
 
 def own_round(model: str, root: Path) -> Task:
-    """Return a task that serves the messages of a round as a FedAvg client here."""
+    """Return a task in which this project's FedAvg client serves the messages of a round."""
     further = {"strategy": "fedavg", "public-dataset": "none"}
     configuration = read_config(settings_for(root, model, 1, **further))
     run_config = configuration.flat()
@@ -148,8 +148,8 @@ def own_round(model: str, root: Path) -> Task:
     def client() -> NumPyClient:
         return build_client(Context(1, 1, {"partition-id": 0}, RecordDict(), run_config))
 
-    def play() -> None:
+    def run_round() -> None:
         trained, *_ = client().fit(list(initial.values()), config)
         client().evaluate(trained, config)
 
-    return play
+    return run_round

@@ -1,4 +1,4 @@
-"""Random images in the layout of Fashion-MNIST, so that no benchmark downloads anything."""
+"""Random images in the format of Fashion-MNIST, so that no benchmark downloads data."""
 
 import io
 from pathlib import Path
@@ -12,21 +12,21 @@ from PIL import Image
 from fedkd_flwr.data.catalogue import DATASETS
 
 NAME = "fashion-mnist"
-"""The data set that is imitated."""
+"""The imitated data set."""
 
 SOURCE = DATASETS[NAME]
-"""Its shape, classes and columns."""
+"""Image shape, number of classes and column names."""
 
 
 def write_random_images(root: Path, samples: int) -> Path:
-    """Write a Parquet data root of random images, and return its one file.
+    """Write a data root with one Parquet file of random images, and return that file.
 
     Parameters
     ----------
     root : Path
         An existing folder.
     samples : int
-        Images in all, each of a random class.
+        Number of images; each has a random class.
     """
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 256, (samples, *SOURCE.shape[1:]), dtype=np.uint8)
@@ -43,14 +43,14 @@ def write_random_images(root: Path, samples: int) -> Path:
 
 
 def png(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    """Encode one grey image, (height, width)."""
+    """Encode one grayscale image, (height, width)."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, format="PNG")
     return file.getvalue()
 
 
 def settings_for(root: Path, model: str, clients: int, **further: Any) -> dict[str, Any]:
-    """Return a flat run config of equal clients on random images, on one thread of the CPU."""
+    """Return a flat run config for clients of equal size, on random images and one CPU thread."""
     return {
         "dataset": NAME,
         "data-root": str(root),

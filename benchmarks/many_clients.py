@@ -1,8 +1,9 @@
-"""Peak memory of 1,000 clients of which 10 take part in a round, with the model `cnn`.
+"""Peak memory of 1,000 clients, 10 of which are sampled per round, with the model `cnn`.
 
-Each method runs in a process of its own. Counted is by how much it grows, from when all clients'
-data is there to its peak, beside the sum of what its clients and its server keep for the next
-round. It is measured once, since nothing in it depends on how busy the machine is, and needs Linux.
+Each method runs in its own process. The growth of its memory, from when all clients' data is loaded
+to the peak, is compared with the size of the state that its clients and its server keep for the
+next round. One measurement suffices, because memory does not depend on the load of the machine.
+Requires Linux.
 """
 
 import json
@@ -15,25 +16,25 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.images import settings_for, write_random_images
-from benchmarks.memory import resident
+from benchmarks.memory import resident_bytes
 from benchmarks.pairs import Result
 
 METHODS = ("fedavg", "kt-pfl", "fedamp", "fedfomo", "pfedhn")
-"""One that keeps a model, one that keeps predictions, two that keep every model, one network."""
+"""Methods whose state differs: one model, predictions, all models (twice), a hypernetwork."""
 
 CLIENTS, SAMPLES, PUBLIC, ROUNDS = 1000, 20, 200, 5
-"""Rounds are few: what a method keeps of a client is there once the client has taken part."""
+"""Few rounds suffice: a client's state is stored as soon as it has taken part."""
 
 
 def measure() -> Iterator[Result]:
-    """Measure one method after the other."""
+    """Measure each method."""
     for method in METHODS:
         command = [sys.executable, "-m", "benchmarks.many_clients", method]
         answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         grown, clients, server = json.loads(answer)
         yield Result(
             f"{method}, {CLIENTS:,} cnn clients, 10 a round",
-            f"clients keep {clients / 1e6:,.0f}, server {server / 1e6:,.0f}",
+            f"stored state: clients {clients / 1e6:,.0f}, server {server / 1e6:,.0f}",
             grown / 1e6,
             (clients + server) / 1e6,
             grown / (clients + server),
@@ -41,9 +42,9 @@ def measure() -> Iterator[Result]:
         )
 
 
-def grown_and_kept(method: str) -> tuple[int, int, int]:
-    """Return by how many bytes this process grows in a run, what clients and the server keep."""
-    # Only the process that is measured loads the engine.
+def growth_and_stored(method: str) -> tuple[int, int, int]:
+    """Return the growth of this process in a run, and the stored bytes of clients and server."""
+    # Imported here, so that only the measured process loads the engine.
     from fedkd_flwr.client_app import app, train_together
     from fedkd_flwr.clients.memory import all_arrays
     from fedkd_flwr.config import read_config
@@ -70,10 +71,10 @@ def grown_and_kept(method: str) -> tuple[int, int, int]:
         for client in range(CLIENTS):
             load_client(configuration.run.data_plan, client)
         grid = InProcessGrid(app, CLIENTS, configuration.flat(), live=True, together=train_together)
-        before = resident("VmRSS")
+        before = resident_bytes("VmRSS")
         with flower_log_level(WARNING):
             run = serve(grid, configuration, contexts=lambda: grid.contexts)
-        grown = resident("VmHWM") - before
+        grown = resident_bytes("VmHWM") - before
         server = sum(array.nbytes for array in read_checkpoint(run.path).state.values())
     memories = [all_arrays(context) for context in grid.contexts.values()]
     clients = sum(
@@ -86,4 +87,4 @@ def grown_and_kept(method: str) -> tuple[int, int, int]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(grown_and_kept(sys.argv[1])))
+    print(json.dumps(growth_and_stored(sys.argv[1])))

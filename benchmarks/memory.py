@@ -1,9 +1,9 @@
-"""Peak memory of a run with 1,000 clients, beside the sum of what the clients keep.
+"""Peak memory of a run with 1,000 clients, compared with the size of the clients' state.
 
-A client keeps its model and its momenta. Counted is by how much a process of its own grows, from
-when it has met all clients' data and served a few of them to its peak, so that neither PyTorch
-nor the images count. It is measured once, since nothing in it depends on how busy the machine is,
-and needs Linux.
+A client's state is its model and its momentum buffers. The run has its own process. Its memory is
+counted from when it has loaded all clients' data and served a few clients, so that PyTorch and the
+images do not count. One measurement suffices, because memory does not depend on the load of the
+machine. Requires Linux.
 """
 
 import json
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 CLIENTS, SAMPLES, PUBLIC = 1000, 30, 200
 
 FEW = 20
-"""Clients that are served before, so that the code they need is loaded."""
+"""Clients that are served before the measurement, so that all code is loaded."""
 
 ROUNDS = 3
-"""Memory grows until each client has replaced what it keeps at least once."""
+"""Memory grows until each client has replaced its state at least once."""
 
 
 def measure() -> Iterator[Result]:
-    """Measure perceptrons under KT-pFL."""
+    """Measure KT-pFL with perceptrons."""
     command = [sys.executable, "-m", "benchmarks.memory"]
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     grown, kept = json.loads(answer)
     yield Result(
         f"peak memory of {CLIENTS:,} mlp clients",
-        "what they keep",
+        "their stored state",
         grown / 1e6,
         kept / 1e6,
         grown / kept,
@@ -47,9 +47,9 @@ def measure() -> Iterator[Result]:
     )
 
 
-def grown_and_kept() -> tuple[int, int]:
-    """Return by how many bytes this process grows in a run, and how many its clients keep."""
-    # Only the process that is measured loads the engine.
+def growth_and_stored() -> tuple[int, int]:
+    """Return the growth of this process in a run, and the stored bytes of its clients."""
+    # Imported here, so that only the measured process loads the engine.
     from fedkd_flwr.clients.memory import all_arrays
     from fedkd_flwr.config import read_config
     from fedkd_flwr.data.clients import load_client
@@ -59,14 +59,14 @@ def grown_and_kept() -> tuple[int, int]:
         write_random_images(root, CLIENTS * SAMPLES + PUBLIC)
         rounds = {"num-server-rounds": ROUNDS, "held-out-size": PUBLIC, "public-size": PUBLIC}
         few = settings_for(root, "mlp", FEW, **rounds, **{"max-samples": FEW * SAMPLES})
-        served(few, root / "few")
+        serve_run(few, root / "few")
         settings = settings_for(root, "mlp", CLIENTS, **rounds)
         plan = read_config(settings).run.data_plan
         for client in range(CLIENTS):
             load_client(plan, client)
-        before = resident("VmRSS")
-        grid = served(settings, root / "many")
-        grown = resident("VmHWM") - before
+        before = resident_bytes("VmRSS")
+        grid = serve_run(settings, root / "many")
+        grown = resident_bytes("VmHWM") - before
     memories = [all_arrays(context) for context in grid.contexts.values()]
     kept = sum(
         array.nbytes
@@ -77,8 +77,8 @@ def grown_and_kept() -> tuple[int, int]:
     return grown, kept
 
 
-def served(settings: Mapping[str, Any], folder: Path) -> "InProcessGrid":
-    """Serve a run into a folder, and return the grid with what its clients keep."""
+def serve_run(settings: Mapping[str, Any], folder: Path) -> "InProcessGrid":
+    """Run into a folder, and return the grid, which holds the clients' state."""
     from fedkd_flwr.client_app import app, train_together
     from fedkd_flwr.config import read_config
     from fedkd_flwr.engines import InProcessGrid, flower_log_level, resolve_output
@@ -92,10 +92,10 @@ def served(settings: Mapping[str, Any], folder: Path) -> "InProcessGrid":
     return grid
 
 
-def resident(field: str) -> int:
-    """Return the bytes of this process in memory, ``VmRSS`` now or ``VmHWM`` at its peak.
+def resident_bytes(field: str) -> int:
+    """Return the resident memory of this process in bytes: ``VmRSS`` now, ``VmHWM`` at its peak.
 
-    What `resource` calls the peak includes that of the process which started this one.
+    The peak of the `resource` module also includes the parent process.
     """
     status = Path("/proc/self/status").read_text()
     found = re.search(rf"{field}:\s*(\d+) kB", status)
@@ -104,4 +104,4 @@ def resident(field: str) -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(grown_and_kept()))
+    print(json.dumps(growth_and_stored()))

@@ -1,7 +1,7 @@
-"""How long Ray's processes wait for the last clients of a round, by who begins first.
+"""Idle time of Ray's processes in a round, by the order in which clients start.
 
-Clients sleep for as long as a training would take: what is measured is the order, and how long
-Flower takes to hand out messages. Two processes serve eight clients, two of which are long.
+Clients sleep instead of training, so only the order and Flower's message overhead are measured.
+Two processes serve eight clients, two of which take much longer than the others.
 """
 
 import time
@@ -14,19 +14,19 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from flwr.superlink.grid import InMemoryGrid
 
-from benchmarks.pairs import REPETITIONS, Pair, Result, seconds, summarized
+from benchmarks.pairs import REPETITIONS, Pair, Result, seconds, summarize
 from fedkd_flwr.engines import flower_log_level
 from fedkd_flwr.grids.longest_first import LongestFirstGrid
 
 WORK = (0.9, 0.9, 0.9, 5.0, 0.9, 0.9, 0.9, 5.0)
-"""Seconds that each client works, as with ``models = "lenet,lenet,lenet,resnet18"``."""
+"""Seconds of each client, similar to ``models = "lenet,lenet,lenet,resnet18"``."""
 
 PROCESSES = 2
-"""Clients at a time."""
+"""Clients that are served at the same time."""
 
 
 def measure() -> Iterator[Result]:
-    """Measure the idle seconds of all processes together, in one round."""
+    """Measure the total idle seconds of all processes in one round."""
     pairs: list[Pair] = []
     server_app = ServerApp()
 
@@ -36,10 +36,10 @@ def measure() -> Iterator[Result]:
         while len(list(grid.get_node_ids())) < len(WORK):
             time.sleep(0.1)
         ordered = LongestFirstGrid(grid)
-        idle_seconds(ordered)  # from here on it knows how long clients take
+        idle_seconds(ordered)  # the grid records how long each client takes
         pairs.extend((idle_seconds(ordered), idle_seconds(grid)) for _ in range(REPETITIONS))
 
-    with flower_log_level(ERROR):  # it says that `run_simulation` is old
+    with flower_log_level(ERROR):  # hides the warning that `run_simulation` is deprecated
         run_simulation(
             server_app,
             SleepingApp(),
@@ -50,18 +50,18 @@ def measure() -> Iterator[Result]:
             },
         )
     name = "idle processes under Ray, longest first"
-    yield summarized(name, "by partition-id", pairs, at_most=0.5)
+    yield summarize(name, "in order of partition-id", pairs, at_most=0.5)
 
 
 def idle_seconds(grid: Grid) -> float:
-    """Play a round, and return how long its processes had nothing to do."""
+    """Run a round and return the total idle seconds of its processes."""
     content = RecordDict({"config": ConfigRecord({})})
     messages = [Message(content, node, MessageType.TRAIN) for node in grid.get_node_ids()]
     return PROCESSES * seconds(lambda: list(grid.send_and_receive(messages))) - sum(WORK)
 
 
 class SleepingApp(ClientApp):
-    """Works by sleeping, and says how long."""
+    """A client app that sleeps, and reports for how long."""
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Serve a message."""

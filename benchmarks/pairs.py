@@ -1,4 +1,4 @@
-"""Two things measured in turns: what every benchmark is made of."""
+"""Time two tasks alternately, the basis of every benchmark."""
 
 import math
 import os
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPETITIONS = 5
-"""How often each of the two is measured."""
+"""How often each task is timed."""
 
 Task = Callable[[], object]
-"""Something whose time is taken."""
+"""A task to time."""
 
 Pair = tuple[float, float]
-"""What was measured in one repetition, and beside what."""
+"""The seconds of a task and of its baseline in one repetition."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,15 @@ class Result:
     Attributes
     ----------
     name, baseline_name : str
-        What is measured, and beside what.
+        What is measured, and the baseline.
     measured, baseline : float
         The medians.
     ratio : float
-        The measured in multiples of the baseline.
+        The measured value divided by the baseline.
     at_most, at_least : float
-        The ratios that are good enough; infinity and 0 where none is asked for.
+        The target: limits of the ratio. Infinity and 0 mean no target.
     unit : str
-        Of both medians.
+        The unit of both medians.
     """
 
     name: str
@@ -47,24 +47,24 @@ class Result:
     unit: str = "s"
 
     @property
-    def falls_short(self) -> bool:
-        """Whether the target is missed."""
+    def misses_target(self) -> bool:
+        """Whether the ratio misses the target."""
         return not self.at_least <= self.ratio <= self.at_most
 
     @property
     def target(self) -> str:
-        """The target in words; empty where there is none."""
+        """The target in words, or an empty string without a target."""
         if math.isfinite(self.at_most):
             return f"at most {self.at_most:g}"
         return f"at least {self.at_least:g}" if self.at_least else ""
 
     @property
-    def shortfall(self) -> str:
-        """What is reached beside what is asked for, of a result that falls short."""
-        return f"{self.name}, {self.ratio:.2f} where {self.target} is due"
+    def miss(self) -> str:
+        """The ratio and the target, for a result that misses its target."""
+        return f"{self.name}: ratio {self.ratio:.2f}, target {self.target}"
 
 
-def in_turns(
+def time_alternately(
     name: str,
     task: Task,
     baseline_name: str,
@@ -72,24 +72,24 @@ def in_turns(
     at_most: float = math.inf,
     at_least: float = 0.0,
 ) -> Result:
-    """Time two tasks in turns, after each has run once untimed.
+    """Time two tasks alternately, after one untimed run of each.
 
     Parameters
     ----------
     name, baseline_name : str
-        What the tasks are called.
+        The names of the tasks in the table.
     task, baseline : callable
-        What is timed, and what beside.
+        The tasks.
     at_most, at_least : float
-        The ratios that are good enough.
+        The target: limits of the ratio.
     """
     task()
     baseline()
     pairs = [(seconds(task), seconds(baseline)) for _ in range(REPETITIONS)]
-    return summarized(name, baseline_name, pairs, at_most, at_least)
+    return summarize(name, baseline_name, pairs, at_most, at_least)
 
 
-def summarized(
+def summarize(
     name: str,
     baseline_name: str,
     pairs: Sequence[Pair],
@@ -98,23 +98,23 @@ def summarized(
 ) -> Result:
     """Summarize repetitions by their medians.
 
-    Each repetition gives a ratio, and their median is the result: a machine that grows busy in
-    the meantime slows down both sides of a ratio.
+    The result is the median of the repetitions' ratios. A machine that becomes busy slows down
+    both tasks of a repetition, and so changes a ratio less than the seconds.
     """
-    measured, beside = (statistics.median(times) for times in zip(*pairs, strict=True))
+    measured, baseline = (statistics.median(times) for times in zip(*pairs, strict=True))
     ratio = statistics.median(one / other for one, other in pairs)
-    return Result(name, baseline_name, measured, beside, ratio, at_most, at_least)
+    return Result(name, baseline_name, measured, baseline, ratio, at_most, at_least)
 
 
 def seconds(task: Task) -> float:
-    """Return how long a task takes."""
+    """Run a task and return its seconds."""
     started_at = time.perf_counter()
     task()
     return time.perf_counter() - started_at
 
 
 def process(*command: str | Path) -> Task:
-    """Return a task that runs a command as a process of its own, with byte code kept.
+    """Return a task that runs a command in a new process that caches byte code.
 
     The task raises `subprocess.CalledProcessError` if the command fails.
     """

@@ -1,7 +1,6 @@
-"""What was measured, kept in a JSON file: one row of the table a line, each with its own date.
+"""Results of benchmarks in a JSON file: one row of the table per line, each with its date.
 
-A later call replaces the rows that it measures and leaves the others, so that a page can be
-brought up to date in parts.
+A later call replaces only the rows that it measures, so a results page can be updated in parts.
 """
 
 import json
@@ -18,26 +17,26 @@ from typing import Any
 from benchmarks.pairs import Result
 
 DIGITS = 6
-"""Significant digits that are kept of what was measured."""
+"""Significant digits of stored values."""
 
 
 @dataclass(frozen=True)
-class Circumstances:
-    """How something was measured.
+class Conditions:
+    """The conditions of a measurement.
 
     Attributes
     ----------
     date : str
-        The day, as in ``2026-11-21``.
+        The date in ISO format.
     machine : str
-        Its cores, their kind, and the widest instructions that PyTorch uses on them, by which
-        its arithmetic differs up to twofold.
+        The number of cores, their architecture, and the widest vector instructions that PyTorch
+        uses. These change its speed up to twofold.
     load : float
-        How busy it was before: programs that wanted to run, mean of a minute.
+        The load average of the minute before.
     python, pytorch : str
         Versions.
     command : str
-        The command line, with every benchmark by its name.
+        The command line, with the names of all benchmarks.
     """
 
     date: str
@@ -48,7 +47,7 @@ class Circumstances:
     command: str
 
     def __str__(self) -> str:
-        """Return what the figures were taken on; the date and the command stand elsewhere."""
+        """Return the conditions in words, without the date and the command."""
         return (
             f"{self.machine}, load {self.load:.1f}, one thread, "
             f"Python {self.python}, PyTorch {self.pytorch}"
@@ -57,17 +56,19 @@ class Circumstances:
 
 @dataclass(frozen=True)
 class Record:
-    """A row of the table, and how it was measured."""
+    """A row of the table and the conditions of its measurement."""
 
     result: Result
-    circumstances: Circumstances
+    conditions: Conditions
 
 
-def circumstances_of(names: Sequence[str]) -> Circumstances:
-    """Return how benchmarks are measured here and now."""
-    from torch.backends.cpu import get_cpu_capability  # deferred: threads are set first
+def current_conditions(names: Sequence[str]) -> Conditions:
+    """Return the present conditions for the named benchmarks."""
+    from torch.backends.cpu import (
+        get_cpu_capability,
+    )  # deferred: the number of threads is set first
 
-    return Circumstances(
+    return Conditions(
         date=date.today().isoformat(),
         machine=f"{os.cpu_count()} cores ({platform.machine()}, {get_cpu_capability()})",
         load=round(os.getloadavg()[0], 1),
@@ -77,23 +78,23 @@ def circumstances_of(names: Sequence[str]) -> Circumstances:
     )
 
 
-def keep(record: Record, file: Path) -> None:
-    """Put a row into a file, in the place of the one with its name or at the end."""
-    from fedkd_flwr.files import write_text  # deferred: it loads NumPy, whose threads are set first
+def save_record(record: Record, file: Path) -> None:
+    """Write a row to a file. It replaces the row of its name, or is appended."""
+    from fedkd_flwr.files import write_text  # deferred: NumPy's threads are set first
 
-    rows = {kept.result.name: kept for kept in read_records(file)}
+    rows = {stored.result.name: stored for stored in read_records(file)}
     rows[record.result.name] = record
-    lines = ",\n".join(json.dumps(_line(kept), ensure_ascii=False) for kept in rows.values())
+    lines = ",\n".join(json.dumps(_as_json(stored), ensure_ascii=False) for stored in rows.values())
     write_text(file, f"[\n{lines}\n]\n")
 
 
 def read_records(file: Path) -> list[Record]:
-    """Return the rows of a file, none if it is not there.
+    """Return the rows of a file, or an empty list if it does not exist.
 
     Raises
     ------
     ValueError
-        If it is something else.
+        If the file holds anything else.
     """
     if not file.exists():
         return []
@@ -106,23 +107,23 @@ def read_records(file: Path) -> list[Record]:
         raise ValueError(f"{file} does not hold rows of benchmarks") from error
 
 
-def _line(record: Record) -> dict[str, Any]:
-    """Return a row as JSON has it, which knows no infinity: a target that is not set is null."""
+def _as_json(record: Record) -> dict[str, Any]:
+    """Return a row as JSON values. JSON has no infinity, so a missing target is null."""
     result = record.result
     figures = {name: _rounded(getattr(result, name)) for name in ("measured", "baseline", "ratio")}
     target = {
         "at_most": result.at_most if math.isfinite(result.at_most) else None,
         "at_least": result.at_least or None,
     }
-    return {**asdict(result), **figures, **target, **asdict(record.circumstances)}
+    return {**asdict(result), **figures, **target, **asdict(record.conditions)}
 
 
 def _record(line: dict[str, Any]) -> Record:
     values = dict(line)
-    circumstances = {name: values.pop(name) for name in Circumstances.__dataclass_fields__}
+    conditions = {name: values.pop(name) for name in Conditions.__dataclass_fields__}
     target = {name: values.pop(name) for name in ("at_most", "at_least")}
-    known = {name: value for name, value in target.items() if value is not None}
-    return Record(Result(**values, **known), Circumstances(**circumstances))
+    limits = {name: value for name, value in target.items() if value is not None}
+    return Record(Result(**values, **limits), Conditions(**conditions))
 
 
 def _rounded(value: float) -> float:

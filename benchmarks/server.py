@@ -1,8 +1,8 @@
-"""What servers do in a round: KT-pFL's mixing, and PerFed-CKT's clustering.
+"""Time the server's step in a round: KT-pFL's aggregation and PerFed-CKT's clustering.
 
-KT-pFL's stands beside the matrix products that it cannot do without. They are three: coefficients
-times predictions for the teachers in the gradient, what follows from these times predictions for
-the gradient, and new coefficients times predictions for the teachers that are sent.
+KT-pFL is compared with the three matrix products that it needs: coefficients times predictions for
+the teachers in the gradient, their derivatives times predictions for the gradient, and new
+coefficients times predictions for the teachers that are sent.
 """
 
 import time
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.pairs import Result, in_turns
+from benchmarks.pairs import Result, time_alternately
 from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.replies import Reply
@@ -23,26 +23,26 @@ PUBLIC, CLASSES = 3000, 10
 """P and K, as in the paper's experiments."""
 
 FEW_PUBLIC = 200
-"""P where there are very many clients: the default of a run."""
+"""P with 5,000 clients: the default of a run."""
 
 CLUSTERS = 4
-"""c, the largest of PerFed-CKT's experiments."""
+"""c, the largest in PerFed-CKT's experiments."""
 
 
 def measure() -> Iterator[Result]:
-    """Measure a round's aggregation, from valid replies to the next teachers."""
+    """Measure the aggregation of a round, from valid replies to the next teachers."""
     for clients in (20, 100, 1000):
-        yield mixing(clients, PUBLIC)
-    yield clustering(1000, 500)
+        yield time_aggregation(clients, PUBLIC)
+    yield time_clustering(1000, 500)
 
 
 def measure_large() -> Iterator[Result]:
-    """Measure KT-pFL's step with very many clients."""
-    yield mixing(5000, FEW_PUBLIC)
+    """Measure KT-pFL's step with 5,000 clients."""
+    yield time_aggregation(5000, FEW_PUBLIC)
 
 
-def mixing(clients: int, public: int) -> Result:
-    """Measure KT-pFL's step with N clients that all reply for P samples."""
+def time_aggregation(clients: int, public: int) -> Result:
+    """Measure KT-pFL's step with replies of N clients for P samples."""
     predictions = random_predictions(clients, public)
     replies = {n: Reply(n, {PREDICTIONS: own}, {}) for n, own in enumerate(predictions)}
 
@@ -59,30 +59,30 @@ def mixing(clients: int, public: int) -> Result:
         _ = teachers @ flat.T
         _ = coefficients @ flat
 
-    return in_turns(
+    return time_alternately(
         f"KT-pFL's server step, N = {clients:,}, P = {public:,}",
         lambda: strategy.aggregate(1, replies),
-        "its matrix products",
+        "its matrix products alone",
         products,
         at_most=3,
     )
 
 
-def clustering(clients: int, public: int) -> Result:
+def time_clustering(clients: int, public: int) -> Result:
     """Measure PerFed-CKT's k-means over the soft predictions of N clients for P samples."""
     predictions = random_predictions(clients, public)
     name = f"PerFed-CKT's clusters, N = {clients:,}, P = {public:,}"
-    return in_turns(
+    return time_alternately(
         name,
         lambda: cluster_predictions(predictions, CLUSTERS, seed=0),
-        "a second",
+        "one second",
         lambda: time.sleep(1),
         at_most=2,
     )
 
 
 def random_predictions(clients: int, public: int) -> NDArray[np.float32]:
-    """Draw soft predictions, (N, P, K), rows on the simplex."""
+    """Draw soft predictions, (N, P, K), whose rows sum to one."""
     generator = np.random.default_rng(0)
     predictions = generator.random((clients, public, CLASSES), dtype=np.float32)
     predictions /= predictions.sum(axis=2, keepdims=True)

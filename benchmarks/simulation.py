@@ -1,8 +1,8 @@
-"""A round of KT-pFL in Flower's Ray simulation, beside the same round in one process.
+"""Compare a round of KT-pFL in Flower's Ray simulation with the same round in one process.
 
-Both runs are there at once, each in a process of its own, and play their rounds in turns. Ray
-serves one client after the other, as one process does, so that a ratio shows what its messages
-cost and not how many processors there are.
+Both runs have their own process and run their rounds alternately. Ray serves clients one after the
+other here, like the single process. The ratio therefore shows the cost of Ray's messages and not
+the number of cores.
 """
 
 import os
@@ -23,7 +23,7 @@ from flwr.simulation import run_simulation
 from flwr.superlink.grid import InMemoryGrid
 
 from benchmarks.images import settings_for, write_random_images
-from benchmarks.pairs import REPETITIONS, Pair, Result, summarized
+from benchmarks.pairs import REPETITIONS, Pair, Result, summarize
 from benchmarks.rounds import PUBLIC, UNTIMED
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import Configuration, read_config
@@ -33,64 +33,64 @@ from fedkd_flwr.grids.longest_first import LongestFirstGrid
 from fedkd_flwr.server_app import serve
 
 Start = Callable[[Configuration, RoundListener], object]
-"""Runs a method, and calls with each finished round's row."""
+"""Starts a run, and calls the listener with the row of each finished round."""
 
 LONG_EPOCHS = 60
-"""Local epochs that make a round of LeNets last half a minute."""
+"""Local epochs with which a round of LeNets takes half a minute."""
 
 LONG_REPETITIONS = 3
-"""Rounds of half a minute that are timed."""
+"""Number of these rounds to time."""
 
 
 def measure_messages() -> Iterator[Result]:
-    """Measure what a message costs: clients that have next to nothing to do."""
+    """Measure the cost of a message, with clients that have very little to train."""
     clients, samples = 60, 22 + 8
     pairs = round_pairs("mlp", clients, samples)
     each = [(one / clients, other / clients) for one, other in pairs]
-    yield summarized("a message to an mlp client under Ray", "in one process", each)
+    yield summarize("a message to an mlp client under Ray", "in one process", each)
 
 
 def measure_long_rounds() -> Iterator[Result]:
-    """Measure rounds of half a minute, which messages should not prolong by much."""
+    """Measure rounds of half a minute, in which messages should cost little."""
     pairs = round_pairs("lenet", 10, 800, LONG_REPETITIONS, **{"local-epochs": LONG_EPOCHS})
-    yield summarized("a round of half a minute under Ray", "in one process", pairs, at_most=1.25)
+    yield summarize("a round of half a minute under Ray", "in one process", pairs, at_most=1.25)
 
 
 def round_pairs(
     model: str, clients: int, samples: int, repetitions: int = REPETITIONS, **further: Any
 ) -> list[Pair]:
-    """Return the seconds of rounds under Ray, each with those in one process right after it.
+    """Return the seconds of rounds under Ray, each with those of a round in one process.
 
     Parameters
     ----------
     model : str
         Architecture of every client.
     clients, samples : int
-        How many there are, and the samples of each, a quarter of which it tests on.
+        Number of clients, and of samples per client. A quarter of the samples are for testing.
     repetitions : int
-        Rounds that are timed.
+        Number of rounds to time.
     **further
-        Further settings of both runs.
+        More settings of both runs.
     """
     with TemporaryDirectory() as folder:
         write_random_images(Path(folder), clients * samples + PUBLIC)
         rounds = {"num-server-rounds": UNTIMED + repetitions, "held-out-size": PUBLIC}
-        # Under Ray clients train one by one, whatever they are.
+        # Under Ray, clients always train one by one.
         settings = settings_for(Path(folder), model, clients, **rounds, cohort="off", **further)
         with (
-            played(under_ray, {**settings, "output-dir": f"{folder}/ray"}) as ray,
-            played(run_in_process, {**settings, "output-dir": f"{folder}/here"}) as here,
+            run_in_steps(under_ray, {**settings, "output-dir": f"{folder}/ray"}) as ray,
+            run_in_steps(run_in_process, {**settings, "output-dir": f"{folder}/here"}) as here,
         ):
             pairs = [(ray(), here()) for _ in range(UNTIMED + repetitions)]
     return pairs[UNTIMED:]
 
 
 @contextmanager
-def played(start: Start, settings: Mapping[str, Any]) -> Iterator[Callable[[], float]]:
-    """Start a run in a process of its own; yield what plays a round and returns its seconds."""
+def run_in_steps(start: Start, settings: Mapping[str, Any]) -> Iterator[Callable[[], float]]:
+    """Start a run in a new process; yield a function that runs a round and returns its seconds."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=play, args=(start, settings, theirs))
+    process = context.Process(target=run_on_demand, args=(start, settings, theirs))
     process.start()
     theirs.close()
 
@@ -99,7 +99,7 @@ def played(start: Start, settings: Mapping[str, Any]) -> Iterator[Callable[[], f
         try:
             seconds: float = ours.recv()
         except EOFError:
-            raise RuntimeError("a run has ended before its last round") from None
+            raise RuntimeError("The run ended before its last round.") from None
         return seconds
 
     try:
@@ -110,24 +110,24 @@ def played(start: Start, settings: Mapping[str, Any]) -> Iterator[Callable[[], f
         process.join()
 
 
-def play(start: Start, settings: Mapping[str, Any], orders: Connection) -> None:
-    """Play a round whenever asked to, and tell how long it took."""
-    orders.recv()
-    began_at = time.perf_counter()
-    missing = settings["num-server-rounds"]
+def run_on_demand(start: Start, settings: Mapping[str, Any], requests: Connection) -> None:
+    """Run a round on each request, and send its seconds."""
+    requests.recv()
+    started_at = time.perf_counter()
+    last_round = settings["num-server-rounds"]
 
     def on_round(row: Mapping[str, Any]) -> None:
-        nonlocal began_at
-        orders.send(time.perf_counter() - began_at)
-        if row["round"] < missing:
-            orders.recv()
-        began_at = time.perf_counter()
+        nonlocal started_at
+        requests.send(time.perf_counter() - started_at)
+        if row["round"] < last_round:
+            requests.recv()
+        started_at = time.perf_counter()
 
     start(resolve_output(read_config(settings), Path.cwd()), on_round)
 
 
 def under_ray(configuration: Configuration, on_round: RoundListener) -> None:
-    """Run as ``flwr run`` does, but with the server in this process, where it can be held."""
+    """Run like ``flwr run``, but with the server in this process, where rounds can be paused."""
     server_app = ServerApp()
 
     @server_app.main()
@@ -135,7 +135,7 @@ def under_ray(configuration: Configuration, on_round: RoundListener) -> None:
         assert isinstance(grid, InMemoryGrid)
         serve(LongestFirstGrid(grid), configuration, on_round)
 
-    with flower_log_level(ERROR):  # it says that `run_simulation` is old
+    with flower_log_level(ERROR):  # hides the warning that `run_simulation` is deprecated
         run_simulation(
             server_app,
             ConfiguredApp(configuration.flat()),
@@ -148,7 +148,7 @@ def under_ray(configuration: Configuration, on_round: RoundListener) -> None:
 
 
 class ConfiguredApp(ClientApp):
-    """The client app with a run config, which Flower gives to apps of ``flwr run`` alone."""
+    """The client app with a run config, which Flower provides only under ``flwr run``."""
 
     def __init__(self, run_config: Mapping[str, Any]) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""What it costs to start: whole processes beside one that imports PyTorch.
+"""Compare the start-up time of processes with that of importing PyTorch.
 
-Flower serves every message to a real node in a fresh process, and nobody likes to wait for help.
+In a deployment, Flower starts a new process for every message.
 """
 
 import sys
@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.pairs import Result, Task, in_turns, process
+from benchmarks.pairs import Result, Task, process, time_alternately
 
 FEDKD = Path(sysconfig.get_path("scripts")) / "fedkd"
 
@@ -19,14 +19,14 @@ config = {"models": "lenet", "device": "cpu", "torch-threads": 1, "max-samples":
 client = build_client(Context(0, 0, {"partition-id": 0}, RecordDict(), config))
 client.fit([], {"names": [], "server-round": 1, "phase": "train"})
 """
-"""Imports alone would not show what a client loads once it has something to do."""
+"""The first message also imports what a client loads only when it trains."""
 
 NODE = "import flwr.supernode.cli.flwr_clientapp, fedkd_flwr.client_app"
-"""Flower's own program comes on top wherever a message is served to a node."""
+"""In a deployment, Flower's own program is also imported for each message."""
 
 
 def measure() -> Iterator[Result]:
-    """Measure the client app, a client's first message, and two commands that only tell."""
+    """Measure the client app, a client's first message, and two commands that only print."""
     starts: dict[str, tuple[Task, float]] = {
         "import fedkd_flwr.client_app": (python("import fedkd_flwr.client_app"), 1.4),
         "a LeNet client's first message": (python(FIRST_MESSAGE), 1.6),
@@ -35,9 +35,9 @@ def measure() -> Iterator[Result]:
         "fedkd list": (process(FEDKD, "list"), 0.5),
     }
     for name, (task, at_most) in starts.items():
-        yield in_turns(name, task, "import torch", python("import torch"), at_most)
+        yield time_alternately(name, task, "import torch", python("import torch"), at_most)
 
 
 def python(code: str) -> Task:
-    """Return a task that runs code in a fresh process."""
+    """Return a task that runs Python code in a new process."""
     return process(sys.executable, "-c", code)

@@ -1,4 +1,4 @@
-"""A sweep of four runs one by one, beside the same two at a time."""
+"""Compare a sweep of four runs one by one with the same sweep two at a time."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -8,27 +8,27 @@ from tempfile import TemporaryDirectory
 import tomli_w
 
 from benchmarks.images import settings_for, write_random_images
-from benchmarks.pairs import Result, Task, process, seconds, summarized
+from benchmarks.pairs import Result, Task, process, seconds, summarize
 from benchmarks.rounds import PUBLIC
 from benchmarks.starting import FEDKD
 
 CLIENTS, SAMPLES, ROUNDS = 10, 800, 14
-"""Of each run, which takes about half a minute on one processor."""
+"""The size of each run, which takes about half a minute on one core."""
 
 REPETITIONS = 3
-"""Sweeps each way."""
+"""Number of sweeps of each kind."""
 
 
 def measure() -> Iterator[Result]:
-    """Measure whole commands, with the start of Ray and of its processes."""
+    """Measure whole commands, including the start of Ray and its processes."""
     with TemporaryDirectory() as folder:
         alone, together = sweeps(Path(folder), 1), sweeps(Path(folder), 2)
         pairs = [(seconds(alone), seconds(together)) for _ in range(REPETITIONS)]
-    yield summarized("a sweep of 4 runs, --jobs 1", "--jobs 2", pairs, at_least=1.6)
+    yield summarize("a sweep of 4 runs, --jobs 1", "--jobs 2", pairs, at_least=1.6)
 
 
 def sweeps(folder: Path, jobs: int) -> Task:
-    """Return a task that does a sweep, each time into a new folder."""
+    """Return a task that runs the sweep into a new folder."""
     file = folder / "sweep.toml"
     if not file.exists():
         write_random_images(folder, CLIENTS * SAMPLES + PUBLIC)

@@ -1,4 +1,4 @@
-"""The table of results: its headings, and the cells of a row."""
+"""The table of results: column headings and cells."""
 
 import math
 from collections.abc import Iterable
@@ -12,16 +12,16 @@ from benchmarks.pairs import Result
 COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
     ("measured", "left"),
     ("median", "right"),
-    ("beside", "left"),
+    ("baseline", "left"),
     ("median", "right"),
     ("ratio", "right"),
     ("target", "left"),
 )
-"""Headings, and where their cells stand."""
+"""Column headings and the alignment of their cells."""
 
 
 def table_of(results: Iterable[Result], title: str) -> Table:
-    """Lay out results for a terminal, one a row."""
+    """Return a table for the terminal, one row per result."""
     table = Table(title=title, box=box.MARKDOWN)
     for heading, justify in COLUMNS:
         table.add_column(heading, justify=justify)
@@ -31,7 +31,7 @@ def table_of(results: Iterable[Result], title: str) -> Table:
 
 
 def cells(result: Result) -> tuple[str, ...]:
-    """Return what stands in a result's row."""
+    """Return the cells of a result's row."""
     return (
         result.name,
         f"{three_digits(result.measured)} {result.unit}",
@@ -43,6 +43,6 @@ def cells(result: Result) -> tuple[str, ...]:
 
 
 def three_digits(value: float) -> str:
-    """Write a positive number to three digits, with all that stand before the point."""
+    """Format a positive number with three significant digits, and all digits before the point."""
     decimals = 2 - math.floor(math.log10(value))
     return f"{value:,.{max(decimals, 0)}f}"

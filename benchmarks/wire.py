@@ -1,7 +1,7 @@
-"""Bytes that a KT-pFL message takes on the wire, beside its numbers alone: P · K · 4.
+"""Compare the size of KT-pFL messages on the wire with that of their numbers, P · K · 4 bytes.
 
-Counted are the objects that a SuperLink and a SuperNode hand each other for a message: the arrays
-in Flower's coding, and all that comes with them.
+The size is that of all objects that a SuperLink and a SuperNode exchange for a message: the arrays
+in Flower's encoding, and their metadata.
 """
 
 from collections.abc import Iterator
@@ -23,10 +23,10 @@ PUBLIC, CLIENTS = 3000, 2
 
 
 def measure() -> Iterator[Result]:
-    """Measure the last train message of a small run, which holds a teacher, and its reply."""
+    """Measure the last training message of a small run, which holds a teacher, and its reply."""
     sizes: dict[str, int] = {}
 
-    def weighed(message: Message, context: Context) -> Message:
+    def measured_app(message: Message, context: Context) -> Message:
         reply = app(message, context)
         sizes["a client's teacher"] = size_on_the_wire(message)
         sizes["a client's predictions"] = size_on_the_wire(reply)
@@ -38,7 +38,7 @@ def measure() -> Iterator[Result]:
         settings = settings_for(Path(folder), "mlp", CLIENTS, **further)
         configuration = read_config({**settings, "output-dir": str(Path(folder) / "run")})
         with flower_log_level(WARNING):
-            serve(InProcessGrid(weighed, CLIENTS, configuration.flat()), configuration)
+            serve(InProcessGrid(measured_app, CLIENTS, configuration.flat()), configuration)
     numbers = PUBLIC * SOURCE.classes * 4
     for name, size in sizes.items():
         yield Result(
@@ -53,5 +53,5 @@ def measure() -> Iterator[Result]:
 
 
 def size_on_the_wire(message: Message) -> int:
-    """Return the bytes of a message's objects."""
+    """Return the total bytes of a message's objects."""
     return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())

@@ -1,4 +1,4 @@
-"""The framework of the benchmarks, on tasks that take no time worth measuring."""
+"""Tests of the benchmark framework, on tasks that take almost no time."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from benchmarks import __main__ as command
 from benchmarks import pairs, rounds
 from benchmarks.bare import BareClient, bare_round
 from benchmarks.images import settings_for, write_random_images
-from benchmarks.records import Record, circumstances_of, keep, read_records
+from benchmarks.records import Record, current_conditions, read_records, save_record
 from benchmarks.table import three_digits
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import load_client
@@ -33,9 +33,9 @@ def too_little():
     yield result("slow", 2.5, 1.5)
 
 
-def test_two_tasks_take_turns_after_each_has_run_once():
+def test_two_tasks_alternate_after_one_warm_up_each():
     ran = []
-    pairs.in_turns("a", lambda: ran.append("a"), "b", lambda: ran.append("b"))
+    pairs.time_alternately("a", lambda: ran.append("a"), "b", lambda: ran.append("b"))
     assert ran == ["a", "b"] * (1 + pairs.REPETITIONS)
 
 
@@ -43,22 +43,22 @@ def test_the_ratio_is_the_median_of_the_pairs(monkeypatch):
     # The machine slows down to a tenth in the middle; the ratio of most pairs stays 3.
     times = iter([3, 1, 3, 1, 30, 10, 30, 10, 50, 10])
     monkeypatch.setattr(pairs, "seconds", lambda task: next(times))
-    measured = pairs.in_turns("a", list, "b", list, at_most=3)
+    measured = pairs.time_alternately("a", list, "b", list, at_most=3)
     assert (measured.measured, measured.baseline, measured.ratio) == (30, 10, 3)
-    assert not measured.falls_short
+    assert not measured.misses_target
 
 
 @pytest.mark.parametrize(("ratio", "short"), [(1.49, False), (1.51, True), (float("nan"), True)])
-def test_a_result_falls_short_above_its_target(ratio, short):
-    assert result("slow", ratio, 1.5).falls_short == short
+def test_a_ratio_above_at_most_misses_the_target(ratio, short):
+    assert result("slow", ratio, 1.5).misses_target == short
 
 
 @pytest.mark.parametrize(("ratio", "short"), [(4.01, False), (3.99, True), (float("nan"), True)])
-def test_a_result_falls_short_below_its_target(ratio, short):
-    assert result("quick", ratio, at_least=4).falls_short == short
+def test_a_ratio_below_at_least_misses_the_target(ratio, short):
+    assert result("quick", ratio, at_least=4).misses_target == short
 
 
-def test_a_target_in_words():
+def test_the_target_in_words():
     assert result("slow", 1, at_most=1.5).target == "at most 1.5"
     assert result("quick", 1, at_least=4).target == "at least 4"
     assert result("free", 1).target == ""
@@ -68,11 +68,11 @@ def test_a_target_in_words():
     ("value", "written"),
     [(0.004321, "0.00432"), (6.454, "6.45"), (121.3, "121"), (1855.4, "1,855")],
 )
-def test_figures_have_three_digits(value, written):
+def test_values_have_three_significant_digits(value, written):
     assert three_digits(value) == written
 
 
-def test_random_images_are_a_data_set(tmp_path):
+def test_random_images_can_be_loaded(tmp_path):
     write_random_images(tmp_path, 20)
     found = load_images("fashion-mnist", str(tmp_path))
     assert found.images.shape == (20, 1, 28, 28)
@@ -80,26 +80,26 @@ def test_random_images_are_a_data_set(tmp_path):
 
 
 def test_bare_rounds_learn(monkeypatch):
-    """What is compared with has to do the work: its loss falls, and teachers are mixtures."""
+    """The baseline must do real work: its loss falls, and teachers are averages."""
     losses, teachers = [], []
-    train, distil = BareClient.train, BareClient.distil
+    train, distill = BareClient.train, BareClient.distill
     monkeypatch.setattr(BareClient, "train", lambda self: losses.append(train(self)))
 
     def spy(self, public, teacher):
         teachers.append(teacher.clone())
-        distil(self, public, teacher)
+        distill(self, public, teacher)
 
-    monkeypatch.setattr(BareClient, "distil", spy)
+    monkeypatch.setattr(BareClient, "distill", spy)
     torch.manual_seed(0)
-    play = bare_round("mlp", clients=2, train=22, test=8, public=12)
+    run_round = bare_round("mlp", clients=2, train=22, test=8, public=12)
     for _ in range(8):
-        play()
+        run_round()
     assert losses[-1] < losses[1]
     torch.testing.assert_close(teachers[-1].sum(dim=1), torch.ones(12))
     assert not torch.equal(teachers[0], teachers[-1])
 
 
-def test_rounds_are_timed_once_there_are_teachers():
+def test_warm_up_rounds_are_not_timed():
     played = []
     found = rounds.round_pairs("mlp", 2, 8, lambda: played.append(1), repetitions=1)
     assert len(found) == 1
@@ -107,7 +107,7 @@ def test_rounds_are_timed_once_there_are_teachers():
     assert found[0][0] > found[0][1]
 
 
-def test_a_process_keeps_its_byte_code_and_tells_when_it_fails(monkeypatch):
+def test_a_process_caches_byte_code_and_raises_when_it_fails(monkeypatch):
     monkeypatch.setitem(os.environ, "PYTHONDONTWRITEBYTECODE", "1")
     check = "import sys; sys.exit(sys.dont_write_bytecode)"
     pairs.process(sys.executable, "-c", check)()
@@ -119,8 +119,8 @@ def test_a_process_keeps_its_byte_code_and_tells_when_it_fails(monkeypatch):
     ("names", "status", "said"),
     [
         (["enough"], 0, "quick"),
-        ([], 1, "falls short: slow, 2.50 where at most 1.5 is due"),
-        (["enough", "unheard"], 2, "no benchmark unheard"),
+        ([], 1, "target missed: slow: ratio 2.50, target at most 1.5"),
+        (["enough", "unknown"], 2, "no benchmark unknown"),
     ],
 )
 def test_a_missed_target_ends_with_status_1(monkeypatch, names, status, said):
@@ -129,11 +129,11 @@ def test_a_missed_target_ends_with_status_1(monkeypatch, names, status, said):
     ended = CliRunner().invoke(command.app, names)
     assert ended.exit_code == status
     assert said in ended.output
-    assert ("falls short" in ended.output) == (status == 1)
+    assert ("target missed" in ended.output) == (status == 1)
 
 
 @pytest.mark.parametrize(("options", "status"), [([], 0), (["too_little"], 1), (["--all"], 1)])
-def test_what_takes_long_is_run_if_it_is_asked_for(monkeypatch, options, status):
+def test_long_benchmarks_run_only_if_requested(monkeypatch, options, status):
     known = {name: f"{__name__}:{name}" for name in ("enough", "too_little")}
     monkeypatch.setattr(command, "BENCHMARKS", known)
     monkeypatch.setattr(command, "LONG", ("too_little",))
@@ -152,30 +152,30 @@ def call(monkeypatch, *words):
     return CliRunner().invoke(command.app, words)
 
 
-def test_rows_are_read_as_they_were_measured(monkeypatch, tmp_path):
+def test_rows_are_read_as_they_were_written(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "getloadavg", lambda: (0.52, 0.0, 0.0))  # else it may change meanwhile
     file = tmp_path / "speed.json"
     call(monkeypatch, "too_little", "--json", str(file))
     rows = read_records(file)
     assert [row.result for row in rows] == list(too_little())
-    assert {row.circumstances for row in rows} == {circumstances_of(["too_little"])}
-    assert rows[0].circumstances.command == "python -m benchmarks too_little"
-    assert rows[0].circumstances.load == 0.5
+    assert {row.conditions for row in rows} == {current_conditions(["too_little"])}
+    assert rows[0].conditions.command == "python -m benchmarks too_little"
+    assert rows[0].conditions.load == 0.5
 
 
-def test_a_later_call_replaces_its_rows_and_a_stopped_one_keeps_those_it_has(monkeypatch, tmp_path):
+def test_a_later_call_replaces_rows_even_if_it_is_interrupted(monkeypatch, tmp_path):
     file = tmp_path / "speed.json"
-    before = replace(circumstances_of(["too_little"]), date="2026-01-01")
+    before = replace(current_conditions(["too_little"]), date="2026-01-01")
     for row in too_little():
-        keep(Record(row, before), file)
+        save_record(Record(row, before), file)
     assert call(monkeypatch, "broken", "--json", str(file)).exit_code
     quick, slow = read_records(file)
     assert (quick.result.ratio, slow.result.ratio) == (0.7, 2.5)
-    assert quick.circumstances.date > slow.circumstances.date == "2026-01-01"
+    assert quick.conditions.date > slow.conditions.date == "2026-01-01"
 
 
 @pytest.mark.parametrize("content", ["{", "{}", '{"a": 1}', "[1]", '[{"name": "quick"}]'])
-def test_a_file_of_something_else_is_refused_and_left(monkeypatch, tmp_path, content):
+def test_other_files_are_refused_and_left_unchanged(monkeypatch, tmp_path, content):
     file = tmp_path / "run.json"
     file.write_text(content)
     ended = call(monkeypatch, "enough", "--json", str(file))
@@ -183,19 +183,19 @@ def test_a_file_of_something_else_is_refused_and_left(monkeypatch, tmp_path, con
     assert "does not hold rows of benchmarks" in " ".join(ended.output.replace("│", "").split())
 
 
-def test_a_folder_that_is_not_there_is_named(monkeypatch, tmp_path):
+def test_a_missing_folder_is_named(monkeypatch, tmp_path):
     ended = call(monkeypatch, "enough", "--json", str(tmp_path / "nowhere" / "speed.json"))
     assert (ended.exit_code, "there is no folder" in ended.output) == (2, True)
 
 
-def test_every_benchmark_is_there():
+def test_every_benchmark_can_be_imported():
     assert {*command.LONG} < {*command.BENCHMARKS}
     for name in command.BENCHMARKS.values():
         assert callable(command.resolve_name(name))
 
 
 @pytest.mark.parametrize(("samples", "trained_on"), [(800, 600), (30, 22)])
-def test_clients_train_on_as_many_samples_as_the_rows_say(samples, trained_on, tmp_path):
+def test_clients_train_on_the_number_of_samples_in_the_row_names(samples, trained_on, tmp_path):
     write_random_images(tmp_path, samples + 20)
     settings = settings_for(tmp_path, "mlp", 1, **{"held-out-size": 20, "public-size": 20})
     client = load_client(read_config(settings).run.data_plan, 0)

@@ -1,6 +1,6 @@
-"""The table of the benchmarks, and figures of its rows for sentences; see `check_tables.py`.
+"""The table of benchmarks, and single values of it for sentences; see `check_tables.py`.
 
-Files are those of ``python -m benchmarks --json FILE``; a row is named by what was measured.
+Files are those of ``python -m benchmarks --json FILE``. A row is identified by its first column.
 """
 
 from pathlib import Path
@@ -13,53 +13,56 @@ from benchmarks.table import COLUMNS, cells, three_digits
 
 
 def table(file: Path) -> str:
-    """Return all rows, each with its date."""
+    """Return the table of all rows with their dates."""
     headings = [f"{name}:" if justify == "right" else name for name, justify in COLUMNS]
-    rows = [[*cells(row.result), row.circumstances.date] for row in read_records(file)]
+    rows = [[*cells(row.result), row.conditions.date] for row in read_records(file)]
     return markdown([*headings, "date"], rows)
 
 
 def calls(file: Path) -> str:
-    """Return a line a call that rows are from: when, on what, and the command."""
-    found = dict.fromkeys(row.circumstances for row in read_records(file))
+    """Return one line per call that measured rows: date, conditions and command."""
+    found = dict.fromkeys(row.conditions for row in read_records(file))
     return "".join(f"- {call.date}, {call}: `uv run {call.command}`\n" for call in found)
 
 
 def missed(file: Path) -> str:
-    """Return how many rows miss their target, of how many, and a line for each."""
+    """Return how many targets are missed, with one line for each."""
     results = [row.result for row in read_records(file)]
-    short = [result for result in results if result.falls_short]
-    aimed = sum(bool(result.target) for result in results)
-    if not short:
-        return f"None of {aimed} targets is missed."
-    lines = "".join(f"- {result.shortfall}\n" for result in short)
-    return f"{len(short)} of {aimed} targets are missed:\n\n{lines}"
+    misses = [result for result in results if result.misses_target]
+    targets = sum(bool(result.target) for result in results)
+    if not misses:
+        return f"None of {targets} targets is missed."
+    lines = "".join(f"- {result.miss}\n" for result in misses)
+    return f"{len(misses)} of {targets} targets are missed:\n\n{lines}"
 
 
 def measured(file: Path, name: str) -> str:
-    """Return the median of what was measured, with its unit."""
+    """Return the measured median with its unit."""
     result = _row(file, name)
     return f"{three_digits(result.measured)} {result.unit}"
 
 
-def beside(file: Path, name: str) -> str:
-    """Return the median of what it stands beside, with its unit."""
+def baseline(file: Path, name: str) -> str:
+    """Return the median of the baseline with its unit."""
     result = _row(file, name)
     return f"{three_digits(result.baseline)} {result.unit}"
 
 
+beside = baseline  # the name in docs/how-to/deploy.md
+
+
 def ratio(file: Path, name: str) -> str:
-    """Return the ratio of the two."""
+    """Return the ratio."""
     return f"{_row(file, name).ratio:.2f}"
 
 
 def target(file: Path, name: str) -> str:
-    """Return the ratio that is due, in words."""
+    """Return the target of the ratio in words."""
     return _row(file, name).target
 
 
-def beside_for(file: Path, name: str, clients: str, wanted: str) -> str:
-    """Return what a row stands beside, of so many clients, in proportion for so many others."""
+def baseline_for(file: Path, name: str, clients: str, wanted: str) -> str:
+    """Return the baseline of a number of clients, scaled to another number of clients."""
     result = _row(file, name)
     return f"{three_digits(result.baseline * int(wanted) / int(clients))} {result.unit}"
 
