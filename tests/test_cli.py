@@ -1,5 +1,9 @@
 """What the command line prints, and what it loads."""
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -169,10 +173,12 @@ def test_a_deployment_is_checked_before_flower_has_it():
         return refusal("run", "--engine", "deployment:silos", *options)
 
     assert "no key epoch" in refused("-c", "epoch=3")
-    assert "it should be an absolute path" in refused("-c", "output-dir=runs/first")
-    assert "takes no --clients" in refused("--clients", "9")
-    assert "takes no --per-client, --verbose" in refused("--verbose", "--per-client")
-    assert "takes no --federation-config" in refused("--federation-config", "num-supernodes=4")
+    assert "must be an absolute path" in refused("-c", "output-dir=runs/first")
+    assert "does not accept --clients" in refused("--clients", "9")
+    assert "does not accept --per-client, --verbose" in refused("--verbose", "--per-client")
+    assert "does not accept --federation-config" in refused(
+        "--federation-config", "num-supernodes=4"
+    )
 
 
 def test_a_node_is_asked_about_the_run_of_a_federation():
@@ -181,3 +187,23 @@ def test_a_node_is_asked_about_the_run_of_a_federation():
     node = "partition-id=1 num-partitions=2"
     found = command("doctor", "-c", "models=mlp", "--node-config", node).stdout
     assert "partition 1 of 2" in found
+
+
+@pytest.mark.parametrize("module", ["typer", "torch"])
+def test_ctrl_c_during_imports_prints_nothing(module, tmp_path):
+    """The stand-in fails as PyTorch does, which cannot be imported again."""
+    (tmp_path / f"{module}.py").write_text(
+        "import time\n"
+        "print('importing', flush=True)\n"
+        "try:\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    raise RuntimeError('cannot be imported again')\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-m", "fedkd_flwr.cli", "run"]
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate() == ("", "")
+    assert process.returncode == -signal.SIGINT

@@ -138,7 +138,7 @@ def test_an_interrupted_run_says_in_one_line_how_it_goes_on(small, tmp_path, mon
     result = command("run", *options, "-c", "num-server-rounds=2", "--output-dir", tmp_path / "run")
     assert result.exit_code == 130
     assert result.stderr == (
-        f"Stopped after round 1 of 2. It goes on with: fedkd run --resume {tmp_path / 'run'}\n"
+        f"Stopped after round 1 of 2. Continue with: fedkd run --resume {tmp_path / 'run'}\n"
     )
     monkeypatch.undo()
     assert command("run", "--resume", tmp_path / "run").exit_code == 0
@@ -159,7 +159,7 @@ def test_a_command_to_copy_quotes_what_a_shell_would_split(small, tmp_path, monk
     monkeypatch.setattr(progress.RunProgress, "on_round", press)
     options = [part for name, value in small.items() for part in ("-c", f"{name}={value}")]
     stopped = command("run", *options, "-c", "num-server-rounds=2", "--output-dir", run).stderr
-    assert stopped.endswith(f"It goes on with: fedkd run --resume '{run}'\n")
+    assert stopped.endswith(f"Continue with: fedkd run --resume '{run}'\n")
 
 
 def test_a_run_interrupted_in_its_first_round_leaves_nothing(small, tmp_path, monkeypatch):
@@ -171,7 +171,7 @@ def test_a_run_interrupted_in_its_first_round_leaves_nothing(small, tmp_path, mo
     result = command("run", *options, "--output-dir", tmp_path / "run")
     assert result.exit_code == 130
     assert result.stderr == (
-        "Stopped before the end of the first round: there is nothing to go on from.\n"
+        "Stopped before the end of the first round; there is nothing to continue.\n"
     )
     assert not (tmp_path / "run").exists()
 

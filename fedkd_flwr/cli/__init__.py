@@ -1,25 +1,41 @@
-"""The command line, ``fedkd``: one module a group of commands.
+"""The command line, ``fedkd``: one module per group of commands.
 
 Every command imports what it needs when it is called, so that ``fedkd --help`` loads neither
 PyTorch nor Flower.
 """
 
-import sys
-from pathlib import Path
+from fedkd_flwr.cli.interrupts import ctrl_c_ends_the_process
 
-import typer
-import typer.core
+with ctrl_c_ends_the_process():
+    import sys
+    from pathlib import Path
+    from typing import Any
 
-from fedkd_flwr.cli.crossing import cross
-from fedkd_flwr.cli.reporting import report
-from fedkd_flwr.cli.results import compare, genotypes, personalize, rank
-from fedkd_flwr.cli.running import run, sweep
-from fedkd_flwr.cli.setup import doctor, list_names
+    import typer
+    import typer.core
+
+    from fedkd_flwr.cli.crossing import cross
+    from fedkd_flwr.cli.reporting import report
+    from fedkd_flwr.cli.results import compare, genotypes, personalize, rank
+    from fedkd_flwr.cli.running import run
+    from fedkd_flwr.cli.setup import doctor, list_names
+    from fedkd_flwr.cli.stopping import stop
+    from fedkd_flwr.cli.sweeping import sweep
 
 # Help is plain text: Rich takes time to load, and takes [grid] for markup.
 typer.core.HAS_RICH = False
 
-app = typer.Typer(
+
+class CommandLine(typer.Typer):
+    """The commands. Ctrl-C ends the process, except where a command handles it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a command."""
+        with ctrl_c_ends_the_process():
+            return super().__call__(*args, **kwargs)
+
+
+app = CommandLine(
     help="Personalized federated learning by knowledge transfer.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -33,6 +49,6 @@ def find_modules_here() -> None:
     sys.path.append(str(Path.cwd()))
 
 
-for command in (run, compare, cross, rank, report, sweep, personalize, doctor, genotypes):
+for command in (run, sweep, compare, rank, report, cross, personalize, genotypes, doctor, stop):
     app.command()(command)
 app.command("list")(list_names)

@@ -1,4 +1,4 @@
-"""Commands that run methods: ``fedkd run`` and ``fedkd sweep``."""
+"""The command that runs a method: ``fedkd run``."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedkd_flwr.cli.interrupts import ctrl_c_interrupts
 from fedkd_flwr.cli.options import (
     Assignments,
     Engine,
     Preset,
     read_assignments,
-    read_choices,
     read_values,
 )
 from fedkd_flwr.cli.output import one_clear_line, say, say_beside, show_table
@@ -23,45 +23,49 @@ if TYPE_CHECKING:
 
 
 INTERRUPTED = 130
-"""Exit status of a program that Ctrl-C has ended, as shells count it."""
+"""Exit status of a program that was ended by Ctrl-C, as shells report it."""
 
 RESULTS = {
     "last round": "last_round",
     "best validation": "validation_round",
     "new clients": "new_clients",
 }
-"""Parts of a summary that have accuracies, by what they are called."""
+"""Parts of a summary that hold accuracies, by the label that is printed."""
 
 
 def run(
     preset: Preset = None,
     engine: Engine = "in-process",
     clients: Annotated[
-        int | None, typer.Option(help="Clients to start; as many as the preset needs if left out.")
+        int | None,
+        typer.Option(help="Number of clients to start; by default as many as the run needs."),
     ] = None,
-    output_dir: Annotated[Path | None, typer.Option(help="The run directory.")] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="The run directory; by default a new one in ./runs.")
+    ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Continue the stopped run in a directory, or a finished one with more rounds, "
-            "-c num-server-rounds=N.",
+            help="Continue the run in this directory: a stopped one, or a finished one with more "
+            "rounds (-c num-server-rounds=N).",
         ),
     ] = None,
     save_models: Annotated[
-        bool, typer.Option(help="Export personalized models into the run directory.")
+        bool, typer.Option(help="Save the personalized models in the run directory.")
     ] = False,
     assignments: Assignments = None,
     federation_config: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE", help="Flower's federation config, for the simulation engine."
+            metavar="KEY=VALUE",
+            help="Flower's federation config, for the engine simulation; repeatable.",
         ),
     ] = None,
-    per_client: Annotated[bool, typer.Option(help="Print a table of all clients too.")] = False,
+    per_client: Annotated[bool, typer.Option(help="Also print a table of all clients.")] = False,
     verbose: Annotated[bool, typer.Option(help="Show Flower's log.")] = False,
 ) -> None:
-    """Run a method, with a progress bar and a table of results."""
+    """Run a method; show a progress bar and a table of results."""
     with one_clear_line():
         from fedkd_flwr.engines import deployed_to, find_engine
         from fedkd_flwr.server_app import check_run
@@ -97,7 +101,7 @@ def run(
 
 
 def refuse_in_deployment(options: Sequence[str]) -> None:
-    """Refuse options about clients, a run directory or a progress bar on this machine.
+    """Refuse options that have no effect in a deployment.
 
     Raises
     ------
@@ -108,13 +112,13 @@ def refuse_in_deployment(options: Sequence[str]) -> None:
 
     if options:
         raise ConfigError(
-            f"A deployment takes no {', '.join(options)}: nodes are started by themselves, "
-            "Flower's log is shown, and settings such as resume and models-dir are given with -c."
+            f"A deployment does not accept {', '.join(options)}: its nodes run already, and "
+            "Flower's log is shown. Type settings with -c, such as -c resume=true."
         )
 
 
 def deploy(values: Mapping[str, Any], superlink: str) -> None:
-    """Check a config, and only then start a run on a SuperLink and follow it."""
+    """Check a config, then start a run on a SuperLink and show its log."""
     from fedkd_flwr.config import ALL_CONNECTED, ConfigError, read_config
     from fedkd_flwr.engines import run_deployment
 
@@ -122,13 +126,14 @@ def deploy(values: Mapping[str, Any], superlink: str) -> None:
     output_dir = configuration.run.output_dir
     if output_dir and not Path(output_dir).is_absolute():
         raise ConfigError(
-            f"output-dir = {output_dir!r}: it should be an absolute path on the SuperLink's "
-            "machine."
+            f"output-dir = {output_dir!r} must be an absolute path on the SuperLink's machine."
         )
     try:
-        run_deployment(configuration, superlink, say)
+        with ctrl_c_interrupts():
+            run_deployment(configuration, superlink, say)
     except KeyboardInterrupt:
-        say_beside(["The run goes on without being followed; flwr list and flwr stop RUN-ID."])
+        follow = "`flwr list` shows it, `flwr stop RUN-ID` stops it."
+        say_beside([f"The run continues on the SuperLink. {follow}"])
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -148,15 +153,15 @@ def new_configuration(values: Mapping[str, Any], save_models: bool) -> "Configur
 def continued_configuration(
     path: Path, values: Mapping[str, Any], save_models: bool
 ) -> "Configuration":
-    """Return the config with which a run goes on, and say what changes."""
+    """Return the config with which a run is continued; print the settings that change."""
     from fedkd_flwr.engines import resumed
-    from fedkd_flwr.runs import absolute, changed_settings, load_run, told
+    from fedkd_flwr.runs import absolute, changed_settings, described, load_run
 
     models = {"models-dir": str(absolute(path) / "models")} if save_models else {}
     configuration = resumed(path, {**values, **models})
     changes = changed_settings(load_run(path), configuration)
     if changes:
-        say(f"The run goes on with {told(changes)}.")
+        say(f"The run continues with {described(changes)}.")
     return configuration
 
 
@@ -173,8 +178,8 @@ def check_clients(configuration: "Configuration", clients: int | None) -> None:
     needed = configuration.run.plan.num_clients
     if clients is not None and clients < needed:
         raise ConfigError(
-            f"The run needs {needed} clients and --clients starts {clients}; to change the "
-            f"experiment itself, write -c num-clients={clients}."
+            f"The run needs {needed} clients, but --clients {clients} starts fewer. "
+            f"To run with {clients} clients, type -c num-clients={clients} instead."
         )
 
 
@@ -185,7 +190,7 @@ def run_with_progress(
     resources: Mapping[str, Any],
     verbose: bool,
 ) -> "Run":
-    """Run on the chosen engine under a progress bar; say how to go on if it is interrupted."""
+    """Run with a progress bar; if interrupted, print how to continue."""
     from fedkd_flwr.cli.progress import RunProgress
     from fedkd_flwr.engines import find_engine
 
@@ -193,7 +198,7 @@ def run_with_progress(
     say(f"Run directory: {settings.output_dir}")
     progress = RunProgress(settings.strategy, settings.plan.num_server_rounds, verbose)
     try:
-        with progress:
+        with ctrl_c_interrupts(), progress:
             return find_engine(engine)(
                 configuration,
                 progress.on_round,
@@ -208,23 +213,23 @@ def run_with_progress(
 
 
 def interrupted(configuration: "Configuration", engine: str) -> str:
-    """Say how far an interrupted run came, and how it goes on."""
+    """Return how far an interrupted run got, and the command that continues it."""
     from fedkd_flwr.runs import read_checkpoint
 
     directory = Path(configuration.run.output_dir)
     completed = read_checkpoint(directory).completed_rounds
     if not completed:
-        return "Stopped before the end of the first round: there is nothing to go on from."
+        return "Stopped before the end of the first round; there is nothing to continue."
     option = "" if engine == "in-process" else f" --engine {engine}"
     total = configuration.run.plan.num_server_rounds
     return (
         f"Stopped after round {completed} of {total}. "
-        f"It goes on with: fedkd run{option} --resume {shlex.quote(str(directory))}"
+        f"Continue with: fedkd run{option} --resume {shlex.quote(str(directory))}"
     )
 
 
 def print_clients(finished: "Run") -> None:
-    """Print what each client reached in the last round in which it was evaluated."""
+    """Print each client's accuracy in the last round in which it was evaluated."""
     rows: dict[int, Mapping[str, Any]] = {
         row["partition_id"]: row for row in finished.client_rows if row.get("accuracy") is not None
     }
@@ -265,87 +270,3 @@ def print_result(finished: "Run") -> None:
         f"{summary['failures']} failures; {summary['seconds']:.1f} s"
     )
     say(f"Run directory: {finished.path}")
-
-
-def sweep(
-    file: Annotated[
-        Path,
-        typer.Argument(help="TOML file with [base] and [grid], or a name of `fedkd list presets`."),
-    ],
-    output_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the runs; runs/NAME-OF-THE-FILE if left out.")
-    ] = None,
-    engine: Engine = "in-process",
-    save_models: Annotated[
-        bool, typer.Option(help="Export each run's personalized models into its directory.")
-    ] = False,
-    jobs: Annotated[
-        int,
-        typer.Option(
-            metavar="J",
-            min=1,
-            help="Runs at a time, each in a process of its own; on the machines of a Ray cluster "
-            "where RAY_ADDRESS names one.",
-        ),
-    ] = 1,
-    cpus_per_run: Annotated[
-        int,
-        typer.Option(
-            metavar="C",
-            min=0,
-            show_default=False,
-            help="Threads and CPUs of a run; its torch-threads, or 1, if left out.",
-        ),
-    ] = 0,
-    gpus_per_run: Annotated[
-        float,
-        typer.Option(
-            metavar="G", min=0, help="GPUs of a run among several; 0.5 lets two share one."
-        ),
-    ] = 0.0,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("-c", metavar="KEY=VALUE", help="Settings of every run; repeatable."),
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Those runs alone that have this value; repeatable, and of two values for one "
-            "KEY either will do.",
-        ),
-    ] = None,
-) -> None:
-    """Do the runs of a sweep that are not done yet; those that were stopped go on."""
-    with one_clear_line():
-        from fedkd_flwr.cli.sweeping import SweepDisplay
-        from fedkd_flwr.sweeps import run_sweep, sweep_folder
-
-        settings, part = read_assignments(assignments), read_choices(only)
-        folder = sweep_folder(file, output_dir)
-        say(f"Runs: {folder}")
-        try:
-            with SweepDisplay() as display:
-                finished = run_sweep(
-                    file,
-                    folder,
-                    engine,
-                    display.on_run,
-                    settings,
-                    save_models,
-                    jobs=jobs,
-                    cpus_per_run=cpus_per_run,
-                    gpus_per_run=gpus_per_run,
-                    on_round=display.on_round,
-                    only=part,
-                )
-        except KeyboardInterrupt:
-            kept = f"Stopped; the {display.done} runs that are done stay in {folder}."
-            say_beside([f"{kept} The same command does the others."])
-            raise typer.Exit(INTERRUPTED) from None
-        if finished:
-            say(f"Compare: fedkd compare {shlex.quote(str(finished[0].path.parent))}")
-        if display.failed:
-            raise RuntimeError(
-                f"{display.failed} runs failed; failures.jsonl beside them says why."
-            )

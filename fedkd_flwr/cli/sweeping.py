@@ -1,69 +1,94 @@
-"""What ``fedkd sweep`` shows while it goes: a line for each run's start and end, and bars."""
+"""The command that runs many methods and settings: ``fedkd sweep``."""
 
-from collections.abc import Mapping
-from typing import Any
+import shlex
+from pathlib import Path
+from typing import Annotated
 
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+import typer
 
-from fedkd_flwr.cli.output import console, say
-from fedkd_flwr.cli.progress import Display
-from fedkd_flwr.sweeps import SweepProgress
+from fedkd_flwr.cli.interrupts import ctrl_c_interrupts
+from fedkd_flwr.cli.options import Engine, read_assignments, read_choices
+from fedkd_flwr.cli.output import one_clear_line, say, say_beside
+from fedkd_flwr.cli.running import INTERRUPTED
 
 
-class SweepDisplay(Display):
-    """A bar over the runs, and below it one over the rounds of each run in progress.
+def sweep(
+    file: Annotated[
+        Path,
+        typer.Argument(help="TOML file with [base] and [grid], or a name of `fedkd list presets`."),
+    ],
+    output_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the runs; by default runs/NAME-OF-THE-FILE.")
+    ] = None,
+    engine: Engine = "in-process",
+    save_models: Annotated[
+        bool, typer.Option(help="Save each run's personalized models in its directory.")
+    ] = False,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            metavar="J",
+            min=1,
+            help="Runs at a time, each in its own process; on the machines of a Ray cluster "
+            "if RAY_ADDRESS names one.",
+        ),
+    ] = 1,
+    cpus_per_run: Annotated[
+        int,
+        typer.Option(
+            metavar="C",
+            min=0,
+            show_default=False,
+            help="Threads and CPUs of each run; by default its torch-threads, or 1.",
+        ),
+    ] = 0,
+    gpus_per_run: Annotated[
+        float,
+        typer.Option(
+            metavar="G", min=0, help="GPUs of each run with --jobs; 0.5 lets two runs share one."
+        ),
+    ] = 0.0,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("-c", metavar="KEY=VALUE", help="A setting of every run; repeatable."),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Do only the runs with this value; repeatable. Several values of one KEY are "
+            "alternatives.",
+        ),
+    ] = None,
+) -> None:
+    """Do the runs of a sweep that are not finished; stopped runs are continued."""
+    with one_clear_line():
+        from fedkd_flwr.cli.sweep_progress import SweepDisplay
+        from fedkd_flwr.sweeps import run_sweep, sweep_folder
 
-    The bars are there while the sweep goes, on a terminal; the lines remain.
-
-    Attributes
-    ----------
-    failed : int
-        Runs that failed.
-    done : int
-        Runs that are finished, now or before.
-    """
-
-    def __init__(self) -> None:
-        self.failed = 0
-        self.done = 0
-        # Without the bars of runs that have ended.
-        self._bars: dict[str, TaskID] = {}
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total}  {task.fields[told]}"),
-            TimeElapsedColumn(),
-            console=console(),
-            transient=True,
-        )
-        self._runs = self._progress.add_task("runs", total=None, told="")
-
-    def on_run(self, progress: SweepProgress) -> None:
-        """Say that a run has started or ended."""
-        result = (progress.run.summary or {})["last_round"] if progress.run else None
-        told = f"accuracy {result['accuracy_mean']:.1%}" if result else progress.error
-        if progress.state == "continued":
-            told = f"after round {progress.completed}"
-        if progress.done_without:
-            told += f" (it was done without {', '.join(progress.done_without)})"
-        line = f"{progress.number}/{progress.total} {progress.label}: {progress.state} {told}"
-        say(line.rstrip(), to=self._progress.console)
-        if progress.state in ("started", "continued"):
-            self._bars[progress.name] = self._progress.add_task(
-                f"  {progress.label}",
-                total=progress.rounds,
-                completed=progress.completed,
-                told="",
-            )
-            return
-        self.failed += progress.state == "failed"
-        self.done += progress.state in ("finished", "skipped")
-        self._progress.update(self._runs, total=progress.total, advance=1)
-        if progress.name in self._bars:
-            self._progress.remove_task(self._bars.pop(progress.name))
-
-    def on_round(self, name: str, row: Mapping[str, Any]) -> None:
-        """Show which round a run has finished."""
-        accuracy = row["accuracy_mean"]
-        told = "" if accuracy is None else f"accuracy {accuracy:.1%}"
-        self._progress.update(self._bars[name], completed=row["round"], told=told)
+        settings, part = read_assignments(assignments), read_choices(only)
+        folder = sweep_folder(file, output_dir)
+        say(f"Runs: {folder}")
+        try:
+            with ctrl_c_interrupts(), SweepDisplay() as display:
+                finished = run_sweep(
+                    file,
+                    folder,
+                    engine,
+                    display.on_run,
+                    settings,
+                    save_models,
+                    jobs=jobs,
+                    cpus_per_run=cpus_per_run,
+                    gpus_per_run=gpus_per_run,
+                    on_round=display.on_round,
+                    only=part,
+                )
+        except KeyboardInterrupt:
+            done = f"Stopped; {display.done} runs in {folder} are finished."
+            say_beside([f"{done} Type the same command again to do the others."])
+            raise typer.Exit(INTERRUPTED) from None
+        if finished:
+            say(f"Compare: fedkd compare {shlex.quote(str(finished[0].path.parent))}")
+        if display.failed:
+            raise RuntimeError(f"{display.failed} runs failed; see {folder / 'failures.jsonl'}.")

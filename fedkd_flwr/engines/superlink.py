@@ -1,4 +1,4 @@
-"""A SuperLink of one's own, for a simulation on this machine."""
+"""The SuperLink that a simulation on this machine uses and stops at its end."""
 
 import os
 import socket
@@ -31,7 +31,7 @@ def superlink(folder: Path) -> Iterator[dict[str, str]]:
     dict of str to str
         The environment in which ``flwr`` finds it.
     """
-    http_port, control_port = str(_free_port()), str(_free_port())
+    http_port, control_port = free_port(), free_port()
     env = {
         **os.environ,
         "FLWR_HOME": str(folder),
@@ -61,17 +61,17 @@ def superlink(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def own_paths() -> list[str]:
-    """Return where this process finds modules besides its installation: a user's own folders."""
+    """Return the folders outside the installation where this process finds modules."""
     installed = (Path(sys.prefix), Path(sys.base_prefix))
     paths = [Path(path).absolute() for path in sys.path]
     return [str(p) for p in paths if not any(p.is_relative_to(folder) for folder in installed)]
 
 
-def _free_port() -> int:
+def free_port() -> str:
+    """Return the number of a port that no process uses."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return str(probe.getsockname()[1])
 
 
 def _wait_until_healthy(process: "subprocess.Popen[bytes]", port: str) -> None:
@@ -80,7 +80,7 @@ def _wait_until_healthy(process: "subprocess.Popen[bytes]", port: str) -> None:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
                 return
-        # Also what a server says that is not ready yet: no answer in time, a reset connection.
+        # A server that is not ready yet answers too late, or resets the connection.
         except OSError:
             time.sleep(0.2)
     raise RuntimeError("Flower's SuperLink did not start on this machine.")

@@ -4,9 +4,9 @@ from fedkd_flwr.runs.checkpoint import Checkpoint, read_checkpoint, remove_check
 from fedkd_flwr.runs.continuing import (
     changeable,
     changed_settings,
+    described,
     recorded_config,
     require_memories,
-    told,
 )
 from fedkd_flwr.runs.directory import RunDirectory
 from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
@@ -23,6 +23,7 @@ __all__ = [
     "changeable",
     "changed_settings",
     "default_run_directory",
+    "described",
     "load_run",
     "read_checkpoint",
     "recorded_config",
@@ -30,5 +31,4 @@ __all__ = [
     "require_memories",
     "require_new",
     "require_writable",
-    "told",
 ]

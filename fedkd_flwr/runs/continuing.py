@@ -122,7 +122,7 @@ def changed_settings(run: Run, wanted: Configuration) -> Changes:
     return changes
 
 
-def told(changes: Changes) -> str:
+def described(changes: Changes) -> str:
     """Return changes in one line, ``num-server-rounds 20 → 40, device auto → cpu``."""
     return ", ".join(
         f"{key} {before if before != '' else 'none'} → {now if now != '' else 'none'}"

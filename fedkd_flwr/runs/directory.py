@@ -46,7 +46,7 @@ from fedkd_flwr.runs.checkpoint import (
     write_checkpoint,
     write_notes,
 )
-from fedkd_flwr.runs.continuing import Changes, changed_settings, told
+from fedkd_flwr.runs.continuing import Changes, changed_settings, described
 from fedkd_flwr.runs.errors import RunDirectoryError
 from fedkd_flwr.runs.folders import absolute, remove_empty, require_new
 from fedkd_flwr.runs.lock import lock_directory
@@ -281,7 +281,7 @@ class RunDirectory:
         run = load_run(self.path)
         changes = changed_settings(run, configuration)
         if changes:
-            log(INFO, "Changed: %s", told(changes))
+            log(INFO, "Changed: %s", described(changes))
         checkpoint = read_checkpoint(self.path)
         completed = checkpoint.completed_rounds
         if not completed and len(run.round_rows) > 1:

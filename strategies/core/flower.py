@@ -10,18 +10,22 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flwr.cli.constant import LOCAL_SUPERLINK_HTTP_API_PORT as LOCAL_SUPERLINK_HTTP_API_PORT
     from flwr.common.config import parse_config_args as parse_config_args
     from flwr.common.constant import ErrorCode as ErrorCode
     from flwr.supercore import log as log
     from flwr.supercore.run import Run as Run
     from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
+    from flwr.supercore.utils import get_flwr_home as get_flwr_home
     from flwr.superlink.grid import InMemoryGrid as InMemoryGrid
 
 HOMES = {
     "ErrorCode": "flwr.common.constant",
     "InMemoryGrid": "flwr.superlink.grid",
+    "LOCAL_SUPERLINK_HTTP_API_PORT": "flwr.cli.constant",
     "Run": "flwr.supercore.run",
     "TaskIdentity": "flwr.supercore.task_identity",
+    "get_flwr_home": "flwr.supercore.utils",
     "log": "flwr.supercore",
     "parse_config_args": "flwr.common.config",
 }
