@@ -9,23 +9,22 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fedkd_flwr.data.catalogue import DATASETS, HELD_OUT, NO_PUBLIC_SET
-from fedkd_flwr.data.settings import DataPlan, DataSettings
+from fedkd_flwr.data.catalogue import DATASETS, NO_PUBLIC_SET
 from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.flat import Scalar, as_scalar, flatten
 from fedkd_flwr.hints import either, suggestions
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
 from fedkd_flwr.models.registry import model_name
-from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.own import is_of_this_process, is_own
-from fedkd_flwr.trackers.settings import TrackerSettings
-from fedkd_flwr.training.settings import TrainingSettings
-from strategies.core.plan import PlanSettings, RunPlan, Settings
-from strategies.core.slices import PLACE, Slice, kebab_case
+from fedkd_flwr.run_config import DATA_KEYS as DATA_KEYS
+from fedkd_flwr.run_config import PLACE_KEYS as PLACE_KEYS
+from fedkd_flwr.run_config import RunConfig as RunConfig
+from strategies.core.plan import Settings
+from strategies.core.slices import Slice, kebab_case
 from strategies.parameters import SharedModelSettings
 
 Part = TypeVar("Part", bound=Slice)
@@ -36,138 +35,9 @@ OWN_SETTINGS = "own-settings"
 ALL_CONNECTED = {"num-clients": 0}
 """Where nodes connect, nobody who names no number of clients has to count them."""
 
-MOST_THREADS = 1024
-"""More threads than a machine has room for end PyTorch without a word."""
-
 
 class ConfigError(ValueError):
     """A run config that cannot be used; the message is one sentence for the user."""
-
-
-class RunConfig(Slice):
-    """A validated run config, without the methods' tables.
-
-    Attributes
-    ----------
-    strategy : str
-        Name of the method, as `fedkd_flwr.methods.find_method` takes it.
-    data : DataSettings
-        Samples, partition and public set.
-    models : ModelSettings
-        Architectures and who gets which.
-    training : TrainingSettings
-        Training on private data.
-    plan : PlanSettings
-        Clients, rounds, sampling and seed.
-    trackers : TrackerSettings
-        Trackers of experiments.
-    device : str
-        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``. The server computes on the CPU where its own
-        machine has no such device.
-    torch_threads : int
-        Threads of PyTorch in each process, 0 for its own choice.
-    output_dir : str
-        The run directory; empty for a new one, in ``./runs`` under ``fedkd run`` and
-        `fedkd_flwr.run`, in ``~/fedkd-runs`` under ``flwr run``.
-    cohort : str
-        Whether clients of one architecture are trained side by side in one process: ``auto``
-        where that is faster, ``on`` wherever it can be, ``off``.
-    state_dir : str
-        Folder in which clients keep their memory besides the context; empty for none. A
-        node's own config goes before.
-    models_dir : str
-        Folder to which clients export their personalized models after the last round; empty
-        for none. A node's own config goes before.
-    keep_best : bool
-        Whether the models of the best round on validation data are kept too, in `models_dir`.
-    resume : bool
-        Whether to continue the run in `output_dir`.
-    """
-
-    strategy: str = "kt-pfl"
-    data: DataSettings = DataSettings()
-    models: ModelSettings = ModelSettings()
-    training: TrainingSettings = TrainingSettings()
-    plan: PlanSettings = PlanSettings()
-    trackers: TrackerSettings = TrackerSettings()
-    device: Annotated[str, PLACE] = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    torch_threads: Annotated[int, PLACE] = Field(default=0, ge=0, le=MOST_THREADS)
-    output_dir: Annotated[str, PLACE] = ""
-    cohort: Annotated[Literal["auto", "on", "off"], PLACE] = "auto"
-    state_dir: Annotated[str, PLACE] = ""
-    models_dir: Annotated[str, PLACE] = ""
-    keep_best: Annotated[bool, PLACE] = False
-    resume: Annotated[bool, PLACE] = False
-
-    @field_validator("strategy")
-    @classmethod
-    def _known_strategy(cls, value: str) -> str:
-        find_method(value)
-        return value
-
-    @property
-    def method(self) -> Method:
-        """The method that `strategy` names."""
-        return find_method(self.strategy)
-
-    @property
-    def data_plan(self) -> DataPlan:
-        """What the clients' data depends on; those of equal plans share one decoded copy."""
-        return self._data_plan(self.method.strategy.needs_public_data, self.torch_device)
-
-    @property
-    def server_data_plan(self) -> DataPlan:
-        """What all data depends on, the server's public set included."""
-        return self._data_plan(self.uses_public_data, self.server_device)
-
-    @property
-    def uses_public_data(self) -> bool:
-        """Whether anybody predicts on public data."""
-        strategy = self.method.strategy
-        return strategy.needs_public_data or strategy.distils_on_server
-
-    def _data_plan(self, with_public_set: bool, device: str) -> DataPlan:
-        settings = self.data
-        # The held-out part leaves the pool whether or not a method uses it: all methods are
-        # compared on the same private data. Another data set need not even be there.
-        if settings.public_dataset != HELD_OUT and not with_public_set:
-            settings = settings.model_copy(update={"public_dataset": NO_PUBLIC_SET})
-        return DataPlan(settings, self.plan.num_clients, self.plan.seed, device)
-
-    @property
-    def torch_device(self) -> str:
-        """The device that ``auto`` stands for on this machine."""
-        if self.device != "auto":
-            return self.device
-        import torch  # deferred: reading a config should not load PyTorch
-
-        return "cuda" if torch.cuda.is_available() else "cpu"
-
-    @property
-    def server_device(self) -> str:
-        """The device of the server's process: the CPU where its machine lacks `torch_device`."""
-        kind, _, index = self.torch_device.partition(":")
-        if kind == "cpu":
-            return kind
-        import torch  # deferred, as above
-
-        is_here = torch.cuda.is_available() and int(index or 0) < torch.cuda.device_count()
-        return self.torch_device if is_here else "cpu"
-
-    def server_plan(self) -> RunPlan:
-        """Return what the server knows of the run before it starts."""
-        return RunPlan(num_classes=self.data.num_classes, **dict(self.plan))
-
-
-PLACE_KEYS = tuple(RunConfig.place_keys())
-"""Keys that say where and how a run takes place, not what it computes."""
-
-DATA_KEYS = (
-    *(key for key in DataSettings.flat_keys() if key not in PLACE_KEYS),
-    "num-clients",
-    "new-clients",
-)
-"""Keys that, with the seed, say who holds which samples, who is new and what is public."""
 
 
 class Configuration(BaseModel):
@@ -207,16 +77,30 @@ class Configuration(BaseModel):
 
     @property
     def warnings(self) -> list[str]:
-        """What the user has set in vain, one sentence each."""
+        """What the user has set and this run ignores, one sentence each."""
         run, unread = self.run, self.unread
         sentences = []
         if of_methods := [key for key in unread if "." in key]:
-            sentences.append(f"{run.strategy} does not read {', '.join(of_methods)}: set in vain.")
+            sentences.append(f"{run.strategy} does not read {', '.join(of_methods)}: ignored.")
         if "data-root" in unread:
-            sentences.append(f"{run.data.dataset} does not read data-root.")
+            sentences.append(f"{run.data.dataset} does not read data-root: ignored.")
         if run.data.dataset in DATASETS and (run.data.own_classes or run.data.own_shape):
-            sentences.append(f"{run.data.dataset} does not read num-classes and image-shape.")
+            sentences.append(
+                f"{run.data.dataset} does not read num-classes and image-shape: ignored."
+            )
         return sentences
+
+    def defining(self) -> dict[str, Scalar]:
+        """Return the settings that the run's results depend on, sorted by name.
+
+        `PLACE_KEYS` and the keys of other methods are left out.
+        """
+        own = self.settings.flat_keys()
+        return {
+            key: value
+            for key, value in self.flat().items()
+            if key not in PLACE_KEYS and ("." not in key or key in own)
+        }
 
     def without_unread(self) -> "Configuration":
         """Return the config of the same run, with what it does not read at its default."""
@@ -263,7 +147,7 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
     ConfigError
         On an unknown name, a value out of range or an impossible combination.
     """
-    flat = {key: _without_path_type(value) for key, value in _unpacked(flat).items()}
+    flat = {key: _without_path_type(value) for key, value in unpacked(flat).items()}
     own = _own_method(flat)
     known = known_names(own)
     for name in flat:
@@ -289,11 +173,17 @@ def _own_method(flat: Mapping[str, Any]) -> Method | None:
     try:
         return find_method(name)
     except ValueError as error:
-        raise ConfigError(f"strategy: {error}.") from None
+        raise ConfigError(_sentence(f"strategy: {error}")) from None
 
 
-def _unpacked(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a flat run config with the settings of an own method under their names."""
+def unpacked(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a flat run config with the contents of `OWN_SETTINGS` under their own keys.
+
+    Raises
+    ------
+    ConfigError
+        If they are not TOML, or one of them is a key of the run config.
+    """
     text = flat.get(OWN_SETTINGS, "")
     try:
         own = flatten(tomllib.loads(f"own = {{ {text} }}")["own"])
@@ -312,6 +202,17 @@ def known_names(own: Method | None = None) -> list[str]:
     """Return every name that a run config may hold, those of an own method among them."""
     of_methods = [key for kind in method_tables(own).values() for key in kind.flat_keys()]
     return [*RunConfig.flat_keys(), OWN_SETTINGS, *dict.fromkeys(of_methods)]
+
+
+def custom_keys(flat: Mapping[str, Any]) -> set[str]:
+    """Return the keys that only the custom method of a run config reads.
+
+    Raises
+    ------
+    ConfigError
+        If the custom method cannot be found.
+    """
+    return {*known_names(_own_method(flat))} - {*known_names()}
 
 
 def require_importable(configuration: Configuration, place: str) -> None:
@@ -366,7 +267,11 @@ def _read(kind: type[Part], flat: Mapping[str, Any]) -> Part:
         reason = first["msg"].removeprefix("Value error, ")
         reason = reason.replace("Input should be", "it should be")
         name = keys.get(str(first["loc"][0]), str(first["loc"][0]))
-        raise ConfigError(f"{name} = {first['input']!r}: {reason}.") from None
+        raise ConfigError(_sentence(f"{name} = {first['input']!r}: {reason}")) from None
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith("?") else f"{text}."
 
 
 def _check_combinations(configuration: Configuration) -> None:

@@ -14,6 +14,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from fedkd_flwr.own import OwnError, find_own, is_own
+from strategies.core.slices import NoneOfTheAllowedError
 
 if TYPE_CHECKING:
     from fedkd_flwr.clients.base import PersonalClient
@@ -304,8 +305,7 @@ def find_method(name: str) -> Method:
     if name in REGISTERED:
         return REGISTERED[name]
     if not is_own(name):
-        allowed = ", ".join((*METHODS, *REGISTERED))
-        raise ValueError(f"is none of the allowed {allowed}, or your own as module:object")
+        raise NoneOfTheAllowedError([*METHODS, *REGISTERED, "or your own as module:object"], name)
     method = find_own(name)
     if not isinstance(method, Method):
         raise OwnError(

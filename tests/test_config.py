@@ -102,6 +102,10 @@ def test_every_method_has_its_settings_among_the_names():
     ("values", "sentence"),
     [
         ({"strategy": "nope"}, "strategy = 'nope': is none of the allowed kt-pfl"),
+        ({"strategy": "ktpfl"}, r"^strategy = 'ktpfl': is unknown; did you mean kt-pfl\?$"),
+        ({"strategy": "Fed_Avg"}, r"did you mean fedavg\?$"),
+        ({"models": "mlp,lenett"}, r"is unknown; did you mean lenet\?$"),
+        ({"dataset": "fashion_mnist"}, r"is unknown; did you mean fashion-mnist\?$"),
         ({"models": "lenet,nope"}, "'lenet,nope'.*none of the allowed|nope.*allowed lenet"),
         ({"dataset": "nope"}, "dataset = 'nope': is none of the allowed digits"),
         ({"partition": "nope"}, "partition = 'nope': is none of the allowed iid"),
@@ -177,7 +181,7 @@ def test_settings_that_the_method_never_reads_are_named_in_one_line():
     fedavg = {"strategy": "fedavg", "models": "mlp"}
     set_in_vain = read_config({**fedavg, "kt-pfl.clip-norm": 2.0, "persfl.teacher": "last"})
     (warning,) = set_in_vain.warnings
-    assert warning == "fedavg does not read kt-pfl.clip-norm, persfl.teacher: set in vain."
+    assert warning == "fedavg does not read kt-pfl.clip-norm, persfl.teacher: ignored."
     # Clients read the flat config, in which every key is named.
     assert read_config(set_in_vain.flat()).warnings == [warning]
     assert read_config({**fedavg, "kt-pfl.clip-norm": 0.0}).warnings == []
@@ -188,7 +192,7 @@ def test_a_preset_of_another_method_is_no_reason_to_warn():
     preset = "fedkma/digits-small"
     assert read_toml(preset)["fedkma.alpha-optimizer"] == "adam"
     values = upon_preset(preset, {"strategy": "local", "fedkma.sharpness": 2.0})
-    assert read_config(values).warnings == ["local does not read fedkma.sharpness: set in vain."]
+    assert read_config(values).warnings == ["local does not read fedkma.sharpness: ignored."]
     assert upon_preset(preset, {})["fedkma.alpha-optimizer"] == "adam"
     assert values["num-clients"] == read_toml(preset)["num-clients"]
 

@@ -1,6 +1,7 @@
 """Methods of one's own: registered here or named in a config, with settings of their own."""
 
 import json
+import logging
 import tomllib
 
 import numpy as np
@@ -122,6 +123,52 @@ def test_a_name_that_is_no_method_is_refused(name, sentence):
     assert "\n" not in str(refused.value)
 
 
+class SharpenedSettings(own_method.NearestSettings):
+    table = "sharpened"
+    temperature: float = Field(default=2.0, gt=0)
+    power: float = 1.0
+
+
+class Mixin(Settings):
+    power: float = 1.0
+
+
+class MixedSettings(KTpFLSettings, Mixin):
+    table = "mixed"
+
+
+def test_an_inherited_setting_stays_in_the_table_of_the_parent_that_declared_it():
+    nearest = own_method.NearestSettings.flat_keys()
+    assert nearest == [*KTpFLSettings.flat_keys(), "nearest.sharpness"]
+    sharpened = set(SharpenedSettings.flat_keys())
+    # What a subclass declares again is its own.
+    own = {"sharpened.temperature", "sharpened.power"}
+    assert sharpened == {*nearest, *own} - {"kt-pfl.temperature"}
+    assert MixedSettings.flat_keys() == ["mixed.power", *KTpFLSettings.flat_keys()]
+
+
+def test_built_in_methods_share_tables():
+    def keys(name):
+        return METHODS[name].strategy.settings_type.flat_keys()
+
+    assert keys("fedmd") == keys("kt-pfl")
+    assert "fedavg.weighting" in keys("persfl") and "fedavg.weighting" in keys("fedavg-ft")
+    assert "feddf.distillation-steps" in keys("pfeddf")
+    # A parent without a table leaves its fields to each method.
+    assert "ds-fl.temperature" in keys("ds-fl") and "hypcluster.clusters" in keys("hypcluster")
+
+
+def test_a_derived_method_reads_the_settings_of_its_parent(small, tmp_path):
+    hot, default = (
+        fedkd_flwr.run({**small, **changes}, strategy=NEAREST, output_dir=tmp_path / name)
+        for name, changes in (("hot", {"kt-pfl.temperature": 10.0}), ("default", {}))
+    )
+    configuration = read_config({"strategy": NEAREST, "kt-pfl.temperature": 10.0})
+    assert configuration.settings.temperature == 10.0
+    assert configuration.warnings == []
+    assert list(hot.rounds["loss_mean"]) != list(default.rounds["loss_mean"])
+
+
 class NoTable(Settings):
     mu: float = 1.0
 
@@ -186,9 +233,71 @@ def test_the_example_is_compared_with_kt_pfl(small, tmp_path):
     assert run.matrices["coefficients"].shape == (2, 4, 4)
 
 
-def test_a_sweep_may_name_it(tmp_path):
-    sweep = tmp_path / "sweep.toml"
-    sweep.write_text(f'[grid]\nstrategy = ["{NEAREST}", "kt-pfl"]\n')
+@pytest.fixture
+def sweep(tmp_path):
+    def write(text):
+        path = tmp_path / "sweep.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def asked_for(configurations, key):
+    return [(c.run.strategy, c.defining().get(key)) for c in configurations.values()]
+
+
+def test_a_grid_varies_settings_of_a_custom_method_for_that_method_alone(sweep, logged):
+    methods = f'strategy = ["local", "kt-pfl", "{NEAREST}"]'
+    runs = read_sweep(sweep(f"[grid]\n{methods}\nnearest.sharpness = [5.0, 20.0]\n"))
+    key = "nearest.sharpness"
+    assert asked_for(runs, key) == [
+        ("local", None), ("kt-pfl", None), (NEAREST, 5.0), (NEAREST, 20.0)
+    ]  # fmt: skip
+    said = "Methods ignore the settings of others: local ignores {0}; kt-pfl ignores {0}."
+    assert logged(logging.INFO) == [said.format(key)]
+
+
+def test_settings_of_a_custom_method_are_taken_from_the_base_and_from_outside(sweep, logged):
+    methods = f'[grid]\nstrategy = ["local", "{NEAREST}"]\n'
+    key = "nearest.sharpness"
+    expected = [("local", None), (NEAREST, 5.0)]
+    assert asked_for(read_sweep(sweep(f"[base]\n{key} = 5.0\n{methods}")), key) == expected
+    packed = read_sweep(sweep(f"[base]\nown-settings = '{key} = 5.0'\n{methods}"))
+    assert asked_for(packed, key) == expected
+    from_outside = read_sweep(sweep(methods), {key: 5.0})
+    assert asked_for(from_outside, key) == expected
+    assert len(logged(logging.INFO)) == 3
+    # The runs of a sweep keep their names whichever way they are asked for.
+    assert list(from_outside) == list(packed)
+
+
+@pytest.mark.parametrize(
+    ("strategies", "sentence"),
+    [
+        (["local", "kt-pfl"], r"the run with strategy = local, .*no key nearest\.sharpness"),
+        (["local", f"{HERE}:nothing"], r"the run with strategy = .*:nothing, .*holds no nothing"),
+    ],
+)
+def test_a_sweep_with_settings_that_no_method_has_is_refused(sweep, strategies, sentence):
+    path = sweep(f"[grid]\nstrategy = {strategies}\nnearest.sharpness = [5.0]\n")
+    with pytest.raises(ConfigError, match=sentence):
+        read_sweep(path)
+
+
+def test_a_grid_over_a_setting_runs_methods_that_do_not_read_it_once(sweep, halved, logged):
+    methods = 'strategy = ["local", "halved", "kt-pfl"]'
+    path = sweep(f"[base]\nmodels = 'mlp'\n[grid]\n{methods}\nkt-pfl.temperature = [1.0, 10.0]\n")
+    key = "kt-pfl.temperature"
+    assert asked_for(read_sweep(path), key) == [
+        ("local", None), ("halved", None), ("kt-pfl", 1.0), ("kt-pfl", 10.0)
+    ]  # fmt: skip
+    said = "Methods ignore the settings of others: local ignores {0}; halved ignores {0}."
+    assert logged(logging.INFO) == [said.format(key)]
+
+
+def test_a_sweep_may_name_it(sweep):
+    sweep = sweep(f'[grid]\nstrategy = ["{NEAREST}", "kt-pfl"]\n')
     names = list(read_sweep(sweep))
     assert names[0].startswith("examples.own_method-nearest-seed0-")
     assert issubclass(read_config({"strategy": NEAREST}).run.method.client, KTpFLClient)

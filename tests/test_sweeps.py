@@ -60,11 +60,11 @@ def test_what_no_run_reads_is_said_once(tmp_path, logged):
     base = TINY + "kt-pfl.rho = 0.7\nfd.gamma = 0.2\ndata-root = '.'\n[grid]\nseed = [0, 1]\n"
     both = write(tmp_path, base + 'strategy = ["local", "kt-pfl"]\n')
     read_sweep(both)
-    said = "No run of the sweep {} reads fd.gamma, data-root: set in vain."
+    said = "No run of the sweep {} reads fd.gamma, data-root: ignored."
     assert logged() == [said.format(both)]
     alone = write(tmp_path, base + 'strategy = ["local"]\n')
     runs = run_sweep(alone, tmp_path / "runs")
-    said = "No run of the sweep {} reads kt-pfl.rho, fd.gamma, data-root: set in vain."
+    said = "No run of the sweep {} reads kt-pfl.rho, fd.gamma, data-root: ignored."
     assert logged()[1:] == [said.format(alone)]
     # Read again, they are the runs that the file asks for.
     assert [run.path.name for run in runs] == list(read_sweep(alone))
@@ -160,7 +160,7 @@ def test_what_holds_in_place_of_the_grid_is_said(sweep, caplog, monkeypatch):
     assert caplog.messages == []
     read_sweep(sweep, {"seed": 7})
     (sentence,) = caplog.messages
-    assert sentence.startswith("seed = 7 holds for every run, in place of what the sweep")
+    assert sentence.startswith("seed = 7 holds for every run and replaces the values in the sweep")
 
 
 def test_runs_that_differ_in_their_place_alone_are_refused(tmp_path):

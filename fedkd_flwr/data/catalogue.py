@@ -113,7 +113,7 @@ def dataset_name(name: str) -> str:
     if name in DATASETS or is_of_hub or is_function(name):
         return name
     own = "or your own as hf:ORG/NAME, folder:PATH or module:object"
-    raise NoneOfTheAllowedError([*DATASETS, own])
+    raise NoneOfTheAllowedError([*DATASETS, own], name)
 
 
 def is_function(name: str) -> bool:

@@ -45,4 +45,4 @@ def model_name(name: str) -> str:
     """
     if name in MODELS or is_own(name):
         return name
-    raise NoneOfTheAllowedError(ALLOWED)
+    raise NoneOfTheAllowedError(ALLOWED, name)

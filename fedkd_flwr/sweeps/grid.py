@@ -14,19 +14,27 @@ only go together are tables in the list ``combinations``, which counts as one mo
         { strategy = "fedavg", models = "lenet" },
     ]
 
-Each run has a directory named after its settings, so that a second call finds it.
+A method ignores settings of other methods, so each of them may be varied for all. Each run has a
+directory named after its settings, so that a second call finds it.
 """
 
 import hashlib
 import itertools
 import json
-from collections.abc import Collection, Iterable, Mapping
-from logging import WARNING
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
-from fedkd_flwr.analysis.settings import defining_settings
-from fedkd_flwr.config import PLACE_KEYS, ConfigError, Configuration, read_config
+from fedkd_flwr.config import (
+    PLACE_KEYS,
+    ConfigError,
+    Configuration,
+    custom_keys,
+    read_config,
+    unpacked,
+)
 from fedkd_flwr.config_files import load_toml, read_toml
 from fedkd_flwr.files import plain_name
 from fedkd_flwr.flat import Scalar, flatten
@@ -72,20 +80,27 @@ def read_sweep(
     path = sweep_file(path)
     settings = dict(settings or {})
     base, axes = _read_tables(path)
-    _tell_of_overrides(path, axes, settings)
+    _log_overrides(path, axes, settings)
+    varied = [_merged(choices) for choices in itertools.product(*axes)]
+    custom: set[str] = set()
+    for run in varied:
+        with _named(path, run):
+            custom |= custom_keys({**base, **run, **settings})
     configurations: dict[str, Configuration] = {}
-    for choices in itertools.product(*axes):
-        varied: dict[str, Any] = {}
-        for choice in choices:
-            varied |= choice
-        try:
-            configuration = read_config({**base, **varied, **settings})
-        except ConfigError as error:
-            chosen = ", ".join(f"{name} = {value}" for name, value in varied.items())
-            raise ConfigError(f"{path}, the run with {chosen}: {error}") from None
+    ignored: dict[str, dict[str, None]] = {}
+    for run in varied:
+        with _named(path, run):
+            asked = unpacked({**base, **run, **settings})
+            others = custom - custom_keys(asked)
+            configuration = read_config({k: v for k, v in asked.items() if k not in others})
+        told = [
+            key for key in asked if key in others or (key in run and key in configuration.unread)
+        ]
+        ignored.setdefault(configuration.run.strategy, {}).update(dict.fromkeys(told))
         twin = configurations.setdefault(run_name(configuration), configuration)
         _require_same_place(path, twin, configuration)
-    _tell_of_unread(path, configurations.values())
+    _log_unread(path, configurations.values())
+    _log_ignored(ignored)
     return _part(path, configurations, only) if only else configurations
 
 
@@ -121,9 +136,8 @@ def _part(
 
 def _read_settings(configuration: Configuration) -> dict[str, Scalar]:
     """Return the settings that a run reads: those that define it, and where it takes place."""
-    flat = configuration.flat()
-    defining = defining_settings(flat)
-    return {key: value for key, value in flat.items() if key in defining or key in PLACE_KEYS}
+    place = {key: v for key, v in configuration.flat().items() if key in PLACE_KEYS}
+    return configuration.defining() | place
 
 
 def _worded(part: Mapping[str, Collection[Scalar]]) -> str:
@@ -138,7 +152,7 @@ def run_name(configuration: Configuration) -> str:
     Settings at their default do not enter it, so that a new setting leaves names alone.
     """
     defaults = read_config({}).flat()
-    settings = defining_settings(configuration.flat())
+    settings = configuration.defining()
     changed = {name: value for name, value in settings.items() if value != defaults.get(name)}
     digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()
     strategy = plain_name(configuration.run.strategy)
@@ -153,10 +167,7 @@ def run_labels(configurations: Mapping[str, Configuration]) -> dict[str, str]:
     configurations : mapping of str to Configuration
         The runs by the name of their directory.
     """
-    settings = {
-        name: defining_settings(configuration.flat())
-        for name, configuration in configurations.items()
-    }
+    settings = {name: run.defining() for name, run in configurations.items()}
     keys = dict.fromkeys(key for own in settings.values() for key in own)
     varied = [
         key
@@ -164,7 +175,9 @@ def run_labels(configurations: Mapping[str, Configuration]) -> dict[str, str]:
         if key != "strategy" and len({own[key] for own in settings.values() if key in own}) > 1
     ]
     return {
-        name: " ".join([own["strategy"], *(f"{key}={own[key]}" for key in varied if key in own)])
+        name: " ".join(
+            [str(own["strategy"]), *(f"{key}={own[key]}" for key in varied if key in own)]
+        )
         for name, own in settings.items()
     }
 
@@ -215,26 +228,46 @@ def _choices(path: Path, name: str, values: Any) -> list[dict[str, Any]]:
     return [flatten(value) for value in values]
 
 
-def _tell_of_overrides(
+def _merged(choices: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value for choice in choices for name, value in choice.items()}
+
+
+@contextmanager
+def _named(path: Path, varied: Mapping[str, Any]) -> Iterator[None]:
+    """Name the sweep and the run in a `ConfigError`."""
+    try:
+        yield
+    except ConfigError as error:
+        chosen = ", ".join(f"{name} = {value}" for name, value in varied.items())
+        raise ConfigError(f"{path}, the run with {chosen}: {error}") from None
+
+
+def _log_overrides(
     path: Path, axes: list[list[dict[str, Any]]], settings: Mapping[str, Scalar]
 ) -> None:
-    """Say which settings from outside hold in place of what the grid varies."""
+    """Log which settings of the caller replace what the grid varies."""
     varied = {name for choices in axes for choice in choices for name in choice}
     for name in sorted(varied & settings.keys()):
         log(
             WARNING,
-            "%s = %s holds for every run, in place of what the sweep %s varies",
+            "%s = %s holds for every run and replaces the values in the sweep %s",
             name,
             settings[name],
             path,
         )
 
 
-def _tell_of_unread(path: Path, configurations: Iterable[Configuration]) -> None:
-    """Say once which settings no run reads; what some method reads is there for that one."""
+def _log_unread(path: Path, configurations: Iterable[Configuration]) -> None:
+    """Log once which settings no run reads."""
     by_run = [configuration.unread for configuration in configurations]
     if unread := [key for key in by_run[0] if all(key in keys for keys in by_run)]:
-        log(WARNING, "No run of the sweep %s reads %s: set in vain.", path, ", ".join(unread))
+        log(WARNING, "No run of the sweep %s reads %s: ignored.", path, ", ".join(unread))
+
+
+def _log_ignored(ignored: Mapping[str, Collection[str]]) -> None:
+    """Log in one line which methods ignore settings that are varied or of a custom method."""
+    if told := [f"{name} ignores {', '.join(keys)}" for name, keys in ignored.items() if keys]:
+        log(INFO, "Methods ignore the settings of others: %s.", "; ".join(told))
 
 
 def _require_same_place(path: Path, one: Configuration, other: Configuration) -> None:

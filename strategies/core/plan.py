@@ -1,6 +1,7 @@
 """What is settled before a run starts: a method's settings, and the plan of the rounds."""
 
 from collections.abc import Sequence
+from inspect import get_annotations
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -19,8 +20,10 @@ class ImpossiblePlanError(ValueError):
 class Settings(Slice):
     """A method's own settings, read from its table of the run config.
 
-    Subclasses name the table and declare one field a setting. A field that is inherited from
-    settings with a table of their own stays in that table, and so is one setting for both.
+    A subclass names the table and declares one field per setting. Fields that it inherits stay
+    in the table of the parent that declared them, so that ``kt-pfl.temperature`` holds for every
+    method derived from KT-pFL. Fields of a parent without a table belong to the first subclass
+    that names one.
     """
 
     table: ClassVar[str] = ""
@@ -28,10 +31,10 @@ class Settings(Slice):
     @classmethod
     def key_of(cls, name: str) -> str:
         """Return the flat key of a field, ``kt-pfl.public-batch-size``."""
-        declaring = next(
-            kind for kind in reversed(cls.__mro__) if name in vars(kind).get("__annotations__", {})
-        )
-        return f"{getattr(declaring, 'table', '') or cls.table}.{kebab_case(name)}"
+        declaring = next(kind for kind in cls.__mro__ if name in get_annotations(kind))
+        heirs = (kind for kind in reversed(cls.__mro__) if issubclass(kind, declaring))
+        table = next((vars(kind)["table"] for kind in heirs if vars(kind).get("table")), cls.table)
+        return f"{table}.{kebab_case(name)}"
 
 
 class PlanSettings(Slice):

@@ -1,6 +1,7 @@
 """Slices of the run config: settings that belong together and are handed on whole."""
 
 from collections.abc import Callable, Collection
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator
@@ -84,17 +85,26 @@ class Slice(BaseModel):
 
 
 class NoneOfTheAllowedError(ValueError):
-    """A word that is none of those a setting may be.
+    """A word that a setting does not allow.
+
+    Parameters
+    ----------
+    allowed : collection of str
+        The words that it allows.
+    given : str
+        The word that was given; a similar allowed word is suggested.
 
     Attributes
     ----------
     allowed : list of str
-        Those that it may be.
+        The words that it allows.
     """
 
-    def __init__(self, allowed: Collection[str]) -> None:
-        super().__init__(f"is none of the allowed {', '.join(allowed)}")
+    def __init__(self, allowed: Collection[str], given: str = "") -> None:
         self.allowed = list(allowed)
+        close = get_close_matches(given.lower().replace("_", "-"), self.allowed, n=1)
+        all_words = f"is none of the allowed {', '.join(self.allowed)}"
+        super().__init__(f"is unknown; did you mean {close[0]}?" if close else all_words)
 
 
 def one_of(value: str, allowed: Collection[str]) -> str:
@@ -107,11 +117,11 @@ def one_of(value: str, allowed: Collection[str]) -> str:
     """
     if value in allowed:
         return value
-    raise NoneOfTheAllowedError(allowed)
+    raise NoneOfTheAllowedError(allowed, value)
 
 
 def some_of(allowed: Collection[str]) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
-    """Return what holds the words of a setting to the allowed, and keeps each once."""
+    """Return a validator that allows only these words and removes duplicates."""
 
     def check(value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(one_of(word, allowed) for word in value))

@@ -1,0 +1,143 @@
+"""The keys that all methods share, as slices that are declared beside the code that reads them."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from fedkd_flwr.data.catalogue import HELD_OUT, NO_PUBLIC_SET
+from fedkd_flwr.data.settings import DataPlan, DataSettings
+from fedkd_flwr.methods import Method, find_method
+from fedkd_flwr.models.settings import ModelSettings
+from fedkd_flwr.trackers.settings import TrackerSettings
+from fedkd_flwr.training.settings import TrainingSettings
+from strategies.core.plan import PlanSettings, RunPlan
+from strategies.core.slices import PLACE, Slice
+
+MOST_THREADS = 1024
+"""Upper limit of threads: PyTorch crashes without a message when the machine cannot start them."""
+
+
+class RunConfig(Slice):
+    """A validated run config, without the methods' tables.
+
+    Attributes
+    ----------
+    strategy : str
+        Name of the method, as `fedkd_flwr.methods.find_method` takes it.
+    data : DataSettings
+        Samples, partition and public set.
+    models : ModelSettings
+        Architectures and who gets which.
+    training : TrainingSettings
+        Training on private data.
+    plan : PlanSettings
+        Clients, rounds, sampling and seed.
+    trackers : TrackerSettings
+        Trackers of experiments.
+    device : str
+        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``. The server computes on the CPU where its own
+        machine has no such device.
+    torch_threads : int
+        Threads of PyTorch in each process, 0 for its own choice.
+    output_dir : str
+        The run directory; empty for a new one, in ``./runs`` under ``fedkd run`` and
+        `fedkd_flwr.run`, in ``~/fedkd-runs`` under ``flwr run``.
+    cohort : str
+        Whether clients of one architecture are trained side by side in one process: ``auto``
+        where that is faster, ``on`` wherever it can be, ``off``.
+    state_dir : str
+        Folder in which clients keep their memory besides the context; empty for none. A
+        node's own config goes before.
+    models_dir : str
+        Folder to which clients export their personalized models after the last round; empty
+        for none. A node's own config goes before.
+    keep_best : bool
+        Whether the models of the best round on validation data are kept too, in `models_dir`.
+    resume : bool
+        Whether to continue the run in `output_dir`.
+    """
+
+    strategy: str = "kt-pfl"
+    data: DataSettings = DataSettings()
+    models: ModelSettings = ModelSettings()
+    training: TrainingSettings = TrainingSettings()
+    plan: PlanSettings = PlanSettings()
+    trackers: TrackerSettings = TrackerSettings()
+    device: Annotated[str, PLACE] = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    torch_threads: Annotated[int, PLACE] = Field(default=0, ge=0, le=MOST_THREADS)
+    output_dir: Annotated[str, PLACE] = ""
+    cohort: Annotated[Literal["auto", "on", "off"], PLACE] = "auto"
+    state_dir: Annotated[str, PLACE] = ""
+    models_dir: Annotated[str, PLACE] = ""
+    keep_best: Annotated[bool, PLACE] = False
+    resume: Annotated[bool, PLACE] = False
+
+    @field_validator("strategy")
+    @classmethod
+    def _known_strategy(cls, value: str) -> str:
+        find_method(value)
+        return value
+
+    @property
+    def method(self) -> Method:
+        """The method that `strategy` names."""
+        return find_method(self.strategy)
+
+    @property
+    def data_plan(self) -> DataPlan:
+        """What the clients' data depends on; those of equal plans share one decoded copy."""
+        return self._data_plan(self.method.strategy.needs_public_data, self.torch_device)
+
+    @property
+    def server_data_plan(self) -> DataPlan:
+        """What all data depends on, the server's public set included."""
+        return self._data_plan(self.uses_public_data, self.server_device)
+
+    @property
+    def uses_public_data(self) -> bool:
+        """Whether anybody predicts on public data."""
+        strategy = self.method.strategy
+        return strategy.needs_public_data or strategy.distils_on_server
+
+    def _data_plan(self, with_public_set: bool, device: str) -> DataPlan:
+        settings = self.data
+        # The held-out part leaves the pool whether or not a method uses it: all methods are
+        # compared on the same private data. Another data set need not even be there.
+        if settings.public_dataset != HELD_OUT and not with_public_set:
+            settings = settings.model_copy(update={"public_dataset": NO_PUBLIC_SET})
+        return DataPlan(settings, self.plan.num_clients, self.plan.seed, device)
+
+    @property
+    def torch_device(self) -> str:
+        """The device that ``auto`` stands for on this machine."""
+        if self.device != "auto":
+            return self.device
+        import torch  # deferred: reading a config should not load PyTorch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    @property
+    def server_device(self) -> str:
+        """The device of the server's process: the CPU where its machine lacks `torch_device`."""
+        kind, _, index = self.torch_device.partition(":")
+        if kind == "cpu":
+            return kind
+        import torch  # deferred, as above
+
+        is_here = torch.cuda.is_available() and int(index or 0) < torch.cuda.device_count()
+        return self.torch_device if is_here else "cpu"
+
+    def server_plan(self) -> RunPlan:
+        """Return what the server knows of the run before it starts."""
+        return RunPlan(num_classes=self.data.num_classes, **dict(self.plan))
+
+
+PLACE_KEYS = tuple(RunConfig.place_keys())
+"""Keys that say where and how a run takes place, not what it computes."""
+
+DATA_KEYS = (
+    *(key for key in DataSettings.flat_keys() if key not in PLACE_KEYS),
+    "num-clients",
+    "new-clients",
+)
+"""Keys that, with the seed, say who holds which samples, who is new and what is public."""
