@@ -16,7 +16,7 @@ _EXPORTS = {
     "run": "fedkd_flwr.engines",
     "resume": "fedkd_flwr.engines",
     "load_model": "fedkd_flwr.export",
-    "personalize": "fedkd_flwr.analysis.newcomers",
+    "personalize": "fedkd_flwr.analysis.personalization",
     "load_run": "fedkd_flwr.runs",
     "compare": "fedkd_flwr.analysis.comparison",
     "client_data": "fedkd_flwr.analysis.samples",

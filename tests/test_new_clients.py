@@ -13,7 +13,7 @@ from test_comparison import write_run
 
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
-from fedkd_flwr.analysis.newcomers import personalize
+from fedkd_flwr.analysis.personalization import personalize
 from fedkd_flwr.analysis.settings import IncomparableRunsError
 from fedkd_flwr.cli.running import print_result
 from fedkd_flwr.client_app import app as client_app

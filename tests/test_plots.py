@@ -66,7 +66,7 @@ def test_accuracy_over_rounds_has_a_line_a_method_and_a_band_where_seeds_differ(
     assert len(axes.collections) == 2  # perfed-ckt has one seed and no band
     assert axes.get_xlabel() == "Round"
     assert len({line.get_color() for line in axes.lines}) == 3
-    assert {line.get_color() for line in axes.lines} <= set(plots.looks.COLOURS)
+    assert {line.get_color() for line in axes.lines} <= set(plots.style.COLORS)
 
 
 def test_accuracy_against_bytes_adds_up_and_leaves_local_a_level(comparison, runs):
@@ -269,8 +269,8 @@ def test_clusters_are_drawn_by_client_and_round_in_colours_of_the_palette(runs):
     followed = plots.follow_clusters(run.matrices["clusters"])
     np.testing.assert_array_equal(image.get_array(), followed[:, ::-1].T)
     absent, first = image.cmap(image.norm([-1, 0]))
-    assert tuple(absent) == to_rgba(plots.looks.ABSENT)
-    assert tuple(first) == to_rgba(plots.looks.COLOURS[0])
+    assert tuple(absent) == to_rgba(plots.style.ABSENT)
+    assert tuple(first) == to_rgba(plots.style.COLORS[0])
 
 
 def test_clusters_keep_their_numbers_when_k_means_swaps_them():
@@ -461,17 +461,17 @@ def test_settings_of_one_method_have_colours_of_their_own(comparison, runs):
 
 
 def test_every_family_has_a_colour_and_every_member_a_line():
-    assert len(plots.looks.FAMILIES) == len(plots.looks.COLOURS)
-    assert max(map(len, plots.looks.FAMILIES)) <= len(plots.looks.LINES)
-    members = [name for family in plots.looks.FAMILIES for name in family]
+    assert len(plots.style.FAMILIES) == len(plots.style.COLORS)
+    assert max(map(len, plots.style.FAMILIES)) <= len(plots.style.LINES)
+    members = [name for family in plots.style.FAMILIES for name in family]
     assert len(set(members)) == len(members)
     # A method that is named in none gets a look of its own: see the next test.
     assert set(members) <= set(fedkd_flwr.METHODS)
 
 
 def test_a_method_of_no_family_has_a_colour_that_no_other_has(comparison, runs, monkeypatch):
-    families = tuple(family for family in plots.looks.FAMILIES if "perfed-ckt" not in family)
-    monkeypatch.setattr(plots.looks, "FAMILIES", families)
+    families = tuple(family for family in plots.style.FAMILIES if "perfed-ckt" not in family)
+    monkeypatch.setattr(plots.style, "FAMILIES", families)
     looks = looks_of(comparison.groups, comparison)
     assert len({colour for colour, _ in looks.values()}) == len(looks)
 

@@ -6,7 +6,7 @@ from helpers import client_of
 from torch import nn
 
 import fedkd_flwr
-from fedkd_flwr.analysis.newcomers import personalize
+from fedkd_flwr.analysis.personalization import personalize
 from fedkd_flwr.models.vectors import model_vectors
 from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.loop import evaluate, refresh_statistics

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from tables import accuracies, parted
 
-from fedkd_flwr.plots.looks import COLOURS, FIGURE_WIDTH, new_figure
+from fedkd_flwr.plots.style import COLORS, FIGURE_WIDTH, new_figure
 
 
 def draw(table: pd.DataFrame, names: list[str], path: Path) -> None:
@@ -33,7 +33,7 @@ def draw(table: pd.DataFrame, names: list[str], path: Path) -> None:
     figure.set_size_inches(FIGURE_WIDTH, 1.2 + 0.34 * len(groups))
     strategies = list(dict.fromkeys(choice[0] for choice, _ in groups))
     for row, (choice, group) in enumerate(groups):
-        colour = COLOURS[strategies.index(choice[0])]
+        colour = COLORS[strategies.index(choice[0])]
         percent = 100 * group["accuracy"]
         axes.scatter(percent, np.full(len(group), row), s=26, color=colour, alpha=0.7)
         axes.plot([percent.mean()] * 2, [row - 0.3, row + 0.3], color="black", lw=2)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedkd_flwr.analysis.opening import open_runs
+from fedkd_flwr.analysis.loading import load_runs
 from fedkd_flwr.analysis.ranking import reading_order
 from fedkd_flwr.analysis.references import References
 from fedkd_flwr.analysis.rendering import MISSING, in_latex, in_markdown, rendered
@@ -119,7 +119,7 @@ def compare(
     """
     if target is not None:
         check_target(target)
-    opened, damaged = open_runs([runs] if isinstance(runs, str | Path | Run) else runs)
+    opened, damaged = load_runs([runs] if isinstance(runs, str | Path | Run) else runs)
     unfinished = [
         f"{run.path.name} is unfinished ({len(run.rounds)} of "
         f"{run.config['num-server-rounds']} rounds) and left out."

@@ -139,12 +139,12 @@ def personalize(
 ) -> None:
     """Personalize for a client that joins after the training, from stored global models."""
     with one_clear_line():
-        from fedkd_flwr.analysis import newcomers
+        from fedkd_flwr.analysis import personalization
         from fedkd_flwr.engines import flower_log_level
 
         settings = read_assignments(assignments)
         with flower_log_level(logging.WARNING):
-            joined = newcomers.personalize(run, partition, data_path or "", **settings)
+            joined = personalization.personalize(run, partition, data_path or "", **settings)
         row = (
             f"{joined.accuracy:.1%}",
             f"{joined.imitation:g}",

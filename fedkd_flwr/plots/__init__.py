@@ -22,7 +22,7 @@ from fedkd_flwr.plots.genotypes import (
     plot_genotype,
 )
 from fedkd_flwr.plots.knowledge import plot_help, plot_sharing, sharing_matrices
-from fedkd_flwr.plots.newcomers import plot_new_clients
+from fedkd_flwr.plots.new_clients import plot_new_clients
 from fedkd_flwr.plots.operations import plot_operations
 from fedkd_flwr.plots.partition import label_counts, plot_partition
 

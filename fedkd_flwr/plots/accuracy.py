@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.references import REFERENCE
 from fedkd_flwr.analysis.rendering import in_bytes
-from fedkd_flwr.plots.looks import (
+from fedkd_flwr.plots.style import (
     FIGURE_WIDTH,
     comparison_title,
     in_percent,

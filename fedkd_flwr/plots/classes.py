@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from fedkd_flwr.analysis.results import class_accuracies
 from fedkd_flwr.plots.heat_maps import draw_matrix
-from fedkd_flwr.plots.looks import FIGURE_WIDTH, new_figure, percent, run_title
+from fedkd_flwr.plots.style import FIGURE_WIDTH, new_figure, percent, run_title
 from fedkd_flwr.runs import Run
 
 

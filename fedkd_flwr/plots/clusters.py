@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from fedkd_flwr.plots.clients import client_order, client_ticks
-from fedkd_flwr.plots.looks import ABSENT, COLOURS, FIGURE_WIDTH, new_figure, run_title
+from fedkd_flwr.plots.style import ABSENT, COLORS, FIGURE_WIDTH, new_figure, run_title
 from fedkd_flwr.runs import Run
 
 
@@ -34,7 +34,7 @@ def plot_clusters(run: Run, order: Sequence[int] | None = None) -> Figure:
     labels = follow_clusters(run.matrices["clusters"])
     clients, ordered = client_order(run, order)
     count = max(int(labels.max()) + 1, 1)
-    palette = ListedColormap([ABSENT, *(COLOURS[i % len(COLOURS)] for i in range(count))])
+    palette = ListedColormap([ABSENT, *(COLORS[i % len(COLORS)] for i in range(count))])
     figure, axes = new_figure("Round", f"Client{ordered}", grid=False)
     figure.set_size_inches(FIGURE_WIDTH, max(2.4, 1.2 + 0.22 * len(clients)))
     rounds = len(labels)

@@ -22,7 +22,7 @@ from fedkd_flwr.plots.distillation import distillation_figures, has_pairs
 from fedkd_flwr.plots.fairness import plot_clients_by_rank
 from fedkd_flwr.plots.files import write_figures
 from fedkd_flwr.plots.knowledge import plot_help, plot_sharing, sharing_matrices
-from fedkd_flwr.plots.newcomers import plot_new_clients
+from fedkd_flwr.plots.new_clients import plot_new_clients
 from fedkd_flwr.plots.partition import plot_partition
 
 LONGEST_STEM = 120

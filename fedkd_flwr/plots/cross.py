@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from fedkd_flwr.analysis.cross import Cross
 from fedkd_flwr.plots.clients import client_order
 from fedkd_flwr.plots.heat_maps import draw_matrix
-from fedkd_flwr.plots.looks import FIGURE_WIDTH, percent, run_title
+from fedkd_flwr.plots.style import FIGURE_WIDTH, percent, run_title
 
 
 def plot_cross(crossed: Cross) -> Figure:

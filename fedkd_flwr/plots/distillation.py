@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedkd_flwr.plots.looks import (
-    COLOURS,
+from fedkd_flwr.plots.style import (
+    COLORS,
     FIGURE_WIDTH,
     LINES,
     MARKERS,
@@ -132,9 +132,9 @@ def plot_teacher_rounds(runs: Run | Sequence[Run]) -> Figure:
     width = -(-(last + 1) // 25)
     # From the end, so that the last rounds, of which most teachers are, have a whole bar.
     edges = np.arange(last + 0.5, -0.5 - width, -width)[::-1].tolist()
-    axes.hist(rounds, edges, color=COLOURS[0], ec="white")
+    axes.hist(rounds, edges, color=COLORS[0], ec="white")
     mean = float(rounds.mean())
-    axes.axvline(mean, color=COLOURS[1], ls="--", label=f"mean {mean:.0f}")
+    axes.axvline(mean, color=COLORS[1], ls="--", label=f"mean {mean:.0f}")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(edges[0], edges[-1])
@@ -167,7 +167,7 @@ def _draw_lines(axes: Axes, means: pd.DataFrame) -> None:
         axes.plot(
             means.index,
             values,
-            color=COLOURS[position % len(COLOURS)],
+            color=COLORS[position % len(COLORS)],
             ls=LINES[position % len(LINES)],
             marker=MARKERS[position % len(MARKERS)],
             ms=4,

@@ -9,7 +9,7 @@ from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
 from fedkd_flwr.plots.clients import client_ticks
-from fedkd_flwr.plots.looks import ABSENT
+from fedkd_flwr.plots.style import ABSENT
 
 
 def draw_matrix(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedkd_flwr.analysis.results import client_accuracies
 from fedkd_flwr.plots.clients import client_order, client_ticks
-from fedkd_flwr.plots.looks import COLOURS, FIGURE_WIDTH, in_points, new_figure, run_title
+from fedkd_flwr.plots.style import COLORS, FIGURE_WIDTH, in_points, new_figure, run_title
 from fedkd_flwr.runs import Run
 
 
@@ -98,7 +98,7 @@ def plot_help(
     left.set_ylabel(f"Receiver{ordered}")
     gain = (client_accuracies(run) - client_accuracies(local)).reindex(clients)
     # The palette's blue and orange part in the eyes of the colour-blind as well.
-    colours = [COLOURS[0] if value > 0 else COLOURS[1] for value in gain]
+    colours = [COLORS[0] if value > 0 else COLORS[1] for value in gain]
     right.barh(range(len(clients)), gain, color=colours)
     # As wide to the left as to the right, so that a loss is seen to be one.
     widest = 1.1 * float(gain.abs().max())

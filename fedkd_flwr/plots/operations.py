@@ -13,13 +13,13 @@ from fedkd_flwr.analysis.genotypes import client_genotypes
 from fedkd_flwr.models.darts.genotype import Node
 from fedkd_flwr.models.darts.settings import CELL_INPUTS, NONE, OPERATIONS
 from fedkd_flwr.plots.clients import client_order, client_ticks
-from fedkd_flwr.plots.looks import ABSENT, COLOURS, FIGURE_WIDTH
+from fedkd_flwr.plots.style import ABSENT, COLORS, FIGURE_WIDTH
 from fedkd_flwr.runs import Run
 
 CANDIDATES = [name for name in OPERATIONS if name != NONE]
 """Operations that an edge can keep, each with a colour of its own."""
 
-PALETTE = ListedColormap([ABSENT, *COLOURS[: len(CANDIDATES)]])
+PALETTE = ListedColormap([ABSENT, *COLORS[: len(CANDIDATES)]])
 LIMITS = BoundaryNorm(np.arange(-1.5, len(CANDIDATES)), PALETTE.N)
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import client_indices
 from fedkd_flwr.data.sources import load_labels
-from fedkd_flwr.plots.looks import FIGURE_WIDTH, data_title
+from fedkd_flwr.plots.style import FIGURE_WIDTH, data_title
 from fedkd_flwr.runs import Run
 
 WORDS = {"Partition ID": "Client", "Count": "Samples"}

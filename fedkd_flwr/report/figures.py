@@ -17,9 +17,9 @@ from fedkd_flwr.analysis.rendering import MISSING
 from fedkd_flwr.plots.accuracy import course_over_seeds
 from fedkd_flwr.plots.clients import client_order
 from fedkd_flwr.plots.clusters import follow_clusters
-from fedkd_flwr.plots.looks import COLOURS, styled
-from fedkd_flwr.plots.newcomers import COLUMNS
+from fedkd_flwr.plots.new_clients import COLUMNS
 from fedkd_flwr.plots.partition import label_counts
+from fedkd_flwr.plots.style import COLORS, styled
 from fedkd_flwr.runs import Run
 from strategies.core.randomness import random_generator
 
@@ -209,7 +209,7 @@ def clusters_figure(run: Run, rounds: Sequence[int]) -> Figure:
     figure = _new_figure(
         "Round", f"Client{ordered}", height=200 + max(140, min(22 * len(clients), 600)), grid=False
     )
-    colours = [COLOURS[i % len(COLOURS)] for i in range(count)]
+    colours = [COLORS[i % len(COLORS)] for i in range(count)]
     steps = [[edge / count, colour] for i, colour in enumerate(colours) for edge in (i, i + 1)]
     figure.add_heatmap(
         z=np.where(labels < 0, np.nan, labels)[:, clients].T,

@@ -12,7 +12,7 @@ from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.runs import Run
 
-COLOURS = (
+COLORS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9",
     "#882255", "#999933", "#332288", "#888888", "#000000",
 )  # fmt: skip
@@ -32,7 +32,7 @@ FAMILIES = (
     ("per-fedavg", "pfedme", "ditto"),
     ("local",),
 )
-"""Methods that share a colour, in the order of `COLOURS`; within a family the lines differ.
+"""Methods that share a colour, in the order of `COLORS`; within a family the lines differ.
 
 So a method looks the same in every figure, whatever it is compared with.
 """
@@ -139,7 +139,7 @@ def _looks(comparison: Comparison) -> dict[str, dict[str, Any]]:
         look = own.get(strategies[label])
         if look and look not in taken.values():
             taken[label] = look
-    all_looks = [(colour, line) for line in range(len(LINES)) for colour in range(len(COLOURS))]
+    all_looks = [(colour, line) for line in range(len(LINES)) for colour in range(len(COLORS))]
     for label in sorted(strategies.keys() - taken.keys()):
         free = [look for look in all_looks if look not in taken.values()]
         colours = {colour for colour, _ in taken.values()}
@@ -148,7 +148,7 @@ def _looks(comparison: Comparison) -> dict[str, dict[str, Any]]:
         taken[label] = (fresh or free or all_looks)[0]
     return {
         label: {
-            "color": COLOURS[colour],
+            "color": COLORS[colour],
             "ls": LINES[line],
             "marker": MARKERS[(colour + 3 * line) % len(MARKERS)],
         }

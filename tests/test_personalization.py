@@ -7,7 +7,7 @@ from helpers import write_image_folder
 from sklearn.datasets import load_digits
 
 import fedkd_flwr
-from fedkd_flwr.analysis.newcomers import personalize
+from fedkd_flwr.analysis.personalization import personalize
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.export import load_model

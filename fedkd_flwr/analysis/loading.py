@@ -6,7 +6,7 @@ from pathlib import Path
 from fedkd_flwr.runs import DamagedRunError, Run, RunDirectoryError, absolute, load_run
 
 
-def open_runs(runs: Iterable[str | Path | Run]) -> tuple[list[Run], list[str]]:
+def load_runs(runs: Iterable[str | Path | Run]) -> tuple[list[Run], list[str]]:
     """Open runs, and the runs in folders that are none themselves; each run once.
 
     A damaged run in a folder does not keep the others from being compared.

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.references import REFERENCE
-from fedkd_flwr.plots.looks import (
+from fedkd_flwr.plots.style import (
     FIGURE_WIDTH,
     comparison_title,
     in_percent,

@@ -24,7 +24,7 @@ from strategies.persfl import PERSONALIZE
 
 
 @dataclass(frozen=True, eq=False)
-class Newcomer:
+class PersonalizedClient:
     """What a newcomer ends up with.
 
     Attributes
@@ -84,7 +84,7 @@ def personalize(
     partition_id: int | None = None,
     data_path: str | Path = "",
     **settings: Any,
-) -> Newcomer:
+) -> PersonalizedClient:
     """Personalize for a client that joins after the training (§6).
 
     Parameters
@@ -102,7 +102,7 @@ def personalize(
 
     Returns
     -------
-    Newcomer
+    PersonalizedClient
         The personalized model and its accuracy.
 
     Raises
@@ -125,7 +125,7 @@ def personalize(
     client.fit(list(arrays.values()), message)
     message = {"names": [], "server-round": rounds, "trained-rounds": rounds}
     _, _, metrics = client.evaluate([], message)
-    return Newcomer(
+    return PersonalizedClient(
         accuracy=metrics["correct"] / metrics["total"],
         imitation=metrics["lambda"],
         temperature=metrics["temperature"],
