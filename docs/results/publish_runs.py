@@ -38,6 +38,17 @@ MEANS = ("moved_private", "moved_public")
 """Columns of the clients whose mean is kept: how far a round moves a client's weights."""
 
 
+MADE_BY = (
+    "project",
+    "versions",
+    "processor",
+    "vector_extensions",
+    "device",
+    "torch_threads",
+    "started",
+)
+"""Parts of ``config.json`` that say what made a run besides its settings."""
+
 # ---- From runs to JSON -----------------------------------------------------------------
 
 
@@ -79,6 +90,7 @@ def published(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
         "bytes_to_round": sizes.cumsum()[evaluated].astype(int).tolist(),
         "seconds_to_round": seconds.cumsum()[evaluated].round(2).tolist(),
         "seconds": round(run.summary["seconds"], 1),
+        "made_by": {name: run.description[name] for name in MADE_BY if name in run.description},
     }
     if rounds["validation_accuracy_mean"].notna().all():
         validated = rounds["validation_accuracy_mean"].astype(float)
@@ -145,8 +157,8 @@ class PublishedRun(Run):
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """The settings, and nothing else of ``config.json``."""
-        return {"config": self.kept["settings"]}
+        """The settings, and what made the run where that was published."""
+        return {"config": self.kept["settings"], **self.kept.get("made_by", {})}
 
     @cached_property
     def rounds(self) -> pd.DataFrame:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedkd_flwr.analysis.loading import load_runs
+from fedkd_flwr.analysis.provenance import notes_on_provenance
 from fedkd_flwr.analysis.ranking import reading_order
 from fedkd_flwr.analysis.references import References
 from fedkd_flwr.analysis.rendering import MISSING, in_latex, in_markdown, rendered
@@ -152,6 +153,7 @@ def compare(
             *unfinished,
             *repeated,
             *notes_on_groups(groups, clients),
+            *notes_on_provenance(finished),
             *ranked,
             *on_target,
         ],

@@ -1,18 +1,14 @@
 """What a run is summed up in: ``config.json`` before it, ``summary.json`` after it."""
 
-import platform
 import uuid
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from fedkd_flwr.runs.provenance import provenance
 from fedkd_flwr.runs.reading import Row, Run
 
 if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
-
-PACKAGES = ("flwr", "torch", "torchvision", "numpy", "scikit-learn", "flwr-datasets")
-"""Packages whose versions a run records."""
 
 NEW = "new_"
 """Begins the columns of a round that are about new clients."""
@@ -22,19 +18,11 @@ COUNTED = ("numbers_up", "numbers_down", "numbers_down_broadcast", "bytes_up", "
 
 
 def describe_run(configuration: "Configuration") -> dict[str, Any]:
-    """Return what ``config.json`` holds: the run config, versions and machine."""
-    import torch  # deferred: only the writer needs it
-
-    device = configuration.run.server_device
+    """Return what ``config.json`` holds: the run config, and what made the run besides it."""
     return {
         "id": uuid.uuid4().hex,
         "config": configuration.flat(),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in PACKAGES},
-        },
-        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
-        "torch_threads": torch.get_num_threads(),
+        **provenance(configuration.run.server_device),
         "started": now(),
     }
 

@@ -1,0 +1,53 @@
+"""Whether the runs of a comparison were made by the same code on the same kind of machine."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedkd_flwr.runs import Run
+
+UNKNOWN = "not recorded"
+"""Stands for what a run of an older version did not record."""
+
+
+def notes_on_provenance(runs: Iterable[Run]) -> list[str]:
+    """Say in what runs differ besides their settings, since that alone can change numbers.
+
+    Parameters
+    ----------
+    runs : iterable of Run
+        All runs of a comparison.
+
+    Returns
+    -------
+    list of str
+        At most two sentences: what differs, and whether code was modified after its commit.
+    """
+    made = [_made_by(run.description) for run in runs]
+    values = {name: list(dict.fromkeys(one[name] for one in made)) for name in made[0]}
+    differing = [f"{name} ({', '.join(found)})" for name, found in values.items() if len(found) > 1]
+    notes = []
+    if differing:
+        notes.append(
+            f"The runs differ in {'; '.join(differing)}. That alone can change numbers; rerun the "
+            "older ones before you compare small gains."
+        )
+    modified = sum(run.description.get("project", {}).get("modified", False) for run in runs)
+    if modified:
+        notes.append(f"{modified} of the runs were made by code that differs from its commit.")
+    return notes
+
+
+def _made_by(description: Mapping[str, Any]) -> dict[str, str]:
+    """Return what can change numbers, by the name to show."""
+    project = description.get("project", {})
+    versions = description.get("versions", {})
+    return {
+        "project version": project.get("version", UNKNOWN),
+        "commit": project.get("commit", "")[:8] or UNKNOWN,
+        "torch": versions.get("torch", UNKNOWN),
+        "numpy": versions.get("numpy", UNKNOWN),
+        "processor": description.get("processor", UNKNOWN),
+        "vector extensions": description.get("vector_extensions", UNKNOWN),
+        "device": description.get("device", UNKNOWN),
+        "threads": str(description.get("torch_threads", UNKNOWN)),
+    }

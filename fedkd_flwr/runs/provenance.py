@@ -1,0 +1,78 @@
+"""What made a run besides its settings: the project's code, packages and the machine."""
+
+import platform
+import subprocess
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).parents[2]
+"""The checkout that this code belongs to, where it is one."""
+
+PACKAGES = ("flwr", "torch", "torchvision", "numpy", "scikit-learn", "flwr-datasets")
+"""Packages whose versions a run records."""
+
+
+def provenance(device: str) -> dict[str, Any]:
+    """Describe the code, the packages and the machine of this process.
+
+    Parameters
+    ----------
+    device : str
+        Where the server computes, ``cpu`` or ``cuda:N``.
+
+    Returns
+    -------
+    dict
+        ``project`` (``version``, ``commit``, ``modified``), ``versions`` of packages,
+        ``processor``, ``vector_extensions`` such as ``AVX512``, ``device`` and
+        ``torch_threads``. ``commit`` is empty outside a Git checkout.
+    """
+    import torch  # deferred: only the writer of a run needs it
+
+    return {
+        "project": project_version(),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in PACKAGES},
+        },
+        "processor": processor_name(),
+        "vector_extensions": torch.backends.cpu.get_cpu_capability(),
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+@cache
+def project_version() -> dict[str, Any]:
+    """Return the project's version, and the commit where it runs from a Git checkout.
+
+    ``modified`` is true if tracked files differ from the commit.
+    """
+    is_checkout = (PROJECT / ".git").exists()
+    return {
+        "version": version("fedkd-flwr"),
+        "commit": _git("rev-parse", "HEAD") if is_checkout else "",
+        "modified": bool(is_checkout and _git("status", "--porcelain", "--untracked-files=no")),
+    }
+
+
+@cache
+def processor_name() -> str:
+    """Return the processor's model as Linux names it, or what the platform says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor()
+
+
+def _git(*arguments: str) -> str:
+    """Return what a Git command prints about the checkout; empty if Git is missing or refuses."""
+    command = ["git", "-C", str(PROJECT), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""

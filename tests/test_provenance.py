@@ -1,0 +1,62 @@
+"""What made a run is recorded, and a comparison says where runs differ in it."""
+
+import json
+import subprocess
+
+import pytest
+
+import fedkd_flwr
+from fedkd_flwr.analysis.provenance import notes_on_provenance
+from fedkd_flwr.runs import load_run, provenance
+
+
+@pytest.fixture
+def finished(small, tmp_path):
+    return fedkd_flwr.run(small, strategy="local", output_dir=tmp_path / "run")
+
+
+def changed(run, **parts):
+    """Change what a run says of its making, and return it as read again."""
+    file = run.path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **parts}))
+    return load_run(run.path)
+
+
+def test_a_run_records_the_commit_and_the_processor(finished):
+    recorded = finished.description
+    head = subprocess.run(
+        ["git", "-C", str(provenance.PROJECT), "rev-parse", "HEAD"], capture_output=True, text=True
+    )
+    assert recorded["project"]["version"] == fedkd_flwr.__version__
+    assert recorded["project"]["commit"] == head.stdout.strip()
+    assert recorded["processor"] and recorded["vector_extensions"]
+
+
+def test_without_a_checkout_only_the_version_is_known(tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "PROJECT", tmp_path)
+    known = provenance.project_version.__wrapped__()
+    assert known == {"version": fedkd_flwr.__version__, "commit": "", "modified": False}
+
+
+def test_runs_of_one_making_draw_no_note_on_differences(finished):
+    unmodified = {**finished.description["project"], "modified": False}
+    run = changed(finished, project=unmodified)
+    assert notes_on_provenance([run, run]) == []
+
+
+def test_a_comparison_says_in_what_runs_differ(finished, small, tmp_path):
+    other = fedkd_flwr.run(small, strategy="fedmd", output_dir=tmp_path / "other")
+    project = {"version": "0.0.9", "commit": "1" * 40, "modified": False}
+    older = changed(other, project=project, vector_extensions="AVX2")
+    note = "\n".join(fedkd_flwr.compare([finished, older]).notes)
+    assert f"project version ({fedkd_flwr.__version__}, 0.0.9)" in note
+    assert "11111111" in note
+    assert "AVX2" in note
+    assert "rerun the older ones" in note
+
+
+def test_a_modified_checkout_is_named(finished):
+    run = changed(finished, project={"version": "1", "commit": "2" * 40, "modified": True})
+    assert notes_on_provenance([run]) == [
+        "1 of the runs were made by code that differs from its commit."
+    ]
