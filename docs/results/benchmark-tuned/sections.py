@@ -1,4 +1,4 @@
-"""The sections of the comparison's page: one for each data set, architectures and split."""
+"""Sections of the tuned benchmark's page: one per data set, set of architectures and split."""
 
 from pathlib import Path
 
@@ -6,12 +6,16 @@ from publish_runs import read_published
 from tables import methods
 
 HERE = Path(__file__).parent
-DATASETS = {"fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
+DATASETS = {
+    "fashion-mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10 (JPEG copies)",
+    "digits": "digits",
+}
 SPLITS = {"k-classes-grouped": "two groups of classes", "dirichlet": "Dirichlet 0.1"}
 
 
 def sections() -> str:
-    """Return heading, sources and table of every comparison that has been tuned."""
+    """Return the heading, the sources and the table of every tuned comparison."""
     tuned = (file.name.removesuffix("-tuning.json") for file in HERE.glob("*-tuning.json"))
     return "\n\n".join(map(_section, sorted(tuned, reverse=True)))
 
@@ -19,13 +23,13 @@ def sections() -> str:
 def _section(name: str) -> str:
     published = HERE / f"{name}.json"
     if not published.exists():
-        return f"## {name}\n\nThe settings are [tuned]({name}-tuning.json), and not yet run."
+        return f"## {name}\n\nOnly the [tuning]({name}-tuning.json) has been run."
     config = read_published(published)[0].config
     models = config["models"].split(",")
     architectures = "one architecture" if len(models) == 1 else "several architectures in turn"
     title = f"{DATASETS[config['dataset']]}, {SPLITS[config['partition']]}, {architectures}"
     sources = (
-        f"[every run]({name}.json), [what tuning reached]({name}-tuning.json), "
-        f"chosen settings: `conf/compare/chosen/{name}.toml`"
+        f"[every run]({name}.json), [validation accuracies of the tuning]({name}-tuning.json), "
+        f"selected settings: `conf/compare/chosen/{name}.toml`"
     )
     return f"## {title}\n\nModels: `{config['models']}`; {sources}.\n\n{methods(published)}"

@@ -1,7 +1,7 @@
-"""What one client's well-formed lies cost the others, with teachers by mean and by median.
+"""Measure what one client with poisoned predictions costs the others, with mean and median.
 
 Runs KT-pFL, FedMD and PerFed-CKT on digits with one client that is honest, silent, or sends
-one-hot predictions of wrong classes in every round, and prints the mean accuracy of the others.
+one-hot predictions of wrong classes in every round. Prints the mean accuracy of the others.
 
     python docs/results/robustness/lying_client.py OUTPUT.json [SEED ...]
 """
@@ -23,7 +23,7 @@ from fedkd_flwr.engines import flower_log_level
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.server_app import serve
 
-LIAR = 1
+BYZANTINE_CLIENT = 1
 SETTINGS = {
     "dataset": "digits",
     "max-samples": 900,
@@ -50,16 +50,16 @@ TABLES = {"kt-pfl": "kt-pfl", "fedmd": "kt-pfl", "perfed-ckt": "perfed-ckt"}
 
 
 def honest(reply: Message) -> None:
-    """Leave the reply as it is."""
+    """Leave the reply unchanged."""
 
 
 def silent(reply: Message) -> None:
-    """Lose the reply."""
+    """Drop the reply."""
     raise TimeoutError("silent")
 
 
-def lies(reply: Message) -> None:
-    """Replace the predictions by certainty of the class after the likeliest."""
+def poisoned(reply: Message) -> None:
+    """Replace each prediction by a one-hot vector of the class after the most likely one."""
     records = reply.content.array_records["arrays"]
     predictions = records["predictions"].numpy()
     classes = predictions.shape[1]
@@ -68,12 +68,12 @@ def lies(reply: Message) -> None:
 
 
 def accuracy_of_others(settings: dict, behave: Callable[[Message], None]) -> float:
-    """Run in this process and return the mean accuracy of all clients but the liar."""
+    """Run in this process, and return the mean accuracy of all clients but the Byzantine one."""
 
     def serve_message(message: Message, context: Context) -> Message:
         reply = client_app(message, context)
         is_train = message.metadata.message_type == "train"
-        if is_train and context.node_config["partition-id"] == LIAR:
+        if is_train and context.node_config["partition-id"] == BYZANTINE_CLIENT:
             behave(reply)
         return reply
 
@@ -84,11 +84,11 @@ def accuracy_of_others(settings: dict, behave: Callable[[Message], None]) -> flo
         )
         clients = serve(grid, configuration).clients
     last = clients[clients["round"] == clients["round"].max()].dropna(subset="accuracy")
-    return round(float(last[last["partition_id"] != LIAR]["accuracy"].mean()), 4)
+    return round(float(last[last["partition_id"] != BYZANTINE_CLIENT]["accuracy"].mean()), 4)
 
 
 def means(file: Path) -> dict[tuple[str, str], dict[str, float]]:
-    """Return the others' accuracy in percent by what the client does, by method and mixing."""
+    """Return the others' accuracy in percent, by method and mixing, then by behavior."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     for row in json.loads(file.read_text())["rows"]:
         accuracy = 100 * float(np.mean(row["accuracy"]))
@@ -102,26 +102,28 @@ def accuracy(file: Path, strategy: str, mixing: str, client: str) -> str:
 
 
 def cost(file: Path, strategy: str, mixing: str) -> str:
-    """Return the others' accuracy with the liar minus that with a silent client, in points."""
+    """Return the others' accuracy with poisoned predictions minus that with silence, in points."""
     own = means(file)[strategy, mixing]
-    return f"{own['lies'] - own['silent']:+.1f}"
+    return f"{own['poisoned'] - own['silent']:+.1f}"
 
 
 def table(file: Path) -> str:
-    """Return a row a method and kind of mean: accuracy of the others by what the client does."""
+    """Return one row per method and mixing: accuracy of the others by the client's behavior."""
     lines = [
-        "| method | `mixing` | client is honest | silent | lies | lies against silent |",
+        "| method | `mixing` | honest | silent | poisoned | poisoned - silent |",
         "|---|---|---:|---:|---:|---:|",
     ]
     for (strategy, mixing), own in means(file).items():
-        cells = [f"{own[name]:.1f}" if name in own else "" for name in ("honest", "silent", "lies")]
-        difference = cost(file, strategy, mixing) if "lies" in own else ""
+        cells = [
+            f"{own[name]:.1f}" if name in own else "" for name in ("honest", "silent", "poisoned")
+        ]
+        difference = cost(file, strategy, mixing) if "poisoned" in own else ""
         lines.append(f"| `{strategy}` | {mixing} | {' | '.join(cells)} | {difference} |")
     return "\n".join(lines) + "\n"
 
 
 def main(output: Path, seeds: list[int]) -> None:
-    """Measure, print a line each, and write the table."""
+    """Run all combinations, print one line for each, and write the results."""
     rows = []
     local = [
         accuracy_of_others({**SETTINGS, "strategy": "local", "seed": seed}, honest)
@@ -129,7 +131,7 @@ def main(output: Path, seeds: list[int]) -> None:
     ]
     rows.append({"strategy": "local", "mixing": "-", "client": "honest", "accuracy": local})
     print(rows[-1], flush=True)
-    combinations = itertools.product(TABLES, ("mean", "median"), (honest, silent, lies))
+    combinations = itertools.product(TABLES, ("mean", "median"), (honest, silent, poisoned))
     for strategy, mixing, behave in combinations:
         settings = {**SETTINGS, "strategy": strategy, f"{TABLES[strategy]}.mixing": mixing}
         accuracies = [accuracy_of_others({**settings, "seed": seed}, behave) for seed in seeds]
