@@ -16,6 +16,7 @@ from fedkd_flwr.clients.archive import Archive
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.clients import check_data
+from fedkd_flwr.data.record import data_digests, split_record
 from fedkd_flwr.grids.longest_first import LongestFirstGrid
 from fedkd_flwr.grids.prompt import PromptGrid
 from fedkd_flwr.models.build import build_model
@@ -233,6 +234,9 @@ def serve(
         log(INFO, "Run directory: %s", directory.path)
         listeners = [RowObserver(listener)] if listener else []
         try:
+            if not isinstance(grid, PromptGrid):  # the data of a federation are in its nodes
+                plan = run.server_data_plan
+                directory.record_data(data_digests(plan), split_record(plan))
             if contexts and run.state_dir:
                 archive = Archive(absolute(run.state_dir) / directory.run_id)
                 if checkpoint.completed_rounds:

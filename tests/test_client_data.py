@@ -17,9 +17,10 @@ from fedkd_flwr.data.clients import (
     load_client,
     public_pool,
 )
+from fedkd_flwr.data.decoding import to_float
 from fedkd_flwr.data.public import public_hash, public_images, public_subset, split_public
 from fedkd_flwr.data.settings import DataPlan, DataSettings
-from fedkd_flwr.data.sources import load_images, load_labels, to_float
+from fedkd_flwr.data.sources import load_images, load_labels
 from fedkd_flwr.data.splits import split_client
 
 

@@ -12,13 +12,8 @@ from PIL import Image
 
 from fedkd_flwr.data import sources
 from fedkd_flwr.data.catalogue import DATASETS, DataError
-from fedkd_flwr.data.sources import (
-    convert_images,
-    load_images,
-    load_labels,
-    load_own_data,
-    to_float,
-)
+from fedkd_flwr.data.decoding import convert_images, to_float
+from fedkd_flwr.data.sources import load_images, load_labels, load_own_data
 
 TINY = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
 TINY_LABELS = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8])

@@ -23,6 +23,7 @@ from fedkd_flwr.analysis.settings import (
     IncomparableRunsError,
     check_same_data,
     defining_settings,
+    notes_on_content,
     varied_settings,
 )
 from fedkd_flwr.analysis.targets import check_target, notes_on_target
@@ -150,6 +151,7 @@ def compare(
         ],
         notes=[
             *damaged,
+            *notes_on_content(finished),
             *unfinished,
             *repeated,
             *notes_on_groups(groups, clients),

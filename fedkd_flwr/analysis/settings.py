@@ -1,6 +1,7 @@
 """What the numbers of a run depend on, and whether runs are on the same data."""
 
 import functools
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -94,3 +95,20 @@ def check_same_data(runs: Iterable[Run]) -> None:
         raise IncomparableRunsError(
             f"The runs are on different data and cannot be compared: {', '.join(differing)}."
         )
+
+
+def notes_on_content(runs: Iterable[Run]) -> list[str]:
+    """Return a note for each data set whose recorded content is not the same in all runs.
+
+    Splits are compared between runs of the same seed.
+    """
+    digests: dict[tuple[str, int | None], set[str]] = defaultdict(set)
+    for run in runs:
+        for key, digest in run.description.get("data", {}).items():
+            digests[key, run.config["seed"] if key == "split" else None].add(digest)
+    differing = dict.fromkeys(key for (key, _), found in digests.items() if len(found) > 1)
+    return [
+        f"The {key} of these runs is not the same in all of them, by the digests in config.json; "
+        "their numbers cannot be compared."
+        for key in differing
+    ]

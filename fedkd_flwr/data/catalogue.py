@@ -66,6 +66,9 @@ PARTITIONS: dict[str, str] = {
 }
 """The splits over clients, by the name that a run config gives them; see `partition_indices`."""
 
+BY_COLUMN = "by-column"
+"""The split by the values of a column, ``client-column``; see `fedkd_flwr.data.by_column`."""
+
 
 HUB = "hf:"
 """What a name of a data set begins with that is any other of the hub's."""
@@ -114,6 +117,19 @@ def dataset_name(name: str) -> str:
         return name
     own = "or your own as hf:ORG/NAME, folder:PATH or module:object"
     raise NoneOfTheAllowedError([*DATASETS, own], name)
+
+
+def partition_name(name: str) -> str:
+    """Return a name that is a split's: of `PARTITIONS`, `BY_COLUMN` or ``module:object``.
+
+    Raises
+    ------
+    NoneOfTheAllowedError
+        If it is none of these.
+    """
+    if name in PARTITIONS or name == BY_COLUMN or is_own(name):
+        return name
+    raise NoneOfTheAllowedError([*PARTITIONS, BY_COLUMN, "or a custom one as module:object"])
 
 
 def is_function(name: str) -> bool:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.data.catalogue import (
+    BY_COLUMN,
     DATASETS,
     HELD_OUT,
     NO_PUBLIC_SET,
@@ -22,7 +23,9 @@ from fedkd_flwr.data.catalogue import (
     Wanted,
     is_function,
 )
+from fedkd_flwr.data.decoding import to_float
 from fedkd_flwr.data.identity import share_samples
+from fedkd_flwr.data.own_partition import call_for_partition
 from fedkd_flwr.data.partitioners import partition_indices
 from fedkd_flwr.data.public import (
     public_hash,
@@ -32,8 +35,9 @@ from fedkd_flwr.data.public import (
     split_public,
 )
 from fedkd_flwr.data.settings import DataPlan, DataSettings
-from fedkd_flwr.data.sources import ImageSet, load_images, load_labels, load_own_data, to_float
+from fedkd_flwr.data.sources import ImageSet, load_images, load_labels, load_own_data
 from fedkd_flwr.data.splits import read_split, split_client, stratified_order
+from fedkd_flwr.own import is_own
 from strategies.core.flower import log
 from strategies.core.randomness import random_generator
 
@@ -119,7 +123,15 @@ def client_indices(plan: DataPlan) -> list[NDArray[np.int64]]:
         # Some partitions would search for minutes before they found out.
         raise DataError(f"{len(private)} samples are too few for {plan.num_clients} clients")
     labels = load_labels(settings.dataset, settings.data_root, settings.wanted)[private]
-    shares = partition_indices(labels, settings, plan.num_clients, plan.seed)
+    if settings.partition == BY_COLUMN:
+        # Deferred: Arrow is loaded for tables alone.
+        from fedkd_flwr.data.by_column import split_by_column
+
+        shares = split_by_column(settings, private, plan.num_clients, plan.seed)
+    elif is_own(settings.partition):
+        shares = call_for_partition(settings.partition, labels, plan.num_clients, plan.seed)
+    else:
+        shares = partition_indices(labels, settings, plan.num_clients, plan.seed)
     return [private[share] for share in shares]
 
 

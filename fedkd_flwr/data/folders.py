@@ -17,6 +17,17 @@ def by_number(path: Path) -> tuple[int, str]:
     return (int(digits[0]) if digits else -1, path.name)
 
 
+def tables_at(path: Path) -> list[Path]:
+    """Return the tables at a path: a Parquet file, an Arrow folder, or a folder of those.
+
+    Empty where there is none, as in a folder of images.
+    """
+    if path.is_file():
+        return [path]
+    folders = [path, *sorted(path.glob("*/"), key=by_number)]
+    return [folder for folder in folders if (folder / "state.json").is_file()]
+
+
 def read_image_folder(path: Path, wanted: Wanted) -> tuple[list[Path], NDArray[np.int64]]:
     """Return the image files of a folder with one folder a class, and their classes.
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.data.catalogue import DataError, Shape, Wanted
-from fedkd_flwr.data.sources import ANY, convert_images, load_images
+from fedkd_flwr.data.decoding import convert_images
+from fedkd_flwr.data.sources import ANY, load_images
 from strategies.core.randomness import random_generator
 
 

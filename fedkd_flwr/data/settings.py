@@ -1,22 +1,23 @@
 """What a run config says of its data, and the plan that every machine derives the data from."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedkd_flwr.data.catalogue import (
+    BY_COLUMN,
     DATASETS,
     HELD_OUT,
     NO_PUBLIC_SET,
-    PARTITIONS,
     DataError,
     Shape,
     Wanted,
     dataset_name,
     hub_id_of,
+    partition_name,
 )
-from strategies.core.slices import PLACE, Slice, one_of
+from strategies.core.slices import PLACE, Slice, kebab_case
 
 
 class DataSettings(Slice):
@@ -39,7 +40,11 @@ class DataSettings(Slice):
     max_samples : int
         Use no more than that many samples of the data set, all classes alike; 0 for all.
     partition : str
-        How the samples are dealt out to clients, a key of `PARTITIONS`.
+        How the samples are dealt out to clients: a key of `PARTITIONS`, ``by-column``, or a custom
+        function as ``module:object``.
+    client_column : str
+        Column of the data set whose values tell which client has a row, such as ``writer``. It
+        sets `partition` to ``by-column``; ``num-clients = 0`` then makes a client of each value.
     alpha : float
         Concentration of the `dirichlet` partition.
     classes_per_client : int
@@ -68,6 +73,7 @@ class DataSettings(Slice):
     data_root: Annotated[str, PLACE] = ""
     max_samples: int = Field(default=0, ge=0)
     partition: str = "k-classes-grouped"
+    client_column: str = ""
     alpha: float = Field(default=0.5, gt=0)
     classes_per_client: int = Field(default=5, ge=1)
     groups: int = Field(default=2, ge=1)
@@ -85,7 +91,17 @@ class DataSettings(Slice):
     @field_validator("partition")
     @classmethod
     def _known_partition(cls, value: str) -> str:
-        return one_of(value, PARTITIONS)
+        return partition_name(value)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _partition_of_column(cls, values: Any) -> Any:
+        """Let a column of clients decide the partition, whatever the config has as default."""
+        if isinstance(values, dict) and (
+            values.get("client_column") or values.get(kebab_case("client_column"))
+        ):
+            return {**values, "partition": BY_COLUMN}
+        return values
 
     @field_validator("public_dataset")
     @classmethod

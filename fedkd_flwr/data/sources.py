@@ -6,18 +6,15 @@ clients and then into train and test inside each client.
 
 import functools
 import hashlib
-import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import distribution, version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from fedkd_flwr.data.cache import cache_folder, keep_arrays, read_array
 from fedkd_flwr.data.catalogue import (
@@ -30,14 +27,12 @@ from fedkd_flwr.data.catalogue import (
     find_source,
     is_function,
 )
-from fedkd_flwr.data.folders import by_number, read_image_folder
+from fedkd_flwr.data.decoding import convert_images, decode_images
+from fedkd_flwr.data.folders import read_image_folder, tables_at
 from fedkd_flwr.data.origin import digest_of, fingerprint
 from fedkd_flwr.data.own import call_for_data
 from fedkd_flwr.files import plain_name
 from fedkd_flwr.own import is_own
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 BUNDLED_DIGITS = "sklearn/datasets/data/digits.csv.gz"
 """File of scikit-learn with a row a digit: 64 brightnesses from 0 to 16, and the class."""
@@ -47,12 +42,6 @@ ANY = Wanted()
 
 DECODING = 2
 """To be counted up when a file is decoded to other pixels, so that none kept before is used."""
-
-UNSCALED_MODES = ("I", "F")
-"""Pillow's modes of images whose black and white are not known."""
-
-GREY_WEIGHTS = (0.299, 0.587, 0.114)
-"""Brightness of red, green and blue (ITU-R BT.601), as image libraries turn colour to grey."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,107 +251,6 @@ def _require_classes(labels: NDArray[np.int64], classes: int, owner: str) -> Non
         )
 
 
-def decode_images(
-    encoded: Sequence[bytes], shape: Shape, names: Sequence[str] | None = None
-) -> Tensor:
-    """Decode image files (PNG, JPEG or WebP) to one shape.
-
-    Parameters
-    ----------
-    encoded : sequence of bytes
-        The n files.
-    shape : tuple of int
-        Channels (1 or 3), height and width that every image is brought to; empty for those of
-        the first.
-    names : sequence of str, optional
-        What to call each in an error, its position if left out.
-
-    Returns
-    -------
-    Tensor
-        Shape (n, channels, height, width), uint8.
-
-    Raises
-    ------
-    DataError
-        If the shape is no image's, or one of them cannot be decoded.
-    """
-    if shape and (len(shape) != 3 or shape[0] not in (1, 3)):
-        raise DataError(f"images cannot have the shape {shape}; it is 1 or 3, height and width")
-    images = torch.empty((len(encoded), *shape), dtype=torch.uint8)
-    for position, file in enumerate(encoded):
-        image = _decode(file, names[position] if names else f"image {position}")
-        if not shape:
-            shape = tuple(image.shape)
-            images = torch.empty((len(encoded), *shape), dtype=torch.uint8)
-        images[position] = image if image.shape == shape else convert_images(image[None], shape)[0]
-    return images
-
-
-def _decode(file: bytes, name: str) -> Tensor:
-    """Decode one file to (1 or 3, height, width) uint8."""
-    from PIL import Image  # deferred: digits are no image files
-
-    try:
-        with Image.open(io.BytesIO(file)) as image:
-            mode, pixels = image.mode, _pixels(image)
-    # Pillow raises many unrelated kinds of error for a damaged file.
-    except Exception as error:
-        raise DataError(f"{name} is no readable image file") from error
-    if mode in UNSCALED_MODES:
-        raise DataError(
-            f"{name} has pixels of 32 bits (mode {mode}), allowed are 8 bits, or 16 bits of grey"
-        )
-    return pixels
-
-
-def _pixels(image: "Image.Image") -> Tensor:
-    """Return the pixels of one image, grey where the file is."""
-    if image.mode.startswith("I;16"):
-        # Pillow would cut what is above 255. White, 65535, is 257 times 255.
-        pixels = np.rint(np.array(image) / 257).astype(np.uint8)
-    else:
-        pixels = np.array(image if image.mode in ("L", "RGB") else image.convert("RGB"))
-    return torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1)
-
-
-def convert_images(images: Tensor, shape: Shape) -> Tensor:
-    """Bring images to another shape: grey or colour, and resized bilinearly.
-
-    Parameters
-    ----------
-    images : Tensor
-        Shape (n, 1 or 3, any height, any width), uint8.
-    shape : tuple of int
-        Channels (1 or 3), height and width wanted.
-
-    Returns
-    -------
-    Tensor
-        Shape (n, channels, height, width), uint8.
-    """
-    channels, height, width = shape
-    if channels < images.shape[1]:
-        weights = torch.tensor(GREY_WEIGHTS).view(1, 3, 1, 1)
-        images = (images * weights).sum(dim=1, keepdim=True).round().to(torch.uint8)
-    if images.shape[2:] != (height, width):
-        images = functional.interpolate(
-            images, (height, width), mode="bilinear", align_corners=False, antialias=True
-        )
-    return images.expand(-1, channels, -1, -1)
-
-
-def to_float(images: Tensor) -> Tensor:
-    """Turn uint8 images into float32 from -1 (black) to 1 (white).
-
-    To be done on the CPU: a GPU rounds the division otherwise, and the same public set would have
-    another hash there. Own data in floating-point numbers stays as it is.
-    """
-    if images.is_floating_point():
-        return images
-    return (images / 127.5).sub_(1.0)
-
-
 def load_own_data(path: str | Path, shape: Shape, classes: int, wanted: Wanted = ANY) -> ImageSet:
     """Load a node's own images: a folder with one folder per class, or one Parquet file.
 
@@ -398,9 +286,8 @@ def load_own_data(path: str | Path, shape: Shape, classes: int, wanted: Wanted =
 
 def _encoded_at(path: Path, wanted: Wanted) -> tuple[list[bytes], list[str], NDArray[np.int64]]:
     """Return the images of a folder or a table as files, with their names and classes."""
-    arrow_folders = [path, *sorted(path.glob("*/"), key=by_number)] if path.is_dir() else []
-    saved = [folder for folder in arrow_folders if (folder / "state.json").is_file()]
-    if path.is_dir() and not saved:
+    places = tables_at(path)
+    if not places:
         files, own = read_image_folder(path, wanted)
         return [file.read_bytes() for file in files], [repr(str(file)) for file in files], own
     from fedkd_flwr.data.tables import (
@@ -415,7 +302,7 @@ def _encoded_at(path: Path, wanted: Wanted) -> tuple[list[bytes], list[str], NDA
     encoded: list[bytes] = []
     names: list[str] = []
     labels: list[NDArray[np.int64]] = []
-    for place in saved or [path]:
+    for place in places:
         table = read_table(place)
         images = find_column(table.schema, IMAGES, wanted.image_column, repr(str(place)))
         encoded += encoded_images(table.column(images))

@@ -100,12 +100,32 @@ def resume(
 def resolve_output(configuration: Configuration, parent: Path) -> Configuration:
     """Return the config with absolute folders, and a new run directory if it names none.
 
-    Clients keep their memory in the run directory, so that the run can be continued.
+    Clients keep their memory in the run directory, so that the run can be continued. With
+    ``client-column`` and ``num-clients = 0`` the run has a client for each value of the column.
     """
+    configuration = with_clients_of_column(configuration)
     run = configuration.run
     path = absolute(run.output_dir or default_run_directory(configuration, parent))
     state_dir = run.state_dir or str(clients_folder(path))
     return with_absolute_folders(configuration, output_dir=str(path), state_dir=state_dir)
+
+
+def with_clients_of_column(configuration: Configuration) -> Configuration:
+    """Return the config with a client for each value of ``client-column``, if it leaves N open.
+
+    Raises
+    ------
+    DataError
+        If the data set has no such column.
+    """
+    data, plan = configuration.run.data, configuration.run.plan
+    if plan.num_clients or not data.client_column:
+        return configuration
+    # Deferred: Arrow is loaded for tables alone.
+    from fedkd_flwr.data.by_column import client_values
+
+    number = len(set(client_values(data).tolist()))
+    return read_config({**configuration.flat(), "num-clients": number})
 
 
 def resumed(path: str | Path, changes: Mapping[str, Any] | None = None) -> Configuration:

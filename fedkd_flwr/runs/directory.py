@@ -2,6 +2,7 @@
 
 ==================  =================================================================
 ``config.json``     everything needed to repeat the run, versions included
+``split.json``      a line for each client: its samples, by number and digest
 ``rounds.jsonl``    one line a round
 ``clients.jsonl``   one line a client and round
 ``NAME.jsonl``      further tables of a method, one line a client and whatever it is about;
@@ -24,7 +25,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Any
@@ -160,6 +161,27 @@ class RunDirectory:
         """How long the run has taken so far, without what was lost when it stopped."""
         return self._seconds_before + monotonic() - self._started_at
 
+    def record_data(self, digests: Mapping[str, str], split: list[Row]) -> None:
+        """Record digests of the data in ``config.json``, and the split in ``split.json``.
+
+        A run that is continued keeps what it has; a warning names data that are not the same.
+
+        Raises
+        ------
+        RunDirectoryError
+            If the disk refuses.
+        """
+        description = Run(self.path).description
+        recorded = description.get("data")
+        if recorded is None:
+            with self._writing():
+                self._write_json("config.json", {**description, "data": dict(digests)})
+                lines = ",\n".join(json.dumps(row) for row in split)
+                write_text(self.path / "split.json", f"[\n{lines}\n]\n")
+            return
+        for key in (key for key in digests if digests[key] != recorded.get(key, digests[key])):
+            log(WARNING, "The %s of this run has changed since the run was started.", key)
+
     def watched_by(self, observers: Iterable[Observer]) -> None:
         """Tell observers, in their order, that the run begins, and of all that follows."""
         for observer in observers:
@@ -252,7 +274,8 @@ class RunDirectory:
         if not self._is_new or self._has_rounds or noted:
             return
         self.close()
-        for file in (self.path / "config.json", *self.path.glob("*.jsonl")):
+        named = (self.path / "config.json", self.path / "split.json")
+        for file in (*named, *self.path.glob("*.jsonl")):
             file.unlink(missing_ok=True)
         for name in ("matrices", "checkpoint", *TRACKERS):
             shutil.rmtree(self.path / name, ignore_errors=True)

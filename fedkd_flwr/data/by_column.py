@@ -1,0 +1,137 @@
+"""The natural split: each client has the rows of one or more values of a column."""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fedkd_flwr.data.catalogue import FOLDER, HUB, DataError, hub_id_of
+from fedkd_flwr.data.folders import tables_at
+from fedkd_flwr.data.settings import DataSettings
+from fedkd_flwr.data.tables import Column, read_column, read_table, schema_of
+from strategies.core.randomness import random_generator
+
+Indices = NDArray[np.int64]
+"""Positions of samples in a data set."""
+
+
+def client_values(settings: DataSettings) -> NDArray[np.generic]:
+    """Return the value of the column ``client-column`` for each sample of the data set.
+
+    Returns
+    -------
+    ndarray
+        Shape (n,), words or whole numbers, in the order of the data set.
+
+    Raises
+    ------
+    DataError
+        If the data set has no such column, or a row has no value in it.
+    """
+    if not settings.client_column:
+        raise DataError("partition = by-column needs client-column, the column that names clients")
+    return _client_values(settings.dataset, settings.data_root, settings.client_column)
+
+
+@functools.lru_cache(maxsize=2)
+def _client_values(dataset: str, data_root: str, column: str) -> NDArray[np.generic]:
+    found = _read(dataset, data_root, column)
+    if pa.types.is_dictionary(found.type):
+        found = found.cast(found.type.value_type)
+    is_word = pa.types.is_string(found.type) or pa.types.is_large_string(found.type)
+    if not (is_word or pa.types.is_integer(found.type)):
+        raise DataError(
+            f"client-column = {column} of {dataset} holds {found.type}; it should hold words or "
+            "whole numbers"
+        )
+    if found.null_count:
+        raise DataError(f"client-column = {column} of {dataset} has {found.null_count} empty rows")
+    values = np.array(found.to_pylist())
+    values.flags.writeable = False
+    return values
+
+
+def _read(dataset: str, data_root: str, column: str) -> Column:
+    if hub_id := hub_id_of(dataset):
+        _require_column(schema_of(hub_id, data_root), column, dataset)
+        return read_column(hub_id, column, data_root)
+    places = tables_at(Path(dataset.removeprefix(FOLDER))) if dataset.startswith(FOLDER) else []
+    if not places:
+        raise DataError(
+            f"client-column = {column}: {dataset} has no columns; use a Parquet file, an Arrow "
+            f"folder or a set of the hub ({HUB}ORG/NAME), or partition = module:function"
+        )
+    tables = [read_table(place) for place in places]
+    for table in tables:
+        _require_column(table.schema, column, dataset)
+    return pa.chunked_array([chunk for table in tables for chunk in table.column(column).chunks])
+
+
+def _require_column(schema: pa.Schema, column: str, dataset: str) -> None:
+    if column not in schema.names:
+        raise DataError(
+            f"client-column = {column}: {dataset} has the columns {', '.join(schema.names)}"
+        )
+
+
+def values_of_clients(
+    settings: DataSettings, num_clients: int, seed: int
+) -> list[NDArray[np.generic]]:
+    """Return which values of the column each client has.
+
+    With as many clients as values, client n has the n-th value in sorted order. With fewer
+    clients the values are spread over them at random; their numbers differ by at most one.
+
+    Raises
+    ------
+    DataError
+        If there are more clients than values.
+    """
+    values = np.unique(client_values(settings))
+    if num_clients > len(values):
+        raise DataError(
+            f"client-column = {settings.client_column} has {len(values)} values, too few for "
+            f"{num_clients} clients; set num-clients to at most {len(values)}, or 0 for a client "
+            "of each value"
+        )
+    if num_clients < len(values):
+        values = random_generator(seed, "partition").permutation(values)
+    return np.array_split(values, num_clients)
+
+
+def split_by_column(
+    settings: DataSettings, private: Indices, num_clients: int, seed: int
+) -> list[Indices]:
+    """Split samples by the values of the column ``client-column``.
+
+    Parameters
+    ----------
+    settings : DataSettings
+        Names the data set and the column.
+    private : ndarray
+        Positions in the data set of the samples to split.
+    num_clients, seed : int
+        N, and the seed of the run.
+
+    Returns
+    -------
+    list of ndarray
+        N sorted arrays of positions in `private`.
+
+    Raises
+    ------
+    DataError
+        If the column cannot be had, or a client would have no sample.
+    """
+    held = client_values(settings)[private]
+    of_clients = values_of_clients(settings, num_clients, seed)
+    shares = [np.flatnonzero(np.isin(held, values)) for values in of_clients]
+    for values, share in zip(of_clients, shares, strict=True):
+        if not len(share):
+            raise DataError(
+                f"no sample with {settings.client_column} = {', '.join(map(str, values))} is left "
+                "for its client after held-out-size and max-samples; take fewer clients or samples"
+            )
+    return shares

@@ -1,0 +1,90 @@
+"""Custom splits over clients, by a function ``(labels, num_clients, seed) -> index arrays``."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.own import OwnError, find_callable
+
+SIGNATURE = "(labels, num_clients, seed) -> list of index arrays"
+
+
+def call_for_partition(
+    name: str, labels: NDArray[np.int64], num_clients: int, seed: int
+) -> list[NDArray[np.int64]]:
+    """Call a function for a split, and check what it returns.
+
+    Parameters
+    ----------
+    name : str
+        The function, as ``module:object``. It has to return the same split for the same
+        arguments, wherever it is called.
+    labels : ndarray
+        Shape (n,), the class of each sample.
+    num_clients, seed : int
+        N, and the seed of the run.
+
+    Returns
+    -------
+    list of ndarray
+        N sorted arrays of positions in `labels`.
+
+    Raises
+    ------
+    DataError
+        If the function cannot be called, or the split is none: another number of clients, a
+        client without samples, a position out of range, or a sample of two clients.
+    """
+    try:
+        split = find_callable(name, SIGNATURE)
+    except OwnError as error:
+        raise DataError(f"partition: {error}") from error
+    try:
+        returned = list(split(labels.copy(), num_clients, seed))
+    # A user's function may raise anything.
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise DataError(f"partition {name} fails: {type(error).__name__}: {text}") from error
+    if len(returned) != num_clients:
+        raise DataError(
+            f"partition {name} returns {len(returned)} index arrays for {num_clients} clients; it "
+            f"should be {SIGNATURE}"
+        )
+    shares = [
+        _checked(f"partition {name}: client {client}", share, len(labels))
+        for client, share in enumerate(returned)
+    ]
+    _require_disjoint(name, shares, len(labels))
+    return shares
+
+
+def _checked(owner: str, share: object, num_samples: int) -> NDArray[np.int64]:
+    try:
+        indices = np.asarray(share)
+    except ValueError as error:
+        raise DataError(f"{owner} has no array of indices ({error})") from error
+    if indices.size == 0:
+        raise DataError(f"{owner} has no sample; every client needs some")
+    if indices.ndim != 1 or not np.issubdtype(indices.dtype, np.integer):
+        raise DataError(
+            f"{owner} has an array {indices.shape} of {indices.dtype}; it should be whole numbers "
+            "(samples,)"
+        )
+    if indices.min() < 0 or indices.max() >= num_samples:
+        raise DataError(
+            f"{owner} has indices from {indices.min()} to {indices.max()}; allowed are 0 to "
+            f"{num_samples - 1}"
+        )
+    return np.sort(indices.astype(np.int64))
+
+
+def _require_disjoint(name: str, shares: list[NDArray[np.int64]], num_samples: int) -> None:
+    owners = np.bincount(np.concatenate(shares), minlength=num_samples)
+    if owners.max() <= 1:
+        return
+    sample = owners.argmax()
+    clients = [n for n, share in enumerate(shares) for _ in range((share == sample).sum())]
+    raise DataError(
+        f"partition {name}: sample {sample} belongs to the clients "
+        f"{', '.join(map(str, clients))}; each sample may have one owner"
+    )

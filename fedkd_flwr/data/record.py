@@ -1,0 +1,60 @@
+"""What a run directory records of its data: digests of content, and who holds which samples."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkd_flwr.data.catalogue import BY_COLUMN, DATASETS, HELD_OUT, NO_PUBLIC_SET
+from fedkd_flwr.data.clients import client_indices
+from fedkd_flwr.data.own import content_digest
+from fedkd_flwr.data.settings import DataPlan
+from fedkd_flwr.data.sources import load_images
+
+
+def data_digests(plan: DataPlan) -> dict[str, str]:
+    """Return SHA-256 digests by which other data, or another split, are noticed.
+
+    Returns
+    -------
+    dict of str to str
+        ``split`` for the clients' samples, by their positions in the data set; ``dataset`` and
+        ``public-dataset`` for the content of data that are in no catalogue.
+    """
+    settings = plan.settings
+    digests = {"split": _digest_of_indices(client_indices(plan))}
+    if settings.dataset not in DATASETS:
+        private = load_images(settings.dataset, settings.data_root, settings.wanted)
+        digests["dataset"] = content_digest(private.images, private.labels)
+    if settings.public_dataset not in (*DATASETS, HELD_OUT, NO_PUBLIC_SET):
+        name, wanted = settings.public_dataset, settings.wanted_in_public
+        public = load_images(name, settings.data_root, wanted)
+        digests["public-dataset"] = content_digest(public.images, public.labels)
+    return digests
+
+
+def split_record(plan: DataPlan) -> list[dict[str, Any]]:
+    """Return a line for each client: how many samples it holds, and a digest of which.
+
+    With a split by a column also the values of the column that the client has.
+    """
+    rows = [
+        {"partition_id": n, "samples": len(indices), "sha256": _digest_of_indices([indices])}
+        for n, indices in enumerate(client_indices(plan))
+    ]
+    if plan.settings.partition != BY_COLUMN:
+        return rows
+    # Deferred: Arrow is loaded for tables alone.
+    from fedkd_flwr.data.by_column import values_of_clients
+
+    values = values_of_clients(plan.settings, plan.num_clients, plan.seed)
+    return [{**row, "values": own.tolist()} for row, own in zip(rows, values, strict=True)]
+
+
+def _digest_of_indices(shares: list[NDArray[np.int64]]) -> str:
+    digest = hashlib.sha256()
+    for share in shares:
+        digest.update(len(share).to_bytes(8, "little"))
+        digest.update(share.astype("<i8").tobytes())
+    return digest.hexdigest()

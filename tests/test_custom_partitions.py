@@ -1,0 +1,239 @@
+"""Splits by a function of the user, and by the values of a column."""
+
+import json
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from helpers import image_rows, write_image_folder
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.data.by_column import values_of_clients
+from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.data.clients import client_indices
+from fedkd_flwr.data.settings import DataPlan, DataSettings
+from fedkd_flwr.data.sources import load_labels
+
+HERE = "test_custom_partitions"
+WRITERS = np.array(["w10", "w2", "w1", "w2", "w10", "w1", "w3", "w3"] * 15)
+
+
+def by_class_then_rest(labels, num_clients, seed):
+    """Give each client one class, in an order that the seed draws."""
+    order = np.random.default_rng(seed).permutation(np.unique(labels))
+    return [np.flatnonzero(labels == order[n]) for n in range(num_clients)]
+
+
+def too_few(labels, num_clients, seed):
+    return [[0], [1]]
+
+
+def empty(labels, num_clients, seed):
+    return [[n] for n in range(num_clients - 1)] + [[]]
+
+
+def out_of_range(labels, num_clients, seed):
+    return [[n] for n in range(num_clients - 1)] + [[len(labels)]]
+
+
+def negative(labels, num_clients, seed):
+    return [[n] for n in range(num_clients - 1)] + [[-1]]
+
+
+def overlapping(labels, num_clients, seed):
+    return [[n, 7] for n in range(num_clients)]
+
+
+def twice(labels, num_clients, seed):
+    return [[n + 1] for n in range(num_clients - 1)] + [[0, 0]]
+
+
+def masks(labels, num_clients, seed):
+    return [labels == n for n in range(num_clients)]
+
+
+def ragged(labels, num_clients, seed):
+    return [[[1], [2, 3]] for _ in range(num_clients)]
+
+
+def broken(labels, num_clients, seed):
+    return 1 / 0
+
+
+def nothing(labels, num_clients, seed):
+    return None
+
+
+def plan_of(num_clients=4, seed=0, **settings):
+    return DataPlan(DataSettings(held_out_size=0, **settings), num_clients, seed)
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Write 120 images of four writers as a Parquet file; return its name as a data set."""
+    images = np.random.default_rng(0).integers(0, 256, (120, 8, 8, 3), dtype=np.uint8)
+    columns = {
+        "label": np.arange(120) % 3,
+        "image": image_rows(images),
+        "writer": WRITERS,
+        "number": np.arange(120) // 40,
+        "weight": np.linspace(0, 1, 120),
+        "hole": ["a", None] * 60,
+    }
+    pyarrow.parquet.write_table(pa.table(columns), tmp_path / "table.parquet")
+    return f"folder:{tmp_path / 'table.parquet'}"
+
+
+# ---- A function ------------------------------------------------------------------------
+
+
+def test_a_function_splits_the_data():
+    plan = plan_of(partition=f"{HERE}:by_class_then_rest", seed=3)
+    labels = load_labels("digits")
+    held = [np.unique(labels[indices]).tolist() for indices in client_indices(plan)]
+    order = np.random.default_rng(3).permutation(10)
+    assert held == [[k] for k in order[:4].tolist()]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("too_few", "returns 2 index arrays for 4 clients; it should be .labels, num_clients, se"),
+        ("empty", "client 3 has no sample; every client needs some"),
+        ("out_of_range", "client 3 has indices from 1797 to 1797; allowed are 0 to 1796"),
+        ("negative", "client 3 has indices from -1 to -1; allowed are 0 to 1796"),
+        ("overlapping", "sample 7 belongs to the clients 0, 1, 2, 3; each sample may have one"),
+        ("twice", "sample 0 belongs to the clients 3, 3; each sample may have one owner"),
+        ("masks", r"client 0 has an array \(1797,\) of bool; it should be whole numbers"),
+        ("ragged", "client 0 has no array of indices"),
+        ("broken", "fails: ZeroDivisionError: division by zero"),
+        ("nothing", "fails: TypeError: 'NoneType' object is not iterable"),
+        ("WRITERS", "is a ndarray, and should be callable"),
+        ("absent", "holds no absent"),
+    ],
+)
+def test_what_is_no_split_is_refused_in_one_line(name, sentence, small, tmp_path):
+    changes = {"partition": f"{HERE}:{name}", "max-samples": 0, "held-out-size": 0}
+    changes |= {"strategy": "local"}
+    with pytest.raises(DataError, match=sentence) as refused:
+        fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_takes_a_function_and_records_the_split(small, tmp_path):
+    runs = [
+        fedkd_flwr.run({**small, "strategy": "local"}, partition=partition, output_dir=path)
+        for partition, path in (
+            (by_class_then_rest, tmp_path / "a"),
+            (lambda *given: by_class_then_rest(*given), tmp_path / "b"),
+        )
+    ]
+    assert [run.config["partition"] for run in runs] == [
+        f"{HERE}:by_class_then_rest",
+        "object:lambda",
+    ]
+    rows, again = (json.loads((run.path / "split.json").read_text()) for run in runs)
+    assert rows == again
+    assert [row["partition_id"] for row in rows] == [0, 1, 2, 3]
+    plan = read_config(runs[0].config).run.server_data_plan
+    assert [row["samples"] for row in rows] == list(map(len, client_indices(plan)))
+    assert len({row["sha256"] for row in rows}) == 4
+    assert runs[0].description["data"] == runs[1].description["data"]
+
+
+# ---- A column --------------------------------------------------------------------------
+
+
+def test_each_client_has_the_rows_of_one_value(table):
+    plan = plan_of(dataset=table, client_column="writer")
+    assert plan.settings.partition == "by-column"
+    held = [set(WRITERS[indices]) for indices in client_indices(plan)]
+    assert held == [{"w1"}, {"w10"}, {"w2"}, {"w3"}]
+    assert sum(map(len, client_indices(plan))) == 120
+
+
+def test_numbers_are_sorted_as_numbers(table):
+    plan = plan_of(num_clients=3, dataset=table, client_column="number")
+    assert [indices.tolist()[0] for indices in client_indices(plan)] == [0, 40, 80]
+
+
+def test_fewer_clients_share_the_values_evenly_as_the_seed_says(table):
+    settings = DataSettings(dataset=table, client_column="writer", held_out_size=0)
+    drawn = [values_of_clients(settings, 3, seed) for seed in (0, 0, 1, 2, 3)]
+    as_lists = [[own.tolist() for own in values] for values in drawn]
+    assert as_lists[0] == as_lists[1]
+    assert any(values != as_lists[0] for values in as_lists[2:])
+    for values in as_lists:
+        assert sorted(map(len, values)) == [1, 1, 2]
+        assert sorted(value for own in values for value in own) == ["w1", "w10", "w2", "w3"]
+    for indices, values in zip(client_indices(DataPlan(settings, 3, 0)), drawn[0], strict=True):
+        assert set(WRITERS[indices]) == set(values)
+
+
+def test_zero_clients_are_as_many_as_values(table, small, tmp_path):
+    changes = {"strategy": "local", "dataset": table, "client-column": "writer", "num-clients": 0}
+    changes |= {"held-out-size": 8, "max-samples": 0}
+    run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
+    assert (run.config["num-clients"], run.config["partition"]) == (4, "by-column")
+    rows = json.loads((run.path / "split.json").read_text())
+    assert [row["values"] for row in rows] == [["w1"], ["w10"], ["w2"], ["w3"]]
+    assert sum(row["samples"] for row in rows) == 112
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"client-column": "hand"}, "has the columns label, image, writer, number, weight, hole"),
+        ({"client-column": "weight"}, "holds double; it should hold words or whole numbers"),
+        ({"client-column": "hole"}, "has 60 empty rows"),
+        (
+            {"client-column": "writer", "num-clients": 5},
+            "has 4 values, too few for 5 clients; set num-clients to at most 4, or 0",
+        ),
+        ({"partition": "by-column"}, "by-column needs client-column"),
+        ({"client-column": "writer", "dataset": "digits"}, "digits has no columns; use a Parquet"),
+        (
+            {"client-column": "writer", "max-samples": 9, "held-out-size": 5},
+            "no sample with writer = w.* is left",
+        ),
+    ],
+)
+def test_a_column_that_names_no_clients_is_refused(changes, sentence, table, small, tmp_path):
+    base = {**small, "strategy": "local", "dataset": table, "max-samples": 0}
+    with pytest.raises((DataError, ConfigError), match=sentence) as refused:
+        fedkd_flwr.run({**base, **changes}, output_dir=tmp_path / "run")
+    assert "\n" not in str(refused.value)
+
+
+def test_folders_of_images_have_no_columns(tmp_path):
+    images = np.zeros((6, 8, 8), np.uint8)
+    folder = write_image_folder(tmp_path / "pets", images, np.arange(6) % 2)
+    with pytest.raises(DataError, match="has no columns; use a Parquet file, an Arrow folder"):
+        client_indices(plan_of(2, dataset=f"folder:{folder}", client_column="writer"))
+
+
+def test_arrow_folders_and_sets_of_the_hub_have_columns(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), dtype=np.uint8)
+    for part in range(2):
+        rows = {"image": list(images), "label": [0, 1] * 4, "hand": [f"h{part}"] * 8}
+        features = datasets.Features(
+            {
+                "image": datasets.Image(),
+                "label": datasets.Value("int64"),
+                "hand": datasets.Value("string"),
+            }
+        )
+        saved = datasets.Dataset.from_dict(rows, features)
+        saved.save_to_disk(tmp_path / "saved" / f"partition_{part}")
+        hub_file = tmp_path / "root" / "org" / "hands" / f"train-{part}.parquet"
+        hub_file.parent.mkdir(parents=True, exist_ok=True)
+        saved.to_parquet(hub_file)
+    for dataset in (f"folder:{tmp_path / 'saved'}", "hf:org/hands"):
+        root = str(tmp_path / "root")
+        plan = plan_of(2, dataset=dataset, client_column="hand", data_root=root)
+        shares = [indices.tolist() for indices in client_indices(plan)]
+        assert shares == [list(range(8)), list(range(8, 16))]
