@@ -1,5 +1,6 @@
 """The Flower ClientApp: messages in, NumPyClient calls, messages out, and nothing else."""
 
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -10,10 +11,12 @@ from typing import Any
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.node import with_known_clients
+from fedkd_flwr.clients.tracebacks import Tracebacks
 from fedkd_flwr.config import Configuration, read_config
 from fedkd_flwr.heap import keep_free_memory
 from fedkd_flwr.models.pool import Architecture, lay_out
@@ -26,7 +29,24 @@ Outcome = Message | Exception
 INFO = ("partition-id", "model", "public-hash", "num-clients", "seconds")
 """What a client says of itself beside its metrics."""
 
-app = ClientApp()
+TRACEBACKS = Tracebacks()
+"""What this process has logged of Flower's simulation."""
+
+
+def log_traceback(message: Message, context: Context, serve: ClientAppCallable) -> Message:
+    """Serve a message, and log an exception's traceback if this is one of Ray's processes.
+
+    A SuperNode logs tracebacks by itself, and the in-process grid logs those of its clients.
+    """
+    try:
+        return serve(message, context)
+    except Exception as error:
+        if "ray" in sys.modules:
+            TRACEBACKS.log_once(error, context.node_config.get("partition-id"))
+        raise
+
+
+app = ClientApp(mods=[log_traceback])
 
 
 @lru_cache(maxsize=4)

@@ -9,7 +9,6 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from functools import cached_property
 from logging import WARNING
 from pathlib import Path
@@ -27,6 +26,10 @@ from fedkd_flwr.clients import memory, state_dir
 from fedkd_flwr.clients.architectures import assigned_models
 from fedkd_flwr.clients.course import Course
 from fedkd_flwr.clients.node import read_node
+from fedkd_flwr.clients.reply import Arrays as Arrays
+from fedkd_flwr.clients.reply import Training as Training
+from fedkd_flwr.clients.reply import TrainReply as TrainReply
+from fedkd_flwr.clients.steps import StepsCall, checked, yields_jobs
 from fedkd_flwr.clients.unfinished import Unfinished
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.clients import (
@@ -55,29 +58,6 @@ from fedkd_flwr.training.regularizers import parameters_of, relative_distance
 from strategies.core.flower import log
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
-
-Arrays = dict[str, NDArray[Any]]
-"""Named arrays of a message."""
-
-
-@dataclass(frozen=True)
-class TrainReply:
-    """What a client answers to a train message.
-
-    Attributes
-    ----------
-    arrays : dict of str to ndarray
-        Named arrays for the server; nothing else of the client's leaves it.
-    metrics : dict of str to float
-        Numbers for the server, those that the strategy declares.
-    """
-
-    arrays: Arrays = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-
-
-Training = Steps[TrainReply]
-"""A client's training: a generator of jobs that returns the reply."""
 
 
 class PersonalClient(NumPyClient):
@@ -114,6 +94,7 @@ class PersonalClient(NumPyClient):
         self.context = context
         self.course = Course()
         self.unfinished = Unfinished()
+        self.steps_called: list[StepsCall] = []
         self.run = run
         self.settings: Any = settings
         self.node = read_node(context.node_config, run)
@@ -122,6 +103,7 @@ class PersonalClient(NumPyClient):
 
     # ---- Hooks: what a method may override -------------------------------------------
 
+    @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Train on private data; a method adds what it exchanges.
 
@@ -241,6 +223,7 @@ class PersonalClient(NumPyClient):
             rounds,
         )
 
+    @yields_jobs
     def train_locally(
         self,
         server_round: int,
@@ -300,6 +283,7 @@ class PersonalClient(NumPyClient):
             return itertools.islice(endless, training.local_iterations)
         return epoch_batches(num_samples, training.batch_size, training.local_epochs, generator)
 
+    @yields_jobs
     def predict(self, images: Tensor, temperature: float) -> Steps[Tensor]:
         """Return `model`'s soft predictions ``softmax(z / T)`` on images, shape (P, K)."""
         logits: Tensor = yield PredictJob(self.model, images)
@@ -375,7 +359,7 @@ class PersonalClient(NumPyClient):
         else:
             state_dir.recall(self.context, folder, server_round, phase)
         self.unfinished = state_dir.unfinished(self.context, folder, server_round)
-        reply = yield from self.train(received, server_round, phase)
+        reply = yield from checked(self, self.train(received, server_round, phase))
         if self.keeps_model:
             memory.save_model(self.context, "model", self.model)
         state_dir.note_round(self.context, server_round)

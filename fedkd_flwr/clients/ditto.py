@@ -2,6 +2,7 @@
 
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import PersonalModelClient
+from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.regularizers import Proximal, parameters_of
 from strategies.ditto import DittoSettings
 
@@ -11,6 +12,7 @@ class DittoClient(PersonalModelClient):
 
     settings: DittoSettings
 
+    @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Train w, then v towards the w that was sent."""
         self.receive_model(received)

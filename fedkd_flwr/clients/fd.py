@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.prototypes import ClassMeanClient
+from fedkd_flwr.clients.steps import yields_jobs
 from strategies.fd import FDSettings
 
 
@@ -35,6 +36,7 @@ class FDClient(ClassMeanClient):
 
     settings: FDSettings
 
+    @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Train locally, reply with the mean soft prediction of each class."""
         if "targets" in received:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.vectors import KINDS, fill_from_vectors, model_vectors
 from fedkd_flwr.training.loop import evaluate
 from strategies.fedfomo import WEIGHTS_OF_OTHERS, FedFomoSettings, weights_of_others
@@ -19,6 +20,7 @@ class FedFomoClient(ParameterClient):
 
     settings: FedFomoSettings
 
+    @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Mix, train, and reply with the model and the weights of the others."""
         if not memory.holds(self.context, "model"):

@@ -2,11 +2,13 @@
 
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.prototypes import CommonWidthClient
+from fedkd_flwr.clients.steps import yields_jobs
 
 
 class FedGHClient(CommonWidthClient):
     """Takes over the global head, trains, and replies with its mean features (Algorithm 1)."""
 
+    @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Train the whole model from the global head on, reply with the mean of each class."""
         self.receive_head(received)

@@ -7,6 +7,7 @@ from torch.nn import functional
 from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.fml import Pair, SharedModelClient
+from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.features import feature_width, features_and_logits
 from fedkd_flwr.models.vectors import WEIGHTS, matrix_shapes, model_vectors
 from fedkd_flwr.training.loop import seeded
@@ -55,6 +56,7 @@ class FedKDClient(SharedModelClient):
     needs_head = True
     settings: FedKDSettings
 
+    @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Train the pair locally, reply with the compressed update of the shared model."""
         with self.shared_model(received) as shared:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.prototypes import class_means
+from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.jobs import PredictJob, Steps
 from fedkd_flwr.training.loop import (
     Batch,
@@ -41,6 +42,7 @@ class FedKMAClient(ParameterClient):
     keeps_model = False
     settings: FedKMASettings
 
+    @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Train and reply with model and mean logits, or turn a row of H into a row of M."""
         if phase == SHARE_KNOWLEDGE:
@@ -90,6 +92,7 @@ class FedKMAClient(ParameterClient):
         for_omega = max(1, int(self.num_examples * (1 - share)))
         return order[:for_omega], order[for_omega:]
 
+    @yields_jobs
     def search(self, server_round: int) -> Steps[float]:
         """Alternate one alpha step and one omega step for E epochs over omega's samples.
 

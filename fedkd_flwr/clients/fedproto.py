@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.prototypes import CommonWidthClient
+from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.features import features, features_and_logits
 from fedkd_flwr.training.loop import Loss
 from fedkd_flwr.training.losses import cross_entropy
@@ -89,6 +90,7 @@ class FedProtoClient(CommonWidthClient):
 
     settings: PrototypeSettings
 
+    @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Train locally, reply with the mean feature of each class."""
         loss: Loss = cross_entropy

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient, Training, TrainReply
+from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.pool import borrowed
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.losses import kl_to_teacher
@@ -88,6 +89,7 @@ class FMLClient(SharedModelClient):
 
     settings: FMLSettings
 
+    @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Train the pair locally, reply with the shared model."""
         loss = MutualLearning(self.settings.alpha, self.settings.beta)

@@ -6,6 +6,7 @@ from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.jobs import PredictJob, Steps, complete
 from strategies.hypcluster import CLUSTER
 
@@ -15,6 +16,7 @@ class HypClusterClient(ParameterClient):
 
     keeps_model = False
 
+    @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Choose, train locally, reply with the result and the number of the choice."""
         chosen = yield from self.choose(received)
@@ -27,6 +29,7 @@ class HypClusterClient(ParameterClient):
         complete(self.choose(received))
         return {}
 
+    @yields_jobs
     def choose(self, received: Arrays) -> Steps[int]:
         """Make the hypothesis with the lowest training loss the model; return its number.
 

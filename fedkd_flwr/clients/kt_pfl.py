@@ -4,6 +4,7 @@ from torch import Tensor
 
 from fedkd_flwr.clients.base import Arrays, Training
 from fedkd_flwr.clients.soft_predictions import SoftPredictionClient
+from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.jobs import Steps, TrainJob
 from fedkd_flwr.training.loop import epoch_batches, gathered
 from fedkd_flwr.training.losses import Distillation
@@ -16,6 +17,7 @@ class KTpFLClient(SoftPredictionClient):
 
     settings: DistillationSettings
 
+    @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Distil towards the teacher if one came, train locally, reply with soft predictions."""
         metrics = {}
@@ -31,6 +33,7 @@ class KTpFLClient(SoftPredictionClient):
         predictions = yield from self.answers(received, images, self.settings.temperature)
         return self.release(predictions, metrics, server_round)
 
+    @yields_jobs
     def distil(self, teacher: Tensor, server_round: int) -> Steps[float]:
         """Train R epochs towards the teacher on last round's public subset (Eq. 6).
 

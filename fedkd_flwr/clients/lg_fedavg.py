@@ -2,6 +2,7 @@
 
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.prototypes import CommonWidthClient
+from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.parts import head_of
 from strategies.prototypes import HEAD_BIAS, HEAD_WEIGHT
 
@@ -9,6 +10,7 @@ from strategies.prototypes import HEAD_BIAS, HEAD_WEIGHT
 class LGFedAvgClient(CommonWidthClient):
     """Trains the mean head and its own body together, and sends the head back."""
 
+    @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Take over the head where one came, train locally, reply with the head."""
         self.receive_head(received)

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays, PersonalClient, Training, TrainReply
+from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.loop import Evaluation, Loss, evaluate, statistics_of
 from fedkd_flwr.training.losses import cross_entropy
@@ -33,6 +34,7 @@ class ParameterClient(PersonalClient):
 
     # ---- Hooks of every client -------------------------------------------------------
 
+    @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Take over the model that came, train locally, reply with the result."""
         self.receive_model(received)

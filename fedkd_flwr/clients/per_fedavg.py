@@ -9,6 +9,7 @@ from torch.func import functional_call
 
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.loop import Batch, gathered, random_batches, train_on
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import SGD
@@ -57,6 +58,7 @@ class PerFedAvgClient(ParameterClient):
     keeps_model = False
     settings: PerFedAvgSettings
 
+    @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Train on pairs of batches and reply with the model."""
         self.receive_model(received)

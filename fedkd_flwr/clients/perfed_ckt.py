@@ -4,6 +4,7 @@ from torch import Tensor
 
 from fedkd_flwr.clients.base import Arrays, Training
 from fedkd_flwr.clients.soft_predictions import SoftPredictionClient
+from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.jobs import Steps
 from fedkd_flwr.training.loop import gathered, random_batches
 from fedkd_flwr.training.losses import CoDistillation
@@ -29,6 +30,7 @@ class PerFedCKTClient(SoftPredictionClient):
 
     settings: PerFedCKTSettings
 
+    @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Train tau iterations of the two-term loss (Eq. 2), reply with soft predictions."""
         images = self.public_images(FIXED_SUBSET)
@@ -44,6 +46,7 @@ class PerFedCKTClient(SoftPredictionClient):
         predictions = yield from self.answers(received, images, temperature=1.0)
         return self.release(predictions, metrics, server_round)
 
+    @yields_jobs
     def co_distil(self, images: Tensor, centroid: Tensor, server_round: int) -> Steps[float]:
         """Train on private data with a pull towards the centroid on public samples (Eq. 1).
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob
 from fedkd_flwr.training.loop import (
     DivergedError,
@@ -155,6 +156,7 @@ class PersFLClient(ParameterClient):
     settings: PersFLSettings
     soft_loss: SoftLoss = staticmethod(kl_to_teacher)
 
+    @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Stage 1: look at the global model, then train it. Stage 2: personalize."""
         self.receive_model(received)
@@ -202,6 +204,7 @@ class PersFLClient(ParameterClient):
             self.context, "teacher-choice", {"round": float(aggregations), "loss": loss}
         )
 
+    @yields_jobs
     def personalize(self, server_round: int) -> Steps[NDArray[np.int32]]:
         """Distil from the teacher for every pair of the grid, keep the best on validation data.
 
@@ -291,6 +294,7 @@ class PersFLClient(ParameterClient):
         """Return what remains of the kept pair; empty before stage 2."""
         return memory.load_numbers(self.context, "choice")
 
+    @yields_jobs
     def distilled(
         self, teacher_logits: Tensor, imitation: float, temperature: float, server_round: int
     ) -> Steps[Candidate]:

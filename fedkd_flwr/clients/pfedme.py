@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import PersonalModelClient
+from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.loop import random_batches
 from fedkd_flwr.training.optimizers import SGD
@@ -34,6 +35,7 @@ class PFedMeClient(PersonalModelClient):
         count = sum(1 for _ in super().private_positions(server_round, num_samples))
         return itertools.islice(random_batches(num_samples, size, generator), count)
 
+    @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Take K steps on theta for each batch of the round, and one on w."""
         self.receive_model(received)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient
+from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.export import model_card, save_personalized_model
 from fedkd_flwr.models.features import FeatureExtractor, fold_into
 from fedkd_flwr.models.parts import head_of
@@ -71,6 +72,7 @@ class CommonWidthClient(ClassMeanClient):
             head.weight.copy_(self.tensor(received[HEAD_WEIGHT]))
             head.bias.copy_(self.tensor(received[HEAD_BIAS]))
 
+    @yields_jobs
     def features(self) -> Steps[Tensor]:
         """Return the features of the training samples, shape (D_n, d)."""
         answer: Tensor = yield PredictJob(FeatureExtractor(self.model), self.data.train_images)

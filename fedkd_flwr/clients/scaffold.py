@@ -6,6 +6,7 @@ from torch import Tensor
 from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.regularizers import Linear, flat_parameters, split_like_parameters
 from strategies.scaffold import CONTROL, ScaffoldSettings, counted_steps
 
@@ -16,6 +17,7 @@ class ScaffoldClient(ParameterClient):
     keeps_model = False
     settings: ScaffoldSettings
 
+    @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Train, renew c_n, and reply with the model and the change of c_n."""
         self.receive_model(received)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays, PersonalClient, TrainReply
+from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.training.jobs import Steps
 from strategies.core.caching import ASKED, TAUGHT, unpacked
@@ -89,6 +90,7 @@ class SoftPredictionClient(PersonalClient):
             raise LostLessonsError("it does not remember all lessons that it was sent")
         return lessons
 
+    @yields_jobs
     def answers(self, received: Arrays, images: Tensor, temperature: float) -> Steps[Tensor]:
         """Predict on those of a round's public samples that the message asks for.
 

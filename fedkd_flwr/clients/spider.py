@@ -9,6 +9,7 @@ from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.fedkma import split_parameters
 from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.pool import borrowed
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.jobs import Steps, TrainJob
@@ -52,6 +53,7 @@ class SpiderClient(ParameterClient):
 
     settings: SpiderSettings
 
+    @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Prune where it is time, then train both supernets on the same batches."""
         if memory.load_tensors(self.context, "model") is None:
@@ -66,6 +68,7 @@ class SpiderClient(ParameterClient):
             arrays = dict(model_vectors(shared))
         return TrainReply(arrays, {"train-loss": mean_loss, "operations": self.num_operations()})
 
+    @yields_jobs
     def train_weights(self, model: nn.Module, loss: Loss, server_round: int) -> Steps[float]:
         """Train a supernet on private data, all of it but its architecture weights."""
         _, weights = split_parameters(model)

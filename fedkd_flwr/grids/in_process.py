@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 
 from fedkd_flwr.clients.blocks import Blocks
 from fedkd_flwr.clients.memory import LiveContext
+from fedkd_flwr.clients.tracebacks import Tracebacks
 from fedkd_flwr.grids.base import MessageGrid
 from fedkd_flwr.heap import return_free_memory
 from fedkd_flwr.listeners import ClientsListener
@@ -97,6 +98,7 @@ class InProcessGrid(MessageGrid):
         }
         self._message_ids = itertools.count(1)
         self._replies: dict[str, Message] = {}
+        self._tracebacks = Tracebacks()
 
     def set_run(self, run: Run) -> None:
         """Set the run that messages belong to."""
@@ -212,7 +214,10 @@ class InProcessGrid(MessageGrid):
         if isinstance(kept, LiveContext) and isinstance(dropped, LiveContext):
             kept.replace(dropped)
         self._contexts[draft.node_id] = kept
-        return outcome if isinstance(outcome, Message) else _failure(message, outcome)
+        if isinstance(outcome, Message):
+            return outcome
+        self._tracebacks.log_once(outcome, draft.node_config["partition-id"])
+        return _failure(message, outcome)
 
 
 def _are_for_different_clients(messages: Sequence[Message]) -> bool:

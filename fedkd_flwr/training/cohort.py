@@ -20,7 +20,7 @@ from torch.optim.sgd import sgd
 
 from fedkd_flwr.models.pool import Architecture, borrow, give_back, parameters_side_by_side
 from fedkd_flwr.own import is_own
-from fedkd_flwr.training.jobs import Job, PredictJob, Steps, TrainJob
+from fedkd_flwr.training.jobs import Job, PredictJob, Steps, TrainJob, run_job
 from fedkd_flwr.training.kinds import kind_of
 from fedkd_flwr.training.loop import (
     INFERENCE_BATCH,
@@ -101,7 +101,7 @@ def _do_equal(jobs: Sequence[Job]) -> list[Any]:
     """Do jobs of one kind."""
     try:
         if len(jobs) == 1:
-            return [jobs[0].run()]
+            return [run_job(jobs[0])]
         if isinstance(jobs[0], PredictJob):
             return list(predict_together(jobs))  # type: ignore[arg-type]
         return train_together(jobs)  # type: ignore[arg-type]

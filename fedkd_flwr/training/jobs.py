@@ -1,7 +1,8 @@
-"""What a client asks for while it trains: jobs, done alone or, equal ones, side by side.
+"""The jobs of a client's training: optimizer steps and predictions.
 
-A client's `train` is a generator. It yields a job, is sent its result, and returns its reply, so
-that whoever serves the client decides how the job is done: `complete` does each by the plain loop.
+A client's `train` is a generator. It yields a job, receives its result, and returns a reply.
+The caller decides how jobs run: `complete` runs one after another in the plain loop, and
+`fedkd_flwr.training.cohort` runs equal jobs of several clients together.
 """
 
 from collections.abc import Generator, Iterable
@@ -18,7 +19,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, eq=False)
 class TrainJob:
-    """Optimizer steps on batches; its result is the mean loss over all samples seen.
+    """Optimizer steps on batches. The result is the mean loss over all samples seen.
 
     Attributes
     ----------
@@ -43,7 +44,7 @@ class TrainJob:
         Raises
         ------
         DivergedError
-            If the mean loss, or a weight in the end, is no finite number.
+            If the mean loss, or a weight at the end, is not finite.
         """
         return train_on(self.model, self.loss, self.optimizer, self.batches)
 
@@ -69,23 +70,43 @@ class PredictJob:
 
 
 Job = TrainJob | PredictJob
-"""Whatever a client may ask for."""
+"""What a client may yield."""
 
 Steps = Generator[Job, Any, Answer]
-"""A part of a client's training that asks for jobs and ends with an answer."""
+"""A part of a client's training: it yields jobs and returns an answer."""
+
+
+class ForgottenYieldFromError(TypeError):
+    """A client called a generator of jobs without ``yield from``, so its jobs did not run."""
+
+
+def run_job(job: object) -> Any:
+    """Run a job and return its result.
+
+    Raises
+    ------
+    ForgottenYieldFromError
+        If the client yielded something else, such as a generator of jobs.
+    """
+    if not isinstance(job, TrainJob | PredictJob):
+        kind = type(job).__name__
+        raise ForgottenYieldFromError(
+            f"the client yielded a {kind}, not a job; write `yield from` instead of `yield`"
+        )
+    return job.run()
 
 
 def complete(steps: Steps[Answer]) -> Answer:
-    """Do all jobs that a client asks for, one after the other, and return its answer.
+    """Run all jobs of a client, one after another, and return its answer.
 
-    A job that diverges is told to the client, which may have another plan.
+    If a job diverges, the error is raised inside the client, which may handle it.
     """
     try:
         job = next(steps)
         while True:
             try:
-                result = job.run()
-            except DivergedError as error:
+                result = run_job(job)
+            except (DivergedError, ForgottenYieldFromError) as error:
                 job = steps.throw(error)
             else:
                 job = steps.send(result)

@@ -20,6 +20,8 @@ def kind_of(job: Job) -> Hashable | None:
     numbers, losses that are no values, and optimizers other than plain stochastic gradient
     descent over all parameters are for one client alone.
     """
+    if not isinstance(job, TrainJob | PredictJob):
+        return None
     architecture: Architecture | None = vars(job.model).get("architecture")
     if architecture is None:
         return None
