@@ -168,7 +168,7 @@ def test_a_hostile_node_harms_nobody_for_twenty_rounds(strategy, small, tmp_path
 
 
 def test_a_well_formed_lie_passes_the_checks_and_does_limited_harm(small, tmp_path):
-    """No check can tell; docs/how-to/deploy.md has the figures of a larger experiment."""
+    """No check can tell; docs/how-to/deploy-secure.md has the figures of a larger experiment."""
     settings = {**small, "strategy": "kt-pfl", "models": "mlp"}
     settings |= {"num-server-rounds": 10, "evaluate-every": 10}
     lying = run_with(lambda r: predictions(wrong_and_certain), settings, tmp_path / "lying")
