@@ -8,7 +8,7 @@ from typing import Any
 
 from fedkd_flwr.config import ConfigError, RunConfig, method_tables, read_config
 from fedkd_flwr.flat import Scalar, flatten
-from fedkd_flwr.presets import close_names, find_preset, preset_names
+from fedkd_flwr.presets import close_names, find_preset, find_sweep, preset_names
 from strategies.core.slices import Slice
 
 
@@ -23,12 +23,17 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     Raises
     ------
     ConfigError
-        If there is no such preset or it is no TOML.
+        If there is no such preset, it is not TOML, or it is a sweep.
     """
-    file = find_preset(path)
+    file = find_preset(path) or find_sweep(path)
     if file is None:
         raise ConfigError(f"There is no preset {path}; {close_names(path, preset_names())}")
-    return flatten(load_toml(file, "preset"))
+    content = load_toml(file, "preset")
+    if "grid" in content:
+        raise ConfigError(
+            f"{path} is a sweep, not a preset: it has [grid]. Type: fedkd sweep {path}"
+        )
+    return flatten(content)
 
 
 def upon_preset(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:

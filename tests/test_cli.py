@@ -168,6 +168,25 @@ def test_presets_and_sweeps_are_found_by_name_anywhere(tmp_path, monkeypatch):
     assert read_toml("kt-pfl/cifar10-two-groups") == {"seed": 7}
 
 
+def test_a_sweep_given_to_run_and_a_preset_given_to_sweep_name_the_other_command(tmp_path):
+    line = refusal("run", "digits-quick")
+    assert "digits-quick is a sweep, not a preset: it has [grid]." in line
+    assert line.endswith(" Type: fedkd sweep digits-quick\n")
+    file = ROOT / "conf" / "sweeps" / "digits-quick.toml"
+    assert f"Type: fedkd sweep {file}" in refusal("run", file)
+    preset = "kt-pfl/cifar10-two-groups"
+    line = refusal("sweep", preset)
+    assert "is a preset, not a sweep: it has no [grid]. Type: fedkd run " in line
+    assert f"{preset}.toml\n" in line
+
+
+def test_an_unknown_engine_is_refused_with_a_suggestion():
+    for arguments in (("run",), ("sweep", "digits-quick")):
+        line = command(*arguments, "--engine", "sim").stderr
+        assert "engine = 'sim' is not one of in-process, simulation or" in line
+        assert line.endswith("did you mean simulation?\n")
+
+
 def test_a_deployment_is_checked_before_flower_has_it():
     def refused(*options):
         return refusal("run", "--engine", "deployment:silos", *options)

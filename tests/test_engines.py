@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import fedkd_flwr
-from fedkd_flwr.config import ConfigError
-from fedkd_flwr.engines import simulation
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.engines import run_deployment, simulation
 
 
 def in_both_engines(settings, folder):
-    """Return a run under Ray and the same in this process, and the rounds that Ray told of."""
+    """Return a run under Ray and the same in this process, and the rounds that Ray reported."""
     told = []
     simulated = fedkd_flwr.run(
         settings, engine="simulation", output_dir=folder / "ray", on_round=told.append
@@ -51,21 +51,49 @@ def test_each_family_gives_the_same_numbers_under_ray(changes, small, tmp_path):
     assert_same_numbers(simulated, here)
 
 
-def test_an_unknown_engine_is_refused(small, tmp_path):
-    with pytest.raises(ConfigError, match="none of the allowed in-process, simulation"):
-        fedkd_flwr.run(small, engine="abacus", output_dir=tmp_path / "run")
+@pytest.mark.parametrize(
+    ("engine", "suggestion"),
+    [
+        ("abacus", "."),
+        ("sim", "; did you mean simulation?"),
+        ("inprocess", "; did you mean in-process?"),
+    ],
+)
+def test_an_unknown_engine_is_refused(engine, suggestion, small, tmp_path):
+    with pytest.raises(ConfigError) as refusal:
+        fedkd_flwr.run(small, engine=engine, output_dir=tmp_path / "run")
+    assert str(refusal.value) == (
+        f"engine = {engine!r} is not one of in-process, simulation or, for `fedkd run`, "
+        f"deployment:NAME{suggestion}"
+    )
     assert not (tmp_path / "run").exists()
 
 
+def test_an_unknown_superlink_is_refused(small, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+
+    def refusal():
+        with pytest.raises(ConfigError) as refused:
+            run_deployment(read_config(small), "silo", print)
+        return str(refused.value)
+
+    add = "Add [superlink.silo] with its address there."
+    file = tmp_path / "config.toml"
+    assert refusal() == f"{file} has no SuperLink 'silo'; it has none. {add}"
+    file.write_text('[superlink]\ndefault = "silos"\n[superlink.silos]\naddress = "1.2.3.4:5"\n')
+    meant = "Did you mean deployment:silos?"
+    assert refusal() == f"{file} has no SuperLink 'silo'; it has silos. {meant} {add}"
+
+
 @pytest.mark.parametrize(
-    ("lines", "telling"),
+    ("lines", "reason"),
     [
         (["╭─ Error ───╮", "│ Invalid run config. │", "╰─────╯"], "Invalid run config."),
         (["INFO : Round 1", "ValueError: it is gone", "bye"], "ValueError: it is gone"),
-        (["bye"], "it said nothing"),
+        (["bye"], "there was no error message"),
     ],
 )
-def test_of_a_failed_simulation_the_line_that_tells_why_remains(lines, telling, tmp_path):
+def test_the_line_that_explains_a_failed_simulation_is_returned(lines, reason, tmp_path):
     command = [sys.executable, "-X", "utf8", "-c", "import sys; print(*sys.argv[1:], sep=chr(10))"]
     command += lines
-    assert simulation._follow(command, dict(os.environ), tmp_path, None, None) == telling
+    assert simulation._follow(command, dict(os.environ), tmp_path, None, None) == reason

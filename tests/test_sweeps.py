@@ -207,7 +207,7 @@ def test_a_faulty_sweep_is_refused_before_any_run(tmp_path, text, sentence):
 def test_a_missing_sweep_and_an_unknown_engine_are_refused(tmp_path, sweep):
     with pytest.raises(ConfigError, match=r"There is no sweep"):
         read_sweep(tmp_path / "none.toml")
-    with pytest.raises(ConfigError, match="allowed in-process, simulation"):
+    with pytest.raises(ConfigError, match="not one of in-process, simulation"):
         run_sweep(sweep, tmp_path / "runs", engine="nope")
 
 

@@ -1,5 +1,6 @@
-"""A run on a SuperLink with its SuperNodes, checked before Flower has it."""
+"""A run on a SuperLink with its SuperNodes. It is checked before Flower starts it."""
 
+import difflib
 import subprocess
 import sys
 import tempfile
@@ -9,13 +10,15 @@ from pathlib import Path
 import tomli_w
 
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
+from fedkd_flwr.config_files import load_toml
 from fedkd_flwr.engines.simulation import APP_FOLDER
+from strategies.core.flower import get_flwr_home
 
 DEPLOYMENT = "deployment"
-"""Name of the engine, alone for Flower's default SuperLink: ``deployment:silos`` names another."""
+"""Name of the engine. Alone it is Flower's default SuperLink; ``deployment:silos`` names one."""
 
 STOPPED = "The run stopped: "
-"""Stands before the sentence with which the ServerApp ends a run."""
+"""Precedes the sentence with which the ServerApp ends a run."""
 
 
 def deployed_to(engine: str) -> str | None:
@@ -30,17 +33,44 @@ def deployed_to(engine: str) -> str | None:
     return superlink if name == DEPLOYMENT else None
 
 
+def require_superlink(name: str) -> None:
+    """Refuse a SuperLink that Flower does not know.
+
+    Parameters
+    ----------
+    name : str
+        Name of the connection; empty for Flower's default.
+
+    Raises
+    ------
+    ConfigError
+        With the names in Flower's ``config.toml``.
+    """
+    file = get_flwr_home() / "config.toml"
+    content = load_toml(file, "Flower config") if file.exists() else {}
+    tables = content.get("superlink", {})
+    names = [known for known, table in tables.items() if isinstance(table, dict)]
+    if not name or name in names:
+        return
+    close = difflib.get_close_matches(name, names, n=1)
+    meant = f" Did you mean deployment:{close[0]}?" if close else ""
+    raise ConfigError(
+        f"{file} has no SuperLink {name!r}; it has {', '.join(names) or 'none'}.{meant} "
+        f"Add [superlink.{name}] with its address there."
+    )
+
+
 def run_deployment(
     configuration: Configuration, superlink: str, on_line: Callable[[str], None]
 ) -> None:
-    """Start a run with ``flwr run`` and follow it to its end.
+    """Start a run with ``flwr run`` and show its log until it ends.
 
-    The run directory is written where the SuperLink is, the data and models lie in the nodes.
+    The run directory is written on the SuperLink's machine. Data and models stay on the nodes.
 
     Parameters
     ----------
     configuration : Configuration
-        The validated run config; its folders are those of the SuperLink's machine.
+        The validated run config; its folders are on the SuperLink's machine.
     superlink : str
         Name of the connection in Flower's ``config.toml``; empty for the default.
     on_line : callable
@@ -49,13 +79,16 @@ def run_deployment(
     Raises
     ------
     ConfigError
-        If this is no checkout of the project, from which Flower takes the app, or its nodes
-        could not find the method.
+        If this is not a checkout of the project, from which Flower takes the app, if Flower does
+        not know the SuperLink, or if the nodes could not import the method.
     RuntimeError
-        If the run does not come to its end; with the line that says why.
+        If the run fails; with the line of the log that says why.
     """
     if not (APP_FOLDER / "pyproject.toml").exists():
-        raise ConfigError("A deployment is started from a checkout of the project.")
+        raise ConfigError(
+            "Deployments start from a clone of the project; this is an installed package."
+        )
+    require_superlink(superlink)
     require_importable(configuration, "a deployment has")
     with tempfile.TemporaryDirectory(prefix="fedkd-") as folder:
         preset = Path(folder) / "run.toml"
@@ -63,7 +96,7 @@ def run_deployment(
         command = [str(Path(sys.executable).parent / "flwr"), "run", str(APP_FOLDER)]
         command += [superlink] if superlink else []
         command += ["--stream", "--run-config", str(preset)]
-        telling, last = "", ""
+        reason, last = "", ""
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
@@ -71,8 +104,8 @@ def run_deployment(
                 last = line.strip() or last
                 on_line(line.rstrip())
                 if STOPPED in line:
-                    telling = line.partition(STOPPED)[2].strip()
-    if telling:
-        raise RuntimeError(f"{STOPPED}{telling}")
+                    reason = line.partition(STOPPED)[2].strip()
+    if reason:
+        raise RuntimeError(f"{STOPPED}{reason}")
     if process.returncode:
-        raise RuntimeError(f"flwr run failed; its last words: {last}")
+        raise RuntimeError(f"flwr run failed; last output line: {last}")

@@ -17,8 +17,8 @@ from fedkd_flwr.runs import Run, load_run, read_checkpoint
 APP_FOLDER = Path(__file__).resolve().parent.parent.parent
 """The Flower app: the folder with pyproject.toml."""
 
-FRAME = " │╭─╮╰╯"
-"""What a box of Flower's around some words is drawn with."""
+BOX = " │╭─╮╰╯"
+"""Characters of the box that Flower draws around an error message."""
 
 
 def run_simulation(
@@ -29,7 +29,7 @@ def run_simulation(
     resources: Mapping[str, Any] | None = None,
     on_clients: ClientsListener | None = None,
 ) -> Run:
-    """Run a method with ``flwr run`` under Ray, on a SuperLink of its own.
+    """Run a method with ``flwr run`` under Ray, on a SuperLink started for this run.
 
     Parameters
     ----------
@@ -44,16 +44,17 @@ def run_simulation(
     resources : mapping, optional
         Flower's federation config, such as ``client-resources-num-gpus``.
     on_clients : callable, optional
-        Is not called: Ray's processes do not tell how far a round is.
+        Is not called: Ray's processes do not report progress within a round.
 
     Raises
     ------
     RuntimeError
-        If the run does not come to its end; with the last line of the log.
+        If the run fails; with the line of the log that says why.
     """
     if not (APP_FOLDER / "pyproject.toml").exists():
         raise ConfigError(
-            "The simulation engine runs from a checkout of the project; use in-process."
+            "The engine simulation needs a clone of the project, and this is an installed package; "
+            "type --engine in-process."
         )
     require_importable(configuration, "the simulation has")
     directory = Path(configuration.run.output_dir)
@@ -68,13 +69,13 @@ def run_simulation(
         command = [str(Path(sys.executable).parent / "flwr"), "run", str(APP_FOLDER)]
         command += ["--stream", "--run-config", str(preset), "--federation-config"]
         command += [" ".join(f"{name}={value}" for name, value in federation.items())]
-        last_line = _follow(command, env, directory, on_round, on_line)
+        reason = _follow(command, env, directory, on_round, on_line)
     finished = load_run(directory) if (directory / "config.json").exists() else None
     summary = (finished.summary if finished else None) or {"rounds": 0}
-    # A run that was to go on after its end has a summary of fewer rounds.
+    # A finished run that is extended has a summary of fewer rounds.
     is_short = summary["rounds"] < configuration.run.plan.num_server_rounds
     if finished is None or (is_short and not summary.get("stopped_early")):
-        raise RuntimeError(f"The simulation did not finish; its last words: {last_line}")
+        raise RuntimeError(f"The simulation did not finish; last output line: {reason}")
     return finished
 
 
@@ -85,9 +86,10 @@ def _follow(
     on_round: RoundListener | None,
     on_line: LineListener | None,
 ) -> str:
-    """Run ``flwr run``, pass on its log and the rounds that appear; return the telling line."""
-    told, seen, rows = read_checkpoint(directory).completed_rounds, 0, directory / "rounds.jsonl"
-    telling = "it said nothing"
+    """Run ``flwr run``; pass on its log and new rounds; return the line that explains a failure."""
+    rows, size_seen = directory / "rounds.jsonl", 0
+    rounds_seen = read_checkpoint(directory).completed_rounds
+    reason = "there was no error message"
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -95,18 +97,18 @@ def _follow(
             line = line.rstrip()
             if on_line:
                 on_line(line)
-            words = line.strip(FRAME)
-            # Flower's own errors stand in a box below that word.
-            if "Error" in words or telling == "Error":
-                telling = words
+            words = line.strip(BOX)
+            # Flower prints its own errors in a box with the title "Error".
+            if "Error" in words or reason == "Error":
+                reason = words
             if on_round is None:
                 continue
             size = rows.stat().st_size if rows.exists() else 0
-            # There are many more lines than rounds, and all rounds are read again.
-            if size == seen:
+            # The log has many more lines than rounds, and the whole file is read each time.
+            if size == size_seen:
                 continue
-            seen = size
-            for row in Run(directory).round_rows[told:]:
+            size_seen = size
+            for row in Run(directory).round_rows[rounds_seen:]:
                 on_round(row)
-                told += 1
-    return telling
+                rounds_seen += 1
+    return reason

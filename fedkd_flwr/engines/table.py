@@ -1,5 +1,6 @@
-"""The engines by name: the only place where a name becomes a way to run."""
+"""The engines by name: the only place that selects one by name."""
 
+import difflib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ from fedkd_flwr.runs import Run
 
 
 class Engine(Protocol):
-    """Runs a method from its config, and returns the finished run."""
+    """Runs a method as its config says and returns the finished run."""
 
     def __call__(
         self,
@@ -22,11 +23,11 @@ class Engine(Protocol):
         resources: Mapping[str, Any] | None = None,
         on_clients: ClientsListener | None = None,
     ) -> Run:
-        """Run it; see `fedkd_flwr.engines.simulation.run_simulation` for the parameters."""
+        """Run the method; see `fedkd_flwr.engines.simulation.run_simulation` for the parameters."""
 
 
 ENGINES: dict[str, Engine] = {"in-process": run_in_process, "simulation": run_simulation}
-"""Where a run can take place."""
+"""Where clients can run."""
 
 
 def find_engine(name: str) -> Engine:
@@ -35,8 +36,14 @@ def find_engine(name: str) -> Engine:
     Raises
     ------
     ConfigError
-        If there is none.
+        If there is none; with the allowed names.
     """
     if name not in ENGINES:
-        raise ConfigError(f"engine = {name!r} is none of the allowed {', '.join(ENGINES)}.")
+        starts = [engine for engine in ENGINES if name and engine.startswith(name.lower())]
+        close = starts or difflib.get_close_matches(name.lower(), ENGINES, n=1)
+        meant = f"; did you mean {close[0]}?" if close else "."
+        raise ConfigError(
+            f"engine = {name!r} is not one of {', '.join(ENGINES)} or, for `fedkd run`, "
+            f"deployment:NAME{meant}"
+        )
     return ENGINES[name]

@@ -199,6 +199,10 @@ def sweep_file(name: str | Path) -> Path:
 def _read_tables(path: Path) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
     """Return the settings that all runs share, and the choices of each axis of the grid."""
     content = load_toml(path, "sweep")
+    if not content.keys() & {"base", "grid"}:
+        raise ConfigError(
+            f"{path} is a preset, not a sweep: it has no [grid]. Type: fedkd run {path}"
+        )
     base, grid = content.get("base", {}), content.get("grid", {})
     are_tables = isinstance(base, dict) and isinstance(grid, dict)
     if content.keys() - {"base", "grid"} or not are_tables or not grid:

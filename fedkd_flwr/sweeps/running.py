@@ -32,6 +32,7 @@ from fedkd_flwr.sweeps.earlier import (
     require_unlocked,
     rounds_to_go_on_from,
 )
+from fedkd_flwr.sweeps.folder import require_own_folder, sweep_folder
 from fedkd_flwr.sweeps.grid import Part, read_sweep, run_labels
 from fedkd_flwr.sweeps.side_by_side import SideBySide
 from strategies.core.flower import log
@@ -228,6 +229,7 @@ def run_sweep(
     configurations = read_sweep(path, settings, only)
     _check_jobs(jobs, engine, configurations.values())
     folder = sweep_folder(path, output_dir)
+    require_own_folder(folder, configurations.values())
     require_writable(folder, "folder of the runs")
     for models_dir in {configuration.run.models_dir for configuration in configurations.values()}:
         if models_dir and not save_models:
@@ -280,11 +282,6 @@ def run_sweep(
                 finished[run.name] = load_run(run.path)
                 tell(run.progress("finished", finished[run.name]))
     return [finished[run.name] for run in planned if run.name in finished]
-
-
-def sweep_folder(path: str | Path, output_dir: str | Path | None = None) -> Path:
-    """Return the absolute folder of a sweep's runs, ``./runs/NAME-OF-THE-FILE`` if left open."""
-    return absolute(output_dir or Path("runs") / Path(path).stem)
 
 
 def attempt(run: SweepRun, on_round: RoundListener | None = None) -> Failure | None:

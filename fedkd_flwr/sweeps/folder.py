@@ -1,0 +1,80 @@
+"""The folder of a sweep's runs: where it is, and whether the sweep may write there."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedkd_flwr.analysis.settings import defining_settings
+from fedkd_flwr.config import OWN_SETTINGS, Configuration
+from fedkd_flwr.runs import RunDirectoryError, absolute
+
+Settings = Mapping[str, Any]
+
+
+def sweep_folder(path: str | Path, output_dir: str | Path | None = None) -> Path:
+    """Return the absolute folder of a sweep's runs, by default ``./runs/NAME-OF-THE-FILE``."""
+    return absolute(output_dir or Path("runs") / Path(path).stem)
+
+
+def require_own_folder(folder: Path, configurations: Iterable[Configuration]) -> None:
+    """Refuse a run directory, and a folder that holds runs of another sweep alone.
+
+    Runs that differ from the sweep only in method, seed or settings of methods belong to it:
+    methods and seeds can be added to a sweep.
+
+    Parameters
+    ----------
+    folder : Path
+        Need not exist.
+    configurations : iterable of Configuration
+        All runs of the sweep.
+
+    Raises
+    ------
+    RunDirectoryError
+        With the settings that differ, and what to type.
+    """
+    other_folder = "choose another folder with --output-dir."
+    if (folder / "config.json").exists():
+        raise RunDirectoryError(f"{folder} is a run, not a folder of runs; {other_folder}")
+    there = _distinct(map(_recorded, folder.glob("*/config.json")))
+    here = _distinct(configuration.flat() for configuration in configurations)
+    differing = min((_differing(a, b) for a in there for b in here), key=len, default=[])
+    if not differing:
+        return
+    raise RunDirectoryError(
+        f"{folder} holds runs of another sweep ({'; '.join(differing)}); {other_folder}"
+    )
+
+
+def _recorded(file: Path) -> Settings:
+    """Return the flat config of a run; empty if it cannot be read."""
+    try:
+        config: Settings = json.loads(file.read_text(encoding="utf-8"))["config"]
+        return config if "strategy" in config else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _distinct(configs: Iterable[Settings]) -> list[dict[str, Any]]:
+    """Return the settings that all methods of a sweep share, each combination once."""
+    found: list[dict[str, Any]] = []
+    for config in filter(None, configs):
+        shared = {
+            key: value
+            for key, value in defining_settings(config).items()
+            if "." not in key and key not in ("strategy", "seed", OWN_SETTINGS)
+        }
+        if shared not in found:
+            found.append(shared)
+    return found
+
+
+def _differing(there: Settings, here: Settings) -> list[str]:
+    """Describe the settings of the sweep that runs in the folder do not share."""
+    return [
+        f"{key} = {there.get(key)!r} there, {value!r} in this sweep"
+        for key, value in here.items()
+        if there.get(key) != value
+    ]
