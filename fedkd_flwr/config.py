@@ -154,7 +154,7 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
         if name not in known:
             raise ConfigError(_unknown(name, flat, known))
     configuration = Configuration(
-        run=_read(RunConfig, flat),
+        run=_read(RunConfig, flat).resolved(),
         tables={table: _read(kind, flat) for table, kind in method_tables(own).items()},
     )
     _check_combinations(configuration)
@@ -313,12 +313,11 @@ def _check_combinations(configuration: Configuration) -> None:
         )
     if run.resume and not run.output_dir:
         raise ConfigError("resume = true needs output-dir, the run directory to continue.")
-    if not plan.num_clients:
-        # What depends on their number is checked when it is known.
-        return
     try:
-        plan.check()
-        strategy.check_plan(run.server_plan(), configuration.settings)
         _ = run.models.search_space
+        # What depends on the number of clients is checked when it is known.
+        if plan.num_clients:
+            plan.check()
+            strategy.check_plan(run.server_plan(), configuration.settings)
     except ValueError as error:
         raise ConfigError(str(error)) from None

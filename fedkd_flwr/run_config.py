@@ -78,6 +78,11 @@ class RunConfig(Slice):
         find_method(value)
         return value
 
+    def resolved(self) -> "RunConfig":
+        """Return the run config with the settings filled in that depend on other settings."""
+        models = self.models.resolved(self.data.dataset)
+        return self.model_copy(update={"models": models})
+
     @property
     def method(self) -> Method:
         """The method that `strategy` names."""

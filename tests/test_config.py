@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from fedkd_flwr.config import (
 )
 from fedkd_flwr.config_files import parse_assignment, read_toml, upon_preset
 from fedkd_flwr.methods import FAMILIES, METHODS
+from fedkd_flwr.models.darts.settings import OPERATIONS, SMALL, STANDARD
 
 ROOT = Path(__file__).parent.parent
 PRESETS = sorted(path for path in ROOT.glob("conf/*/*.toml") if path.parent.name != "sweeps")
@@ -55,6 +57,31 @@ def test_a_number_is_a_word_where_a_word_is_due_and_a_boolean_is_none():
             read_config({key: True})
     with pytest.raises(ConfigError, match=r"seed = 1\.5"):
         read_config({"seed": 1.5})
+
+
+def supernet_of(**settings):
+    return read_config(settings).run.models.search_space.settings
+
+
+def test_the_supernet_is_small_on_digits_alone():
+    assert supernet_of(models="darts") == SMALL
+    assert supernet_of(models="darts", dataset="mnist") == STANDARD
+    assert supernet_of(models="darts-fixed") == STANDARD
+    # Keys that are set hold.
+    wider = supernet_of(models="darts", **{"supernet-channels": 12, "supernet-nodes": 3})
+    assert wider == replace(SMALL, channels=12, nodes=3)
+    every = supernet_of(models="darts", **{"supernet-operations": ",".join(OPERATIONS)})
+    assert every == replace(SMALL, operations=OPERATIONS)
+
+
+def test_a_run_records_the_size_of_its_supernet():
+    small, standard = (read_config({"models": m}).flat() for m in ("darts", "mlp"))
+    keys = [f"supernet-{name}" for name in ("channels", "cells", "nodes", "stem-stride")]
+    assert [small[key] for key in keys] == [8, 3, 2, 2]
+    # Runs of other models are those that were recorded before.
+    assert [standard[key] for key in keys] == [16, 8, 4, 1]
+    assert standard["supernet-operations"] == ""
+    assert read_config(small).flat() == small
 
 
 def test_a_path_is_taken_where_a_folder_is_asked_for(small, tmp_path):
@@ -242,7 +269,7 @@ def test_a_text_stays_as_it_is_written(key, value):
         (["-c", "partition=two-classes", "-c", "num-clients=900"], "runs out: the clients"),
         (["-c", "dataset=mnist", "-c", "data-root=/nonexistent"], "mnist"),
         (["-c", "public-size=201"], "201"),
-        (["--clients", "3"], "needs 8 clients and --clients starts 3"),
+        (["--clients", "3"], "needs 8 clients, but --clients 3 starts fewer"),
         (["--engine", "abacus"], "none of the allowed in-process, simulation"),
         (["-c", "output-dir=/proc/nowhere/run"], "cannot be written"),
         (["-c", "client-split=50/50/50"], "client-split"),

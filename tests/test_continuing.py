@@ -20,7 +20,12 @@ SAME = ["round", "accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "nu
 
 def settings_for(strategy, small):
     one_model = METHODS[strategy].strategy.needs_one_model
-    supernet = {"supernet-channels": 2, "supernet-cells": 3, "supernet-nodes": 1}
+    supernet = {
+        "supernet-channels": 2,
+        "supernet-cells": 3,
+        "supernet-nodes": 1,
+        "supernet-stem-stride": 1,
+    }
     models = "darts" if "fedkma" in strategy else "mlp" if one_model else "mlp,lenet"
     if models == "darts":
         supernet |= {"supernet-operations": "none,skip_connect", "max-samples": 260}

@@ -117,7 +117,7 @@ def test_the_targets_of_the_next_round_are_all_that_is_kept(small, tmp_path):
 @pytest.mark.parametrize(
     ("means", "counts", "reason"),
     [
-        ([[0.5, 0.5], [2.0, 0.0]], [1, 1], "a row whose sum is off 1"),
+        ([[0.5, 0.5], [2.0, 0.0]], [1, 1], "a row that sums to 2, not 1"),
         ([[0.5, 0.5], [2.0, 0.0]], [9, 0], "sums to 9, of 3 samples"),
         ([[0.5, 0.5], [2.0, 0.0]], [-1, 0], "counts no samples"),
         ([[0.5, 0.5], [2.0, 0.0]], [0.5, 0], "counts no samples"),

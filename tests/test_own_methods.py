@@ -18,6 +18,7 @@ from fedkd_flwr.methods import METHODS, REGISTERED
 from fedkd_flwr.own import OwnError
 from fedkd_flwr.sweeps.grid import read_sweep
 from strategies.core.plan import Settings
+from strategies.core.replies import TooFewRepliesError
 from strategies.fedprox import FedProx
 from strategies.kt_pfl import KTpFLSettings
 
@@ -213,6 +214,26 @@ def test_a_name_of_this_process_alone_is_refused_in_a_deployment(halved, small, 
     configuration = read_config({**small, "models": "mlp", "strategy": "halved"})
     with pytest.raises(ConfigError, match="in this process, and a deployment has other ones"):
         run_deployment(configuration, "", print)
+
+
+class LogitsClient(KTpFLClient):
+    """Forgets the softmax."""
+
+    def predict(self, images, temperature):
+        probabilities = yield from super().predict(images, temperature)
+        return 3 * probabilities
+
+
+@pytest.mark.parametrize("changes", [{}, {"kt-pfl.clip-norm": 1.0, "kt-pfl.noise-multiplier": 0.1}])
+def test_predictions_that_are_not_probabilities_are_refused(changes, small, tmp_path, logged):
+    fedkd_flwr.register("logits", own_method.Nearest, LogitsClient)
+    try:
+        with pytest.raises(TooFewRepliesError):
+            fedkd_flwr.run({**small, **changes}, strategy="logits", output_dir=tmp_path / "run")
+    finally:
+        del REGISTERED["logits"]
+    told = [line for line in logged() if "predictions has a row that sums to 3, not 1" in line]
+    assert told and "such as softmax(logits)" in told[0]
 
 
 def test_the_example_weighs_by_distance():

@@ -25,7 +25,12 @@ class PowerCut(BaseException):
 
 def settings_for(strategy, small):
     one_model = METHODS[strategy].strategy.needs_one_model
-    supernet = {"supernet-channels": 2, "supernet-cells": 3, "supernet-nodes": 1}
+    supernet = {
+        "supernet-channels": 2,
+        "supernet-cells": 3,
+        "supernet-nodes": 1,
+        "supernet-stem-stride": 1,
+    }
     models = "darts" if "fedkma" in strategy else "mlp" if one_model else "mlp,lenet"
     changes = {"num-server-rounds": 4, "fraction-train": 0.75, "momentum": 0.9}
     return {**small, **supernet, **changes, "strategy": strategy, "models": models}

@@ -25,7 +25,12 @@ def small(small):
 @pytest.fixture
 def tiny(small):
     """The smallest supernet, with two edges of four operations a cell."""
-    supernet = {"supernet-channels": 2, "supernet-cells": 3, "supernet-nodes": 1}
+    supernet = {
+        "supernet-channels": 2,
+        "supernet-cells": 3,
+        "supernet-nodes": 1,
+        "supernet-stem-stride": 1,
+    }
     names = {"models": "darts", "supernet-operations": OPERATIONS, "batch-size": 16}
     schedule = {"spider.prune-from": 1, "spider.prune-every": 1}
     return {**small, **supernet, **names, **schedule, "max-samples": 160}

@@ -25,7 +25,10 @@ MODELS: dict[str, str] = {
 A builder is imported when its model is built, so that knowing the models loads none.
 """
 
-DARTS_MODELS = ("darts", "darts-fixed")
+DARTS = "darts"
+"""The supernet of a search."""
+
+DARTS_MODELS = (DARTS, "darts-fixed")
 """Models of a search space, which their builders take as well."""
 
 ANY_SHAPE = ("mlp",)

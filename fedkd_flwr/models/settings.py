@@ -7,9 +7,12 @@ from pydantic import Field, field_validator
 from fedkd_flwr.models.assignment import ASSIGNMENTS
 from fedkd_flwr.models.darts.genotype import PUBLISHED_GENOTYPE, Genotype
 from fedkd_flwr.models.darts.search_space import SearchSpace
-from fedkd_flwr.models.darts.settings import OPERATIONS, SMALLEST_CELLS, SupernetSettings
-from fedkd_flwr.models.registry import ALLOWED, model_name
+from fedkd_flwr.models.darts.settings import SMALL, STANDARD, SupernetSettings
+from fedkd_flwr.models.registry import ALLOWED, DARTS, model_name
 from strategies.core.slices import Slice, Words, one_of
+
+DIGITS = "digits"
+"""The bundled data set, on which `SMALL` supernets are the default."""
 
 
 class ModelSettings(Slice):
@@ -22,12 +25,22 @@ class ModelSettings(Slice):
         ones as ``module:object``.
     model_assignment : str
         How clients get one of them; see `fedkd_flwr.models.assignment.assign_models`.
-    supernet_channels, supernet_cells, supernet_nodes, supernet_stem_stride : int
-        Size of ``darts`` and ``darts-fixed``.
+    supernet_channels : int
+        Channels in the first cell of ``darts`` and ``darts-fixed``; 0 for 16, or 8 for ``darts``
+        on ``digits``.
+    supernet_cells : int
+        Cells of ``darts`` and ``darts-fixed``, at least 3; 0 for 8, or 3 for ``darts`` on
+        ``digits``.
+    supernet_nodes : int
+        Inner nodes per cell of ``darts``; 0 for 4, or 2 on ``digits``.
+    supernet_stem_stride : int
+        Stride before the first cell of ``darts`` and ``darts-fixed``; 2 halves the resolution. 0
+        for 1, or 2 for ``darts`` on ``digits``.
     supernet_operations : tuple of str
-        Candidate operations of ``darts``, separated by commas; empty for all eight.
+        Candidate operations of ``darts``, separated by commas; empty for all eight, or on
+        ``digits`` for ``none,max_pool_3x3,skip_connect,sep_conv_3x3``.
     genotype : str
-        JSON of the cells of ``darts-fixed``; empty for those that DARTS published.
+        JSON of the cells of ``darts-fixed``; empty for the cells that DARTS published.
     batch_norm_statistics : str
         With which means and variances a network with batch normalization is evaluated, whatever
         the method: ``fresh``, those of the client's own training images under the final
@@ -36,10 +49,10 @@ class ModelSettings(Slice):
 
     models: Words = ("mlp", "lenet", "cnn-persfl", "cnn")
     model_assignment: str = "cyclic"
-    supernet_channels: int = Field(default=SupernetSettings.channels, ge=1)
-    supernet_cells: int = Field(default=SupernetSettings.cells, ge=SMALLEST_CELLS)
-    supernet_nodes: int = Field(default=SupernetSettings.nodes, ge=1)
-    supernet_stem_stride: int = Field(default=SupernetSettings.stem_stride, ge=1)
+    supernet_channels: int = Field(default=0, ge=0)
+    supernet_cells: int = Field(default=0, ge=0)
+    supernet_nodes: int = Field(default=0, ge=0)
+    supernet_stem_stride: int = Field(default=0, ge=0)
     supernet_operations: Words = ()
     genotype: str = ""
     batch_norm_statistics: Literal["fresh", "kept"] = "fresh"
@@ -56,9 +69,29 @@ class ModelSettings(Slice):
     def _known_assignment(cls, value: str) -> str:
         return one_of(value, ASSIGNMENTS)
 
+    def resolved(self, dataset: str) -> "ModelSettings":
+        """Return the settings with the supernet's size filled in where it is left open.
+
+        Parameters
+        ----------
+        dataset : str
+            On ``digits`` the supernet ``darts`` is `SMALL`, everywhere else `STANDARD`.
+        """
+        is_small = dataset == DIGITS and DARTS in self.models
+        default = SMALL if is_small else STANDARD
+        sizes = {
+            "supernet_channels": self.supernet_channels or default.channels,
+            "supernet_cells": self.supernet_cells or default.cells,
+            "supernet_nodes": self.supernet_nodes or default.nodes,
+            "supernet_stem_stride": self.supernet_stem_stride or default.stem_stride,
+        }
+        if is_small and not self.supernet_operations:
+            return self.model_copy(update={**sizes, "supernet_operations": SMALL.operations})
+        return self.model_copy(update=sizes)
+
     @property
     def search_space(self) -> SearchSpace:
-        """Size of the models ``darts`` and ``darts-fixed``.
+        """Size of the models ``darts`` and ``darts-fixed``; the standard one where it is open.
 
         Raises
         ------
@@ -66,11 +99,11 @@ class ModelSettings(Slice):
             If there is no such supernet or genotype.
         """
         settings = SupernetSettings(
-            channels=self.supernet_channels,
-            cells=self.supernet_cells,
-            nodes=self.supernet_nodes,
-            operations=self.supernet_operations or OPERATIONS,
-            stem_stride=self.supernet_stem_stride,
+            channels=self.supernet_channels or STANDARD.channels,
+            cells=self.supernet_cells or STANDARD.cells,
+            nodes=self.supernet_nodes or STANDARD.nodes,
+            operations=self.supernet_operations or STANDARD.operations,
+            stem_stride=self.supernet_stem_stride or STANDARD.stem_stride,
         )
         genotype = Genotype.from_text(self.genotype) if self.genotype else PUBLISHED_GENOTYPE
         return SearchSpace(settings, genotype)

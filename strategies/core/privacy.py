@@ -24,7 +24,7 @@ from flwr.serverapp import (
 )
 from numpy.typing import NDArray
 
-from strategies.core.simplex import project_onto_simplex
+from strategies.core.simplex import check_simplex, project_onto_simplex
 
 
 def clip_towards_uniform(predictions: NDArray[Any], clip_norm: float) -> NDArray[Any]:
@@ -74,7 +74,13 @@ def noised_predictions(
     -------
     ndarray
         Shape (P, K) float32, rows on the simplex.
+
+    Raises
+    ------
+    NotOnSimplexError
+        If the predictions are not probabilities: after the noise nobody could tell.
     """
+    check_simplex(predictions, "predictions")
     clipped = clip_towards_uniform(predictions, clip_norm)
     scale = noise_multiplier * 2 * clip_norm
     noised = clipped + generator.normal(0.0, scale, predictions.shape)

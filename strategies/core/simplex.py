@@ -8,18 +8,18 @@ from numpy.typing import NDArray
 
 
 class NotOnSimplexError(ValueError):
-    """Rows that are no probability distributions; the message says why."""
+    """Rows that are not probability distributions; the message says why."""
 
 
 def check_simplex(rows: NDArray[Any], name: str, tolerance: float = 1e-3) -> None:
-    """Refuse rows that are no probability distributions.
+    """Refuse rows that are not probability distributions.
 
     Parameters
     ----------
     rows : ndarray
         Shape (..., K), finite.
     name : str
-        What to call them in the error.
+        Name of the array in the error message.
     tolerance : float
         How far a row's sum may be from 1, and an entry below 0.
 
@@ -29,11 +29,16 @@ def check_simplex(rows: NDArray[Any], name: str, tolerance: float = 1e-3) -> Non
         If an entry is negative or a row does not sum to 1.
     """
     if rows.size and float(rows.min()) < -tolerance:
-        raise NotOnSimplexError(f"{name} holds the negative probability {rows.min():.3g}")
-    row_sums = rows.sum(axis=-1, dtype=np.float64)
-    worst = float(np.abs(row_sums - 1).max(initial=0.0))
-    if worst > tolerance:
-        raise NotOnSimplexError(f"{name} has a row whose sum is off 1 by {worst:.3g}")
+        raise NotOnSimplexError(f"{name} holds the negative number {rows.min():.3g}; {_WANTED}")
+    row_sums = rows.sum(axis=-1, dtype=np.float64).ravel()
+    if not row_sums.size:
+        return
+    worst = row_sums[np.abs(row_sums - 1).argmax()]
+    if abs(worst - 1) > tolerance:
+        raise NotOnSimplexError(f"{name} has a row that sums to {worst:.4g}, not 1; {_WANTED}")
+
+
+_WANTED = "each row has to be a probability distribution, such as softmax(logits)"
 
 
 def normalized_rows(rows: NDArray[Any]) -> NDArray[Any]:
@@ -51,7 +56,7 @@ def equal_weights(num_clients: int, newcomers: Sequence[int]) -> NDArray[np.floa
     num_clients : int
         N.
     newcomers : sequence of int
-        Who is not in training.
+        Partition-ids of the clients that are not in training.
 
     Returns
     -------
@@ -82,7 +87,7 @@ def project_onto_simplex(rows: NDArray[Any], mass: NDArray[Any]) -> NDArray[Any]
     ndarray
         Shape (R, M).
     """
-    # In place, for with many clients the rows are the largest thing that a server holds.
+    # In place: with many clients the rows are the largest array that a server holds.
     descending = np.sort(rows, axis=1)[:, ::-1]
     thresholds = np.cumsum(descending, axis=1)
     thresholds -= mass[:, None]

@@ -82,3 +82,16 @@ class SupernetSettings:
     def edges(self) -> int:
         """Number of edges of a cell."""
         return sum(CELL_INPUTS + node for node in range(self.nodes))
+
+
+STANDARD = SupernetSettings()
+"""The paper's supernet for CIFAR-10."""
+
+SMALL = SupernetSettings(
+    channels=8,
+    cells=SMALLEST_CELLS,
+    nodes=2,
+    operations=(NONE, "max_pool_3x3", "skip_connect", "sep_conv_3x3"),
+    stem_stride=2,
+)
+"""A supernet for the bundled digits: a round takes seconds instead of minutes."""
