@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from fedkd_flwr.clients.archive import Archive
 from fedkd_flwr.config import ConfigError, Configuration, read_config
-from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.data.catalogue import DATASETS, DataError
 from fedkd_flwr.data.clients import check_data
 from fedkd_flwr.data.record import data_digests, split_record
 from fedkd_flwr.grids.longest_first import LongestFirstGrid
 from fedkd_flwr.grids.prompt import PromptGrid
-from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.fit import build_fitting, returns_probabilities
 from fedkd_flwr.models.parts import head_of
 from fedkd_flwr.own import is_own
 from fedkd_flwr.runs import (
@@ -170,7 +170,10 @@ def check_run(configuration: Configuration) -> None:
 
 
 def check_models(configuration: Configuration) -> None:
-    """Refuse models of the user's own that the run cannot work with, by building one of each.
+    """Refuse models that the run cannot work with, by building one of each.
+
+    Custom models are built, and built-in ones where the data are custom. A warning names custom
+    models that return probabilities in place of logits.
 
     Raises
     ------
@@ -180,13 +183,24 @@ def check_models(configuration: Configuration) -> None:
     """
     run, settings = configuration.run, configuration.settings
     shared = (settings.shared_model,) if isinstance(settings, SharedModelSettings) else ()
-    for name in filter(is_own, dict.fromkeys((*run.models.models, *shared))):
+    is_own_data = run.data.dataset not in DATASETS
+    for name in dict.fromkeys((*run.models.models, *shared)):
+        if not (is_own(name) or is_own_data):
+            continue
+        shape, classes = run.data.image_shape, run.data.num_classes
         try:
-            model = build_model(name, run.data.image_shape, run.data.num_classes)
+            model = build_fitting(name, shape, classes, run.models.search_space)
             if run.method.client.needs_head:
                 head_of(model)
         except ValueError as error:
             raise ConfigError(f"{run.strategy}: {error}.") from None
+        if is_own(name) and returns_probabilities(model, shape):
+            log(
+                WARNING,
+                "%s returns rows that sum to one, as after a softmax: return logits, since "
+                "losses apply the softmax themselves",
+                name,
+            )
 
 
 def check_server_data(configuration: Configuration) -> None:

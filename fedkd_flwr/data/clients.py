@@ -37,6 +37,7 @@ from fedkd_flwr.data.public import (
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import ImageSet, load_images, load_labels, load_own_data
 from fedkd_flwr.data.splits import read_split, split_client, stratified_order
+from fedkd_flwr.data.warnings import warnings_about_data
 from fedkd_flwr.own import is_own
 from strategies.core.flower import log
 from strategies.core.randomness import random_generator
@@ -151,8 +152,8 @@ def load_private(settings: DataSettings) -> ImageSet:
 def check_data(plan: DataPlan, public_size: int = 0) -> None:
     """Refuse data that cannot be had or split, before an image is decoded.
 
-    Fewer samples of a class than `samples_per_class` asks for are said in a warning, and so are
-    private and public samples of two scales.
+    Warnings name fewer samples of a class than `samples_per_class` asks for, private and public
+    samples of two scales, and what `fedkd_flwr.data.warnings` finds in custom data.
 
     Parameters
     ----------
@@ -171,6 +172,8 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
     read_split(settings.client_split)
     if settings.dataset not in DATASETS:
         load_private(settings)
+        for warning in warnings_about_data(settings):
+            log(WARNING, "%s", warning)
     labels = load_labels(settings.dataset, settings.data_root, settings.wanted)
     most = 0
     for partition_id, indices in enumerate(client_indices(plan)):

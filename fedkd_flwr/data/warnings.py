@@ -1,0 +1,64 @@
+"""Mistakes in custom data that a run survives, so that they are warned about and not refused."""
+
+import functools
+
+from torch import Tensor
+
+from fedkd_flwr.data.catalogue import DATASETS, is_function
+from fedkd_flwr.data.own import call_for_data, content_digest
+from fedkd_flwr.data.settings import DataSettings
+from fedkd_flwr.data.sources import load_images
+from fedkd_flwr.own import OBJECT
+
+CHANNELS = (1, 3, 4)
+"""How many channels an image has."""
+
+
+def warnings_about_data(settings: DataSettings) -> list[str]:
+    """Return what is suspicious about the private data, one sentence each.
+
+    Parameters
+    ----------
+    settings : DataSettings
+        Of a data set that can be loaded; those of the catalogue are fine.
+    """
+    name = settings.dataset
+    if name in DATASETS:
+        return []
+    found = load_images(name, settings.data_root, settings.wanted)
+    warnings = []
+    lowest, highest = int(found.labels.min()), int(found.labels.max())
+    if lowest > 0 and not settings.own_classes:
+        warnings.append(
+            f"the labels of {name} go from {lowest} to {highest}, and models get an output for "
+            f"each class from 0 to {highest}: number the classes from 0"
+        )
+    if is_function(name) and _has_channels_last(found.images):
+        warnings.append(
+            f"the samples {tuple(found.images.shape)} of {name} look like images from 0 to 255 "
+            "with channels last, and are used as they are: return uint8 images (n, channels, "
+            "height, width), which are scaled to -1 to 1"
+        )
+    if is_function(name) and not _is_repeatable(name):
+        warnings.append(
+            f"{name} returns other data on a second call, and each process calls it: return the "
+            "same data in the same order, with a fixed seed"
+        )
+    return warnings
+
+
+def _has_channels_last(samples: Tensor) -> bool:
+    """Return whether samples look like unscaled images (n, height, width, channels)."""
+    if samples.dim() != 4 or samples.shape[1] in CHANNELS or samples.shape[3] not in CHANNELS:
+        return False
+    in_range = samples.min() >= 0 and 1 < samples.max() <= 255
+    return bool(in_range and (samples == samples.round()).all())
+
+
+@functools.cache
+def _is_repeatable(name: str) -> bool:
+    """Return whether a function returns the data again that it returned before, by a digest."""
+    if name.startswith(f"{OBJECT}:"):
+        return True
+    before = load_images(name)
+    return content_digest(*call_for_data(name)) == content_digest(before.images, before.labels)
