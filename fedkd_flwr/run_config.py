@@ -23,7 +23,7 @@ class RunConfig(Slice):
     Attributes
     ----------
     strategy : str
-        Name of the method, as `fedkd_flwr.methods.find_method` takes it.
+        Name of the method, or a custom method as ``module:object``.
     data : DataSettings
         Samples, partition and public set.
     models : ModelSettings
@@ -35,24 +35,24 @@ class RunConfig(Slice):
     trackers : TrackerSettings
         Trackers of experiments.
     device : str
-        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``. The server computes on the CPU where its own
-        machine has no such device.
+        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``. The server computes on the CPU if its machine
+        lacks the device.
     torch_threads : int
-        Threads of PyTorch in each process, 0 for its own choice.
+        Threads of PyTorch per process; 0 for PyTorch's default.
     output_dir : str
         The run directory; empty for a new one, in ``./runs`` under ``fedkd run`` and
         `fedkd_flwr.run`, in ``~/fedkd-runs`` under ``flwr run``.
     cohort : str
-        Whether clients of one architecture are trained side by side in one process: ``auto``
-        where that is faster, ``on`` wherever it can be, ``off``.
+        Whether clients with the same architecture are trained together in one process: ``auto``
+        if that is faster, ``on`` wherever possible, or ``off``.
     state_dir : str
-        Folder in which clients keep their memory besides the context; empty for none. A
-        node's own config goes before.
+        Folder in which clients keep their memory besides Flower's context; empty for none. The
+        config of a node takes precedence.
     models_dir : str
-        Folder to which clients export their personalized models after the last round; empty
-        for none. A node's own config goes before.
+        Folder to which clients export their personalized models after the last round; empty for
+        no export. The config of a node takes precedence.
     keep_best : bool
-        Whether the models of the best round on validation data are kept too, in `models_dir`.
+        Whether to export the models of the best round on validation data to `models_dir` too.
     resume : bool
         Whether to continue the run in `output_dir`.
     """
@@ -90,24 +90,24 @@ class RunConfig(Slice):
 
     @property
     def data_plan(self) -> DataPlan:
-        """What the clients' data depends on; those of equal plans share one decoded copy."""
+        """What the clients' data depends on; equal plans share one decoded copy."""
         return self._data_plan(self.method.strategy.needs_public_data, self.torch_device)
 
     @property
     def server_data_plan(self) -> DataPlan:
-        """What all data depends on, the server's public set included."""
+        """What all data depends on, including the server's public set."""
         return self._data_plan(self.uses_public_data, self.server_device)
 
     @property
     def uses_public_data(self) -> bool:
-        """Whether anybody predicts on public data."""
+        """Whether clients or server predict on public data."""
         strategy = self.method.strategy
         return strategy.needs_public_data or strategy.distils_on_server
 
     def _data_plan(self, with_public_set: bool, device: str) -> DataPlan:
         settings = self.data
-        # The held-out part leaves the pool whether or not a method uses it: all methods are
-        # compared on the same private data. Another data set need not even be there.
+        # The held-out part leaves the pool whether or not a method uses it, so that all methods
+        # are compared on the same private data. Another data set does not have to exist.
         if settings.public_dataset != HELD_OUT and not with_public_set:
             settings = settings.model_copy(update={"public_dataset": NO_PUBLIC_SET})
         return DataPlan(settings, self.plan.num_clients, self.plan.seed, device)
@@ -123,7 +123,7 @@ class RunConfig(Slice):
 
     @property
     def server_device(self) -> str:
-        """The device of the server's process: the CPU where its machine lacks `torch_device`."""
+        """The device of the server's process: the CPU if its machine lacks `torch_device`."""
         kind, _, index = self.torch_device.partition(":")
         if kind == "cpu":
             return kind
@@ -133,16 +133,16 @@ class RunConfig(Slice):
         return self.torch_device if is_here else "cpu"
 
     def server_plan(self) -> RunPlan:
-        """Return what the server knows of the run before it starts."""
+        """Return what the server knows about the run before it starts."""
         return RunPlan(num_classes=self.data.num_classes, **dict(self.plan))
 
 
 PLACE_KEYS = tuple(RunConfig.place_keys())
-"""Keys that say where and how a run takes place, not what it computes."""
+"""Keys that say where and how a run takes place and do not change its results."""
 
 DATA_KEYS = (
     *(key for key in DataSettings.flat_keys() if key not in PLACE_KEYS),
     "num-clients",
     "new-clients",
 )
-"""Keys that, with the seed, say who holds which samples, who is new and what is public."""
+"""Keys that, with the seed, determine the clients' samples, the new clients and the public set."""

@@ -1,13 +1,13 @@
-"""Every setting with its default, range and meaning, read from where it is declared.
+"""Reference of all settings: default, range and meaning, read from their declarations.
 
-Fields and limits are those of the slices of the run config, meanings those of their docstrings.
+Fields and limits come from the slices of the run config, meanings from their docstrings.
 """
 
 import inspect
 import re
 import typing
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -18,10 +18,11 @@ from pydantic.fields import FieldInfo
 from fedkd_flwr.config import OWN_SETTINGS, ConfigError, RunConfig, method_tables
 from fedkd_flwr.flat import as_scalar
 from fedkd_flwr.methods import METHODS
+from strategies.core.plan import Settings
 from strategies.core.slices import NoneOfTheAllowedError, Slice, kebab_case
 
 BOUNDS = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<"))
-"""Limits of a number as pydantic keeps them, and how they are written."""
+"""Limits of a number: pydantic's class, its attribute, and the sign that is shown."""
 
 KINDS: dict[Any, str] = {
     bool: "true or false",
@@ -31,7 +32,7 @@ KINDS: dict[Any, str] = {
 }
 
 NO_WORD = "?"
-"""Is refused by every setting that has its words."""
+"""A word that no setting with a list of allowed words accepts."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class Setting:
     key : str
         Flat name, ``kt-pfl.rho``.
     default : str
-        As it is written in a run config.
+        As written in a run config.
     allowed : str
-        Its range, or the words that it may be.
+        Its range, or the allowed words.
     meaning : str
         One or two sentences.
     """
@@ -63,26 +64,33 @@ class Section:
     Attributes
     ----------
     title : str
-        The question that they answer, or the methods that read them.
+        What they are about, or the methods that read them.
     settings : list of Setting
         In the order of their declaration.
+    also_read : tuple of str
+        Keys that the methods read in the tables of other methods.
     """
 
     title: str
     settings: list[Setting]
+    also_read: tuple[str, ...] = ()
 
 
 OF_OWN = Setting(
     OWN_SETTINGS,
     '""',
     "text",
-    "Settings of a method of your own, as my-method.mu = 0.1, where Flower takes no other keys.",
+    "Settings of a custom method, such as my-method.mu = 0.1, under flwr run, which accepts only "
+    "the keys of pyproject.toml.",
 )
-"""The one key that no slice declares."""
+"""The only key that no slice declares."""
 
 
 def settings_reference(method: str = "") -> list[Section]:
     """Return the settings of all runs and of every method, or those of one method alone.
+
+    In the whole reference each key is listed once, in its own table. Where settings of several
+    tables mean the same, the later ones refer to the first.
 
     Parameters
     ----------
@@ -95,7 +103,8 @@ def settings_reference(method: str = "") -> list[Section]:
         If there is no such method.
     """
     if not method:
-        return [*_common_sections(), *map(_method_section, method_tables().values())]
+        sections = [*_common_sections(), *map(_method_section, method_tables().values())]
+        return _without_repetition(sections)
     if method not in METHODS:
         raise ConfigError(f"There is no method {method}; the methods are {', '.join(METHODS)}.")
     kind = METHODS[method].strategy.settings_type
@@ -108,9 +117,26 @@ def _common_sections() -> list[Section]:
     return [own, *(Section(_title(kind), _settings(kind)) for kind in kinds)]
 
 
-def _method_section(kind: type[Slice]) -> Section:
+def _method_section(kind: type[Settings]) -> Section:
     readers = [name for name, m in METHODS.items() if m.strategy.settings_type is kind]
-    return Section(f"Settings of {', '.join(readers)}", _settings(kind))
+    settings = _settings(kind)
+    own = [setting for setting in settings if setting.key.startswith(f"{kind.table}.")]
+    also_read = tuple(setting.key for setting in settings if setting not in own)
+    return Section(f"Settings of {', '.join(readers)}", own, also_read)
+
+
+def _without_repetition(sections: Sequence[Section]) -> list[Section]:
+    """Replace a meaning that an earlier key has by a reference to that key."""
+    first_key: dict[str, str] = {}
+
+    def distinct(setting: Setting) -> Setting:
+        first = first_key.setdefault(setting.meaning, setting.key)
+        if first == setting.key:
+            return setting
+        table = setting.key.partition(".")[0]
+        return replace(setting, meaning=f"As {first}, for {table}.")
+
+    return [replace(s, settings=[distinct(setting) for setting in s.settings]) for s in sections]
 
 
 def _title(kind: type[Slice]) -> str:
@@ -134,10 +160,10 @@ def _settings(kind: type[Slice]) -> list[Setting]:
 
 
 def _meanings(kind: type[Slice]) -> dict[str, str]:
-    """Return what the docstrings of a slice and of its bases say of each field."""
+    """Return the description of each field in the docstrings of a slice and of its bases."""
     meanings: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        # A class without a docstring of its own must not speak for its base.
+        # inspect.getdoc would return the docstring of a base class.
         docstring = parse(vars(base).get("__doc__") or "", DocstringStyle.NUMPYDOC)
         for parameter in docstring.params:
             for name in parameter.arg_name.split(","):
@@ -146,7 +172,7 @@ def _meanings(kind: type[Slice]) -> dict[str, str]:
 
 
 def _in_one_line(text: str, kind: type[Slice]) -> str:
-    """Return a description without line ends and marks, fields named as in a run config."""
+    """Return a description in one line without markup, with fields named as in a run config."""
     plain = re.sub(r"`+", "", " ".join(text.split()))
     return re.sub(
         r"\w+_\w+",
@@ -156,7 +182,7 @@ def _in_one_line(text: str, kind: type[Slice]) -> str:
 
 
 def _written(value: Any) -> str:
-    """Return a value as TOML has it."""
+    """Return a value as TOML."""
     scalar = as_scalar(value)
     if isinstance(scalar, bool):
         return str(scalar).lower()
@@ -164,7 +190,7 @@ def _written(value: Any) -> str:
 
 
 def _allowed(kind: type[Slice], name: str, field: FieldInfo) -> str:
-    """Return the range of a field, or the words that it may be."""
+    """Return the range of a field, or its allowed words."""
     annotation = field.annotation
     if typing.get_origin(annotation) is Literal:
         return ", ".join(map(str, typing.get_args(annotation)))
@@ -187,7 +213,7 @@ def _limits(metadata: Iterable[Any]) -> list[str]:
 
 
 def _words(kind: type[Slice], name: str) -> Sequence[str]:
-    """Return the words that a field may be, as it names them when it refuses one."""
+    """Return the allowed words of a field, as listed when it refuses one."""
     try:
         kind.model_validate({name: NO_WORD})
     except ValidationError as error:
@@ -199,8 +225,8 @@ def _words(kind: type[Slice], name: str) -> Sequence[str]:
 
 HEADER = """# Settings
 
-What `fedkd run -c KEY=VALUE`, presets and `[tool.flwr.app.config]` may hold. Written by
-`fedkd list settings > docs/reference/settings.md`, from the declarations in the code.
+The keys that `fedkd run -c KEY=VALUE`, presets and `[tool.flwr.app.config]` accept. This page is
+generated from the code by `fedkd list settings > docs/reference/settings.md`.
 """
 
 
@@ -212,4 +238,6 @@ def in_markdown(sections: Iterable[Section]) -> str:
 def _table(section: Section) -> str:
     rows = [f"| `{s.key}` | `{s.default}` | {s.allowed} | {s.meaning} |" for s in section.settings]
     head = [f"## {section.title}", "", "| setting | default | allowed | meaning |"]
-    return "\n".join([*head, "|---|---|---|---|", *rows, ""])
+    others = ", ".join(f"`{key}`" for key in section.also_read)
+    also_read = ["", f"Also read: {others}."] if others else []
+    return "\n".join([*head, "|---|---|---|---|", *rows, *also_read, ""])

@@ -18,7 +18,7 @@ class ClusterSettings(Settings):
     Attributes
     ----------
     clusters : int
-        c, the number of centers.
+        c, the number of global models (centers).
     """
 
     clusters: int = Field(default=3, ge=1)

@@ -31,7 +31,8 @@ class DittoSettings(Settings):
     Attributes
     ----------
     personalization_weight : float
-        lambda: 0 leaves personal models to themselves, a large one holds them at the global one.
+        lambda, the weight of the squared distance between personal and global model; 0 trains
+        the personal models independently.
     """
 
     table = "ditto"

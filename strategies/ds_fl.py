@@ -38,9 +38,9 @@ class DSFLSettings(DistillationSettings):
     Attributes
     ----------
     aggregation : str
-        ``entropy-reduction`` sharpens the mean (ERA); ``simple`` leaves it as it is (SA).
+        ``entropy-reduction`` sharpens the mean prediction (ERA); ``simple`` keeps it (SA).
     era_temperature : float
-        T of the sharpening; the smaller, the sharper.
+        T of the sharpening; a smaller T gives a sharper mean.
     """
 
     table = "ds-fl"

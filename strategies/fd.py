@@ -37,7 +37,7 @@ class FDSettings(Settings):
     Attributes
     ----------
     gamma : float
-        Weight of the cross-entropy to the others' mean prediction; 0 is `local`.
+        Weight of the cross-entropy to the mean prediction of the other clients; 0 is `local`.
     """
 
     table = "fd"

@@ -44,12 +44,12 @@ class FedAMPSettings(Settings):
     Attributes
     ----------
     attention_step : float
-        a, the step of the server; ``a / sigma`` is the weight of another client whose model is
-        the same.
+        a, the server's step size; ``a / sigma`` is the weight of another client with an identical
+        model.
     sigma : float
-        Squared distance at which that weight has fallen to 1/e.
+        Squared distance between models at which that weight has fallen to 1/e.
     regularization_weight : float
-        lambda: clients are held near u_i with ``lambda / (2 a)``.
+        lambda of the proximal term ``lambda / (2 a) ||w_i - u_i||²`` on the clients.
     """
 
     table = "fedamp"

@@ -27,8 +27,8 @@ class AveragingSettings(Settings):
     Attributes
     ----------
     weighting : str
-        ``samples`` weighs a client's model by its training samples; ``uniform`` weighs all alike,
-        as Eq. 4 of PersFL does.
+        ``samples`` weights a client's model by its number of training samples; ``uniform``
+        weights all models equally, as in Eq. 4 of PersFL.
     """
 
     table = "fedavg"
@@ -55,7 +55,7 @@ class FineTuningSettings(AveragingSettings):
     Attributes
     ----------
     epochs : int
-        Epochs on the client's own training data before it is evaluated.
+        Epochs of fine-tuning on the client's training data before it is evaluated.
     """
 
     table = "fedavg-ft"

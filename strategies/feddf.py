@@ -41,11 +41,11 @@ class FedDFSettings(Settings):
     Attributes
     ----------
     distillation_steps : int
-        Steps of Adam for each architecture in a round; 0 is FedAvg.
+        Steps of Adam per round and architecture; 0 is FedAvg.
     distillation_batch_size : int
-        Public samples in a step.
+        Public samples per step of Adam on the server.
     distillation_learning_rate : float
-        Step size.
+        Step size of Adam on the server.
     """
 
     table = "feddf"
@@ -166,7 +166,7 @@ class PFedDFSettings(FedDFSettings):
     Attributes
     ----------
     epochs : int
-        Epochs on the client's own training data before it is evaluated.
+        Epochs of fine-tuning on the client's training data before it is evaluated.
     """
 
     table = "pfeddf"

@@ -45,11 +45,11 @@ class FedFomoSettings(Settings):
     Attributes
     ----------
     models_sent : int
-        M, how many models a client is sent; all there are where they are fewer.
+        M, the number of models sent to a client; all of them if there are fewer.
     exploration : float
-        epsilon in the first round: the share of them that is drawn at random.
+        epsilon in the first round: the share of these models that is drawn at random.
     exploration_decay : float
-        What epsilon loses each round, down to 0.
+        Decrease of epsilon per round, down to 0.
     """
 
     table = "fedfomo"

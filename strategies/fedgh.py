@@ -38,9 +38,9 @@ class FedGHSettings(FeatureSettings):
     Attributes
     ----------
     server_learning_rate : float
-        Step size of the server on the head.
+        Step size of the server when it trains the shared head.
     server_epochs : int
-        How often the server goes through the clients of a round.
+        Passes of the server over the class means of a round's clients.
     """
 
     table = "fedgh"

@@ -44,8 +44,12 @@ class FedKDSettings(SharedModelSettings):
 
     Attributes
     ----------
-    energy_start, energy_end : float
-        Share of an update's energy that is kept in the first and in the last round; 1 sends all.
+    energy_start : float
+        Share of an update's energy (squared singular values) that is sent in the first round; 1
+        sends everything.
+    energy_end : float
+        Share of an update's energy that is sent in the last round; it rises linearly from
+        `energy_start`.
     """
 
     table = "fedkd"
@@ -53,7 +57,7 @@ class FedKDSettings(SharedModelSettings):
     energy_end: float = Field(default=0.98, gt=0, le=1)
 
     def energy(self, server_round: int, num_rounds: int) -> float:
-        """Return the share that is kept in a round, which rises evenly."""
+        """Return the share that is sent in a round; it rises linearly."""
         progress = min(1.0, (server_round - 1) / max(num_rounds - 1, 1))
         return self.energy_start + (self.energy_end - self.energy_start) * progress
 

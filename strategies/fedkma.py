@@ -66,18 +66,22 @@ class FedKMASettings(Settings):
     Attributes
     ----------
     similarity_weight : float
-        lambda of Eq. 12, between how alike (1) and how well (0) clients predict; not in ``fednas``.
+        lambda of Eq. 12: 1 weights clients by the similarity of their predictions, 0 by their
+        loss. Not used by ``fednas``.
     as_printed : bool
-        Whether rows of M follow Eq. 11 to the letter; not in ``fednas``.
+        Whether rows of M follow Eq. 11 as printed. Not used by ``fednas``.
     sharpness : float
-        beta: weights are exp(-beta times the distance); 1 is the paper. Not in ``fednas``.
+        beta of the weights ``exp(-beta * distance)``; 1 in the paper. Not used by ``fednas``.
     alpha_optimizer : str
-        ``sgd`` with the run's momentum (§V-A), or ``adam``, as in DARTS.
-    alpha_learning_rate, alpha_weight_decay : float
-        Of that optimizer, on the architecture weights.
+        Optimizer of the architecture weights: ``sgd`` with the run's momentum (§V-A), or ``adam``
+        as in DARTS.
+    alpha_learning_rate : float
+        Step size on the architecture weights.
+    alpha_weight_decay : float
+        Weight decay of the architecture weights.
     alpha_share : float
-        Share of the training samples that alpha steps see and omega steps do not, 0.5 in DARTS;
-        0 lets both see all (Eq. 7, Algorithm 1 line 20).
+        Share of the training samples that is reserved for the architecture weights, 0.5 in DARTS.
+        With 0 both kinds of weights train on all samples (Eq. 7, Algorithm 1 line 20).
     """
 
     table = "fedkma"

@@ -27,8 +27,8 @@ class FedPerSettings(Settings):
     Attributes
     ----------
     personal_layers : int
-        K_P, how many layers stay on the client, counted from the output. As many as the model
-        has leave nothing to share, and the method is `local`.
+        K_P, the number of layers that stay on the client, counted from the output. If it covers
+        the whole model, nothing is shared and the method is `local`.
     """
 
     table = "fedper"

@@ -34,14 +34,14 @@ PROTOTYPES, PROTOTYPE_FLAGS = "prototypes", "prototype-flags"
 
 
 class PrototypeSettings(FeatureSettings):
-    """Settings of methods whose clients are held near global prototypes.
+    """Settings of methods that regularize features towards global prototypes.
 
     Attributes
     ----------
     prototype_weight : float
-        lambda, the weight of the squared distance to the prototype; 0 leaves training local.
+        lambda, the weight of the squared distance to the prototype; 0 is local training.
     predict : str
-        ``prototype`` classifies as the class of the nearest prototype, ``head`` by the head.
+        ``prototype`` predicts the class of the nearest prototype, ``head`` uses the model's head.
     """
 
     prototype_weight: float = Field(default=0.02, ge=0)

@@ -41,11 +41,11 @@ class FedTGPSettings(PrototypeSettings):
     Attributes
     ----------
     margin_threshold : float
-        tau, the largest margin.
+        tau, the upper limit of the margin between classes.
     server_learning_rate : float
-        Step size of the server.
+        Step size of the server when it trains the prototypes.
     server_epochs : int
-        S, how often the server goes through the clients of a round.
+        S, the number of passes of the server over the prototypes of a round's clients.
     """
 
     table = "fedtgp"

@@ -29,9 +29,9 @@ class FMLSettings(SharedModelSettings):
     Attributes
     ----------
     alpha : float
-        Weight of the labels for the private model; 1 is `local`.
+        Weight of the labels in the loss of the private model; 1 is `local`.
     beta : float
-        Weight of the labels for the shared model; 1 is FedAvg.
+        Weight of the labels in the loss of the shared model; 1 is FedAvg.
     """
 
     table = "fml"

@@ -53,23 +53,23 @@ SMALLEST_PROBABILITY = 1e-12
 class KTpFLSettings(DistillationSettings):
     """Settings of KT-pFL and its variants.
 
-    The defaults let knowledge flow: a distillation step that moves the weights about as much as
-    private training does, at a temperature at which predictions still differ. Those of the
-    paper's B.2 (T = 10 without T², one epoch at 0.01 in batches of 256) hardly move them; the
-    presets of the paper have them.
+    With the defaults distillation moves the weights about as much as private training does, and
+    predictions still differ at the temperature. The values of the paper's B.2 (T = 10 without T²,
+    one epoch at 0.01 in batches of 256) hardly move the weights; the presets of the paper use
+    them.
 
     Attributes
     ----------
     temperature : float
         T of the soft predictions.
     knowledge_weight : float
-        lambda of Eq. 4, the weight of the knowledge term in the step on c; ``kt-pfl`` alone.
+        lambda of Eq. 4, the weight of the knowledge term in the update of c. Only ``kt-pfl``.
     rho : float
-        Pull of c towards 1/N, Eq. 4; ``kt-pfl`` alone.
+        rho of Eq. 4, the weight of the penalty that pulls c towards 1/N. Only ``kt-pfl``.
     coefficient_learning_rate : float
-        eta_3, step size on c, Eq. 7; ``kt-pfl`` alone.
+        eta_3 of Eq. 7, the step size on c. Only ``kt-pfl``.
     top_k : int
-        Givers of each client in ``topk-pfl``.
+        Number of clients that each client learns from. Only ``topk-pfl``.
     """
 
     table = "kt-pfl"

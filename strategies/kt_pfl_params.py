@@ -40,18 +40,18 @@ from strategies.parameters import Model, ParameterStrategy, gram_matrix, stacked
 
 
 class KTpFLParamsSettings(Settings):
-    """Settings of KT-pFL on parameters; the defaults are those of the paper's B.2.
+    """Settings of KT-pFL on parameters, with the defaults of the paper's B.2.
 
     Attributes
     ----------
     knowledge_weight : float
-        lambda of Eq. 11.
+        lambda of Eq. 11, the weight of the knowledge term in the update of c.
     rho : float
-        Pull of c towards 1/N.
+        rho, the weight of the penalty that pulls c towards 1/N.
     coefficient_learning_rate : float
-        eta_3; 0 leaves c at 1/N.
+        eta_3, the step size on c; 0 keeps c at 1/N.
     transfer_step : float
-        tau, how far a client goes from its own model to the mixed one.
+        tau, how far a client's model moves towards the mixed model; 1 replaces it.
     """
 
     table = "kt-pfl-params"

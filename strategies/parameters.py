@@ -32,7 +32,7 @@ class SharedModelSettings(Settings):
     Attributes
     ----------
     shared_model : str
-        Architecture of the shared model, the same for all clients, whatever theirs are.
+        Architecture of the shared model, the same for all clients whatever their own models are.
     """
 
     shared_model: str = "mlp"

@@ -30,10 +30,10 @@ class PerFedAvgSettings(Settings):
     Attributes
     ----------
     inner_learning_rate : float
-        a, the size of the step on a client's own data, in training and before evaluation; 0 is
-        FedAvg.
+        a, the step size of the adaptation to a client's data, in training and before evaluation;
+        0 is FedAvg.
     evaluate_on : str
-        ``adapted``, the model after that step, or ``global``, the model before it.
+        ``adapted`` evaluates the model after the adaptation, ``global`` the model before it.
     """
 
     table = "per-fedavg"

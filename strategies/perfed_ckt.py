@@ -35,16 +35,16 @@ from strategies.soft_predictions import SoftPredictionSettings, SoftPredictionSt
 
 
 class PerFedCKTSettings(SoftPredictionSettings):
-    """Settings of PerFed-CKT; the defaults are those of the paper's Appendix E.
+    """Settings of PerFed-CKT, with the defaults of the paper's Appendix E.
 
     Attributes
     ----------
     clusters : int
-        c, the number of centroids.
+        c, the number of clusters of clients, each with one centroid of soft predictions.
     regularization_weight : float
-        lambda of Eq. 1.
+        lambda of Eq. 1, the weight of the distance to the assigned centroid.
     public_batch_size : int
-        b', public samples in an iteration.
+        b', the number of public samples per iteration.
     """
 
     table = "perfed-ckt"

@@ -69,14 +69,15 @@ class PersFLSettings(AveragingSettings):
     temperatures : tuple of float
         Candidates for T, separated by commas, each above 0.
     distillation_epochs : int
-        Epochs on the training data for each pair of the grid.
+        Epochs of distillation for each pair (lambda, T) of the grid.
     distillation_learning_rate : float
-        Step size of stage 2.
+        Step size of the distillation (stage 2).
     validate_every : int
-        Epochs after which a pair's model is validated, the best of which is kept; 0 for the last
-        alone.
+        Validate every that many epochs of distillation and keep the best model; 0 validates after
+        the last epoch only.
     teacher : str
-        ``optimal``, or ``last`` for the final global model (the ablation of Table 4).
+        ``optimal`` for the global model with the best validation loss on the client, or ``last``
+        for the final global model (the ablation of Table 4).
     """
 
     table = "persfl"

@@ -45,13 +45,17 @@ class PFedHNSettings(Settings):
     Attributes
     ----------
     embedding_size : int
-        e; 0 for ``1 + N // 4`` as in the paper.
-    hidden_size, hidden_layers : int
-        h, units in a layer, and how many layers lie between the first and the head.
-    learning_rate, momentum : float
-        Of the gradient descent on hypernetwork and embeddings.
+        e, the length of a client's embedding; 0 for ``1 + N // 4`` as in the paper.
+    hidden_size : int
+        h, the number of units per hidden layer of the hypernetwork.
+    hidden_layers : int
+        Number of layers between the first layer and the heads of the hypernetwork.
+    learning_rate : float
+        Step size on the hypernetwork and the embeddings.
+    momentum : float
+        Momentum of the hypernetwork and the embeddings.
     gradient_norm : float
-        A longer gradient is cut to this norm.
+        Gradients of the hypernetwork are clipped to this norm.
     """
 
     table = "pfedhn"

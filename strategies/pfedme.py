@@ -31,13 +31,13 @@ class PFedMeSettings(Settings):
     Attributes
     ----------
     personalization_weight : float
-        lambda: the larger, the nearer theta stays to w.
+        lambda; the larger it is, the closer the personal model theta stays to the local copy w.
     personal_steps : int
-        K, steps on theta for each batch.
+        K, the number of steps on theta per batch.
     personal_learning_rate : float
-        Their size.
+        Step size of the steps on theta.
     beta : float
-        The server's step towards the mean of the clients' w; 1 is that mean.
+        The server's step towards the mean of the clients' w; 1 takes the mean itself.
     """
 
     table = "pfedme"

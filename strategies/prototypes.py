@@ -27,13 +27,13 @@ HEAD_WEIGHT, HEAD_BIAS = "head-weight", "head-bias"
 
 
 class FeatureSettings(Settings):
-    """Settings of all methods whose clients agree on a width of their features.
+    """Settings of methods whose clients need features of the same width.
 
     Attributes
     ----------
     feature_width : int
-        d, features that enter the head. A model of another width gets a linear layer of its
-        own before its head.
+        d, the number of features that enter the head. A model with another number gets a linear
+        layer before its head.
     """
 
     feature_width: int = Field(default=64, ge=1)

@@ -46,9 +46,9 @@ class ScaffoldSettings(Settings):
     Attributes
     ----------
     server_learning_rate : float
-        eta_g, the server's step from the global model towards the mean of the clients'.
+        eta_g, the server's step from the global model towards the mean of the clients' models.
     correction : float
-        Factor on ``c - c_n``; 1 is the paper, 0 is FedAvg.
+        Factor of the correction ``c - c_n``; 1 in the paper, 0 is FedAvg.
     """
 
     table = "scaffold"

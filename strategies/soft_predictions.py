@@ -1,10 +1,10 @@
-"""What methods share whose clients exchange soft predictions: the wire, privacy, mixing.
+"""Base of methods whose clients exchange soft predictions: wire format, privacy, mixing.
 
 Predictions may be clipped and noised before they leave a client (`strategies.core.privacy`),
-rounded to fewer bytes on the wire (`strategies.core.wire`), and mixed by a mean or, against
-clients that lie, by a median (`strategies.core.simplex`). What was taught on a public sample may
-serve for some rounds, in which nothing about it travels (`strategies.core.caching`). The defaults
-do none of that.
+rounded to fewer bytes on the network (`strategies.core.wire`), and mixed by a mean or, against
+poisoning, by a median (`strategies.core.simplex`). Lessons on a public sample may be cached for
+some rounds, in which nothing about the sample is sent (`strategies.core.caching`). By default none
+of this happens.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -37,23 +37,23 @@ class SoftPredictionSettings(Settings):
     Attributes
     ----------
     number_format : str
-        ``float32``, ``float16`` or ``int8``: predictions and teachers on the wire.
+        Number format of predictions and teachers on the network.
     mixing : str
-        ``mean``, or ``median`` against clients that send well-formed lies.
+        ``mean``, or ``median`` for robustness against poisoned predictions.
     clip_norm : float
-        Largest distance, in L2 over all P·K entries, of a client's predictions from uniform
-        ones; 0 for no bound.
+        Largest L2 distance, over all P·K entries, of a client's predictions from uniform
+        predictions; 0 for no clipping.
     noise_multiplier : float
-        Standard deviation of the Gaussian noise on predictions as a multiple of their
+        Standard deviation of the Gaussian noise on predictions, as a multiple of their
         sensitivity ``2 * clip_norm``; 0 for no noise.
     noise_seed : int
-        -1 draws the noise from the operating system, secret and new each time. Any other
-        makes an experiment repeatable, and lets whoever knows it take the noise off again.
+        -1 draws secret noise from the operating system. Any other seed makes an experiment
+        repeatable, but whoever knows the seed can remove the noise.
     delta : float
-        The delta at which the privacy spent is reported.
+        delta of (epsilon, delta)-differential privacy, at which epsilon is reported.
     cache_rounds : int
-        Rounds for which what was taught on a public sample serves before clients are asked
-        about it again, as in SCARLET (`strategies.core.caching`); 0 asks in every round.
+        Number of rounds for which the lesson on a public sample is reused before clients are
+        asked about the sample again, as in SCARLET; 0 asks in every round.
     """
 
     number_format: Literal["float32", "float16", "int8"] = "float32"
@@ -71,20 +71,20 @@ class SoftPredictionSettings(Settings):
 
 
 class DistillationSettings(SoftPredictionSettings):
-    """Settings of methods whose clients distil a teacher, as `KTpFLClient` does.
+    """Settings of methods whose clients distill a teacher, as `KTpFLClient` does.
 
     Attributes
     ----------
     temperature : float
         T of the soft predictions.
     distillation_epochs : int
-        Epochs over the public samples towards the teacher.
+        Epochs of distillation on the public samples.
     distillation_learning_rate : float
-        Step size on public samples.
+        Step size of the distillation.
     public_batch_size : int
-        Batch size on public samples.
+        Batch size of the distillation.
     t_squared : bool
-        Whether the distillation loss is multiplied by T² (KT-pFL's Eq. 6 has no such factor).
+        Whether the distillation loss is multiplied by T²; Eq. 6 of KT-pFL has no such factor.
     """
 
     temperature: float = Field(default=1.0, gt=0)

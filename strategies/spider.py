@@ -36,9 +36,11 @@ class SpiderSettings(Settings):
     Attributes
     ----------
     proximal_weight : float
-        lambda.
-    prune_from, prune_every : int
-        The first round in which an edge is decided, and after how many rounds the next one is.
+        lambda, the weight of the distance between the personal and the shared supernet.
+    prune_from : int
+        First round in which an edge is pruned to one operation.
+    prune_every : int
+        Number of rounds from one pruned edge to the next.
     """
 
     table = "spider"
@@ -47,7 +49,7 @@ class SpiderSettings(Settings):
     prune_every: int = Field(default=20, ge=1)
 
     def prunes_in(self, server_round: int) -> bool:
-        """Return whether an edge is decided in a round."""
+        """Return whether an edge is pruned in a round."""
         since = server_round - self.prune_from
         return since >= 0 and since % self.prune_every == 0
 

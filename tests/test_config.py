@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from fedkd_flwr.config import (
 from fedkd_flwr.config_files import parse_assignment, read_toml, upon_preset
 from fedkd_flwr.methods import FAMILIES, METHODS
 from fedkd_flwr.models.darts.settings import OPERATIONS, SMALL, STANDARD
+from fedkd_flwr.settings_reference import settings_reference
 
 ROOT = Path(__file__).parent.parent
 PRESETS = sorted(path for path in ROOT.glob("conf/*/*.toml") if path.parent.name != "sweeps")
@@ -230,6 +232,24 @@ def test_a_run_begins_with_the_warning(small, tmp_path, caplog):
     warnings = [text for text in caplog.messages if "does not read" in text]
     assert len(warnings) == 1
     assert "kt-pfl.clip-norm" in warnings[0]
+
+
+def test_no_two_settings_have_the_same_description():
+    settings = [setting for section in settings_reference() for setting in section.settings]
+    assert [setting.key for setting in settings] == list(dict.fromkeys(s.key for s in settings))
+    assert {setting.key for setting in settings} == set(known_names())
+    keys = defaultdict(list)
+    for setting in settings:
+        keys[setting.meaning].append(setting.key)
+    assert {meaning: same for meaning, same in keys.items() if len(same) > 1} == {}
+
+
+def test_repeated_descriptions_refer_to_the_first_setting():
+    meanings = {s.key: s.meaning for section in settings_reference() for s in section.settings}
+    assert meanings["ds-fl.clip-norm"] == "As kt-pfl.clip-norm, for ds-fl."
+    assert meanings["fesem.clusters"] == "As hypcluster.clusters, for fesem."
+    (of_persfl,) = settings_reference("persfl")
+    assert "As " not in {s.key: s.meaning for s in of_persfl.settings}["fedavg.weighting"]
 
 
 def test_assignments_are_toml_values_or_words():

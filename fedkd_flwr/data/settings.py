@@ -30,8 +30,10 @@ class DataSettings(Slice):
         as ``hf:ORG/NAME``, ``folder:PATH`` or ``module:object``.
     own_classes : int
         Key ``num-classes``: K of own data; 0 to find it in the labels.
-    image_column, label_column : str
-        Columns of own data, where it has them; empty to find them.
+    image_column : str
+        Column of the images in custom data; empty to find it.
+    label_column : str
+        Column of the labels in custom data; empty to find it.
     own_shape : str
         Key ``image-shape``: shape of a sample of own data, such as ``3,32,32``; empty to find it
         in the data.

@@ -1,4 +1,4 @@
-"""What is settled before a run starts: a method's settings, and the plan of the rounds."""
+"""What is known before a run starts: the settings of a method and the plan of the rounds."""
 
 from collections.abc import Sequence
 from inspect import get_annotations
@@ -38,44 +38,44 @@ class Settings(Slice):
 
 
 class PlanSettings(Slice):
-    """How many clients do how many rounds, and how long each is waited for.
+    """Number of clients and rounds, client sampling, and timeouts.
 
     Attributes
     ----------
     num_clients : int
-        N, the number of clients; partition-ids are 0..N-1. 0 in a run config for as many as are
-        connected when the run starts, as flwr run and deployments have it by default.
+        N, the number of clients, with partition-ids 0..N-1; 0 for as many as are connected when
+        the run starts. The default is 8 under fedkd run and fedkd_flwr.run with clients on this
+        machine, and 0 under flwr run and in a deployment.
     num_server_rounds : int
-        Communication rounds.
+        Number of communication rounds.
     public_size : int
-        P, public samples used in a round.
+        P, the number of public samples per round.
     public_hash : str
-        Hash of the public set; a client that holds another is left out. Empty for the hash
-        that most clients hold.
+        Hash of the public set; clients with another public set are excluded. Empty for the hash
+        that most clients report.
     new_clients : float
-        Share of the clients that are kept out of the training and personalized after it, in
-        [0, 1).
+        Share of the clients that take no part in the training and join after it, in [0, 1).
     new_client_rounds : int
-        Rounds that a new client goes through; 0 for as many as the training had.
+        Number of rounds of a new client; 0 for as many as the training has.
     fraction_train : float
-        Share of the clients in training that are sampled in a round, in (0, 1].
+        Share of the training clients that is sampled in a round, in (0, 1].
     min_replies : int
-        A round with fewer valid replies stops the run.
+        Smallest number of valid replies; a round with fewer stops the run.
     evaluate_every : int
-        Clients are evaluated every that many rounds, and after the last.
+        Evaluate the clients every that many rounds, and after the last round.
     patience : int
-        Evaluations in a row without a better mean validation accuracy after which one more round
-        is the run's last; 0 for never.
+        Early stopping: number of evaluations in a row without a better mean validation accuracy
+        after which one more round is the last; 0 for no early stopping.
     measures : tuple of str
-        What an evaluation reports besides its counts, some of ``calibration``, ``auc`` and
-        ``classes``, separated by commas; empty for nothing.
+        Further measures of an evaluation, separated by commas: ``calibration``, ``auc``,
+        ``classes``; empty for none.
     seed : int
-        Seed of every draw.
+        Seed of all random draws.
     connect_timeout : float
-        Seconds to wait for N clients before the first round.
+        Seconds to wait for all clients before the first round.
     round_timeout : float
-        Seconds to wait for the replies to one exchange, of which PersFL's second stage is one.
-        Clients that train in one process are waited for to the end, but with ``cohort`` off.
+        Seconds to wait for the replies to one exchange, such as PersFL's second stage. It has no
+        effect on clients that train in one process, unless ``cohort`` is off.
     """
 
     num_clients: int = Field(default=8, ge=0)
@@ -95,17 +95,17 @@ class PlanSettings(Slice):
 
     @property
     def num_new(self) -> int:
-        """How many clients are kept out of the training."""
+        """Number of clients that join after the training."""
         return round(self.new_clients * self.num_clients)
 
     @property
     def num_training(self) -> int:
-        """How many clients are in training."""
+        """Number of clients in training."""
         return self.num_clients - self.num_new
 
     @property
     def sample_size(self) -> int:
-        """How many clients are sampled in a round."""
+        """Number of clients sampled in a round."""
         return round(self.fraction_train * self.num_training)
 
     @property
@@ -116,12 +116,12 @@ class PlanSettings(Slice):
         return sorted(drawn.tolist())
 
     def check(self) -> None:
-        """Refuse numbers of clients that are fine by themselves and impossible together.
+        """Refuse numbers of clients that are impossible together.
 
         Raises
         ------
         ImpossiblePlanError
-            In one sentence that says what is allowed.
+            With one sentence that says what is allowed.
         """
         if self.new_clients and not self.num_new:
             raise ImpossiblePlanError(
@@ -146,14 +146,14 @@ class PlanSettings(Slice):
 
 
 class RunPlan(PlanSettings):
-    """What the server knows of a run before it starts.
+    """What the server knows about a run before it starts.
 
     Attributes
     ----------
     num_classes : int
         K, the number of classes.
     run_id : str
-        Names the run, also when it is resumed: what clients remember on disk belongs to it.
+        Name of the run, kept when it is resumed: clients store their memory on disk under it.
     """
 
     num_clients: int = Field(default=8, ge=1)
@@ -177,13 +177,13 @@ def sample_clients(
     Parameters
     ----------
     candidates : sequence of int
-        Partition-ids that can be reached, in ascending order.
+        Partition-ids of the reachable clients, in ascending order.
     size : int
-        How many to sample; all candidates where there are no more than that.
+        Number of clients to sample; all candidates if there are no more.
     seed, server_round : int
-        What the draw depends on.
+        Seed and round of the draw.
     probabilities : ndarray, optional
-        Shape (len(candidates),), positive weights of the candidates; uniform if left out.
+        Shape (len(candidates),), positive weights of the candidates; uniform if omitted.
 
     Returns
     -------
