@@ -1,4 +1,4 @@
-"""Every model on everybody's test data: by hand, from exported models, from the clients' memory."""
+"""Cross-client evaluation: by hand, from exported models, and from stored client state."""
 
 import json
 
@@ -32,8 +32,8 @@ def runs(tmp_path_factory):
 
 def test_correlations_by_hand(tmp_path):
     accuracies = np.array([[0.9, 0.1, 0.5], [0.6, 0.8, 0.5], [0.2, 0.3, 0.7]])
-    # 0 takes more of 1, whose model has 0.6 on its data and 2's 0.2; 1 takes more of 0, whose
-    # model has 0.1 beside 0.3; both others have 0.5 on the data of 2.
+    # Client 0 prefers client 1 (accuracy 0.6 against 0.2). Client 1 prefers client 0 (0.1 against
+    # 0.3). On the data of client 2 both others have 0.5.
     coefficients = np.array([[0.5, 0.4, 0.1], [0.4, 0.5, 0.1], [0.1, 0.4, 0.5]])
     crossed = Cross(fedkd_flwr.Run(tmp_path / "run"), accuracies, {"c": coefficients})
     np.testing.assert_allclose(crossed.rank_correlations("c"), [1, -1, np.nan])
@@ -48,12 +48,12 @@ def test_correlations_by_hand(tmp_path):
     assert stored["rank_correlations"] == {"c": [pytest.approx(1), pytest.approx(-1), None]}
 
 
-def test_a_models_own_client_has_the_accuracy_of_the_run(runs):
+def test_the_diagonal_is_the_accuracy_of_the_run(runs):
     run = runs["kt-pfl"]
     crossed = cross(run)
     last = run.clients.set_index("partition_id").sort_index()["accuracy"]
     np.testing.assert_allclose(crossed.accuracies.diagonal(), last)
-    # Clients hold different classes, so that others' models know less of theirs.
+    # Clients have different classes, so other clients' models are less accurate.
     assert crossed.own > crossed.others
     np.testing.assert_array_equal(
         crossed.coefficients["coefficients"], run.matrices["coefficients"][-1]
@@ -65,7 +65,7 @@ def test_a_models_own_client_has_the_accuracy_of_the_run(runs):
     assert np.ma.getmaskarray(np.ma.masked_invalid(coefficients.get_array())).diagonal().all()
 
 
-def test_memory_serves_as_well_as_files_and_neither_is_one_sentence(runs, tmp_path, monkeypatch):
+def test_models_come_from_files_or_stored_state_or_raise_an_error(runs, tmp_path, monkeypatch):
     run = runs["kt-pfl"]
     exported = cross(run).accuracies
     description = json.loads((run.path / "config.json").read_text())
@@ -74,18 +74,20 @@ def test_memory_serves_as_well_as_files_and_neither_is_one_sentence(runs, tmp_pa
     np.testing.assert_array_equal(cross(run.path).accuracies, exported)
     models = description["config"]["output-dir"].replace("kt-pfl", "models")
     np.testing.assert_array_equal(cross(run.path, models).accuracies, exported)
-    with pytest.raises(RunDirectoryError, match="is of another run"):
+    with pytest.raises(RunDirectoryError, match="is from another run"):
         cross(runs["fedavg"], models)
-    with pytest.raises(RunDirectoryError, match="holds no exported model"):
+    with pytest.raises(RunDirectoryError, match="is not an exported model"):
         cross(run.path, tmp_path)
     remove_checkpoint(run.path)
-    with pytest.raises(RunDirectoryError, match="neither exported models nor client 0's memory"):
+    with pytest.raises(
+        RunDirectoryError, match="neither exported models nor stored state of client 0"
+    ):
         cross(run.path)
-    with pytest.raises(RunDirectoryError, match="fedavg are evaluated with is not in their memory"):
+    with pytest.raises(RunDirectoryError, match="fedavg do not store the evaluated model"):
         cross(runs["fedavg"])
 
 
-def test_a_network_of_ones_own_is_built_by_what_the_run_names_and_no_card(small, tmp_path):
+def test_custom_models_are_built_from_run_settings_not_from_the_card(small, tmp_path):
     own = {"models": "examples.own_model:TinyNet", "strategy": "kt-pfl", "num-server-rounds": 1}
     run = fedkd_flwr.run(
         {**small, **own, "models-dir": str(tmp_path / "models")}, output_dir=tmp_path / "run"
@@ -98,7 +100,7 @@ def test_a_network_of_ones_own_is_built_by_what_the_run_names_and_no_card(small,
         cross(run)
 
 
-def test_the_command_prints_writes_and_draws(runs, tmp_path):
+def test_the_command_prints_saves_and_draws(runs, tmp_path):
     models = str(runs["kt-pfl"].path.parent / "models")
     command = ["cross", str(runs["kt-pfl"].path), "--models-dir", models]
     result = CliRunner().invoke(
@@ -108,11 +110,11 @@ def test_the_command_prints_writes_and_draws(runs, tmp_path):
     assert "Mean accuracy on own test data" in result.output
     assert {path.name for path in tmp_path.iterdir()} == {"cross.json", "kt-pfl-cross.png"}
     refused = CliRunner().invoke(app, [*command, "-o", "cross.txt"])
-    assert refused.exit_code == 1 and "ends in none of .csv, .json" in refused.output
+    assert refused.exit_code == 1 and "must end in .csv or .json" in refused.output
 
 
-def test_clients_that_came_later_give_and_take_nothing(tmp_path):
-    """Their columns are 0, which says nothing of their models."""
+def test_new_clients_have_no_rank_correlation(tmp_path):
+    """Their columns are 0, which is not a coefficient."""
     accuracies = np.array([[0.9, 0.1, 0.5, 0.6], [0.6, 0.8, 0.5, 0.6], [0.2, 0.3, 0.7, 0.6]])
     accuracies = np.vstack([accuracies, [0.95, 0.95, 0.95, 0.95]])
     coefficients = np.array([[0.5, 0.4, 0.1, 0], [0.4, 0.5, 0.1, 0], [0.1, 0.4, 0.5, 0], [0] * 4])

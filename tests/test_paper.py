@@ -1,4 +1,4 @@
-"""A paper's figures beside ours: which run they stand beside, and what is said of sizes."""
+"""Accuracies of a paper next to ours: matching of runs, and notes on different sizes."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def figures(tmp_path):
     return path
 
 
-def test_a_figure_stands_beside_the_runs_with_its_settings(tmp_path, figures):
+def test_a_figure_is_matched_to_runs_by_its_settings(tmp_path, figures):
     runs = tmp_path / "runs"
     write_run(runs, "hypcluster", 0, [0.6, 0.7, 0.8], **{"hypcluster.clusters": 3})
     write_run(runs, "local", 0, [0.5, 0.5, 0.5])
@@ -50,14 +50,14 @@ def test_a_figure_stands_beside_the_runs_with_its_settings(tmp_path, figures):
     assert np.isnan(comparison.table.loc["local"]["paper"])
     assert comparison.notes[-2:] == [
         "The paper's accuracy is from A paper, Table 1.",
-        "Not at the paper's size: num-server-rounds is 2, there 200.",
+        "Not at the paper's size: num-server-rounds is 2, in the paper 200.",
     ]
     heading, _, first, *_ = comparison.to_markdown().splitlines()
     assert heading.endswith("| seconds | paper | difference, points |")
     assert first.endswith("| 60.0% | +10.0 |")
 
 
-def test_two_figures_for_one_run_and_none_at_all_are_refused(tmp_path, figures):
+def test_no_or_two_matching_figures_raise_an_error(tmp_path, figures):
     runs = tmp_path / "runs"
     write_run(runs, "ditto", 0, [0.6, 0.7, 0.8])
     figures.write_text(FIGURES.replace('"ditto"', '"hypcluster"'))
@@ -71,23 +71,27 @@ def test_two_figures_for_one_run_and_none_at_all_are_refused(tmp_path, figures):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("num-clients = 3", "clients = 3", "names clients, which is no setting"),
+        ("num-clients = 3", "clients = 3", "names clients, which is not a setting"),
         (", accuracy = 67.0", "", "a row without an accuracy"),
-        ('source = "A paper, Table 1"', "", "needs source"),
-        ("where = { num-clients = 3 }", 'where = "mnist"', "a table for where and for size"),
-        ('size = { num-server-rounds = 200, models = "mlp" }', "size = 3", "a table for where"),
-        ('{ strategy = "ditto", accuracy = 67.0 }', "67.0", "a list of tables for figures"),
+        ('source = "A paper, Table 1"', "", "needs the key source"),
+        ("where = { num-clients = 3 }", 'where = "mnist"', "where and size are optional tables"),
+        (
+            'size = { num-server-rounds = 200, models = "mlp" }',
+            "size = 3",
+            "where and size are optional tables",
+        ),
+        ('{ strategy = "ditto", accuracy = 67.0 }', "67.0", "a list of tables figures"),
     ],
 )
-def test_what_is_no_file_of_figures_is_refused(figures, old, new, message):
+def test_invalid_files_of_figures_raise_an_error(figures, old, new, message):
     figures.write_text(FIGURES.replace(old, new))
     with pytest.raises(ConfigError, match=message):
         read_figures(figures)
 
 
 @pytest.mark.parametrize("path", sorted((SWEEPS / "papers").glob("*.toml")), ids=lambda p: p.stem)
-def test_every_figure_of_a_table_s_first_column_has_its_runs(path):
-    # Runs of the sweep as it stands, of one seed, are at the paper's size.
+def test_the_sweep_of_each_paper_table_matches_its_figures(path):
+    # Runs of the unchanged sweep have the paper's size.
     figures = read_figures(path).figures
     configs = [
         configuration.flat()

@@ -1,4 +1,4 @@
-"""A client that joins after the training of PersFL, from stored global models alone."""
+"""Personalization of a new client after the training of PersFL."""
 
 import numpy as np
 import pytest
@@ -14,15 +14,15 @@ from fedkd_flwr.export import load_model
 from fedkd_flwr.runs import RunDirectoryError
 
 SETTINGS = {"strategy": "persfl", "models": "mlp", "momentum": 0.0, "num-server-rounds": 3}
-# A step so large that the loss goes up and down, and clients choose unlike teachers.
+# With this learning rate the loss fluctuates, and clients select different teachers.
 SETTINGS |= {"learning-rate": 0.3, "local-epochs": 2}
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run in which some client's teacher is not the last model, and none's the initial one.
+    """A run in which some client's teacher is not the last global model.
 
-    The initial one is not stored.
+    No client selects the initial model, which is not stored.
     """
     from conftest import SMALL
 
@@ -35,7 +35,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def own_folder(tmp_path):
-    """Images of four digits, one folder a class, as a newcomer might hold them."""
+    """Images of four digits, one folder per class, as a new client might have them."""
     digits = load_digits()
     chosen = np.concatenate([np.flatnonzero(digits.target == label)[:20] for label in range(4)])
     images = (digits.images[chosen] * 255 / 16).astype(np.uint8)
@@ -43,58 +43,58 @@ def own_folder(tmp_path):
 
 
 @pytest.mark.parametrize("partition_id", range(4))
-def test_with_a_participants_data_it_gets_the_participants_model(partition_id, finished, tmp_path):
+def test_the_data_of_a_participant_gives_its_model(partition_id, finished, tmp_path):
     last = finished.clients[finished.clients["round"] == 3].set_index("partition_id")
     row = last.loc[partition_id]
-    newcomer = personalize(finished, partition_id)
-    assert newcomer.accuracy == row["accuracy"]
-    assert newcomer.imitation == row["lambda"]
-    assert newcomer.temperature == row["temperature"]
-    assert newcomer.teacher_round == row["teacher_round"]
-    assert newcomer.teacher_accuracy == row["teacher_accuracy"]
-    assert newcomer.global_accuracy == row["global_accuracy"]
+    joined = personalize(finished, partition_id)
+    assert joined.accuracy == row["accuracy"]
+    assert joined.imitation == row["lambda"]
+    assert joined.temperature == row["temperature"]
+    assert joined.teacher_round == row["teacher_round"]
+    assert joined.teacher_accuracy == row["teacher_accuracy"]
+    assert joined.global_accuracy == row["global_accuracy"]
 
 
-def test_its_own_folder_serves_as_well(finished, own_folder):
+def test_an_image_folder_can_be_used(finished, own_folder):
     changes = {"persfl.distillation-epochs": 30}
-    newcomer = personalize(finished.path, data_path=own_folder, **changes)
-    data = newcomer.client.data
+    joined = personalize(finished.path, data_path=own_folder, **changes)
+    data = joined.client.data
     assert [len(data.train_labels), len(data.test_labels)] == [48, 16]
     assert set(data.train_labels.tolist()) == {0, 1, 2, 3}
-    predictions = newcomer.model(data.test_images).argmax(dim=1)
-    assert newcomer.accuracy == (predictions == data.test_labels).float().mean().item()
-    assert newcomer.accuracy > 0.5
+    predictions = joined.model(data.test_images).argmax(dim=1)
+    assert joined.accuracy == (predictions == data.test_labels).float().mean().item()
+    assert joined.accuracy > 0.5
 
 
-def test_a_client_outside_the_run_comes_by_another_seed(finished):
-    """The data of other draws: nobody of the run has held it."""
-    newcomer = personalize(finished, 1, seed=7)
+def test_another_seed_gives_data_from_outside_the_run(finished):
+    """No client of the run has this data."""
+    joined = personalize(finished, 1, seed=7)
     same = personalize(finished, 1, seed=7)
-    assert newcomer.accuracy == same.accuracy
-    for mine, other in zip(newcomer.model.parameters(), same.model.parameters(), strict=True):
+    assert joined.accuracy == same.accuracy
+    for mine, other in zip(joined.model.parameters(), same.model.parameters(), strict=True):
         assert torch.equal(mine, other)
     theirs = personalize(finished, 1).client.data.train_images
-    assert not torch.equal(newcomer.client.data.train_images[:20], theirs[:20])
+    assert not torch.equal(joined.client.data.train_images[:20], theirs[:20])
 
 
 def test_settings_replace_those_of_the_run(finished):
     changes = {"persfl.imitation": "0.5", "persfl.temperatures": "25", "persfl.teacher": "last"}
-    newcomer = personalize(str(finished.path), 0, **changes)
-    assert (newcomer.imitation, newcomer.temperature) == (0.5, 25.0)
-    assert newcomer.teacher_round == 3
-    assert newcomer.teacher_accuracy == newcomer.global_accuracy
+    joined = personalize(str(finished.path), 0, **changes)
+    assert (joined.imitation, joined.temperature) == (0.5, 25.0)
+    assert joined.teacher_round == 3
+    assert joined.teacher_accuracy == joined.global_accuracy
 
 
-def test_a_saved_model_comes_back_alike(finished, tmp_path):
-    newcomer = personalize(finished, 3)
-    path = newcomer.save(tmp_path / "new" / "models")
+def test_a_saved_model_gives_the_same_predictions(finished, tmp_path):
+    joined = personalize(finished, 3)
+    path = joined.save(tmp_path / "new" / "models")
     assert path == tmp_path / "new" / "models" / "3.safetensors"
-    images = newcomer.client.data.test_images
+    images = joined.client.data.test_images
     with torch.no_grad():
-        assert torch.equal(load_model(path)(images), newcomer.model.eval()(images))
+        assert torch.equal(load_model(path)(images), joined.model.eval()(images))
 
 
-def test_the_run_is_left_as_it_is(finished, tmp_path):
+def test_the_run_directory_does_not_change(finished, tmp_path):
     def content():
         return {path: path.read_bytes() for path in finished.path.rglob("*") if path.is_file()}
 
@@ -103,8 +103,8 @@ def test_the_run_is_left_as_it_is(finished, tmp_path):
     assert content() == before
 
 
-def test_what_cannot_work_is_refused_in_one_sentence(finished, small, tmp_path):
-    with pytest.raises(ConfigError, match="name a partition or a data path"):
+def test_invalid_arguments_raise_a_clear_error(finished, small, tmp_path):
+    with pytest.raises(ConfigError, match="give a partition"):
         personalize(finished)
     with pytest.raises(ConfigError, match="no partition 4, only 0 to 3"):
         personalize(finished, 4)
@@ -124,12 +124,12 @@ def test_what_cannot_work_is_refused_in_one_sentence(finished, small, tmp_path):
         personalize(other, 0)
 
 
-def test_missing_or_broken_global_models_are_named(small, tmp_path):
+def test_missing_or_damaged_global_models_raise_an_error(small, tmp_path):
     run = fedkd_flwr.run({**small, **SETTINGS, "num-server-rounds": 1}, output_dir=tmp_path / "r")
     (stored,) = (run.path / "models").glob("*.safetensors")
     stored.write_bytes(stored.read_bytes()[:100])
     with pytest.raises(RunDirectoryError, match=r"global-000001.safetensors cannot be read"):
         personalize(run, 0)
     stored.unlink()
-    with pytest.raises(RunDirectoryError, match="holds no global models"):
+    with pytest.raises(RunDirectoryError, match="has no stored global models"):
         personalize(run, 0)

@@ -1,4 +1,4 @@
-"""Figures hold the lines, labels and colours that they should."""
+"""Figures: their lines, labels, colors and files."""
 
 import json
 from dataclasses import replace
@@ -54,7 +54,7 @@ def main_axes(figure):
     return figure.axes[0]
 
 
-def test_accuracy_over_rounds_has_a_line_a_method_and_a_band_where_seeds_differ(comparison, runs):
+def test_accuracy_over_rounds_has_a_line_per_method_and_bands_over_seeds(comparison, runs):
     figure = plots.plot_accuracy_over_rounds(comparison)
     axes = main_axes(figure)
     assert sorted(legend_of(figure)) == ["kt-pfl", "local", "perfed-ckt"]
@@ -69,7 +69,7 @@ def test_accuracy_over_rounds_has_a_line_a_method_and_a_band_where_seeds_differ(
     assert {line.get_color() for line in axes.lines} <= set(plots.style.COLORS)
 
 
-def test_accuracy_against_bytes_adds_up_and_leaves_local_a_level(comparison, runs):
+def test_accuracy_against_bytes_is_cumulative_and_local_is_a_horizontal_line(comparison, runs):
     figure = plots.plot_accuracy_against_bytes(comparison)
     axes = main_axes(figure)
     lines = {line.get_label(): line for line in axes.lines}
@@ -84,13 +84,13 @@ def test_accuracy_against_bytes_adds_up_and_leaves_local_a_level(comparison, run
 
 
 def changed(run, **tables):
-    """Return a run with other rows in some of its tables."""
+    """Return a run with some of its tables replaced."""
     other = fedkd_flwr.load_run(run.path)
     vars(other).update(tables)
     return other
 
 
-def test_a_seed_that_ended_early_stays_where_it_ended(comparison, runs):
+def test_a_seed_that_stopped_early_keeps_its_last_value(comparison, runs):
     groups = {
         method: [changed(runs[method, 0], rounds=runs[method, 0].rounds[:2]), runs[method, 1]]
         for method in ("kt-pfl", "local")
@@ -107,7 +107,7 @@ def test_a_seed_that_ended_early_stays_where_it_ended(comparison, runs):
     np.testing.assert_allclose(level.get_ydata(), ends["local"])
 
 
-def test_runs_that_were_never_evaluated_have_no_figures_of_accuracy(runs, tmp_path):
+def test_runs_without_evaluation_have_no_accuracy_figures(runs, tmp_path):
     def without_evaluation(run):
         rows = run.clients.drop(columns="accuracy")
         rounds = run.rounds.assign(accuracy_mean=None)
@@ -121,7 +121,7 @@ def test_runs_that_were_never_evaluated_have_no_figures_of_accuracy(runs, tmp_pa
         path.stem for path in plots.save_figures(compare([failed, runs["local", 0]]), tmp_path)
     }
     assert {"accuracy-over-rounds", "accuracy-against-bytes", "clients-by-rank"} < mixed
-    with pytest.raises(RunDirectoryError, match="holds no accuracy yet"):
+    with pytest.raises(RunDirectoryError, match="has no accuracy yet"):
         local_inference_accuracy(failed)
 
 
@@ -144,7 +144,7 @@ def test_clients_by_rank_is_the_mean_over_seeds_of_sorted_clients(comparison, ru
     assert axes.xaxis.get_major_formatter()(0.2) == "20%"
 
 
-def test_new_clients_stand_below_those_that_trained_with_their_seeds(comparison):
+def test_new_clients_are_drawn_below_the_clients_that_trained(comparison):
     results = comparison.results.copy()
     results["new_accuracy"] = results["accuracy"] / 2
     results.loc[results["method"] == "perfed-ckt", "new_accuracy"] = np.nan
@@ -169,7 +169,7 @@ def test_new_clients_stand_below_those_that_trained_with_their_seeds(comparison)
         plots.plot_new_clients(comparison)
 
 
-def test_each_setting_of_local_has_a_line_at_its_new_clients(comparison):
+def test_each_setting_of_local_has_a_reference_line_for_new_clients(comparison):
     names = {"local": "local (learning-rate=0.05)", "kt-pfl": "local (learning-rate=0.1)"}
     results = comparison.results.replace({"method": names})
     results["new_accuracy"] = results["accuracy"] / 2
@@ -185,7 +185,7 @@ def test_each_setting_of_local_has_a_line_at_its_new_clients(comparison):
     assert len({line.get_color() for line in dashed.values()}) == 2
 
 
-def test_gain_over_local_has_a_point_a_client_and_seed(comparison):
+def test_gain_over_local_has_a_point_per_client_and_seed(comparison):
     axes = main_axes(plots.plot_gain_over_local(comparison))
     points = {
         label.get_text().splitlines()[0]: points.get_offsets()[:, 0]
@@ -199,12 +199,12 @@ def test_gain_over_local_has_a_point_a_client_and_seed(comparison):
     assert any(f"{share:.0%} of clients" in text.get_text() for text in axes.get_yticklabels())
 
 
-def test_gain_needs_local(runs):
+def test_gain_over_local_requires_local_runs(runs):
     with pytest.raises(ValueError, match="local"):
         plots.plot_gain_over_local(compare([runs["kt-pfl", 0]]))
 
 
-def test_sharing_is_ordered_by_labels_receivers_down_givers_across(runs):
+def test_sharing_rows_are_receivers_and_columns_givers_ordered_by_labels(runs):
     run = runs["kt-pfl", 0]
     axes = main_axes(plots.plot_sharing(run, server_round=2))
     order = [int(text.get_text()) for text in axes.get_yticklabels()]
@@ -220,13 +220,13 @@ def test_sharing_is_ordered_by_labels_receivers_down_givers_across(runs):
     assert "coefficients after round 2" in axes.get_title()
 
 
-def test_a_given_order_is_kept(runs):
+def test_sharing_uses_the_given_order(runs):
     axes = main_axes(plots.plot_sharing(runs["kt-pfl", 0], order=[3, 1, 0, 2]))
     assert [text.get_text() for text in axes.get_yticklabels()] == ["3", "1", "0", "2"]
     assert axes.get_ylabel() == "Receiver"
 
 
-def test_the_order_falls_back_to_partition_ids_without_the_data(runs, monkeypatch):
+def test_clients_are_ordered_by_partition_id_if_the_data_is_missing(runs, monkeypatch):
     def missing(run):
         raise DataError("not here")
 
@@ -235,7 +235,7 @@ def test_the_order_falls_back_to_partition_ids_without_the_data(runs, monkeypatc
     assert [text.get_text() for text in axes.get_yticklabels()] == ["0", "1", "2", "3"]
 
 
-def test_rounds_and_matrices_that_are_not_there_are_refused(runs):
+def test_missing_rounds_and_matrices_raise_value_error(runs):
     run = runs["kt-pfl", 0]
     for server_round in (0, 4):
         with pytest.raises(ValueError, match=r"outside 1\.\.3"):
@@ -248,7 +248,7 @@ def test_rounds_and_matrices_that_are_not_there_are_refused(runs):
         plots.plot_clusters(run)
 
 
-def test_help_puts_each_gain_beside_its_receiver(runs, monkeypatch):
+def test_plot_help_draws_each_gain_next_to_its_receiver(runs, monkeypatch):
     run, local = runs["kt-pfl", 0], runs["local", 0]
     accuracies = {run: pd.Series([0.9, 0.8, 0.5, 0.6]), local: pd.Series([0.5, 0.5, 0.6, 0.6])}
     monkeypatch.setattr(plots.knowledge, "client_accuracies", accuracies.get)
@@ -262,7 +262,7 @@ def test_help_puts_each_gain_beside_its_receiver(runs, monkeypatch):
     np.testing.assert_allclose([bar.get_width() for bar in bars.patches], [-0.1, 0.4, 0, 0.3])
 
 
-def test_clusters_are_drawn_by_client_and_round_in_colours_of_the_palette(runs):
+def test_clusters_are_drawn_by_client_and_round_in_palette_colors(runs):
     run = runs["perfed-ckt", 0]
     axes = main_axes(plots.plot_clusters(run, order=[3, 2, 1, 0]))
     image = axes.images[0]
@@ -273,7 +273,7 @@ def test_clusters_are_drawn_by_client_and_round_in_colours_of_the_palette(runs):
     assert tuple(first) == to_rgba(plots.style.COLORS[0])
 
 
-def test_clusters_keep_their_numbers_when_k_means_swaps_them():
+def test_clusters_keep_their_numbers_when_k_means_renumbers_them():
     labels = np.array([[0, 0, 1, 1], [1, 1, 0, 0], [-1, 0, 1, -1], [1, 1, 0, 1]])
     followed = plots.follow_clusters(labels)
     # In the third round clients 1 and 2 swap back; in the last, client 3 changes side.
@@ -281,7 +281,7 @@ def test_clusters_keep_their_numbers_when_k_means_swaps_them():
     assert plots.follow_clusters(np.full((2, 3), -1)).tolist() == [[-1] * 3] * 2
 
 
-def test_label_counts_are_those_of_the_split(runs):
+def test_label_counts_match_the_partition(runs):
     counts = plots.label_counts(runs["local", 0])
     assert counts.shape == (4, 10)
     assert ((counts > 0).sum(axis=1) == 3).all()
@@ -329,7 +329,7 @@ def accuracy_of(run, client, imitation, temperature):
     return pairs.loc[(client, imitation, temperature), "accuracy"]
 
 
-def test_pairs_have_a_panel_a_client_and_a_line_a_temperature(distilled):
+def test_pairs_have_a_panel_per_client_and_a_line_per_temperature(distilled):
     figure = plots.plot_pairs(distilled)
     panels = [axes for axes in figure.axes if axes.get_visible()]
     assert [axes.get_title() for axes in panels] == [f"Client {n}" for n in range(4)]
@@ -349,7 +349,7 @@ def test_pairs_have_a_panel_a_client_and_a_line_a_temperature(distilled):
     )
 
 
-def test_the_surface_has_validation_beside_test_data(distilled):
+def test_the_surface_shows_validation_and_test_accuracy(distilled):
     figure = plots.plot_surface(distilled[1])
     for axes, column in zip(figure.axes, ("validation_accuracy", "accuracy"), strict=False):
         means = distilled[1].table("pairs").groupby(["lambda", "temperature"])[column].mean()
@@ -370,7 +370,7 @@ def test_teacher_rounds_are_counted_over_clients_and_seeds(distilled):
     assert sum(heights) == 8
 
 
-def test_teachers_of_a_run_that_got_more_rounds_are_those_of_its_end(distilled):
+def test_teacher_rounds_of_a_continued_run_are_those_of_its_last_round(distilled):
     run = distilled[0]
     before = run.clients.dropna(subset="teacher_round").assign(round=1, teacher_round=0)
     longer = changed(run, clients=pd.concat([before, run.clients]))
@@ -383,7 +383,7 @@ def test_teachers_of_a_run_that_got_more_rounds_are_those_of_its_end(distilled):
     assert sum(heights(longer)) == 4
 
 
-def test_figures_of_pairs_belong_to_a_comparison_and_need_persfl(distilled, runs):
+def test_pair_figures_are_part_of_a_comparison_and_require_persfl(distilled, runs):
     names = {name for name, _ in plots.comparison._figures(compare(distilled))}
     assert {"persfl-pairs", "persfl-surface", "persfl-teacher-rounds"} <= names
     for plot in (plots.plot_pairs, plots.plot_surface, plots.plot_teacher_rounds):
@@ -391,7 +391,7 @@ def test_figures_of_pairs_belong_to_a_comparison_and_need_persfl(distilled, runs
             plot(runs["local", 0])
 
 
-def test_all_figures_are_written_and_none_is_left_open(comparison, tmp_path):
+def test_all_figures_are_written_and_closed(comparison, tmp_path):
     from matplotlib import pyplot
 
     paths = plots.save_figures(comparison, tmp_path / "figures")
@@ -407,7 +407,7 @@ def test_all_figures_are_written_and_none_is_left_open(comparison, tmp_path):
     assert pyplot.get_fignums() == []
 
 
-def test_a_folder_that_cannot_be_written_is_one_sentence(comparison, tmp_path):
+def test_an_unwritable_folder_raises_a_one_line_error(comparison, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirectoryError, match=r"figures cannot be written to .*file") as error:
         plots.save_figures(comparison, tmp_path / "file" / "figures")
@@ -429,54 +429,54 @@ def test_a_genotype_is_drawn_with_its_operations_and_nodes(tmp_path):
         assert (tmp_path / f"genotype.{suffix}").read_bytes().startswith(start)
 
 
-def test_many_methods_keep_apart(runs):
+def test_twenty_methods_have_different_styles(runs):
     one = compare([runs["local", 0]])
     groups = {f"method {i}": [runs["local", 0]] for i in range(20)}
     many = replace(one, groups=groups)
     axes = main_axes(plots.plot_accuracy_over_rounds(many))
-    looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
-    assert len(looks) == 20
+    styles = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
+    assert len(styles) == 20
 
 
-def looks_of(groups, comparison):
-    """Return the colour and line of each label in a comparison of groups of runs."""
+def styles_of(groups, comparison):
+    """Return the color and line of each label in a comparison of groups of runs."""
     one = replace(comparison, groups=groups)
     axes = main_axes(plots.plot_accuracy_over_rounds(one))
     return {line.get_label(): (line.get_color(), line.get_linestyle()) for line in axes.lines}
 
 
-def test_a_method_looks_the_same_whatever_it_is_compared_with(comparison, runs):
-    together = looks_of(comparison.groups, comparison)
-    assert looks_of({"kt-pfl": [runs["kt-pfl", 0]]}, comparison)["kt-pfl"] == together["kt-pfl"]
-    assert looks_of({"local": [runs["local", 1]]}, comparison)["local"] == together["local"]
+def test_a_method_has_the_same_style_in_every_comparison(comparison, runs):
+    together = styles_of(comparison.groups, comparison)
+    assert styles_of({"kt-pfl": [runs["kt-pfl", 0]]}, comparison)["kt-pfl"] == together["kt-pfl"]
+    assert styles_of({"local": [runs["local", 1]]}, comparison)["local"] == together["local"]
     assert together["local"][0] == "#000000"
 
 
-def test_settings_of_one_method_have_colours_of_their_own(comparison, runs):
+def test_settings_of_one_method_have_different_colors(comparison, runs):
     run = runs["perfed-ckt", 0]
     groups = {f"perfed-ckt (clusters={c})": [run] for c in (1, 2, 3)}
-    looks = looks_of({**groups, "local": [runs["local", 0]]}, comparison)
-    assert len({colour for colour, _ in looks.values()}) == 4
-    assert looks["local"] == looks_of(comparison.groups, comparison)["local"]
+    styles = styles_of({**groups, "local": [runs["local", 0]]}, comparison)
+    assert len({color for color, _ in styles.values()}) == 4
+    assert styles["local"] == styles_of(comparison.groups, comparison)["local"]
 
 
-def test_every_family_has_a_colour_and_every_member_a_line():
+def test_every_family_has_a_color_and_every_member_a_line_style():
     assert len(plots.style.FAMILIES) == len(plots.style.COLORS)
     assert max(map(len, plots.style.FAMILIES)) <= len(plots.style.LINES)
     members = [name for family in plots.style.FAMILIES for name in family]
     assert len(set(members)) == len(members)
-    # A method that is named in none gets a look of its own: see the next test.
+    # A method without family gets an unused style: see the next test.
     assert set(members) <= set(fedkd_flwr.METHODS)
 
 
-def test_a_method_of_no_family_has_a_colour_that_no_other_has(comparison, runs, monkeypatch):
+def test_a_method_without_family_has_an_unused_color(comparison, runs, monkeypatch):
     families = tuple(family for family in plots.style.FAMILIES if "perfed-ckt" not in family)
     monkeypatch.setattr(plots.style, "FAMILIES", families)
-    looks = looks_of(comparison.groups, comparison)
-    assert len({colour for colour, _ in looks.values()}) == len(looks)
+    styles = styles_of(comparison.groups, comparison)
+    assert len({color for color, _ in styles.values()}) == len(styles)
 
 
-def test_a_long_legend_makes_the_figure_higher_and_leaves_the_axes_as_high(comparison, runs):
+def test_a_long_legend_increases_the_figure_height_not_the_axes(comparison, runs):
     heights = []
     for count in (2, 12):
         label = "kt-pfl (learning-rate=0.01, distillation-learning-rate=0.05, models=mlp,lenet)"
@@ -490,7 +490,7 @@ def test_a_long_legend_makes_the_figure_higher_and_leaves_the_axes_as_high(compa
     assert heights[1] >= 0.95 * heights[0]
 
 
-def test_accuracy_is_in_percent_gain_in_points_and_the_data_is_named(comparison):
+def test_accuracy_is_in_percent_and_gain_in_points(comparison):
     figure = plots.plot_accuracy_over_rounds(comparison)
     axes = main_axes(figure)
     assert axes.yaxis.get_major_formatter()(0.875) == "87.5%"
@@ -501,15 +501,15 @@ def test_accuracy_is_in_percent_gain_in_points_and_the_data_is_named(comparison)
 
 
 @pytest.mark.parametrize(("file_format", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_figures_for_papers(comparison, tmp_path, file_format, start):
+def test_figures_are_written_as_svg_and_pdf(comparison, tmp_path, file_format, start):
     figures = [("accuracy", plots.plot_accuracy_over_rounds(comparison))]
     (path,) = plots.files.write_figures(figures, tmp_path, file_format)
     assert path.name == f"accuracy.{file_format}" and path.read_bytes().startswith(start)
-    with pytest.raises(ConfigError, match="none of png, svg, pdf"):
+    with pytest.raises(ConfigError, match="choose one of png, svg, pdf"):
         plots.save_figures(comparison, tmp_path, "bmp")
 
 
-def test_files_are_named_after_what_is_compared():
+def test_file_names_are_shortened_labels():
     assert file_stem("kt-pfl (rho=0.1, models=mlp,lenet)") == "kt-pfl-rho-0.1-models-mlp-lenet"
     long = [file_stem("kt-pfl (genotype=" + 300 * "x" + f"{n})") for n in (1, 2)]
     assert long[0] != long[1] and max(map(len, long)) < 150

@@ -1,4 +1,4 @@
-"""The report's page: what it holds, read without a browser."""
+"""Content of the report, read without a browser."""
 
 import errno
 import json
@@ -40,17 +40,17 @@ def page(comparison, tmp_path_factory):
 
 
 def body_of(page):
-    """Return what stands before the plotting library."""
+    """Return the page without its scripts."""
     return page.partition("<footer>")[0]
 
 
 def figures_of(page):
-    """Return the figures by what they show, the last of those that show the same."""
+    """Return the figures by title; the last one if several have the same title."""
     pattern = r'<figure class="chart" aria-label="([^"]*)">\s*<script[^>]*>(.*?)</script>'
     return {title: json.loads(text) for title, text in re.findall(pattern, page, re.DOTALL)}
 
 
-def test_the_page_says_what_the_comparison_says(page, comparison):
+def test_the_page_shows_the_results_of_the_comparison(page, comparison):
     body = unescape(body_of(page))
     assert len(comparison.verdicts) == 2
     for sentence in (*comparison.verdicts, *comparison.notes):
@@ -92,37 +92,37 @@ def test_a_full_disk_leaves_the_old_report_and_no_temporary_file(comparison, tmp
     assert file.read_text() == "old"
 
 
-def test_the_page_loads_nothing_from_elsewhere(page):
+def test_the_page_loads_nothing_from_the_network(page):
     assert re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', body_of(page)) == []
     assert page.count("plotly.js v") == 1
 
 
-def test_curves_have_a_band_where_there_are_seeds(page, comparison):
+def test_curves_of_several_seeds_have_a_band(page, comparison):
     figure = figures_of(page)["Mean accuracy over rounds"]
     curves = [trace for trace in figure["data"] if trace["mode"] == "lines+markers"]
     bands = [trace for trace in figure["data"] if trace["mode"] == "none"]
     assert [trace["name"] for trace in curves] == list(comparison.table.index)
     assert {trace["legendgroup"] for trace in bands} == {"kt-pfl", "local"}
     local = next(trace for trace in curves if trace["name"] == "local")
-    assert local["line"]["color"] == "var(--ink)"  # black would be lost on a dark page
+    assert local["line"]["color"] == "var(--ink)"  # black is invisible on a dark page
 
 
-def test_a_matrix_has_a_frame_a_round_and_clusters_their_members(page):
-    figure = figures_of(page)["Coefficients: how much a receiver takes from a giver"]
+def test_matrices_have_a_frame_per_round_and_clusters_list_their_members(page):
+    figure = figures_of(page)["Coefficients: weight of each giver for each receiver"]
     assert [frame["name"] for frame in figure["frames"]] == ["round 1", "round 2"]
     largest_between_two = 0.45
     assert figure["data"][0]["zmax"] == pytest.approx(largest_between_two)
     assert "cluster 0: 0, 1; cluster 1: 2; absent: 3" in body_of(page)
 
 
-def test_frames_hold_the_matrices_of_their_rounds(comparison):
+def test_frames_show_the_matrices_of_their_rounds(comparison):
     figure = sharing_figure(comparison.groups["kt-pfl"][0], "coefficients", [1, 2])
     receivers = [int(name) for name in figure.data[0].y]
     for frame, matrix in zip(figure.frames, COEFFICIENTS, strict=True):
         np.testing.assert_allclose(frame.data[0].z, matrix[np.ix_(receivers, receivers)])
 
 
-def test_new_clients_have_a_part_of_their_own_where_there_are_any(comparison, page, tmp_path):
+def test_new_clients_have_a_section_only_if_there_are_any(comparison, page, tmp_path):
     assert 'id="new-clients"' not in body_of(page)
     results = comparison.results.assign(new_accuracy=comparison.results["accuracy"] / 2)
     results.loc[results["method"] == "perfed-ckt", "new_accuracy"] = np.nan
@@ -134,44 +134,42 @@ def test_new_clients_have_a_part_of_their_own_where_there_are_any(comparison, pa
     assert next(iter(comparison.groups)) == "kt-pfl"
     np.testing.assert_allclose(mean, ours["new_accuracy"].mean())
     np.testing.assert_allclose(seeds, ours["new_accuracy"])
-    told = [annotation.text for annotation in figure.layout.annotations]
-    assert "perfed-ckt: 50.0%, new clients -" in told
+    labels = [annotation.text for annotation in figure.layout.annotations]
+    assert "perfed-ckt: 50.0%, new clients -" in labels
 
 
-def test_long_runs_are_thinned_from_the_first_round_to_the_last():
+def test_long_runs_show_fifty_rounds_including_first_and_last():
     assert shown_rounds(3) == [1, 2, 3]
     rounds = shown_rounds(1000)
     assert (len(rounds), rounds[0], rounds[-1]) == (50, 1, 1000)
 
 
-def test_methods_without_matrices_have_no_section_and_runs_without_local_no_gains(
-    comparison, tmp_path
-):
+def test_sections_without_data_are_omitted(comparison, tmp_path):
     fedavg = comparison.groups["local"][0]
     page = body_of(write_report(compare(fedavg), tmp_path / "report.html").read_text())
     assert 'id="knowledge"' not in page
-    assert "No run has a run of local" in page
+    assert "There is no run of local" in page
     assert set(figures_of(page)) == {
         "Mean accuracy over rounds",
-        "Samples of each class that a client holds",
+        "Samples by client and class",
     }
 
 
-def test_a_split_whose_data_is_not_here_is_said_to_be_missing(tmp_path):
+def test_the_page_says_why_the_partition_cannot_be_shown(tmp_path):
     write_runs(tmp_path, **{"dataset": "mnist", "data-root": str(tmp_path)})
     body = body_of(write_report(compare(tmp_path), tmp_path / "report.html").read_text())
-    assert "The split cannot be shown: " in body
-    assert "Samples of each class" not in body
+    assert "The partition cannot be shown: " in body
+    assert "Samples by client" not in body
 
 
-def test_what_runs_say_cannot_become_markup(tmp_path):
+def test_settings_of_runs_are_escaped(tmp_path):
     write_runs(tmp_path, foreign={"new-key": "</script><img src=x>"})
     body = body_of(write_report(compare(tmp_path), tmp_path / "report.html").read_text())
     assert "<img" not in body
     assert "&lt;/script&gt;&lt;img" in body
 
 
-def test_the_command_names_the_page_and_refuses_a_place_that_cannot_be(runs, comparison, tmp_path):
+def test_the_command_prints_the_path_and_rejects_an_unwritable_one(runs, comparison, tmp_path):
     result = CliRunner().invoke(app, ["report", str(runs), "-o", str(tmp_path / "page.html")])
     assert result.exit_code == 0
     assert result.output.split("Report: ")[1].strip() == str(tmp_path / "page.html")
@@ -180,7 +178,7 @@ def test_the_command_names_the_page_and_refuses_a_place_that_cannot_be(runs, com
         write_report(comparison, tmp_path / "file" / "report.html")
 
 
-def test_without_the_extra_one_sentence_says_how_to_install_it(monkeypatch, tmp_path):
+def test_a_missing_extra_raises_an_error_with_the_install_command(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "plotly", None)
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert result.exit_code == 1
@@ -190,7 +188,7 @@ def test_without_the_extra_one_sentence_says_how_to_install_it(monkeypatch, tmp_
     )
 
 
-def test_the_page_says_how_many_rounds_there_were(page, tmp_path):
+def test_the_page_shows_the_number_of_rounds(page, tmp_path):
     assert "4 clients, 2 rounds." in body_of(page)
     runs = write_runs(tmp_path)
     longest = sorted(runs.iterdir())[0] / "rounds.jsonl"

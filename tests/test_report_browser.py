@@ -1,6 +1,6 @@
 """The report in a browser: figures are drawn, sliders move, tables sort, in light and dark.
 
-Needs Chromium, such as Debian's package ``chromium``; `BROWSERS` are the names it is looked for by.
+Requires Chromium, such as the Debian package ``chromium``, under a name in `BROWSERS`.
 """
 
 import shutil
@@ -14,7 +14,7 @@ from fedkd_flwr.report import write_report
 pytestmark = pytest.mark.slow
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-TELEPHONE = {"width": 400, "height": 800}
+PHONE = {"width": 400, "height": 800}
 DESK = {"width": 1200, "height": 900}
 
 
@@ -22,10 +22,10 @@ DESK = {"width": 1200, "height": 900}
 def browser():
     found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if not found:
-        pytest.skip(f"there is no browser here ({', '.join(BROWSERS)})")
+        pytest.skip(f"no browser found ({', '.join(BROWSERS)})")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
     with playwright.sync_playwright() as driver:
-        # A container's root has no sandbox to put the browser in.
+        # The sandbox does not work for root in a container.
         opened = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield opened
         opened.close()
@@ -39,25 +39,23 @@ def report(tmp_path_factory):
 
 @pytest.fixture
 def open_page(browser, report):
-    """Open the report without network, and hold it to having no errors."""
-    complaints, pages = [], []
+    """Open the report without network, and fail on errors, warnings and requests."""
+    problems, pages = [], []
 
     def opened(viewport=DESK, color_scheme="light"):
         page = browser.new_page(viewport=viewport, color_scheme=color_scheme, offline=True)
         pages.append(page)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("pageerror", lambda error: problems.append(str(error)))
         page.on(
             "console",
-            lambda said: (
-                complaints.append(said.text) if said.type in ("error", "warning") else None
-            ),
+            lambda said: problems.append(said.text) if said.type in ("error", "warning") else None,
         )
         page.on(
             "request",
             lambda asked: (
                 None
                 if asked.url.startswith(("file:", "data:", "blob:"))
-                else complaints.append(asked.url)
+                else problems.append(asked.url)
             ),
         )
         page.goto(report.as_uri())
@@ -67,11 +65,11 @@ def open_page(browser, report):
     yield opened
     for page in pages:
         page.close()
-    assert complaints == []
+    assert problems == []
 
 
 def drawn_matrix(page):
-    """Return the picture of the first matrix, as the browser draws it."""
+    """Return the image of the first matrix as drawn by the browser."""
     return (
         page.locator("#knowledge .plot")
         .first.locator(".heatmaplayer image")
@@ -92,7 +90,7 @@ def test_every_figure_is_drawn(open_page):
         assert plot.locator(".scatterlayer .trace, .heatmaplayer image").count() > 0
 
 
-def test_the_slider_moves_matrix_clusters_and_words(open_page):
+def test_the_slider_changes_matrix_clusters_and_text(open_page):
     page = open_page()
     last = drawn_matrix(page)
     matrix, clusters = page.locator("#knowledge .steps").all()
@@ -114,7 +112,7 @@ def test_the_slider_moves_matrix_clusters_and_words(open_page):
     assert mark.get_attribute("d") != at_last
 
 
-def test_a_slider_that_is_pulled_ends_where_it_is_left(open_page):
+def test_a_slider_that_moves_fast_shows_its_final_position(open_page):
     page = open_page()
     last = drawn_matrix(page)
     slider = page.locator("#knowledge input").first
@@ -132,7 +130,7 @@ def test_a_slider_that_is_pulled_ends_where_it_is_left(open_page):
     assert drawn_matrix(page) != last
 
 
-def test_a_click_on_a_heading_sorts_up_and_then_down(open_page):
+def test_a_click_on_a_heading_sorts_ascending_then_descending(open_page):
     page = open_page()
     heading = page.locator("#methods th", has_text="accuracy, last round")
     heading.locator("button").click()
@@ -142,10 +140,10 @@ def test_a_click_on_a_heading_sorts_up_and_then_down(open_page):
     for table in range(3):
         assert first_column(page, table) == ["kt-pfl", "local", "perfed-ckt"]
     page.locator("#methods th", has_text="beat local").locator("button").click()
-    assert first_column(page)[-1] == "local"  # it has no such number
+    assert first_column(page)[-1] == "local"  # local has no value in this column
 
 
-def test_tables_are_not_wider_than_a_laptops_screen(open_page):
+def test_tables_show_all_columns_at_1280_pixels(open_page):
     page = open_page({"width": 1280, "height": 800})
     page.evaluate("document.querySelectorAll('details').forEach(part => part.open = true)")
     hidden = page.locator(".scrolled").evaluate_all(
@@ -154,7 +152,7 @@ def test_tables_are_not_wider_than_a_laptops_screen(open_page):
     assert hidden == [0] * 6
 
 
-@pytest.mark.parametrize("viewport", [TELEPHONE, DESK])
+@pytest.mark.parametrize("viewport", [PHONE, DESK])
 def test_no_text_of_a_figure_is_cut_off(open_page, viewport):
     page = open_page(viewport)
     cut_off = page.locator(".plot").evaluate_all("""plots => plots.flatMap(plot => {
@@ -168,14 +166,14 @@ def test_no_text_of_a_figure_is_cut_off(open_page, viewport):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_telephone_has_it_all_on_its_width(open_page, scheme):
-    page = open_page(TELEPHONE, scheme)
+def test_the_page_fits_the_width_of_a_phone(open_page, scheme):
+    page = open_page(PHONE, scheme)
     page.evaluate("document.querySelectorAll('details').forEach(part => part.open = true)")
-    assert page.evaluate("document.documentElement.scrollWidth") == TELEPHONE["width"]
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
     edges = page.locator(".plot svg").evaluate_all(
         "drawings => drawings.map(drawing => drawing.getBoundingClientRect().right)"
     )
-    assert max(edges) <= TELEPHONE["width"]
+    assert max(edges) <= PHONE["width"]
     page.set_viewport_size(DESK)
     page.wait_for_function("document.querySelector('#accuracy svg').clientWidth > 800")
     page.wait_for_function(
@@ -184,13 +182,13 @@ def test_a_telephone_has_it_all_on_its_width(open_page, scheme):
     )
 
 
-def test_figures_follow_the_reader_from_light_to_dark(open_page):
+def test_figures_follow_the_change_to_a_dark_theme(open_page):
     page = open_page()
-    looks = """[getComputedStyle(document.body).backgroundColor,
+    style = """[getComputedStyle(document.body).backgroundColor,
                 getComputedStyle(document.querySelector('.plot text')).fill]"""
-    light = page.evaluate(looks)
+    light = page.evaluate(style)
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function(f"({looks})[1] !== '{light[1]}'")
-    dark = page.evaluate(looks)
+    page.wait_for_function(f"({style})[1] !== '{light[1]}'")
+    dark = page.evaluate(style)
     assert light == ["rgb(255, 255, 255)", "rgb(27, 29, 33)"]
     assert dark == ["rgb(21, 23, 28)", "rgb(231, 233, 238)"]

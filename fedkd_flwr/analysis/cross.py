@@ -1,7 +1,8 @@
-"""Each client's model on every client's test data: who could help whom, and who is said to.
+"""Cross-client evaluation: accuracy of each client's model on every client's test data.
 
-A matrix of coefficients says how much a client takes from each other. Row by row it is held
-against how well the others' models do on the client's own test data.
+It shows whose model would help whom. The coefficients of a method say how much a client learns
+from each other client. Their rank correlation with the accuracies says whether clients learn from
+those whose models suit them.
 """
 
 import json
@@ -33,24 +34,24 @@ from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.loop import computing_in, evaluate
 
 FORMATS = (".csv", ".json")
-"""Endings of the files that hold a result."""
+"""Suffixes of the files that a result can be written to."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cross:
-    """Every model on everybody's test data.
+    """Result of a cross-client evaluation.
 
     Attributes
     ----------
     run : Run
-        Whose models they are.
+        The evaluated run.
     accuracies : ndarray
         Shape (N, N): row i, column j is the accuracy of client i's model on client j's test split.
     coefficients : dict of str to ndarray
-        The run's matrices of receivers and givers after the last round, shape (N, N), by name;
-        empty for a method that has none.
+        Matrices of receivers (rows) and givers (columns) after the last round, shape (N, N), by
+        name; empty for a method without coefficients.
     new_clients : list of int
-        Partition-ids of those that came after the training.
+        Partition-ids of the clients that joined after the training.
     """
 
     run: Run
@@ -69,7 +70,7 @@ class Cross:
         return float(_others(self.accuracies).mean())
 
     def rank_correlations(self, name: str) -> NDArray[np.float64]:
-        """Return how well coefficients point at those whose models do well for a client.
+        """Return the rank correlation of coefficients and accuracies, by receiver.
 
         Parameters
         ----------
@@ -79,10 +80,10 @@ class Cross:
         Returns
         -------
         ndarray
-            Shape (N,), by receiver: Spearman's rank correlation between what it takes from each
-            other client and the accuracy of that client's model on its own test data. NaN where
-            one of both is the same for all others, or there are fewer than two, and for clients
-            that came after the training, of which no coefficient speaks.
+            Shape (N,). Spearman's rank correlation between a receiver's coefficients for the
+            other clients and the accuracies of their models on the receiver's test data. NaN if
+            either is constant, if there are fewer than two other clients, and for clients that
+            joined after the training, which have no coefficients.
         """
         trained = self._trained
         among = np.ix_(trained, trained)
@@ -98,21 +99,23 @@ class Cross:
         return np.setdiff1d(np.arange(len(self.accuracies)), self.new_clients)
 
     def sentence(self, name: str) -> str:
-        """Say whether a matrix of `coefficients` points at who helps."""
+        """Summarize the rank correlations of one of the `coefficients` in a sentence."""
         known = self.rank_correlations(name)
         known = known[~np.isnan(known)]
         if len(self._trained) < 3:
-            return f"{name}: there is one other client at most, so it cannot point at the best."
+            return f"{name}: there is at most one other client, so there is no rank correlation."
         if not len(known):
-            return f"{name}: the same for all others, so it points at nobody."
+            return (
+                f"{name}: all weights or all accuracies are equal, so there is no rank correlation."
+            )
         return (
-            f"{name}: rank correlation with the others' accuracy on a client's test data is "
+            f"{name}: rank correlation with the other models' accuracy on a client's test data is "
             f"{known.mean():+.2f} on average, above zero for {int((known > 0).sum())} of "
             f"{len(known)} clients."
         )
 
     def by_client(self) -> pd.DataFrame:
-        """Return one row a client: its own model, and the best of the others on its test data."""
+        """Return one row per client: accuracy of its own model and of the best other model."""
         others = self.accuracies.copy()
         np.fill_diagonal(others, -1)
         best = others.argmax(axis=0)
@@ -145,7 +148,7 @@ class Cross:
         )
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the accuracies with one row a model and one column a client's test data."""
+        """Return the accuracies, one row per model and one column per client's test data."""
         frame = pd.DataFrame(self.accuracies)
         return frame.rename_axis(index="model of", columns="test data of")
 
@@ -155,15 +158,15 @@ class Cross:
         Parameters
         ----------
         path : str or Path
-            A ``.csv`` file gets the accuracies, a ``.json`` file coefficients and correlations
-            too.
+            A ``.csv`` file gets the accuracies. A ``.json`` file also gets coefficients and
+            rank correlations.
 
         Raises
         ------
         ConfigError
-            If the file has another ending.
+            If the file has another suffix.
         RunDirectoryError
-            If it cannot be written.
+            If the file cannot be written.
         """
         file = Path(path).expanduser()
         require_format(file)
@@ -175,7 +178,7 @@ class Cross:
         return file
 
     def to_json(self) -> str:
-        """Return accuracies, coefficients and rank correlations; null where there is none."""
+        """Return accuracies, coefficients and rank correlations; undefined values are null."""
         correlations = {name: self.rank_correlations(name) for name in self.coefficients}
         content = {
             "run": self.run.path.name,
@@ -190,15 +193,15 @@ class Cross:
 
 
 def require_format(path: Path) -> None:
-    """Refuse a file whose ending says nothing that can be written.
+    """Check that a result can be written to a file with this suffix.
 
     Raises
     ------
     ConfigError
-        If it is none of `FORMATS`.
+        If the suffix is not one of `FORMATS`.
     """
     if path.suffix not in FORMATS:
-        raise ConfigError(f"{path} ends in none of {', '.join(FORMATS)}.")
+        raise ConfigError(f"{path} must end in {' or '.join(FORMATS)}.")
 
 
 def cross(run: Run | str | Path, models_dir: str | Path = "") -> Cross:
@@ -209,20 +212,22 @@ def cross(run: Run | str | Path, models_dir: str | Path = "") -> Cross:
     run : Run, str or Path
         A finished run.
     models_dir : str or Path, optional
-        Where its clients exported their models; the run's own ``models-dir`` if left out. Without
-        one the models are taken from what the clients remember of the run, which is possible
-        where a client is evaluated with the model that it keeps.
+        Folder of exported models; by default the ``models-dir`` of the run. If the run has none,
+        the models are read from the stored state of the clients. This works for methods whose
+        clients keep the model that is evaluated.
 
     Raises
     ------
     ConfigError, DataError, RunDirectoryError
-        If neither is there, or this machine does not have the data; in one sentence.
+        If there are no models, or this machine does not have the data.
     """
     stored = run if isinstance(run, Run) else load_run(run)
     configuration = read_config(recorded_config(stored))
     plan = configuration.run.data_plan
     if plan.num_clients < 2:
-        raise ConfigError(f"{stored.path.name} has one client, and nobody to hold it against.")
+        raise ConfigError(
+            f"{stored.path.name} has only one client; cross evaluation needs at least two."
+        )
     parts = [load_client(plan, n) for n in range(plan.num_clients)]
     accuracies = np.full((plan.num_clients, plan.num_clients), math.nan)
     with computing_in(configuration.run.training.precision, plan.device):
@@ -240,40 +245,40 @@ def cross(run: Run | str | Path, models_dir: str | Path = "") -> Cross:
 
 
 def _models(run: Run, models_dir: str) -> Iterator[nn.Module]:
-    """Yield the clients' models by partition-id, as files or from the clients' memory.
+    """Yield the clients' models by partition-id, from files or the clients' stored state.
 
-    A model is good until the next is asked for.
+    A model is valid until the next one is requested.
     """
     config = recorded_config(run)
     folder = models_dir or str(config["models-dir"])
     if folder:
         files = [Path(folder).expanduser() / f"{n}.safetensors" for n in range(_clients(run))]
-        yield from (_exported(file, run) for file in files)
+        yield from (_exported_model(file, run) for file in files)
         return
-    yield from _remembered(run)
+    yield from _models_from_state(run)
 
 
-def _exported(file: Path, run: Run) -> nn.Module:
-    """Read a model after making sure that it is of the run."""
+def _exported_model(file: Path, run: Run) -> nn.Module:
+    """Read an exported model and check that it belongs to the run."""
     try:
         card = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-        model = load_model(file, _own_builder(str(card["model"]), run))
+        model = load_model(file, _custom_builder(str(card["model"]), run))
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise RunDirectoryError(f"{file} holds no exported model ({error}).") from None
+        raise RunDirectoryError(f"{file} is not an exported model ({error}).") from None
     of_model = {name: card.get(name) for name in ("strategy", "dataset", "partition", "seed")}
     of_run = {name: run.config.get(name) for name in of_model}
     if of_model != of_run:
         raise RunDirectoryError(
-            f"{file} is of another run ({of_model}) than {run.path.name} ({of_run}); name the "
-            "folder of its models with --models-dir."
+            f"{file} is from another run ({of_model}) than {run.path.name} ({of_run}); give the "
+            "folder of the run's models with --models-dir."
         )
     return model
 
 
-def _own_builder(name: str, run: Run) -> Callable[[Shape, int], nn.Module] | None:
-    """Return what builds a model of the user's own, if the run itself names it.
+def _custom_builder(name: str, run: Run) -> Callable[[Shape, int], nn.Module] | None:
+    """Return the builder of a custom model, only if the settings of the run name it.
 
-    A file of a model may come from anybody, and imports nothing by itself.
+    A model file may come from an untrusted source, so its card alone must not import code.
     """
     if not is_own(name) or name not in read_config(recorded_config(run)).run.models.models:
         return None
@@ -281,24 +286,25 @@ def _own_builder(name: str, run: Run) -> Callable[[Shape, int], nn.Module] | Non
     return builder
 
 
-def _remembered(run: Run) -> Iterator[nn.Module]:
-    """Yield the models that clients keep, in the state in which they were evaluated."""
+def _models_from_state(run: Run) -> Iterator[nn.Module]:
+    """Yield the models from the clients' stored state, as they were evaluated."""
     configuration = read_config({**recorded_config(run), "models-dir": ""})
     strategy = configuration.run.method.strategy
     rounds = len(run.round_rows)
-    export = "do the run with models-dir=FOLDER (a sweep with --save-models)"
+    export = "run again with models-dir=FOLDER (a sweep with --save-models)"
     for n in range(_clients(run)):
         context = Context(0, 0, {"partition-id": n}, RecordDict(), configuration.flat())
         client = build_client(context)
         if not (strategy.evaluates_trained_model and client.keeps_model):
             raise RunDirectoryError(
-                f"{run.path.name} has no exported models, and what clients of "
-                f"{configuration.run.strategy} are evaluated with is not in their memory; {export}."
+                f"{run.path.name} has no exported models, and clients of "
+                f"{configuration.run.strategy} do not store the evaluated model; {export}."
             )
         folder = client.node.memory_folder(str(run.description.get("id", "")))
         if folder is None or not state_dir.load_context(context, folder, rounds + 1):
             raise RunDirectoryError(
-                f"{run.path.name} has neither exported models nor client {n}'s memory; {export}."
+                f"{run.path.name} has neither exported models nor stored state of client {n}; "
+                f"{export}."
             )
         with client.seeded_evaluation(rounds):
             complete(client.count_answers({}, rounds))

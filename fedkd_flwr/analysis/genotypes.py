@@ -1,4 +1,4 @@
-"""What a search has found: each client's genotype, and the accuracies that FedKMA reports."""
+"""Results of an architecture search: genotypes of the clients, and FedKMA's accuracies."""
 
 from dataclasses import dataclass, replace
 
@@ -18,8 +18,8 @@ def client_genotypes(run: Run, rule: Rule = "every-edge") -> list[Genotype]:
     run : Run
         A run of ``fedkma`` or ``fednas`` with ``models = darts``.
     rule : {"every-edge", "two-edges"}
-        Which edges are kept; see `fedkd_flwr.models.darts.derive_genotype`. FedKMA keeps the
-        strongest operation of every edge.
+        Which edges are kept; see `fedkd_flwr.models.darts.derive_genotype`. FedKMA keeps every
+        edge with its strongest operation.
 
     Returns
     -------
@@ -33,11 +33,11 @@ def client_genotypes(run: Run, rule: Rule = "every-edge") -> list[Genotype]:
     """
     if ALPHAS not in run.matrices:
         raise RunDirectoryError(
-            f"{run.path} holds no architecture weights; runs of fedkma and fednas with "
-            "models = darts do."
+            f"{run.path} has no architecture weights. Only runs of fedkma and fednas with "
+            "models = darts have them."
         )
     settings = read_config(run.config).run.models.search_space.settings
-    # The rules read alpha alone, so the smallest network around it will do.
+    # The rules only read the architecture weights, so the smallest network suffices.
     supernet = Supernet(replace(settings, channels=1, cells=3), (1, 8, 8), 2)
     genotypes = []
     for alphas in run.matrices[ALPHAS][-1]:
@@ -56,8 +56,8 @@ class LocalInferenceAccuracy:
         ALIA: unweighted mean over clients at the last evaluated round.
     best_over_rounds : dict of int to float
         BLIA of each client, by partition-id: its best test accuracy over all rounds. The round
-        is chosen on test data, so this is an upper bound and no estimate of what a client
-        gets; it is here to be held beside the paper's Fig. 4.
+        is selected on test data, so this is an optimistic upper bound. Use it only to compare
+        with Fig. 4 of the paper.
     """
 
     average_at_last_round: float
@@ -74,7 +74,7 @@ def local_inference_accuracy(run: Run) -> LocalInferenceAccuracy:
     """
     rows = run.clients
     if "accuracy" not in rows or rows["accuracy"].isna().all():
-        raise RunDirectoryError(f"{run.path} holds no accuracy yet.")
+        raise RunDirectoryError(f"{run.path} has no accuracy yet.")
     evaluated = rows.dropna(subset="accuracy")
     last = evaluated[evaluated["round"] == evaluated["round"].max()]
     best = evaluated.groupby("partition_id")["accuracy"].max()

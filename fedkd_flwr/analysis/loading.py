@@ -1,4 +1,4 @@
-"""Opening the runs of a comparison: directories, folders of them, and damaged ones among them."""
+"""Load the runs of a comparison from run directories and folders of run directories."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,27 +7,27 @@ from fedkd_flwr.runs import DamagedRunError, Run, RunDirectoryError, absolute, l
 
 
 def load_runs(runs: Iterable[str | Path | Run]) -> tuple[list[Run], list[str]]:
-    """Open runs, and the runs in folders that are none themselves; each run once.
+    """Load runs, and the runs inside folders that are no run directories; each run once.
 
-    A damaged run in a folder does not keep the others from being compared.
+    A damaged run inside a folder is skipped, and the others are loaded.
 
     Parameters
     ----------
     runs : iterable of path or Run
-        Run directories, folders that hold some, or opened runs.
+        Run directories, folders of run directories, or loaded runs.
 
     Returns
     -------
     list of Run
-        The runs that can be read.
+        The loaded runs.
     list of str
-        A sentence for each run that cannot.
+        One sentence for each skipped run.
 
     Raises
     ------
     RunDirectoryError
-        If a path is no run and holds none, if a run that was named itself is damaged, or if
-        none is left.
+        If a path has no runs, if a run directory named by its own path is damaged, or if no run
+        is left.
     """
     opened: dict[Path, Run] = {}
     notes: dict[Path, str] = {}

@@ -1,7 +1,8 @@
-"""A paper's figures beside ours: two more columns in a comparison's table.
+"""Add a paper's accuracies to a comparison, as two more columns of its table.
 
-A file of figures names its source and lists the columns of a table in a paper. Each says by
-settings which runs it is for, which settings the paper had besides, and its figures in percent::
+A TOML file of figures names its source and lists the columns of a table in a paper. Each column
+has the settings of the runs that it applies to (``where``), further settings of the paper
+(``size``), and accuracies in percent (``figures``)::
 
     source = "Zhang et al. 2021, Table 2"
 
@@ -13,8 +14,9 @@ settings which runs it is for, which settings the paper had besides, and its fig
         { strategy = "kt-pfl-params", accuracy = 93.93 },
     ]
 
-A figure's settings, such as ``perfed-ckt.clusters = 3``, are those of the runs it stands beside.
-Where runs are not of the paper's ``size``, a note says so: the difference then has another cause.
+A figure may have settings too, such as ``perfed-ckt.clusters = 3``; it applies to runs with these
+settings. If runs differ from the paper's ``size``, a note says so, since the accuracies are then
+not comparable.
 """
 
 from collections.abc import Mapping
@@ -30,21 +32,21 @@ from fedkd_flwr.flat import flatten
 from fedkd_flwr.runs import Run
 
 ACCURACY = "accuracy"
-"""Key of a figure that is no setting: mean accuracy in percent."""
+"""Key of a figure that is not a setting: mean accuracy in percent."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One accuracy of a paper.
+    """One accuracy from a paper.
 
     Attributes
     ----------
     settings : dict
-        Settings of the runs it is for.
+        Settings of the runs that it applies to.
     accuracy : float
         In percent.
     size : dict
-        What the paper's runs had besides.
+        Further settings of the paper's runs.
     """
 
     settings: dict[str, Any]
@@ -52,13 +54,13 @@ class Figure:
     size: dict[str, Any]
 
     def is_of(self, config: Mapping[str, Any]) -> bool:
-        """Return whether a run with these settings is what the figure is for."""
+        """Return whether the figure applies to a run with these settings."""
         return all(config.get(name) == value for name, value in self.settings.items())
 
 
 @dataclass(frozen=True)
 class PaperFigures:
-    """Figures of one table in a paper.
+    """Figures of one table of a paper.
 
     Attributes
     ----------
@@ -72,19 +74,19 @@ class PaperFigures:
     figures: list[Figure]
 
     def find(self, run: Run) -> Figure | None:
-        """Return the figure for a run, None if the table has none.
+        """Return the figure that applies to a run, None if there is none.
 
         Raises
         ------
         ConfigError
-            If two are for it.
+            If more than one figure applies.
         """
         settings = defining_settings(run.config)
         found = [figure for figure in self.figures if figure.is_of(settings)]
         if len(found) > 1:
             raise ConfigError(
-                f"{self.source} has {len(found)} figures for {run.path.name}: their settings "
-                "have to tell them apart."
+                f"{self.source} has {len(found)} figures for {run.path.name}; give each "
+                "figure the settings in which they differ."
             )
         return found[0] if found else None
 
@@ -95,14 +97,16 @@ def read_figures(path: str | Path) -> PaperFigures:
     Raises
     ------
     ConfigError
-        If it is none, or names a setting that does not exist.
+        If the file is not valid or names an unknown setting.
     """
     path = Path(path)
     content = load_toml(path, "file of figures")
     columns = content.get("columns", [])
     is_listed = isinstance(columns, list) and all(isinstance(column, dict) for column in columns)
     if content.keys() != {"source", "columns"} or not is_listed:
-        raise ConfigError(f"The file of figures {path} needs source and tables [[columns]].")
+        raise ConfigError(
+            f"The file of figures {path} needs the key source and tables [[columns]], nothing else."
+        )
     figures = [figure for column in columns for figure in _figures(path, column)]
     return PaperFigures(str(content["source"]), figures)
 
@@ -113,8 +117,8 @@ def _figures(path: Path, column: Mapping[str, Any]) -> list[Figure]:
     are_tables = isinstance(rows, list) and all(isinstance(t, dict) for t in (*rows, where, size))
     if not are_tables:
         raise ConfigError(
-            f"The file of figures {path} needs, in each of [[columns]], a list of tables for "
-            "figures, and a table for where and for size if they are there."
+            f"The file of figures {path} needs in each of [[columns]] a list of tables figures; "
+            "where and size are optional tables."
         )
     where, size = flatten(where), flatten(size)
     found = []
@@ -126,33 +130,33 @@ def _figures(path: Path, column: Mapping[str, Any]) -> list[Figure]:
         unknown = (settings.keys() | size.keys()) - set(known_names())
         if unknown:
             raise ConfigError(
-                f"The file of figures {path} names {', '.join(sorted(unknown))}, which is no "
-                "setting; `fedkd list` shows them."
+                f"The file of figures {path} names {', '.join(sorted(unknown))}, which is not "
+                "a setting; `fedkd list settings` shows all."
             )
         found.append(Figure(settings, accuracy, size))
     return found
 
 
 def beside_paper(comparison: Comparison, paper: PaperFigures) -> Comparison:
-    """Return a comparison whose table has the paper's accuracy and ours minus it.
+    """Return a comparison with the paper's accuracy and the difference to it in its table.
 
     Parameters
     ----------
     comparison : Comparison
         Our runs.
     paper : PaperFigures
-        What a paper reports.
+        The figures of the paper.
 
     Returns
     -------
     Comparison
-        With columns ``paper`` and ``difference``, parts of 1 as ``accuracy`` is, NaN for methods
-        that the paper does not have; and with notes on the source and on sizes that differ.
+        With columns ``paper`` and ``difference`` (our accuracy minus the paper's), as fractions,
+        NaN for methods without a figure. Notes name the source and settings that differ.
 
     Raises
     ------
     ConfigError
-        If the paper has no figure for any of the runs.
+        If no figure applies to any of the runs.
     """
     found = {label: paper.find(runs[0]) for label, runs in comparison.groups.items()}
     if not any(found.values()):
@@ -166,13 +170,13 @@ def beside_paper(comparison: Comparison, paper: PaperFigures) -> Comparison:
 
 
 def _size_notes(comparison: Comparison, found: Mapping[str, Figure | None]) -> list[str]:
-    """Name the settings in which runs are not of the paper's size, each once."""
+    """Return a note for each setting in which runs differ from the paper's size."""
     notes: dict[str, None] = {}
     for label, figure in found.items():
         config = comparison.groups[label][0].config
         for name, value in (figure.size if figure else {}).items():
             if config.get(name) != value:
-                notes[f"Not at the paper's size: {name} is {config.get(name)}, there {value}."] = (
-                    None
-                )
+                notes[
+                    f"Not at the paper's size: {name} is {config.get(name)}, in the paper {value}."
+                ] = None
     return list(notes)

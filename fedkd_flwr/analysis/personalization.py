@@ -1,7 +1,8 @@
-"""A client that joins after the training of PersFL (Divi et al. 2021, §6).
+"""Personalize a model for a client that joins after the training of PersFL.
 
-It needs the stored global models of the run and its own data, and nobody else: it chooses its
-teacher among the models and distils from it, with the steps of a client that took part.
+See Divi et al. 2021, section 6. The new client needs only its own data and the global models that
+the run stored. It selects its teacher among these models and distills from it, with the same code
+as a client that took part in the training.
 """
 
 from collections.abc import Mapping
@@ -25,20 +26,20 @@ from strategies.persfl import PERSONALIZE
 
 @dataclass(frozen=True, eq=False)
 class PersonalizedClient:
-    """What a newcomer ends up with.
+    """Result of `personalize`: a new client and the accuracy of its model.
 
     Attributes
     ----------
     accuracy : float
-        Of the personalized model on the newcomer's test split.
+        Accuracy of the personalized model on the client's test split.
     imitation, temperature : float
-        lambda and T of the kept pair.
+        lambda and T of the selected pair.
     teacher_round : int
         Round of the global model that became the teacher.
     teacher_accuracy, global_accuracy : float
-        Of the teacher, and of the last global model, on the same test split.
+        Accuracy of the teacher, and of the last global model, on the same test split.
     client : PersFLClient
-        The newcomer itself, with its data and its model.
+        The client, with its data and model.
     """
 
     accuracy: float
@@ -55,12 +56,12 @@ class PersonalizedClient:
         return self.client.model
 
     def save(self, folder: str | Path) -> Path:
-        """Write the model as runs write theirs; `fedkd_flwr.export.load_model` reads it.
+        """Write the model in the format of ``models-dir``; `fedkd_flwr.load_model` reads it.
 
         Parameters
         ----------
         folder : str or Path
-            Gets ``<partition-id>.safetensors`` and its card; made if missing.
+            Gets ``<partition-id>.safetensors`` and its model card; created if missing.
 
         Returns
         -------
@@ -85,20 +86,20 @@ def personalize(
     data_path: str | Path = "",
     **settings: Any,
 ) -> PersonalizedClient:
-    """Personalize for a client that joins after the training (§6).
+    """Personalize for a client that joins after the training of PersFL (section 6).
 
     Parameters
     ----------
     run : Run, str or Path
         The run directory of `persfl` or `persfl-gd`, with its stored global models.
     partition_id : int, optional
-        The share of the run's data that is the newcomer's, whether or not it took part. With
-        `data_path` it only seeds the draws, 0 if left out.
+        The client of the run's partition whose data is used, whether or not it took part in the
+        training. With `data_path` it only sets the random seed; 0 by default.
     data_path : str or Path, optional
-        The newcomer's own folder of images or Parquet file, in place of a share.
+        Image folder or Parquet file with the new client's data, instead of a partition.
     **settings
-        Run config values in place of the run's, with underscores for dashes; names with dots
-        through a dictionary, ``**{"persfl.imitation": "0,0.5"}``.
+        Settings that replace those of the run, with underscores for dashes. Write names with
+        dots in a dictionary: ``**{"persfl.imitation": "0,0.5"}``.
 
     Returns
     -------
@@ -108,18 +109,17 @@ def personalize(
     Raises
     ------
     ConfigError, DataError, RunDirectoryError
-        In one sentence, before anything is trained.
+        If a setting, the data or the run is not valid; raised before the training.
     """
     stored = run if isinstance(run, Run) else load_run(run)
     changes = {kebab_case(name): value for name, value in settings.items()}
-    # What the run's own clients remember is none of the newcomer's business.
+    # A new client must not read the stored state of the run's clients.
     client = _new_client({**stored.config, **changes, "state-dir": ""}, partition_id, data_path)
     *earlier, last = _global_models(stored)
     for file in earlier:
         client.receive_model(_read(file, client))
         client.consider_teacher(_round_of(file))
-    # From here on all is as for a client that took part: stage 2 is one message, and another
-    # leaves the model as it is evaluated.
+    # The same messages as for a client that took part: one for stage 2, one for evaluation.
     arrays, rounds = _read(last, client), _round_of(last)
     message = {"names": list(arrays), "server-round": rounds, "phase": PERSONALIZE}
     client.fit(list(arrays.values()), message)
@@ -139,10 +139,12 @@ def personalize(
 def _new_client(
     flat: Mapping[str, Any], partition_id: int | None, data_path: str | Path
 ) -> PersFLClient:
-    """Build a client that remembers nothing."""
+    """Build a client without stored state."""
     configuration = read_config(flat)
     if partition_id is None and not data_path:
-        raise ConfigError("A newcomer needs data: name a partition or a data path.")
+        raise ConfigError(
+            "A new client needs data: give a partition (--partition) or a data path (--data-path)."
+        )
     num_clients = configuration.run.plan.num_clients
     if not 0 <= (partition_id or 0) < num_clients:
         raise ConfigError(f"The run has no partition {partition_id}, only 0 to {num_clients - 1}.")
@@ -160,15 +162,17 @@ def _new_client(
     client = build_client(context)
     if not isinstance(client, PersFLClient):
         strategy = configuration.run.strategy
-        raise ConfigError(f"A newcomer personalizes by PersFL, and this is a run of {strategy}.")
+        raise ConfigError(
+            f"Only runs of persfl and persfl-gd can be personalized; this is a run of {strategy}."
+        )
     return client
 
 
 def _global_models(run: Run) -> list[Path]:
-    """Return the files of a run's global models in the order of their rounds."""
+    """Return the files of a run's global models, in the order of rounds."""
     files = sorted((run.path / "models").glob("global-*.safetensors"))
     if not files:
-        raise RunDirectoryError(f"{run.path} holds no global models.")
+        raise RunDirectoryError(f"{run.path} has no stored global models.")
     return files
 
 
@@ -177,7 +181,7 @@ def _round_of(file: Path) -> int:
 
 
 def _read(file: Path, client: PersFLClient) -> Arrays:
-    """Read a global model after making sure that the client's model can hold it."""
+    """Read a global model and check that it fits the client's model."""
     try:
         arrays = load_file(file)
     except (OSError, SafetensorError) as error:
@@ -185,7 +189,7 @@ def _read(file: Path, client: PersFLClient) -> Arrays:
     expected = {name: value.shape for name, value in client.model_arrays().items()}
     if {name: value.shape for name, value in arrays.items()} != expected:
         raise ConfigError(
-            f"{file} does not fit the model {client.model_name}; leave models, dataset and "
-            "supernet as they are in the run."
+            f"{file} does not fit the model {client.model_name}; use the same models, dataset and "
+            "supernet settings as the run."
         )
     return arrays

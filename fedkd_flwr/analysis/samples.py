@@ -1,4 +1,4 @@
-"""The samples behind a run, for those who want to look at its models themselves."""
+"""Rebuild the data of a client of a run, for example to inspect its model."""
 
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import ClientData, load_client
@@ -11,18 +11,18 @@ def client_data(run: Run, partition_id: int) -> ClientData:
     Parameters
     ----------
     run : Run
-        Finished or not.
+        The run, finished or not.
     partition_id : int
-        Which client, 0..N-1.
+        The client, 0..N-1.
 
     Returns
     -------
     ClientData
-        Images and labels of its three parts, and the public pool.
+        Images and labels of its training, validation and test split, and the public samples.
 
     Raises
     ------
     ConfigError, DataError
-        If this version of the project cannot rebuild the run's data on this machine.
+        If the data of the run cannot be rebuilt on this machine.
     """
     return load_client(read_config(recorded_config(run)).run.data_plan, partition_id)

@@ -1,7 +1,7 @@
-"""Figures of runs and comparisons, in colours that the colour-blind can tell apart.
+"""Figures of runs and comparisons, in colors that color-blind readers can distinguish.
 
-Every function returns a matplotlib Figure that belongs to no window, so that it works without a
-display; ``figure.savefig(path)`` writes it.
+Every function returns a matplotlib Figure without a window, so it needs no display.
+``figure.savefig(path)`` writes it.
 """
 
 from fedkd_flwr.plots.accuracy import (

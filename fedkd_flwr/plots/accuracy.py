@@ -1,4 +1,4 @@
-"""How accurate clients become: over rounds, against what it costs, and beside `local`."""
+"""Accuracy over rounds, accuracy against communication cost, and gain over `local`."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,8 @@ from strategies.core.randomness import random_generator
 def plot_accuracy_over_rounds(comparison: Comparison) -> Figure:
     """Plot mean accuracy over rounds.
 
-    A band is one standard deviation over seeds on each side. The more methods, the paler the bands.
+    A band is one standard deviation over seeds on each side. With more methods the bands
+    are paler.
     """
     figure, axes = new_figure("Round", "Mean accuracy over clients")
     in_percent(axes.yaxis)
@@ -45,9 +46,9 @@ def plot_accuracy_over_rounds(comparison: Comparison) -> Figure:
 
 
 def plot_accuracy_against_bytes(comparison: Comparison) -> Figure:
-    """Plot mean accuracy against the bytes exchanged so far, means over seeds.
+    """Plot mean accuracy against the bytes exchanged so far, averaged over seeds.
 
-    A method that exchanges nothing is a dashed line at its last accuracy.
+    A method that exchanges nothing is a dashed line at its final accuracy.
     """
     figure, axes = new_figure("Bytes exchanged so far, both ways", "Mean accuracy over clients")
     in_percent(axes.yaxis)
@@ -70,17 +71,17 @@ def plot_accuracy_against_bytes(comparison: Comparison) -> Figure:
 
 
 def plot_gain_over_local(comparison: Comparison) -> Figure:
-    """Plot each client's gain in accuracy over `local`, one point a client and seed.
+    """Plot each client's gain in accuracy over `local`, one point per client and seed.
 
     Raises
     ------
     ValueError
-        If no run has a run of `local` with its seed.
+        If there is no run of `local` with the seed of another run.
     """
     gains = comparison.clients.dropna(subset="gain")
     if gains.empty:
-        raise ValueError(f"No run has a run of {REFERENCE} with its seed to gain over.")
-    figure, axes = new_figure("Gain of a client in accuracy over local, in points", "")
+        raise ValueError(f"There is no run of {REFERENCE} with the same seed to compare with.")
+    figure, axes = new_figure("Gain in accuracy over local, in points", "")
     in_points(axes.xaxis)
     shown = [item for item in styled(comparison) if item[0] in set(gains["method"])]
     figure.set_size_inches(FIGURE_WIDTH, 1.4 + 0.5 * len(shown))
@@ -90,32 +91,32 @@ def plot_gain_over_local(comparison: Comparison) -> Figure:
         axes.scatter(gain, row + shift, s=22, color=style["color"], alpha=0.6, lw=0)
         axes.plot([gain.mean()] * 2, [row - 0.34, row + 0.34], color="black", lw=2)
     shares = comparison.table["beats_local"]
-    names = [f"{label}\n{shares[label]:.0%} of clients gain" for label, _, _ in shown]
+    names = [f"{label}\n{shares[label]:.0%} of clients above local" for label, _, _ in shown]
     axes.set_yticks(range(len(shown)), names)
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.axvline(0, color="black", lw=1, ls=":")
-    title = f"{comparison_title(comparison)}\nOne dot a client and seed; a bar at the mean"
+    title = f"{comparison_title(comparison)}\nOne dot per client and seed; the bar is the mean"
     axes.set_title(title, fontsize="medium")
     return figure
 
 
 def course_over_seeds(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return mean and standard deviation over seeds of what they reached, and at what cost.
+    """Return mean and standard deviation over seeds of accuracy and bytes, by round.
 
-    A seed that ended before the others stays where it ended, so that the course ends at the mean
-    over all seeds.
+    A seed that stopped early keeps its last values, so the last row is the mean over all seeds.
 
     Parameters
     ----------
     runs : sequence of Run
-        Of one method with the same settings, one a seed.
+        Runs of one method with the same settings, one per seed.
 
     Returns
     -------
     DataFrame
-        One row an evaluated round; for ``bytes``, those exchanged so far both ways, and
-        ``accuracy_mean``, columns (name, ``mean``) and (name, ``std``), NaN for one seed.
+        One row per evaluated round. Columns (name, ``mean``) and (name, ``std``) for
+        ``bytes`` (exchanged so far, both ways) and ``accuracy_mean``; ``std`` is NaN for
+        one seed.
     """
     courses = [_course(run) for run in runs]
     rounds = pd.concat(courses).index.unique()
@@ -127,7 +128,7 @@ def course_over_seeds(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _course(run: Run) -> pd.DataFrame:
-    """Return the bytes exchanged so far and the mean accuracy at a run's evaluated rounds."""
+    """Return the bytes exchanged so far and the mean accuracy, by evaluated round."""
     rounds = run.rounds.set_index("round")
     rounds["bytes"] = (rounds["bytes_up"] + rounds["bytes_down"]).cumsum()
     return rounds.loc[rounds["accuracy_mean"].notna(), ["bytes", "accuracy_mean"]].astype(float)

@@ -1,4 +1,4 @@
-"""Which classes each client's model knows."""
+"""Accuracy of each client by class."""
 
 from matplotlib.figure import Figure
 
@@ -11,17 +11,17 @@ from fedkd_flwr.runs import Run
 def plot_classes(run: Run) -> Figure:
     """Draw each client's accuracy by class after the last round.
 
-    Classes that a client's test split does not hold are grey.
+    Classes that are not in a client's test split are gray.
 
     Parameters
     ----------
     run : Run
-        Evaluated with ``measures = classes``.
+        A run with ``measures = classes``.
 
     Raises
     ------
     ValueError
-        If it was not.
+        If the run has no accuracy by class.
     """
     accuracies = class_accuracies(run)
     if accuracies.empty:

@@ -1,4 +1,4 @@
-"""The clients along an axis: in which order, and how many are named."""
+"""Order and tick labels of clients along an axis."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,10 @@ from fedkd_flwr.runs import Run
 
 
 def client_order(run: Run, order: Sequence[int] | None) -> tuple[NDArray[np.int64], str]:
-    """Return the partition-ids in the order to draw them, and what to call it."""
+    """Return the partition-ids in drawing order, and a suffix for the axis label.
+
+    Without `order`, clients with similar label distributions are next to each other.
+    """
     if order is not None:
         return np.asarray(order), ""
     try:
@@ -28,7 +31,7 @@ def client_order(run: Run, order: Sequence[int] | None) -> tuple[NDArray[np.int6
 
 
 def client_ticks(clients: NDArray[np.int64]) -> tuple[list[int], list[str]]:
-    """Name as many clients as there is room for."""
+    """Return positions and labels of ticks, at most 25 of them."""
     step = -(-len(clients) // 25)
     places = list(range(0, len(clients), step))
     return places, [str(clients[place]) for place in places]

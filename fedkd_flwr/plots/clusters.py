@@ -1,4 +1,4 @@
-"""Which cluster each client is in, round by round."""
+"""Cluster assignment of each client, round by round."""
 
 from collections.abc import Sequence
 
@@ -15,14 +15,14 @@ from fedkd_flwr.runs import Run
 
 
 def plot_clusters(run: Run, order: Sequence[int] | None = None) -> Figure:
-    """Draw each client's cluster over rounds; grey where a client took no part.
+    """Draw each client's cluster over rounds; gray where a client did not participate.
 
     Parameters
     ----------
     run : Run
-        Of a method that clusters clients.
+        A run of a method that clusters clients.
     order : sequence of int, optional
-        Partition-ids from top to bottom; neighbours have similar labels if left out.
+        Partition-ids from top to bottom; by default clients with similar labels are adjacent.
 
     Raises
     ------
@@ -59,7 +59,9 @@ def plot_clusters(run: Run, order: Sequence[int] | None = None) -> Figure:
 
 
 def follow_clusters(labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Renumber clusters so that one keeps its number over the rounds: k-means has no memory.
+    """Renumber clusters so that a cluster keeps its number over rounds.
+
+    k-means numbers its clusters arbitrarily in each round.
 
     Parameters
     ----------
@@ -69,8 +71,8 @@ def follow_clusters(labels: NDArray[np.int64]) -> NDArray[np.int64]:
     Returns
     -------
     ndarray
-        Shape (rounds, N); as many clients as possible have the number they had when they were
-        last present.
+        Shape (rounds, N). As many clients as possible keep the cluster number of the last
+        round in which they were present.
     """
     count = max(int(labels.max()) + 1, 0)
     followed = np.full_like(labels, -1)

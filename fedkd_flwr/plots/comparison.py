@@ -1,4 +1,4 @@
-"""All figures of a comparison."""
+"""Write all figures of a comparison."""
 
 import hashlib
 import re
@@ -26,7 +26,7 @@ from fedkd_flwr.plots.new_clients import plot_new_clients
 from fedkd_flwr.plots.partition import plot_partition
 
 LONGEST_STEM = 120
-"""Letters of a file's name that a label may take."""
+"""Maximum number of characters of a label in a file name."""
 
 
 def save_figures(
@@ -34,9 +34,9 @@ def save_figures(
 ) -> list[Path]:
     """Write the figures of a comparison, as PNG files or in another of `plots.files.FORMATS`.
 
-    Matrices, classes, clusters and the split are drawn for the first seed of each method, PersFL's
-    pairs and teachers for all seeds at once. The split is left out where this machine does not
-    have the data.
+    Matrices, classes, clusters and the partition are drawn for the first seed of each method.
+    PersFL's pairs and teachers are drawn for all seeds together. The partition is skipped if this
+    machine does not have the data.
 
     Returns
     -------
@@ -46,17 +46,17 @@ def save_figures(
     Raises
     ------
     ConfigError
-        If there is no such format.
+        If the format is unknown.
     RunDirectoryError
-        If the folder cannot be made or written.
+        If the folder cannot be created or written.
     """
     return write_figures(_figures(comparison), folder, file_format)
 
 
 def file_stem(label: str) -> str:
-    """Return a label as the beginning of a file's name: ``kt-pfl (rho=0.1)`` → ``kt-pfl-rho-0.1``.
+    """Return a label as a file name: ``kt-pfl (rho=0.1)`` → ``kt-pfl-rho-0.1``.
 
-    A label that is too long for a file's name ends in a hash.
+    A label that is too long is shortened and ends in a hash.
     """
     stem = re.sub(r"[^\w.-]+", "-", label).strip("-")
     if len(stem) <= LONGEST_STEM:

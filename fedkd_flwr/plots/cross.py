@@ -1,4 +1,4 @@
-"""Every model on everybody's test data, beside what the method says of who helps whom."""
+"""Accuracy of every model on every client's test data, next to the coefficients."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -10,11 +10,11 @@ from fedkd_flwr.plots.style import FIGURE_WIDTH, percent, run_title
 
 
 def plot_cross(crossed: Cross) -> Figure:
-    """Draw who could help whom, and beside it each matrix of who learns from whom.
+    """Draw cross-client accuracy next to each coefficient matrix.
 
-    Rows are receivers and columns givers in all parts: on the left the accuracy of the giver's
-    model on the receiver's test data. What a client keeps to itself would drown what others give
-    it, so the other parts are without diagonals.
+    Rows are receivers and columns are givers in all panels. The left panel shows the accuracy of
+    the giver's model on the receiver's test data. The other panels omit the diagonal: a client's
+    weight for itself is often so large that the other weights could not be distinguished.
     """
     clients, ordered = client_order(crossed.run, None)
     count = 1 + len(crossed.coefficients)
@@ -34,13 +34,13 @@ def plot_cross(crossed: Cross) -> Figure:
     for axes, (name, matrix) in zip(right, crossed.coefficients.items(), strict=True):
         shown = matrix[pick].copy()
         np.fill_diagonal(shown, np.nan)
-        # Weights that are all equal still need a scale with two ends.
+        # If all weights are 0, the color scale still needs two different ends.
         limits = (0.0, float(np.nanmax(shown)) or 1.0) if len(clients) > 1 else (0.0, 1.0)
         image = draw_matrix(axes, shown, clients, clients, limits)
         figure.colorbar(
             image, ax=axes, location="bottom", shrink=0.8, label=f"Weight of the giver, {name}"
         )
-        axes.set_title(f"Rank correlation {_told(crossed, name)}", fontsize="medium")
+        axes.set_title(f"Rank correlation {_mean_correlation(crossed, name)}", fontsize="medium")
     for axes in (left, *right):
         axes.set_xlabel(f"Giver{ordered}")
     left.set_ylabel(f"Receiver and its test data{ordered}")
@@ -48,7 +48,7 @@ def plot_cross(crossed: Cross) -> Figure:
     return figure
 
 
-def _told(crossed: Cross, name: str) -> str:
+def _mean_correlation(crossed: Cross, name: str) -> str:
     known = crossed.rank_correlations(name)
     known = known[~np.isnan(known)]
     return f"{known.mean():+.2f}, mean over receivers" if len(known) else "undefined"

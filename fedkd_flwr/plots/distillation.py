@@ -1,4 +1,4 @@
-"""What PersFL's clients distil from, and what comes of lambda and T (Divi et al. 2021)."""
+"""PersFL: teacher rounds, and accuracy by lambda and T (Divi et al. 2021)."""
 
 from collections.abc import Iterator, Sequence
 
@@ -21,8 +21,8 @@ from fedkd_flwr.plots.style import (
 from fedkd_flwr.runs import Run
 from strategies.persfl import PAIRS
 
-PANELS_A_ROW = 5
-"""Clients beside each other in `plot_pairs`."""
+PANELS_PER_ROW = 5
+"""Maximum number of panels in a row of `plot_pairs`."""
 
 
 def has_pairs(run: Run) -> bool:
@@ -31,22 +31,22 @@ def has_pairs(run: Run) -> bool:
 
 
 def plot_pairs(runs: Run | Sequence[Run]) -> Figure:
-    """Draw test accuracy over lambda for each T, a panel a client: Figs. 3 to 8 of the paper.
+    """Draw test accuracy over lambda for each T, one panel per client (Figs. 3 to 8).
 
     Parameters
     ----------
     runs : Run or sequence of Run
-        Finished runs of ``persfl`` or ``persfl-gd`` that differ in their seed; their mean is
-        drawn.
+        Finished runs of ``persfl`` or ``persfl-gd`` that differ only in their seed. Their mean
+        is drawn.
 
     Raises
     ------
     ValueError
         If a run has no table of pairs.
     """
-    runs = _several(runs)
+    runs = _as_list(runs)
     by_client = list(_pairs_of(runs).groupby("partition_id"))
-    columns = min(PANELS_A_ROW, len(by_client))
+    columns = min(PANELS_PER_ROW, len(by_client))
     rows = -(-len(by_client) // columns)
     figure = Figure(figsize=(1.6 * FIGURE_WIDTH, 1.2 + 1.7 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, sharex=True, squeeze=False).ravel()
@@ -66,22 +66,22 @@ def plot_pairs(runs: Run | Sequence[Run]) -> Figure:
 
 
 def plot_surface(runs: Run | Sequence[Run]) -> Figure:
-    """Draw accuracy over lambda and T, mean over clients, on validation and on test data.
+    """Draw mean accuracy over clients by lambda and T, on validation and on test data.
 
-    A client chooses by the left part; the right part is what the choice is worth.
+    Clients select by validation accuracy (left panel). The right panel shows test accuracy.
 
     Parameters
     ----------
     runs : Run or sequence of Run
-        Finished runs of ``persfl`` or ``persfl-gd`` that differ in their seed; their mean is
-        drawn.
+        Finished runs of ``persfl`` or ``persfl-gd`` that differ only in their seed. Their mean
+        is drawn.
 
     Raises
     ------
     ValueError
         If a run has no table of pairs.
     """
-    runs = _several(runs)
+    runs = _as_list(runs)
     pairs = _pairs_of(runs)
     parts = {
         "Validation data": surface(pairs, "validation_accuracy"),
@@ -94,10 +94,10 @@ def plot_surface(runs: Run | Sequence[Run]) -> Figure:
     for axes, (title, part) in zip(panels, parts.items(), strict=True):
         image = axes.imshow(part, cmap="cividis", vmin=lowest, vmax=highest, aspect="auto")
         for (row, column), value in np.ndenumerate(part.to_numpy()):
-            # Dark numbers on the light half of the colours, light ones on the dark half.
-            colour = "black" if value > (lowest + highest) / 2 else "white"
+            # Dark text on the light half of the color scale, light text on the dark half.
+            color = "black" if value > (lowest + highest) / 2 else "white"
             text = f"{100 * value:.1f}" if np.isfinite(value) else ""
-            axes.text(column, row, text, ha="center", va="center", color=colour, size="small")
+            axes.text(column, row, text, ha="center", va="center", color=color, size="small")
         axes.set_xticks(range(len(part.columns)), [f"{name:g}" for name in part.columns])
         axes.set_yticks(range(len(part.index)), [f"{name:g}" for name in part.index])
         axes.set_xlabel("T")
@@ -109,28 +109,28 @@ def plot_surface(runs: Run | Sequence[Run]) -> Figure:
 
 
 def plot_teacher_rounds(runs: Run | Sequence[Run]) -> Figure:
-    """Draw a histogram of the rounds that the clients' teachers are from: Fig. 2 of the paper.
+    """Draw a histogram of the rounds from which the clients' teachers are (Fig. 2).
 
     Parameters
     ----------
     runs : Run or sequence of Run
-        Finished runs of ``persfl`` or ``persfl-gd`` that differ in their seed.
+        Finished runs of ``persfl`` or ``persfl-gd`` that differ only in their seed.
 
     Raises
     ------
     ValueError
-        If a run's clients have no teachers.
+        If a run has no teachers.
     """
-    runs = _several(runs)
+    runs = _as_list(runs)
     for run in runs:
         if "teacher_round" not in run.clients:
             raise ValueError(f"{run.path.name} has no teachers.")
     rounds = pd.concat([_teacher_rounds_of(run) for run in runs])
     last = int(runs[0].config["num-server-rounds"])
     figure, axes = new_figure("Round of the teacher", "Clients")
-    # As many bars as can be told apart, each of whole rounds.
+    # At most about 25 bars, each covering the same whole number of rounds.
     width = -(-(last + 1) // 25)
-    # From the end, so that the last rounds, of which most teachers are, have a whole bar.
+    # Counted from the end: most teachers are from the last rounds, which get a full bar.
     edges = np.arange(last + 0.5, -0.5 - width, -width)[::-1].tolist()
     axes.hist(rounds, edges, color=COLORS[0], ec="white")
     mean = float(rounds.mean())
@@ -146,7 +146,7 @@ def plot_teacher_rounds(runs: Run | Sequence[Run]) -> Figure:
 def surface(pairs: pd.DataFrame, column: str) -> pd.DataFrame:
     """Return the mean of a column over clients and seeds, by lambda (rows) and T (columns).
 
-    At lambda = 0, where T has no effect and one is tried, all have its value.
+    At lambda = 0 T has no effect, and only one T is tried. Its value fills the whole row.
     """
     means = pairs.groupby(["lambda", "temperature"])[column].mean().unstack()
     if 0.0 in means.index:
@@ -155,14 +155,14 @@ def surface(pairs: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def distillation_figures(runs: Sequence[Run], stem: str) -> Iterator[tuple[str, Figure]]:
-    """Yield the figures of PersFL's runs with the names of their files, which begin alike."""
+    """Yield the figures of PersFL runs, each with a file name that starts with `stem`."""
     yield f"{stem}-pairs", plot_pairs(runs)
     yield f"{stem}-surface", plot_surface(runs)
     yield f"{stem}-teacher-rounds", plot_teacher_rounds(runs)
 
 
 def _draw_lines(axes: Axes, means: pd.DataFrame) -> None:
-    """Draw one client's accuracy over lambda, a line a temperature."""
+    """Draw one client's accuracy over lambda, one line per temperature."""
     for position, (temperature, values) in enumerate(means.items()):
         axes.plot(
             means.index,
@@ -180,7 +180,7 @@ def _draw_lines(axes: Axes, means: pd.DataFrame) -> None:
 
 
 def _pairs_of(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return the pairs that were tried after the last round of each run."""
+    """Return the (lambda, T) pairs that were tried after the last round of each run."""
     for run in runs:
         if not has_pairs(run):
             raise ValueError(f"{run.path.name} has no table of pairs of lambda and T.")
@@ -189,13 +189,13 @@ def _pairs_of(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _teacher_rounds_of(run: Run) -> pd.Series:
-    """Return the rounds of the teachers that clients had last; a longer run had others before."""
+    """Return the teacher rounds of the last selection; a continued run has earlier ones too."""
     taught = run.clients.dropna(subset="teacher_round")
     rounds: pd.Series = taught.loc[taught["round"] == taught["round"].max(), "teacher_round"]
     return rounds
 
 
-def _several(runs: Run | Sequence[Run]) -> Sequence[Run]:
+def _as_list(runs: Run | Sequence[Run]) -> Sequence[Run]:
     return [runs] if isinstance(runs, Run) else runs
 
 

@@ -1,4 +1,4 @@
-"""How evenly accuracy is spread over clients, from the worst to the best."""
+"""Fairness: accuracy of the clients, from the worst to the best."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -8,15 +8,15 @@ from fedkd_flwr.plots.style import in_percent, legend_below, new_figure, styled
 
 
 def plot_clients_by_rank(comparison: Comparison) -> Figure:
-    """Plot the accuracy of each method's worst client, its second worst, …, to its best.
+    """Plot the accuracy after the last round over the rank of the client, worst to best.
 
-    Means over seeds, rank by rank, after the last round; a level line is a fair method.
+    Each rank is averaged over seeds. The flatter the line, the more even the accuracy.
     """
     figure, axes = new_figure("Clients, from the worst to the best", "Accuracy, last round")
     for label, _, style in styled(comparison):
         own = comparison.clients[comparison.clients["method"] == label]
         by_seed = own["accuracy"].groupby(own["seed"])
-        # Where somebody was not evaluated, the others take up the whole width.
+        # If some clients were not evaluated, the others still cover the whole width.
         ranks = np.linspace(0, 1, max(by_seed.count(), default=0))
         mean = by_seed.quantile(ranks.tolist()).groupby(level=1).mean()
         axes.plot(mean.index, mean, label=label, **style)

@@ -1,4 +1,4 @@
-"""Figures as files."""
+"""Write figures to files."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,20 +11,20 @@ from fedkd_flwr.files import plain_name, replacing
 from fedkd_flwr.runs import RunDirectoryError, absolute
 
 FORMATS = ("png", "svg", "pdf")
-"""What a figure can be written as: pixels, or lines for papers."""
+"""File formats of figures: ``png`` has pixels, ``svg`` and ``pdf`` are vector graphics."""
 
 
 def write_figures(
     figures: Iterable[tuple[str, Figure]], folder: str | Path, file_format: str = "png"
 ) -> list[Path]:
-    """Write named figures as they come.
+    """Write figures one by one, as the iterable yields them.
 
     Parameters
     ----------
     figures : iterable of (str, Figure)
-        The figures and the stems of their files.
+        File names without suffix, and figures.
     folder : str or Path
-        Gets one file a figure; made if missing.
+        Gets one file per figure; created if missing.
     file_format : str
         One of `FORMATS`.
 
@@ -36,12 +36,14 @@ def write_figures(
     Raises
     ------
     ConfigError
-        If there is no such format.
+        If the format is unknown.
     RunDirectoryError
-        If the folder cannot be made or written.
+        If the folder cannot be created or written.
     """
     if file_format not in FORMATS:
-        raise ConfigError(f"The figure format {file_format} is none of {', '.join(FORMATS)}.")
+        raise ConfigError(
+            f"Unknown figure format {file_format}; choose one of {', '.join(FORMATS)}."
+        )
     directory = absolute(folder)
     paths = []
     with _written_to(directory):

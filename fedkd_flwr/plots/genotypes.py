@@ -1,4 +1,4 @@
-"""What a search has found: the two cells of a genotype as graphs, read from left to right."""
+"""Draw the two cells of a DARTS genotype as graphs, from left to right."""
 
 from pathlib import Path
 
@@ -28,21 +28,21 @@ _STRAIGHT = "arc3"
 def genotype_figure(genotype: Genotype) -> Figure:
     """Draw the normal cell above the reduction cell.
 
-    Filled boxes are states, white boxes are operations. Lines run to the right and downwards,
-    in the color of the state that they leave.
+    Filled boxes are states, white boxes are operations. A line has the color of the state in which
+    it starts.
 
     Parameters
     ----------
     genotype : Genotype
-        What to draw.
+        The genotype.
 
     Returns
     -------
     Figure
-        Belongs to no window.
+        The figure.
     """
     cells = {"Normal cell": genotype.normal, "Reduction cell": genotype.reduce}
-    # Every edge has a lane of its own; the others hold the inputs, the output and the title.
+    # One lane per edge, and four for the inputs, the output and the title.
     lanes = [sum(len(node) for node in cell) + 4 for cell in cells.values()]
     figure = Figure(
         figsize=(_COLUMN_INCHES * (2 * genotype.nodes + 4), _LANE_INCHES * sum(lanes)),
@@ -57,25 +57,25 @@ def genotype_figure(genotype: Genotype) -> Figure:
 
 
 def draw_genotype(genotype: Genotype, path: Path | str) -> None:
-    """Write the picture of `genotype_figure` to a file.
+    """Write the figure of `genotype_figure` to a file.
 
     Parameters
     ----------
     genotype : Genotype
-        What to draw.
+        The genotype.
     path : Path or str
-        The picture; its suffix decides the format, such as .png or .svg.
+        The file; its suffix, such as .png or .svg, selects the format.
 
     Raises
     ------
     ValueError
-        If matplotlib does not know the suffix.
+        If matplotlib does not support the suffix.
     """
     genotype_figure(genotype).savefig(Path(path), dpi=120)
 
 
 def plot_genotype(run: Run, partition_id: int) -> Figure:
-    """Draw the cells that a client's search has found.
+    """Draw the cells that a client's search found.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def draw_genotypes(
     run : Run
         A run of ``fedkma`` or ``fednas`` with ``models = darts``.
     folder : Path or str
-        Gets one picture a client, ``client-N.png``; made if missing.
+        Gets one figure per client, ``client-N.png``; created if missing.
     rule : {"every-edge", "two-edges"}
         Which edges are kept.
     file_format : str
@@ -111,7 +111,7 @@ def draw_genotypes(
     Returns
     -------
     list of Path
-        The pictures, by partition-id.
+        The files, by partition-id.
 
     Raises
     ------
@@ -129,8 +129,8 @@ def draw_genotypes(
 def _draw_cell(axes: Axes, cell: tuple[Node, ...]) -> None:
     """Draw one cell as a staircase from the upper left to the lower right.
 
-    A line drops from its source, runs along a lane of its own to its operation, and from there
-    to its node. Lanes of later nodes lie lower, so no line meets a box that is not its own.
+    Each edge has its own lane: a line goes down from its source to the lane, right to its
+    operation, and from there to its node. Later nodes have lower lanes, so no line crosses a box.
     """
     states = [*_INPUTS, *(f"node {node}" for node in range(len(cell)))]
     graph = networkx.DiGraph()

@@ -1,4 +1,4 @@
-"""Matrices of accuracies, and what stands beside them, as heat maps."""
+"""Draw matrices as heat maps."""
 
 from typing import Any
 
@@ -19,23 +19,23 @@ def draw_matrix(
     columns: NDArray[Any],
     limits: tuple[float, float] = (0, 1),
 ) -> AxesImage:
-    """Draw numbers in colours, grey where there is none.
+    """Draw a matrix as a heat map; NaN is gray.
 
     Parameters
     ----------
     axes : Axes
-        To draw on.
+        The axes to draw on.
     matrix : ndarray
         Shape (rows, columns).
     rows, columns : ndarray
-        What the ticks say.
+        Tick labels.
     limits : (float, float)
-        What the ends of the scale stand for; accuracies go from 0 to 1.
+        The ends of the color scale; the default suits accuracies.
     """
-    colours = mpl.colormaps["cividis"].with_extremes(bad=ABSENT)
+    colors = mpl.colormaps["cividis"].with_extremes(bad=ABSENT)
     lowest, highest = limits
     image = axes.imshow(
-        matrix, cmap=colours, vmin=lowest, vmax=highest, interpolation="nearest", aspect="auto"
+        matrix, cmap=colors, vmin=lowest, vmax=highest, interpolation="nearest", aspect="auto"
     )
     axes.set_xticks(*client_ticks(columns))
     axes.set_yticks(*client_ticks(rows))

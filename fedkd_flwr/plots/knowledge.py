@@ -1,4 +1,4 @@
-"""Who learns from whom: coefficient and sharing matrices as heat maps."""
+"""Who learns from whom: coefficient matrices as heat maps."""
 
 from collections.abc import Sequence
 
@@ -29,23 +29,23 @@ def plot_sharing(
     name: str | None = None,
     order: Sequence[int] | None = None,
 ) -> Figure:
-    """Draw who learns from whom: a coefficient or sharing matrix as a heat map.
+    """Draw a coefficient or sharing matrix as a heat map: who learns from whom.
 
     Parameters
     ----------
     run : Run
-        Of a method with such a matrix.
+        A run of a method with such a matrix.
     server_round : int, optional
-        The round, the last if left out.
+        The round; the last one by default.
     name : str, optional
-        Which matrix, the first if left out.
+        Name of the matrix; the first one by default.
     order : sequence of int, optional
-        Partition-ids from top to bottom; neighbours have similar labels if left out.
+        Partition-ids from top to bottom; by default clients with similar labels are adjacent.
 
     Raises
     ------
     ValueError
-        If there is no such matrix or round.
+        If the run has no such matrix or round.
     """
     matrix, title = _sharing(run, server_round, name)
     clients, ordered = client_order(run, order)
@@ -66,12 +66,12 @@ def plot_help(
     name: str | None = None,
     order: Sequence[int] | None = None,
 ) -> Figure:
-    """Draw who helps whom beside what each client gains over `local`.
+    """Draw a coefficient matrix next to each client's gain over `local`.
 
     Parameters
     ----------
     run : Run
-        Of a method with a coefficient or sharing matrix.
+        A run of a method with a coefficient or sharing matrix.
     local : Run
         The run of `local` on the same split.
     server_round, name, order
@@ -80,27 +80,27 @@ def plot_help(
     Raises
     ------
     ValueError
-        If there is no such matrix or round.
+        If the run has no such matrix or round.
     """
     matrix, title = _sharing(run, server_round, name)
     clients, ordered = client_order(run, order)
     figure = Figure(figsize=(1.35 * FIGURE_WIDTH, 0.85 * FIGURE_WIDTH), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(2.2, 1), sharey=True)
     shown = matrix[np.ix_(clients, clients)].astype(float)
-    # What a client keeps to itself would drown what others give it.
+    # The weight of a client for itself is often so large that it would hide the others.
     np.fill_diagonal(shown, np.nan)
     image = _heat_map(left, shown, clients)
-    # Below both parts: a bar beside one of them would push their rows out of line.
+    # Below both panels: a color bar next to one of them would misalign their rows.
     figure.colorbar(
         image, ax=[left, right], location="bottom", shrink=0.6, label="Weight of the giver"
     )
     left.set_xlabel(f"Giver{ordered}")
     left.set_ylabel(f"Receiver{ordered}")
     gain = (client_accuracies(run) - client_accuracies(local)).reindex(clients)
-    # The palette's blue and orange part in the eyes of the colour-blind as well.
-    colours = [COLORS[0] if value > 0 else COLORS[1] for value in gain]
-    right.barh(range(len(clients)), gain, color=colours)
-    # As wide to the left as to the right, so that a loss is seen to be one.
+    # Blue and orange are distinguishable with any kind of color blindness.
+    colors = [COLORS[0] if value > 0 else COLORS[1] for value in gain]
+    right.barh(range(len(clients)), gain, color=colors)
+    # Symmetric limits, so that losses are on the left half.
     widest = 1.1 * float(gain.abs().max())
     if widest > 0:
         right.set_xlim(-widest, widest)
@@ -111,7 +111,7 @@ def plot_help(
     right.grid(axis="x", alpha=0.3)
     right.spines[["top", "right"]].set_visible(False)
     right.tick_params(labelleft=False)
-    figure.suptitle(f"{title}, without own shares", fontsize="medium")
+    figure.suptitle(f"{title}, without the diagonal", fontsize="medium")
     return figure
 
 
@@ -132,13 +132,13 @@ def _sharing(
 
 
 def _heat_map(axes: Axes, matrix: NDArray[np.float64], clients: NDArray[np.int64]) -> AxesImage:
-    colours = mpl.colormaps["cividis"].with_extremes(bad="white")
+    colors = mpl.colormaps["cividis"].with_extremes(bad="white")
     lowest, highest = float(np.nanmin(matrix)), float(np.nanmax(matrix))
-    # Weights that are all equal, as in FedMD, still need a scale with two ends.
+    # If all weights are equal, as in FedMD, the color scale still needs two different ends.
     if highest - lowest < 1e-9:
         lowest, highest = 0.0, 2 * highest
     image = axes.imshow(
-        matrix, cmap=colours, vmin=lowest, vmax=highest, interpolation="nearest", aspect="auto"
+        matrix, cmap=colors, vmin=lowest, vmax=highest, interpolation="nearest", aspect="auto"
     )
     axes.set_xticks(*client_ticks(clients))
     axes.set_yticks(*client_ticks(clients))

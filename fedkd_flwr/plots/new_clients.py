@@ -1,4 +1,4 @@
-"""Clients that came after the training, beside those that took part."""
+"""Accuracy of new clients next to the clients that took part in the training."""
 
 from typing import Any
 
@@ -16,15 +16,15 @@ from fedkd_flwr.plots.style import (
 )
 
 COLUMNS = {"accuracy": "clients that trained", "new_accuracy": "new clients"}
-"""Columns of a comparison's results that are held against each other, and whose they are."""
+"""Compared columns of a comparison's results, and the clients they are about."""
 
 
 def plot_new_clients(comparison: Comparison) -> Figure:
     """Plot the mean accuracy of new clients below that of the clients that trained, by method.
 
-    A mark is the mean over seeds, the dots on its line are the seeds. The two are of different
-    clients, with test data of their own: whether a method helps new clients is seen from the
-    dashed line, the new clients of `local`, one line for each of its settings.
+    A large marker is the mean over seeds, a small dot is a seed. The two groups are different
+    clients with different test data. To see whether a method helps new clients, compare them with
+    the dashed line: new clients under `local`, one line for each of its settings.
 
     Raises
     ------
@@ -37,25 +37,25 @@ def plot_new_clients(comparison: Comparison) -> Figure:
     figure, axes = new_figure("Mean accuracy over clients", "")
     figure.set_size_inches(FIGURE_WIDTH, 1.4 + 0.5 * len(comparison.groups))
     in_percent(axes.xaxis)
-    title = f"{comparison_title(comparison)}\nA dot a seed, a mark at the mean"
+    title = f"{comparison_title(comparison)}\nOne dot per seed; the large marker is the mean"
     axes.set_title(title, fontsize="medium")
-    looks: dict[str, Any] = {"marker": "o", "ms": 8, "ls": "none"}
-    for name, colour in zip(COLUMNS.values(), ("black", "white"), strict=True):
-        axes.plot([], [], color="black", mfc=colour, label=name, **looks)
+    marker_style: dict[str, Any] = {"marker": "o", "ms": 8, "ls": "none"}
+    for name, color in zip(COLUMNS.values(), ("black", "white"), strict=True):
+        axes.plot([], [], color="black", mfc=color, label=name, **marker_style)
     for row, (label, runs, style) in enumerate(styled(comparison)):
-        colour = style["color"]
+        color = style["color"]
         seeds = results[results["method"] == label]
-        for column, fill, shift in zip(COLUMNS, (colour, "white"), (-0.16, 0.16), strict=True):
+        for column, fill, shift in zip(COLUMNS, (color, "white"), (-0.16, 0.16), strict=True):
             values = seeds[column].dropna()
             if values.empty:
                 continue
             level = [row + shift] * len(values)
-            axes.plot(values, level, color=colour, marker=".", ms=7, alpha=0.6)
-            axes.plot(values.mean(), row + shift, color=colour, mfc=fill, **looks)
+            axes.plot(values, level, color=color, marker=".", ms=7, alpha=0.6)
+            axes.plot(values.mean(), row + shift, color=color, mfc=fill, **marker_style)
         alone = seeds["new_accuracy"].dropna()
         if runs[0].config["strategy"] == REFERENCE and len(alone):
             name = f"new clients of {label}"
-            axes.axvline(alone.mean(), color=colour, lw=1, ls="--", label=name)
+            axes.axvline(alone.mean(), color=color, lw=1, ls="--", label=name)
     axes.set_yticks(range(len(comparison.groups)), list(comparison.groups))
     axes.set_ylim(len(comparison.groups) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")

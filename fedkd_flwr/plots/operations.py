@@ -1,4 +1,4 @@
-"""Which operations the clients' searches keep, on every edge of the two cells."""
+"""Operations that the clients' architecture searches select, by edge of the two cells."""
 
 from collections.abc import Sequence
 
@@ -17,21 +17,21 @@ from fedkd_flwr.plots.style import ABSENT, COLORS, FIGURE_WIDTH
 from fedkd_flwr.runs import Run
 
 CANDIDATES = [name for name in OPERATIONS if name != NONE]
-"""Operations that an edge can keep, each with a colour of its own."""
+"""Operations that an edge can have, each with its own color."""
 
 PALETTE = ListedColormap([ABSENT, *COLORS[: len(CANDIDATES)]])
 LIMITS = BoundaryNorm(np.arange(-1.5, len(CANDIDATES)), PALETTE.N)
 
 
 def plot_operations(run: Run, order: Sequence[int] | None = None) -> Figure:
-    """Draw which operation each client keeps on each edge of its two cells.
+    """Draw the operation that each client selects on each edge of its two cells.
 
     Parameters
     ----------
     run : Run
         A run of ``fedkma`` or ``fednas`` with ``models = darts``.
     order : sequence of int, optional
-        Partition-ids from top to bottom; neighbours have similar labels if left out.
+        Partition-ids from top to bottom; by default clients with similar labels are adjacent.
 
     Raises
     ------
@@ -74,12 +74,12 @@ def plot_operations(run: Run, order: Sequence[int] | None = None) -> Figure:
 def _kept_operations(
     cells: Sequence[tuple[Node, ...]], edges: Sequence[tuple[int, int]]
 ) -> NDArray[np.int64]:
-    """Return the position of the kept operation in `CANDIDATES`, -1 where an edge is dropped.
+    """Return the index of each selected operation in `CANDIDATES`, -1 for a dropped edge.
 
     Parameters
     ----------
     cells : sequence
-        One cell a client.
+        One cell per client.
     edges : sequence of (int, int)
         Source state and node of each edge.
 
@@ -97,7 +97,7 @@ def _kept_operations(
 
 
 def _draw_choices(axes: Axes, kept: NDArray[np.int64], names: Sequence[str]) -> None:
-    """Draw one cell: a row a client, a column an edge."""
+    """Draw one cell: one row per client, one column per edge."""
     axes.imshow(kept, cmap=PALETTE, norm=LIMITS, aspect="auto", interpolation="nearest")
     turned = 90 if len(names) > 6 else 0
     axes.set_xticks(range(len(names)), names, rotation=turned, fontsize="small")

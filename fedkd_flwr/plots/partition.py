@@ -1,4 +1,4 @@
-"""Who holds which classes."""
+"""Number of samples by client and class."""
 
 from typing import Any
 
@@ -13,21 +13,21 @@ from fedkd_flwr.plots.style import FIGURE_WIDTH, data_title
 from fedkd_flwr.runs import Run
 
 WORDS = {"Partition ID": "Client", "Count": "Samples"}
-"""What the other figures call things, by the words of flwr-datasets."""
+"""Axis labels of flwr-datasets, and those of the other figures."""
 
 
 def label_counts(run: Run) -> pd.DataFrame:
-    """Count each client's samples by class, all parts of its split together.
+    """Count each client's samples by class, over its training, validation and test data.
 
     Returns
     -------
     DataFrame
-        One row a client, one column a class of the data set.
+        One row per client, one column per class of the data set.
 
     Raises
     ------
     ConfigError, DataError
-        If this version of the project cannot rebuild the run's data on this machine.
+        If the data of the run cannot be rebuilt on this machine.
     """
     plan = read_config(run.config).run.data_plan
     labels = load_labels(plan.settings.dataset, plan.settings.data_root, plan.settings.wanted)
@@ -39,22 +39,22 @@ def label_counts(run: Run) -> pd.DataFrame:
 
 
 def plot_partition(run: Run, **options: Any) -> Figure:
-    """Plot who holds how many samples of which class, by flwr-datasets' own plotting.
+    """Plot the number of samples by client and class, with flwr-datasets.
 
     Parameters
     ----------
     run : Run
-        Whose data is plotted, finished or not.
+        The run, finished or not.
     **options
-        Of `flwr_datasets.visualization.plot_label_distributions`, such as
+        Options of `flwr_datasets.visualization.plot_label_distributions`, such as
         ``plot_type="bar"``.
 
     Raises
     ------
     ConfigError, DataError
-        If this version of the project cannot rebuild the run's data on this machine.
+        If the data of the run cannot be rebuilt on this machine.
     """
-    # Deferred: they load seaborn and pyarrow, which the other figures do without.
+    # Imported here: they load seaborn and pyarrow, which the other figures do not need.
     from flwr_datasets.visualization import plot_label_distributions
 
     from fedkd_flwr.plots.shares import KnownShares
@@ -65,7 +65,7 @@ def plot_partition(run: Run, **options: Any) -> Figure:
     figure = Figure(figsize=(1.1 * FIGURE_WIDTH, 0.7 * FIGURE_WIDTH), layout="constrained")
     defaults = {
         "title": f"{data_title(run)}, seed {run.config['seed']}",
-        # Ten and more colours of bars are not told apart by everybody.
+        # Ten or more bar colors are hard to distinguish.
         "plot_type": "heatmap",
         "cmap": "cividis",
         "legend": True,

@@ -1,4 +1,4 @@
-"""Shares of a data set that are known already, in the form that flwr-datasets draws."""
+"""A flwr-datasets partitioner for shares that are already known."""
 
 from collections.abc import Sequence
 
@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 
 
 class KnownShares(Partitioner):  # type: ignore[misc]
-    """Hands out labels by shares that are known already.
+    """Partitions labels by shares that are already known.
 
     Parameters
     ----------
     labels : ndarray
-        Shape (samples,), the classes of a data set.
+        Labels of the data set, shape (samples,).
     shares : sequence of ndarray
-        The positions in `labels` that each client holds.
+        The indices of each client's samples.
     num_classes : int
-        How many classes there are, whether or not all occur.
+        Number of classes, including classes without samples.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class KnownShares(Partitioner):  # type: ignore[misc]
 
     @property
     def num_partitions(self) -> int:
-        """How many clients there are."""
+        """Number of clients."""
         return len(self._shares)
 
     def load_partition(self, partition_id: int) -> Dataset:

@@ -1,4 +1,4 @@
-"""What all figures share: colours, lines and markers, the blank figure, its legend and title."""
+"""Shared style of all figures: colors, lines, markers, legends, titles and tick labels."""
 
 import textwrap
 from typing import Any
@@ -16,8 +16,8 @@ COLORS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9",
     "#882255", "#999933", "#332288", "#888888", "#000000",
 )  # fmt: skip
-"""The palette of Okabe and Ito, without its yellow, which white paper swallows; before its black
-three of Tol's muted colours and grey."""
+"""The color-blind safe palette of Okabe and Ito, without yellow, which is hard to see on white,
+and with three of Tol's muted colors and gray before black."""
 
 FAMILIES = (
     ("kt-pfl", "sim-pfl", "topk-pfl", "kt-pfl-params"),
@@ -32,28 +32,28 @@ FAMILIES = (
     ("per-fedavg", "pfedme", "ditto"),
     ("local",),
 )
-"""Methods that share a colour, in the order of `COLORS`; within a family the lines differ.
+"""Families of methods, in the order of `COLORS`. A family has one color and different lines.
 
-So a method looks the same in every figure, whatever it is compared with.
+A method therefore has the same style in every figure.
 """
 
-LETTERS_IN_A_LINE = 60
-"""Of a label in a legend."""
+LABEL_WIDTH = 60
+"""Maximum line length of a label in a legend."""
 
 LINE_HEIGHT = 0.21
-"""Inches that a line of a legend takes."""
+"""Height of a line in a legend, in inches."""
 
 MARKERS = "osD^vPX"
 LINES = ("-", "--", ":", "-.")
 ABSENT = "#DDDDDD"
-"""Colour of clients without a cluster, and of cells without an edge."""
+"""Color of clients without a cluster, and of cells without an edge."""
 
 FIGURE_WIDTH = 6.4
-"""Inches."""
+"""Width of a figure, in inches."""
 
 
 def new_figure(xlabel: str, ylabel: str, grid: bool = True) -> tuple[Figure, Axes]:
-    """Return a figure with one pair of axes, labelled."""
+    """Return a figure with one set of labeled axes."""
     figure = Figure(figsize=(FIGURE_WIDTH, 0.7 * FIGURE_WIDTH), layout="constrained")
     axes = figure.subplots()
     axes.set_xlabel(xlabel)
@@ -65,18 +65,18 @@ def new_figure(xlabel: str, ylabel: str, grid: bool = True) -> tuple[Figure, Axe
 
 
 def run_title(run: Run) -> str:
-    """Say which run a figure is of: method, data and seed."""
+    """Return a title with the method, data and seed of a run."""
     return f"{run.config['strategy']}, {data_title(run)}, seed {run.config['seed']}"
 
 
 def data_title(run: Run) -> str:
-    """Say which data a run is on: data set and split."""
+    """Return a title with the data set and partition of a run."""
     settings = defining_settings(run.config)
     return f"{settings['dataset']}, {settings['partition']}"
 
 
 def comparison_title(comparison: Comparison) -> str:
-    """Say which data a comparison is on, and for how many clients."""
+    """Return a title with the data and number of clients of a comparison."""
     run = next(iter(comparison.groups.values()))[0]
     return f"{data_title(run)}, {run.config['num-clients']} clients"
 
@@ -92,7 +92,7 @@ def in_percent(axis: Axis) -> None:
 
 
 def in_points(axis: Axis) -> None:
-    """Write differences between parts of 1 along an axis in points, with their sign."""
+    """Label differences of fractions along an axis in percentage points, with their sign."""
 
     def points(value: float, position: int | None = None) -> str:
         rounded = round(100 * value, 6)
@@ -102,19 +102,19 @@ def in_points(axis: Axis) -> None:
 
 
 def styled(comparison: Comparison) -> list[tuple[str, list[Run], dict[str, Any]]]:
-    """Return label, runs and look of each group; the look is the same in every figure."""
+    """Return label, runs and line style of each group; styles are the same in every figure."""
     count = len(comparison.groups)
-    looks = _looks(comparison)
+    styles = _styles(comparison)
     return [
         (
             label,
             runs,
             {
-                **looks[label],
-                # Later lines are thinner, so that equal courses do not hide each other.
+                **styles[label],
+                # Later lines are thinner, so that equal curves remain visible.
                 "lw": 3.0 - 1.8 * i / count,
                 "ms": 8.0 - 4.0 * i / count,
-                # About one marker a tenth of the width.
+                # About ten markers per line.
                 "markevery": 0.1,
             },
         )
@@ -122,44 +122,44 @@ def styled(comparison: Comparison) -> list[tuple[str, list[Run], dict[str, Any]]
     ]
 
 
-def _looks(comparison: Comparison) -> dict[str, dict[str, Any]]:
-    """Return colour, line and marker by label: the method's own where it is not taken yet.
+def _styles(comparison: Comparison) -> dict[str, dict[str, Any]]:
+    """Return color, line and marker by label: those of the method's family if still free.
 
-    A method that is there with several settings, or is in no family, gets a look that nobody
-    has, of a colour that nobody has while there are some.
+    A method that is compared with several settings, or is in no family, gets an unused style, in
+    an unused color as long as there is one.
     """
     own = {
-        strategy: (colour, line)
-        for colour, family in enumerate(FAMILIES)
+        strategy: (color, line)
+        for color, family in enumerate(FAMILIES)
         for line, strategy in enumerate(family)
     }
     taken: dict[str, tuple[int, int]] = {}
     strategies = {label: runs[0].config["strategy"] for label, runs in comparison.groups.items()}
     for label in sorted(strategies):
-        look = own.get(strategies[label])
-        if look and look not in taken.values():
-            taken[label] = look
-    all_looks = [(colour, line) for line in range(len(LINES)) for colour in range(len(COLORS))]
+        style = own.get(strategies[label])
+        if style and style not in taken.values():
+            taken[label] = style
+    all_styles = [(color, line) for line in range(len(LINES)) for color in range(len(COLORS))]
     for label in sorted(strategies.keys() - taken.keys()):
-        free = [look for look in all_looks if look not in taken.values()]
-        colours = {colour for colour, _ in taken.values()}
-        fresh = [look for look in free if look[0] not in colours]
-        # Beyond all looks there are, one is used twice.
-        taken[label] = (fresh or free or all_looks)[0]
+        free = [style for style in all_styles if style not in taken.values()]
+        colors = {color for color, _ in taken.values()}
+        fresh = [style for style in free if style[0] not in colors]
+        # If all styles are in use, one is used twice.
+        taken[label] = (fresh or free or all_styles)[0]
     return {
         label: {
-            "color": COLORS[colour],
+            "color": COLORS[color],
             "ls": LINES[line],
-            "marker": MARKERS[(colour + 3 * line) % len(MARKERS)],
+            "marker": MARKERS[(color + 3 * line) % len(MARKERS)],
         }
-        for label, (colour, line) in taken.items()
+        for label, (color, line) in taken.items()
     }
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
-    """Put the legend below the axes, where it hides nothing; the figure grows by its height."""
+    """Put the legend below the axes; the figure grows by the height of the legend."""
     handles, labels = axes.get_legend_handles_labels()
-    labels = [textwrap.fill(label, LETTERS_IN_A_LINE, break_on_hyphens=False) for label in labels]
+    labels = [textwrap.fill(label, LABEL_WIDTH, break_on_hyphens=False) for label in labels]
     widest = max(len(line) for label in labels for line in label.splitlines())
     most = max(1, min(4, 70 // (widest + 6)))
     rows = -(-len(labels) // most)

@@ -1,8 +1,8 @@
-"""A comparison as one web page that needs no network: ``fedkd report``.
+"""Write a comparison as a self-contained web page: ``fedkd report``.
 
-The page holds what `fedkd_flwr.analysis` computes and nothing beside it: the table, the verdicts,
-the clients' gains, and the runs' own matrices. Its figures are drawn in the browser by plotly,
-which the page carries along; it needs the extra ``report``.
+The page shows the results of `fedkd_flwr.analysis`: tables, verdicts, the clients' gains, and the
+matrices of the runs. It contains plotly, which draws the figures in the browser, and loads nothing
+from the network. Writing it needs the extra ``report``.
 """
 
 from pathlib import Path
@@ -14,12 +14,12 @@ from fedkd_flwr.runs import RunDirectoryError, absolute
 
 
 def require_extra() -> None:
-    """Make sure that what the page is made with is installed.
+    """Check that the packages of the extra ``report`` are installed.
 
     Raises
     ------
     ConfigError
-        With how to install it.
+        If one is missing; the message says how to install it.
     """
     try:
         import jinja2  # noqa: F401
@@ -32,15 +32,15 @@ def require_extra() -> None:
 
 
 def write_report(comparison: Comparison, file: str | Path) -> Path:
-    """Write a comparison as one web page.
+    """Write a comparison as a self-contained web page.
 
     Parameters
     ----------
     comparison : Comparison
-        Of `fedkd_flwr.analysis.comparison.compare`.
+        The result of `fedkd_flwr.analysis.comparison.compare`.
     file : str or Path
-        The page, such as ``report.html``; a file that is there is replaced. Its folder is made
-        if missing.
+        The page, such as ``report.html``. An existing file is replaced; a missing folder is
+        created.
 
     Returns
     -------

@@ -1,7 +1,7 @@
-"""The page's interactive figures, in the colours of `fedkd_flwr.plots`.
+"""Interactive figures of the report, in the colors of `fedkd_flwr.plots`.
 
-Colours that depend on the reader's light or dark theme are written as variables of the page's
-style sheet, ``var(--ink)``; the page puts their values in when it draws.
+Colors that depend on the light or dark theme are written as CSS variables of the page, such as
+``var(--ink)``. The page inserts their values when it draws a figure.
 """
 
 import textwrap
@@ -25,41 +25,41 @@ from strategies.core.randomness import random_generator
 
 INK, QUIET, PAPER = "var(--ink)", "var(--quiet)", "var(--paper)"
 GRID, ABSENT = "var(--grid)", "var(--absent)"
-"""Colours of the theme: writing, what matters less, the page, lines behind curves, clients without
-a cluster."""
+"""Colors of the theme: text, secondary text, page background, grid lines, and clients without a
+cluster."""
 
 CLEAR = "rgba(0,0,0,0)"
 BLACK = "#000000"
-"""The palette's last colour, which a dark page would swallow."""
+"""Last color of the palette; invisible on a dark page."""
 
 DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
 SYMBOLS = {
     "o": "circle", "s": "square", "D": "diamond", "^": "triangle-up", "v": "triangle-down",
     "P": "cross", "X": "x",
 }  # fmt: skip
-"""Lines and markers of matplotlib by plotly's names."""
+"""Plotly's names of matplotlib's lines and markers."""
 
 MOST_ROUNDS = 50
-"""Matrices of more rounds would make the page heavy; these are spread over the whole run."""
+"""Maximum number of rounds whose matrices are on the page, to limit its size."""
 
-LETTERS_IN_A_LINE = 48
-"""Of a name, so that it fits a telephone."""
+LABEL_WIDTH = 48
+"""Maximum line length of a label, in characters, so that it fits on a phone."""
 
 
 def accuracy_figure(comparison: Comparison) -> Figure:
-    """Return mean accuracy over rounds, a band of one standard deviation over seeds."""
+    """Return mean accuracy over rounds, with a band of one standard deviation over seeds."""
     figure = _new_figure("Round", "Mean accuracy over clients", height=420)
     for label, runs, style in styled(comparison):
         over_seeds = course_over_seeds(runs)
         rounds = over_seeds.index.to_numpy()
         mean = over_seeds["accuracy_mean"]["mean"].to_numpy()
         spread = over_seeds["accuracy_mean"]["std"].fillna(0).to_numpy()
-        colour = _on_theme(style["color"])
+        color = _on_theme(style["color"])
         if spread.any():
             figure.add_scatter(
                 x=np.concatenate([rounds, rounds[::-1]]),
                 y=np.concatenate([mean + spread, (mean - spread)[::-1]]),
-                fill="toself", fillcolor=colour, opacity=0.16, mode="none", hoverinfo="skip",
+                fill="toself", fillcolor=color, opacity=0.16, mode="none", hoverinfo="skip",
                 legendgroup=label, showlegend=False,
             )  # fmt: skip
         figure.add_scatter(
@@ -69,7 +69,7 @@ def accuracy_figure(comparison: Comparison) -> Figure:
             mode="lines+markers",
             name=_wrapped(label),
             legendgroup=label,
-            line={"color": colour, "dash": DASHES[style["ls"]], "width": style["lw"]},
+            line={"color": color, "dash": DASHES[style["ls"]], "width": style["lw"]},
             marker={"symbol": SYMBOLS[style["marker"]], "size": style["ms"]},
             hovertemplate="round %{x}: %{y:.1%}" + (" ± %{customdata:.1%}" if spread.any() else ""),
         )
@@ -81,7 +81,7 @@ def accuracy_figure(comparison: Comparison) -> Figure:
 
 
 def gain_figure(comparison: Comparison) -> Figure:
-    """Return each client's gain in accuracy over `local`, one point a client and seed."""
+    """Return each client's gain in accuracy over `local`, one point per client and seed."""
     gains = comparison.clients.dropna(subset="gain")
     shown = [item for item in styled(comparison) if item[0] in set(gains["method"])]
     figure = _new_figure("Gain in accuracy over local, in points", "", height=110 + 84 * len(shown))
@@ -105,7 +105,9 @@ def gain_figure(comparison: Comparison) -> Figure:
         )  # fmt: skip
         share = comparison.table["beats_local"][label]
         _write_above(
-            figure, row, f"{label}: {share:.0%} of clients gain, {mean:+.1f} points on average"
+            figure,
+            row,
+            f"{label}: {share:.0%} of clients above local, {mean:+.1f} points on average",
         )
     figure.add_vline(0, line={"color": INK, "width": 1, "dash": "dot"})
     return _with_rows(figure, len(shown))
@@ -114,61 +116,61 @@ def gain_figure(comparison: Comparison) -> Figure:
 def new_clients_figure(comparison: Comparison) -> Figure:
     """Return the mean accuracy of new clients below that of the clients that trained, by method.
 
-    A small point is a seed, a large one their mean, which is empty for new clients.
+    A small point is a seed, a large one is the mean over seeds. Points of new clients are hollow.
     """
     shown = styled(comparison)
     figure = _new_figure("Mean accuracy over clients", "", height=110 + 84 * len(shown))
     for row, (label, _, style) in enumerate(shown):
-        colour = _on_theme(style["color"])
+        color = _on_theme(style["color"])
         seeds = comparison.results[comparison.results["method"] == label]
-        told = []
+        means = []
         for (column, whose), place, fill in zip(
-            COLUMNS.items(), (row, row + 0.24), (colour, PAPER), strict=True
+            COLUMNS.items(), (row, row + 0.24), (color, PAPER), strict=True
         ):
             own = seeds.dropna(subset=column)
             mean = own[column].mean()
-            told.append(f"{mean:.1%}" if len(own) else MISSING)
+            means.append(f"{mean:.1%}" if len(own) else MISSING)
             figure.add_scatter(
                 x=own[column],
                 y=[place] * len(own),
                 customdata=own["seed"],
                 mode="lines+markers",
-                line={"color": colour, "width": 2},
-                marker={"color": colour, "size": 7},
+                line={"color": color, "width": 2},
+                marker={"color": color, "size": 7},
                 hovertemplate=f"{whose}, seed %{{customdata}}: %{{x:.1%}}<extra></extra>",
             )
             figure.add_scatter(
                 x=[mean],
                 y=[place],
                 mode="markers",
-                marker={"color": fill, "size": 13, "line": {"color": colour, "width": 2}},
+                marker={"color": fill, "size": 13, "line": {"color": color, "width": 2}},
                 hovertemplate=f"{whose}: %{{x:.1%}}<extra></extra>",
             )
-        _write_above(figure, row, f"{label}: {told[0]}, new clients {told[1]}")
+        _write_above(figure, row, f"{label}: {means[0]}, new clients {means[1]}")
     figure.update_xaxes(tickformat=".3~%")
     return _with_rows(figure, len(shown))
 
 
 def shown_rounds(count: int) -> list[int]:
-    """Return the rounds whose matrices the page holds: all, or `MOST_ROUNDS` of them."""
+    """Return the rounds to show: all, or `MOST_ROUNDS` that are evenly spaced."""
     spread = np.linspace(1, count, min(count, MOST_ROUNDS))
     return [int(number) for number in np.unique(spread.round())]
 
 
 def sharing_figure(run: Run, name: str, rounds: Sequence[int]) -> Figure:
-    """Return who learns from whom, a frame a round on one scale of colours.
+    """Return who learns from whom, one frame per round, all with the same color scale.
 
-    The scale ends at the largest weight between two clients: what a client keeps to itself would
-    drown what others give it.
+    The scale ends at the largest weight between two different clients. A client's weight for
+    itself is often so large that the other weights could not be distinguished.
 
     Parameters
     ----------
     run : Run
-        Of a method with a coefficient or sharing matrix.
+        A run of a method with a coefficient or sharing matrix.
     name : str
-        Of the matrix, shape (rounds, N, N): receiver, giver.
+        Name of the matrix, which has the shape (rounds, N, N): receiver, giver.
     rounds : sequence of int
-        The rounds to hold, from 1; the last one is shown first.
+        The rounds to include, counted from 1; the last one is shown first.
     """
     clients, ordered = client_order(run, None)
     matrices = run.matrices[name][np.asarray(rounds) - 1].astype(np.float32)
@@ -182,8 +184,8 @@ def sharing_figure(run: Run, name: str, rounds: Sequence[int]) -> Figure:
         zmin=0,
         zmax=float(between.max()) or 1.0,
         colorscale="Cividis",
-        colorbar=_colour_bar("Weight of the giver"),
-        hovertemplate="%{y} takes %{z:.4f} from %{x}<extra></extra>",
+        colorbar=_color_bar("Weight of the giver"),
+        hovertemplate="weight of client %{x} for client %{y}: %{z:.4f}<extra></extra>",
     )
     figure.frames = [
         Frame(name=f"round {number}", data=[Heatmap(z=matrix)])
@@ -194,14 +196,14 @@ def sharing_figure(run: Run, name: str, rounds: Sequence[int]) -> Figure:
 
 
 def clusters_figure(run: Run, rounds: Sequence[int]) -> Figure:
-    """Return each client's cluster over all rounds; a frame marks one of `rounds`.
+    """Return each client's cluster over all rounds; each frame highlights one of `rounds`.
 
     Parameters
     ----------
     run : Run
-        Of a method that clusters clients.
+        A run of a method that clusters clients.
     rounds : sequence of int
-        The rounds that can be marked, from 1; the last one is marked first.
+        The rounds to highlight, counted from 1; the last one is highlighted first.
     """
     labels = follow_clusters(run.matrices["clusters"])
     clients, ordered = client_order(run, None)
@@ -209,8 +211,8 @@ def clusters_figure(run: Run, rounds: Sequence[int]) -> Figure:
     figure = _new_figure(
         "Round", f"Client{ordered}", height=200 + max(140, min(22 * len(clients), 600)), grid=False
     )
-    colours = [COLORS[i % len(COLORS)] for i in range(count)]
-    steps = [[edge / count, colour] for i, colour in enumerate(colours) for edge in (i, i + 1)]
+    colors = [COLORS[i % len(COLORS)] for i in range(count)]
+    steps = [[edge / count, color] for i, color in enumerate(colors) for edge in (i, i + 1)]
     figure.add_heatmap(
         z=np.where(labels < 0, np.nan, labels)[:, clients].T,
         x=np.arange(1, len(labels) + 1),
@@ -218,7 +220,7 @@ def clusters_figure(run: Run, rounds: Sequence[int]) -> Figure:
         zmin=-0.5,
         zmax=count - 0.5,
         colorscale=steps,
-        colorbar={**_colour_bar("Cluster"), "tickvals": list(range(count))},
+        colorbar={**_color_bar("Cluster"), "tickvals": list(range(count))},
         ygap=1,
         hovertemplate="client %{y}, round %{x}: cluster %{z}<extra></extra>",
     )
@@ -232,17 +234,17 @@ def clusters_figure(run: Run, rounds: Sequence[int]) -> Figure:
 
 
 def split_figure(runs: Mapping[str, Run]) -> Figure:
-    """Return who holds how many samples of which class, a frame a run.
+    """Return the number of samples by client and class, one frame per run.
 
     Parameters
     ----------
     runs : mapping of str to Run
-        One a split, by the name of its frame; the first one is shown first.
+        One run per partition, by the name of its frame; the first one is shown first.
 
     Raises
     ------
     ConfigError, DataError
-        If this version of the project cannot rebuild the runs' data on this machine.
+        If the data of the runs cannot be rebuilt on this machine.
     """
     frames = []
     for name, run in runs.items():
@@ -261,7 +263,7 @@ def split_figure(runs: Mapping[str, Run]) -> Figure:
         zmin=0,
         zmax=most,
         colorscale="Cividis",
-        colorbar=_colour_bar("Samples"),
+        colorbar=_color_bar("Samples"),
         hovertemplate="client %{x}: %{z} of class %{y}<extra></extra>",
     )
     figure.frames = frames
@@ -271,7 +273,7 @@ def split_figure(runs: Mapping[str, Run]) -> Figure:
 
 
 def _write_above(figure: Figure, row: int, text: str) -> None:
-    """Write a line above a row, at the left, where a telephone has room for it."""
+    """Write a label above a row, left-aligned, where it fits on a phone."""
     figure.add_annotation(
         text=_wrapped(text),
         x=0, xref="paper", xanchor="left", y=row - 0.16, yanchor="bottom", align="left",
@@ -280,14 +282,14 @@ def _write_above(figure: Figure, row: int, text: str) -> None:
 
 
 def _with_rows(figure: Figure, count: int) -> Figure:
-    """Return a figure with that many rows, the first on top, named by what is written above."""
+    """Return the figure with `count` rows, the first on top, without a vertical axis."""
     figure.update_yaxes(visible=False, range=[count - 0.55, -0.75])
     figure.update_layout(showlegend=False)
     return figure
 
 
 def _new_figure(xlabel: str, ylabel: str, height: int, grid: bool = True) -> Figure:
-    """Return a blank figure, labelled, in the colours of the theme."""
+    """Return an empty figure with axis titles, in the colors of the theme."""
     axis = {"gridcolor": GRID, "zeroline": False, "automargin": True, "showgrid": grid}
     return Figure(
         layout={
@@ -310,20 +312,20 @@ def _new_figure(xlabel: str, ylabel: str, height: int, grid: bool = True) -> Fig
 
 
 def _count_rounds(figure: Figure, count: int) -> None:
-    """Name whole rounds on the horizontal axis, about eight of them."""
+    """Put about eight ticks on the horizontal axis, at whole rounds."""
     magnitude = 10 ** int(np.log10(max(count, 8) / 8))
     step = next(size for size in (1, 2, 5, 10) if size * magnitude * 8 >= count) * magnitude
     figure.update_xaxes(dtick=step)
 
 
 def _with_clients_down(figure: Figure) -> Figure:
-    """Put the clients on the vertical axis from top to bottom, each with its name."""
+    """Return the figure with one labeled row per client, from top to bottom."""
     figure.update_yaxes(type="category", autorange="reversed")
     return figure
 
 
-def _colour_bar(title: str) -> dict[str, Any]:
-    """Return a bar below the figure, where it leaves all of a telephone's width to it."""
+def _color_bar(title: str) -> dict[str, Any]:
+    """Return a color bar below the figure, which leaves the full width to it."""
     return {
         "title": {"text": title, "side": "bottom"},
         "orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom",
@@ -342,9 +344,9 @@ def _names(ids: NDArray[Any]) -> list[str]:
     return [str(number) for number in ids]
 
 
-def _on_theme(colour: str) -> str:
-    return INK if colour == BLACK else colour
+def _on_theme(color: str) -> str:
+    return INK if color == BLACK else color
 
 
 def _wrapped(text: str) -> str:
-    return "<br>".join(textwrap.wrap(text, LETTERS_IN_A_LINE))
+    return "<br>".join(textwrap.wrap(text, LABEL_WIDTH))

@@ -1,4 +1,4 @@
-"""The page: its parts put into the templates, everything it needs inside."""
+"""Render the report from its templates."""
 
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -40,9 +40,9 @@ class Chart:
     Attributes
     ----------
     title : str
-        Says what it shows, also to those who do not see it.
+        What the figure shows; also its label for screen readers.
     figure : Markup
-        The figure in JSON, its frames included.
+        The figure as JSON, with its frames.
     """
 
     title: str
@@ -51,18 +51,18 @@ class Chart:
 
 @dataclass(frozen=True)
 class Steps:
-    """Figures that a slider moves together.
+    """Figures with a common slider.
 
     Attributes
     ----------
     title : str
-        What they are of.
+        What the figures show.
     labels : list of str
-        One a step, the name of the figures' frame for it.
+        One per step: the name of the frame.
     charts : list of Chart
         The figures.
     texts : list of str
-        One a step, shown below the slider; empty for none.
+        One per step, shown below the slider; empty for none.
     """
 
     title: str
@@ -72,7 +72,7 @@ class Steps:
 
 
 def render_page(comparison: Comparison) -> str:
-    """Return a comparison as a page of HTML that loads nothing from elsewhere.
+    """Return a comparison as an HTML page that loads nothing from the network.
 
     Raises
     ------
@@ -117,26 +117,26 @@ def render_page(comparison: Comparison) -> str:
 
 
 def _rounds(comparison: Comparison) -> str:
-    """Say how many rounds the runs have; some may have ended early."""
+    """Return the number of rounds as text; some runs may have stopped early."""
     counts = {len(run.rounds) for runs in comparison.groups.values() for run in runs}
     fewest, most = min(counts), max(counts)
     return f"{most} rounds" if fewest == most else f"{fewest} to {most} rounds"
 
 
 def _chart(title: str, figure: Figure) -> Chart:
-    # A script element ends at the first "</", whatever language it holds.
+    # A script element ends at the first "</", whatever its content.
     return Chart(title, Markup(figure.to_json().replace("<", "\\u003c")))
 
 
 def _knowledge(label: str, run: Run) -> Steps | None:
-    """Return who learns from whom round by round; None for a method that keeps no such thing."""
+    """Return who learns from whom by round; None for a method without matrices or clusters."""
     names = sharing_matrices(run)
     has_clusters = "clusters" in run.matrices
     if not names and not has_clusters:
         return None
     rounds = shown_rounds(len(run.matrices[names[0] if names else "clusters"]))
     charts = [
-        _chart(f"{name.capitalize()}: how much a receiver takes from a giver", figure)
+        _chart(f"{name.capitalize()}: weight of each giver for each receiver", figure)
         for name in names
         for figure in [sharing_figure(run, name, rounds)]
     ]
@@ -148,7 +148,7 @@ def _knowledge(label: str, run: Run) -> Steps | None:
 
 
 def _split(comparison: Comparison) -> tuple[Steps | None, str]:
-    """Return who holds which classes, seed by seed, or why this machine cannot tell."""
+    """Return the partition of each seed, or the reason why it cannot be shown."""
     by_seed = {
         run.config["seed"]: run for runs in comparison.groups.values() for run in reversed(runs)
     }
@@ -157,5 +157,5 @@ def _split(comparison: Comparison) -> tuple[Steps | None, str]:
         figure = split_figure(runs)
     except (ConfigError, DataError) as error:
         return None, str(error)
-    chart = _chart("Samples of each class that a client holds", figure)
-    return Steps("Split", list(runs), [chart], []), ""
+    chart = _chart("Samples by client and class", figure)
+    return Steps("Partition", list(runs), [chart], []), ""

@@ -1,4 +1,4 @@
-"""The page's tables: what stands in a cell, and what it is sorted by."""
+"""Tables of the report, with the text and the sort key of each cell."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -40,9 +40,9 @@ class Cell:
     Attributes
     ----------
     text : str
-        What is read.
+        The shown text.
     key : float or None
-        The number that a column of numbers is sorted by; None where there is none.
+        The sort key in a column of numbers; None if missing.
     """
 
     text: str
@@ -51,18 +51,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that the reader sorts.
+    """A sortable table.
 
     Attributes
     ----------
     caption : str
-        What it holds.
+        What the table shows.
     headings : list of str
-        One a column.
+        One per column.
     numbers : set of str
         Headings of the columns that are sorted as numbers.
     rows : list of list of Cell
-        In the order to show them first.
+        In their initial order.
     """
 
     caption: str
@@ -99,7 +99,7 @@ def method_tables(comparison: Comparison) -> list[Table]:
 
 
 def client_table(comparison: Comparison) -> Table:
-    """Return one row a method, seed and client at the last evaluated round."""
+    """Return one row per method, seed and client, of the last evaluated round."""
     numbers = ["accuracy", "local_accuracy", "gain"]
     rows = [
         [
@@ -115,12 +115,12 @@ def client_table(comparison: Comparison) -> Table:
             strict=True,
         )
     ]
-    headings = ["method", "seed", "client", "accuracy", "local's accuracy", "gain"]
+    headings = ["method", "seed", "client", "accuracy", "accuracy of local", "gain"]
     return Table("Clients at the last evaluated round", headings, set(headings[1:]), rows)
 
 
 def run_table(comparison: Comparison) -> Table:
-    """Return one row a run: what it is called, and where and when it took place."""
+    """Return one row per run: method, seed, duration, device, start and directory."""
     rows = []
     for label, runs in comparison.groups.items():
         for run in runs:
@@ -142,19 +142,19 @@ def run_table(comparison: Comparison) -> Table:
 
 
 def shared_settings(comparison: Comparison) -> dict[str, str]:
-    """Return the settings that all methods share, by name."""
+    """Return the settings that are equal in all methods, by name."""
     settings = [defining_settings(runs[0].config) for runs in comparison.groups.values()]
-    return {name: _told(settings[0][name]) for name in settings[0] if _is_shared(name, settings)}
+    return {name: _as_text(settings[0][name]) for name in settings[0] if _is_shared(name, settings)}
 
 
 def own_settings(comparison: Comparison) -> dict[str, dict[str, str]]:
-    """Return by label the settings of a method that it does not share with all others."""
+    """Return by label the settings of a method that are not equal in all methods."""
     settings = {
         label: defining_settings(runs[0].config) for label, runs in comparison.groups.items()
     }
     return {
         label: {
-            name: _told(value)
+            name: _as_text(value)
             for name, value in own.items()
             if name not in ("strategy", "seed") and not _is_shared(name, list(settings.values()))
         }
@@ -163,19 +163,19 @@ def own_settings(comparison: Comparison) -> dict[str, dict[str, str]]:
 
 
 def cluster_members(run: Run, rounds: Iterable[int]) -> list[str]:
-    """Say for each of some rounds which clients are in which cluster.
+    """Return the members of each cluster as text, for each of some rounds.
 
     Parameters
     ----------
     run : Run
-        Of a method that clusters clients.
+        A run of a method that clusters clients.
     rounds : iterable of int
-        From 1.
+        Counted from 1.
 
     Returns
     -------
     list of str
-        One sentence a round.
+        One text per round.
     """
     labels = follow_clusters(run.matrices["clusters"])
     return [_members(labels[number - 1]) for number in rounds]
@@ -199,5 +199,5 @@ def _number(key: float, text: str) -> Cell:
     return Cell(MISSING) if pd.isna(key) else Cell(text, float(key))
 
 
-def _told(value: object) -> str:
+def _as_text(value: object) -> str:
     return "(empty)" if value == "" else str(value)

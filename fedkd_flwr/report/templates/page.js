@@ -8,7 +8,7 @@ const CONFIG = {
 };
 const AT_ONCE = { mode: "immediate", frame: { duration: 0, redraw: true }, transition: { duration: 0 } };
 
-// Colours such as var(--ink) stand in the figures; their values depend on light and dark.
+// Figures contain CSS variables such as var(--ink); their values depend on the theme.
 function themedFigure(chart) {
   const style = getComputedStyle(document.documentElement);
   const text = chart.querySelector("script").textContent;
@@ -17,15 +17,15 @@ function themedFigure(chart) {
 
 async function draw(chart) {
   const { data, layout, frames } = themedFigure(chart);
-  // The height is the element's, for plotly forgets its own when the page changes its width.
+  // Set the height on the element: plotly loses its own when the page is resized.
   const { height } = layout;
   delete layout.height;
-  // A finger that drags wants to scroll the page.
+  // On touch screens, dragging scrolls the page.
   if (matchMedia("(pointer: coarse)").matches) layout.dragmode = false;
   const plot = chart.querySelector(".plot");
   plot.style.height = `${height}px`;
   await Plotly.react(plot, { data, layout, frames, config: CONFIG });
-  // The legend takes more lines on a narrow page, which must not squeeze the curves.
+  // On a narrow page the legend has more lines; give it room, so that the curves keep their height.
   const legend = plot.querySelector("g.legend");
   if (!legend) return;
   plot.style.height = `${height + Math.round(legend.getBBox().height)}px`;
@@ -39,7 +39,7 @@ function read(steps, name) {
 async function move(steps) {
   const position = Number(steps.querySelector("input").value);
   const label = read(steps, "labels")[position];
-  // Of many moves in a row, those that are overtaken need not be drawn.
+  // If the slider moves quickly, only the latest position is drawn.
   if (steps.dataset.shown === label) return;
   steps.dataset.shown = label;
   steps.querySelector("output").textContent = label;
@@ -56,8 +56,8 @@ async function drawAll() {
   }
 }
 
-// One after another: plotly gives up on a drawing that another one interrupts. Whoever waits for
-// the figures sees in the page whether they are drawn.
+// Draw one after another: plotly aborts a drawing when another one starts.
+// The attribute data-drawn says whether all figures are drawn.
 let lastWork = Promise.resolve();
 function queue(work) {
   document.documentElement.dataset.drawn = "no";
@@ -73,7 +73,7 @@ function keyOf(row, column) {
   return cell.dataset.key === "" ? null : Number(cell.dataset.key);
 }
 
-// What is missing stays at the end, whichever way the rest goes.
+// Missing values stay at the end in both directions.
 function compared(a, b, direction) {
   if (a === null || b === null) return (a === null) - (b === null);
   return direction * (typeof a === "number" ? a - b : a.localeCompare(b, undefined, { numeric: true }));
