@@ -73,7 +73,7 @@ def test_shares_of_other_divisions_of_the_data_are_left_out(everybody, tmp_path)
     """Else the run would be said to be of a split that none of its clients has."""
     asked = read_config({**everybody, "output-dir": str(tmp_path / "run")})
     grid = OneMissing(client_app, 4, asked.flat())
-    said = r"0 clients can take part .* client 0 has a share of data divided among 4 clients, and"
+    said = r"0 valid clients are fewer .* client 0 has a share of data divided among 4 clients, but"
     with pytest.raises(TooFewRepliesError, match=rf"{said} the run has 3"):
         serve(grid, with_connected_clients(grid, asked))
 
@@ -157,7 +157,7 @@ def test_two_silos_are_waited_for_or_taken_as_they_are(tmp_path):
         settings = {name: value for name, value in SILOS.items() if name != "num-clients"}
         settings |= {"output-dir": str(tmp_path / "run"), "num-server-rounds": 1}
         eight = federation.start_run({**settings, "num-clients": 8, "connect-timeout": 5.0})
-        text = "Waiting for 8 clients, 5 s at most: 2 are connected; num-clients=0 takes"
+        text = "Waiting up to 5 s for 8 clients: 2 are connected (num-clients=0 takes"
         federation.wait_for_text(eight, text, patience(120))
         text = "The run stopped: The run needs 8 clients and 2 are connected"
         federation.wait_for_text(eight, text, patience(60))

@@ -148,7 +148,7 @@ def test_two_nodes_with_one_partition_count_once(small, tmp_path, logged):
     ("metric", "value", "reason"),
     [
         ("loss", float("nan"), "loss = nan is out of range"),
-        ("correct", 10**6, "counts 1e+06 correct answers"),
+        ("correct", 10**6, "reports 1e+06 correct predictions"),
     ],
 )
 def test_impossible_counts_are_dropped(metric, value, reason, small, tmp_path):
@@ -162,7 +162,7 @@ def test_impossible_counts_are_dropped(metric, value, reason, small, tmp_path):
     assert mine["failure"].str.contains(reason, regex=False).all()
 
 
-def test_a_client_with_another_public_set_is_left_out_and_asked_once(small, tmp_path, logged):
+def test_a_client_with_another_public_set_is_excluded_and_asked_once(small, tmp_path, logged):
     answers = []
 
     def with_another_public_set(reply):
@@ -174,7 +174,7 @@ def test_a_client_with_another_public_set_is_left_out_and_asked_once(small, tmp_
     assert set(finished.clients["partition_id"]) == {0, 1, 3}
     assert len(answers) == 1
     assert {phase for _, phase, n in witness.up if n == 2} == {"properties"}
-    assert sum("client 2 holds another public set" in line for line in logged()) == 1
+    assert sum("client 2 has another public set" in line for line in logged()) == 1
 
 
 def with_queries(answer_query, small, tmp_path, rounds=20):
@@ -206,8 +206,8 @@ def test_a_node_whose_data_could_not_be_read_yet_is_asked_again(small, tmp_path,
     assert asked_in == [1, 2, 4]
     took_part = finished.clients[finished.clients["numbers_up"].notna()]
     assert list(took_part.query("partition_id == 2")["round"]) == [4, 5]
-    left_out = [line for line in logged() if line.startswith("Left out")]
-    assert len(left_out) == 1 and "/srv/images is not mounted" in left_out[0]
+    excluded = [line for line in logged() if line.startswith("Excluded")]
+    assert len(excluded) == 1 and "/srv/images is not mounted" in excluded[0]
 
 
 def test_a_node_that_always_fails_is_asked_less_and_less(small, tmp_path, logged):
@@ -217,8 +217,8 @@ def test_a_node_that_always_fails_is_asked_less_and_less(small, tmp_path, logged
     finished, asked_in = with_queries(answer_query, small, tmp_path / "run")
     assert asked_in == [1, 2, 4, 8, 16]
     assert set(finished.clients["partition_id"]) == {0, 1, 3}
-    left_out = [line for line in logged() if "Left out" in line]
-    assert len(left_out) == 2 and "no data" in left_out[0] and "no disk" in left_out[1]
+    excluded = [line for line in logged() if "Excluded" in line]
+    assert len(excluded) == 2 and "no data" in excluded[0] and "no disk" in excluded[1]
 
 
 def test_a_node_that_did_not_answer_in_time_is_asked_again(small, tmp_path, logged):
@@ -234,21 +234,21 @@ def test_a_node_that_did_not_answer_in_time_is_asked_again(small, tmp_path, logg
 
     finished, _ = run_with(client_app, small, tmp_path / "run", SlowGrid)
     assert list(finished.rounds["replies"]) == [3, 4]
-    assert [line for line in logged() if "Left out" in line] == [
-        "Left out: node 1002 did not answer in time"
+    assert [line for line in logged() if "Excluded" in line] == [
+        "Excluded: node 1002 did not answer in time"
     ]
 
 
-def test_a_surplus_node_says_so_and_is_left_out(small, tmp_path, logged):
+def test_a_surplus_node_says_so_and_is_excluded(small, tmp_path, logged):
     finished, _ = run_with(client_app, small, tmp_path / "run", nodes=5, strategy="kt-pfl")
     assert list(finished.rounds["replies"]) == [4, 4]
-    (left_out,) = [line for line in logged() if "Left out" in line]
-    assert left_out.startswith("Left out: node 1004")
-    assert left_out.endswith("this node is surplus: its partition-id 4 is none of the run's 0..3")
+    (excluded,) = [line for line in logged() if "Excluded" in line]
+    assert excluded.startswith("Excluded: node 1004")
+    assert excluded.endswith("this node is surplus: its partition-id 4 is none of the run's 0..3")
 
 
 def test_the_runs_own_public_hash_goes_before_the_majority(small, tmp_path):
-    with pytest.raises(TooFewRepliesError, match="holds another public set"):
+    with pytest.raises(TooFewRepliesError, match="has another public set"):
         run_with(client_app, small, tmp_path / "run", **{"public-hash": "0" * 64})
 
 

@@ -218,7 +218,7 @@ def npz():
 )
 def test_bytes_that_are_no_array_are_refused(data):
     array = Array(dtype="float32", shape=(3,), stype="numpy.ndarray", data=data)
-    with pytest.raises(InvalidReplyError, match=r"^a (cannot be decoded|is no array)"):
+    with pytest.raises(InvalidReplyError, match=r"^a (cannot be decoded|is not an array)"):
         checked_arrays({"a": array}, {"a": Due((3,))})
 
 

@@ -1,4 +1,4 @@
-"""The messages of one round: what is sent, what comes back, and who failed."""
+"""The messages of one round: payloads, valid replies, traffic and failures."""
 
 import copy
 import weakref
@@ -30,14 +30,14 @@ from strategies.core.traffic import Traffic
 
 
 class InTurn:
-    """Messages that are made one after the other, whenever the one before is out.
+    """Messages that are created one by one, each when the previous one has been sent.
 
     Parameters
     ----------
     members : sequence of int
-        Partition-ids of those addressed.
+        Partition-ids of the addressees.
     message_for : callable
-        Makes the message to one of them.
+        Creates the message to one client.
     """
 
     def __init__(self, members: Sequence[int], message_for: Callable[[int], Message]) -> None:
@@ -52,50 +52,49 @@ class InTurn:
 
 
 class Encodings:
-    """Arrays as they cross the network, each as long as what it was made of is there."""
+    """Cache of encoded arrays; an entry lives as long as its source array."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[weakref.ref[NDArray[Any]], Array]] = {}
 
     def of(self, array: NDArray[Any]) -> Array:
-        """Return an array encoded, which is done only once."""
+        """Return an encoded array; each array is encoded once."""
         key = id(array)
         if key not in self._kept:
-            # By a reference to the encodings, so that an array that stays does not keep them.
+            # A weak reference to self, so that a long-lived array does not keep the cache alive.
             forget = partial(_forget, weakref.ref(self), key)
             self._kept[key] = weakref.ref(array, forget), Array(array)
         return self._kept[key][1]
 
 
 def _forget(encodings: "weakref.ref[Encodings]", key: int, _gone: object) -> None:
-    """Forget what an array was encoded to: its id may be another's as soon as it is gone."""
+    """Remove a cache entry: the id of a deleted array may be reused."""
     if kept := encodings():
         kept._kept.pop(key)
 
 
 class Exchange:
-    """Addresses messages to clients, and reads the valid ones among their replies.
+    """Addresses messages to clients and reads their valid replies.
 
     Parameters
     ----------
     clients : mapping of int to ClientInfo
-        Everybody that was met, by partition-id.
+        All clients that have joined, by partition-id.
     server_round : int
         The round of the run.
     plan : RunPlan
-        Names the run to the clients, and says which round is its last.
+        Run id and number of rounds.
     best_round : int
-        The round before this one with the best validation accuracy, 0 for none.
+        The best round so far on validation data, 0 for none.
     trained_rounds : int
-        Rounds of training that are over, where the messages are to clients that come after it;
-        else 0.
+        Number of finished training rounds if the messages are to new clients, else 0.
 
     Attributes
     ----------
     traffic : Traffic
-        What crossed the network to train.
+        Training traffic.
     failures : dict of int to str
-        Who was dropped, and why.
+        Reasons of dropped clients, by partition-id.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class Exchange:
         self._encodings = Encodings()
 
     def further(self, server_round: int) -> "Exchange":
-        """Return the exchange of another round, whose traffic and failures count with these."""
+        """Return the exchange of another round that adds to the same traffic and failures."""
         other = copy.copy(self)
         other._round, other._sent, other._encodings = server_round, {}, Encodings()
         other.traffic.let_go()
@@ -136,13 +135,13 @@ class Exchange:
         Parameters
         ----------
         message_type : str
-            Flower's, train or evaluate.
+            Flower's message type, train or evaluate.
         phase : str
-            What the client is to do; reaches it as ``config["phase"]``.
+            What the client has to do, sent as ``config["phase"]``.
         payloads : mapping of int to mapping
             Arrays for each client, by partition-id.
         evaluate : bool
-            Whether a train reply is to carry the counts of the trained model.
+            Whether train replies include the evaluation of the trained model.
         """
         self._note_sent(payloads)
         config = self._config(phase, evaluate)
@@ -151,20 +150,20 @@ class Exchange:
     def to_evaluate(
         self, asked: Iterable[int], payload_for: Callable[[int], Arrays], grid: Grid
     ) -> Collection[Message] | InTurn:
-        """Address an evaluation message to each client, made when its turn has come.
+        """Address an evaluation message to each client, created when it is sent.
 
-        Most evaluations ask everybody, and a method may have a model for each: these are never
-        all there at once with a grid that says of itself that it ``serves_in_turn``. Flower's own
-        grids go through the messages twice, and get a list.
+        Most evaluations address all clients, and a method may have one model per client. A grid
+        with ``serves_in_turn`` never needs all of them in memory. Flower's own grids iterate over
+        the messages twice and get a list.
 
         Parameters
         ----------
         asked : iterable of int
             Partition-ids.
         payload_for : callable
-            Gives a client's arrays.
+            Returns the arrays for a client.
         grid : Grid
-            What will send them.
+            The grid that sends them.
         """
         members = list(asked)
         self._note_sent(members)
@@ -178,11 +177,11 @@ class Exchange:
         return messages if getattr(grid, "serves_in_turn", False) else list(messages)
 
     def _note_sent(self, members: Iterable[int]) -> None:
-        """Note who is to answer, by node id."""
+        """Remember who has to answer, by node id."""
         self._sent = {self._clients[n].node_id: n for n in members}
 
     def _config(self, phase: str, evaluate: bool) -> ConfigRecord:
-        """Return what every message of a phase says."""
+        """Return the config of every message of a phase."""
         return ConfigRecord(
             {
                 "server-round": self._round,
@@ -198,7 +197,7 @@ class Exchange:
     def _message(
         self, message_type: str, partition_id: int, arrays: Arrays, config: ConfigRecord
     ) -> Message:
-        """Make the message to one client, and count what it holds."""
+        """Create the message to one client and count its traffic."""
         payload = self.encoded(arrays)
         if message_type == MessageType.TRAIN or self._trained_rounds:
             self.traffic.count_down(partition_id, payload)
@@ -207,7 +206,7 @@ class Exchange:
         return Message(content, node_id, message_type, group_id=str(self._round))
 
     def encoded(self, arrays: Arrays) -> Payload:
-        """Encode arrays for the wire, one that several clients are sent only once."""
+        """Encode arrays for the network; an array for several clients is encoded once."""
         return {name: self._encodings.of(array) for name, array in arrays.items()}
 
     def valid_replies(
@@ -217,23 +216,23 @@ class Exchange:
         metrics: Sequence[Metric],
         check: Callable[[Reply], None],
     ) -> dict[int, Reply]:
-        """Decode and check the replies to the last messages; who gave no valid one is dropped.
+        """Decode and check the replies to the last messages; drop clients without a valid one.
 
         Parameters
         ----------
         replies : iterable of Message
-            As they came, in any order.
+            The replies in any order.
         due : callable
-            Gives what every array of one client's reply has to be.
+            Returns the specification of every array of one client's reply.
         metrics : sequence of Metric
-            Every number that a reply may hold.
+            The allowed metrics of a reply.
         check : callable
-            Raises `InvalidReplyError` or `NotOnSimplexError` where a reply makes no sense.
+            Raises `InvalidReplyError` or `NotOnSimplexError` for an invalid reply.
 
         Returns
         -------
         dict of int to Reply
-            By ascending partition-id: sums over them must not depend on the order.
+            By ascending partition-id, so that sums do not depend on the order of arrival.
         """
         valid: dict[int, Reply] = {}
         silent = dict(self._sent)

@@ -1,8 +1,8 @@
-"""The parts of Flower that it does not promise to keep where they are, imported here alone.
+"""Flower's private names that the project uses, imported only here.
 
-Public are ``flwr.app``, ``flwr.client``, ``flwr.clientapp``, ``flwr.serverapp``,
-``flwr.serverapp.strategy`` and ``flwr.simulation``. Each name below is loaded when it is first
-asked for, since no process needs them all.
+Public modules are ``flwr.app``, ``flwr.client``, ``flwr.clientapp``, ``flwr.serverapp``,
+``flwr.serverapp.strategy`` and ``flwr.simulation``. Each name below is loaded on first use, because
+no process needs all of them.
 """
 
 from importlib import import_module
@@ -29,15 +29,15 @@ HOMES = {
     "log": "flwr.supercore",
     "parse_config_args": "flwr.common.config",
 }
-"""In which module of Flower each is."""
+"""The module of each name."""
 
 
 class FlowerMovedError(ImportError):
-    """A part of Flower that is not where this version of the project knows it."""
+    """A private name of Flower that has moved."""
 
 
 def __getattr__(name: str) -> Any:
-    """Load a part of Flower.
+    """Load a private name of Flower.
 
     Raises
     ------
@@ -50,8 +50,8 @@ def __getattr__(name: str) -> Any:
         part = getattr(import_module(HOMES[name]), name)
     except (ImportError, AttributeError) as error:
         raise FlowerMovedError(
-            f"Flower {version('flwr')} has no {HOMES[name]}.{name} ({error}): say in "
-            f"{__name__} where it is now, or install another version of Flower."
+            f"Flower {version('flwr')} has no {HOMES[name]}.{name} ({error}): correct HOMES in "
+            f"{__name__}, or install a supported version of Flower."
         ) from error
     globals()[name] = part
     return part

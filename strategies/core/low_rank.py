@@ -1,4 +1,4 @@
-"""Matrices as the product of two thin ones, as many columns as keep a share of the energy."""
+"""Low-rank compression: truncated SVD that keeps a share of the energy."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,22 +27,22 @@ def rank_for_energy(singular_values: NDArray[Any], energy: float) -> int:
 def compressed(
     matrices: Sequence[NDArray[np.float32]], energy: float
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """Write matrices as factors of a truncated singular value decomposition, one after another.
+    """Compress matrices to the concatenated factors of their truncated SVD.
 
     Parameters
     ----------
     matrices : sequence of ndarray
         Two-dimensional.
     energy : float
-        Share of the sum of squared entries that is kept of each, in (0, 1].
+        Share of the sum of squared entries of each matrix that is kept, in (0, 1].
 
     Returns
     -------
     factors : ndarray
-        One-dimensional: of each matrix (m, n) its ``U S`` (m, k) and its V (k, n), or the matrix
-        itself where that is no longer.
+        One-dimensional: ``U S`` (m, k) and V (k, n) of each matrix (m, n), or the matrix itself if
+        that is not longer.
     ranks : ndarray
-        k of each matrix, 0 for one that is written whole.
+        k of each matrix, 0 for an uncompressed one.
     """
     parts, ranks = [], []
     for matrix in matrices:
@@ -60,7 +60,7 @@ def compressed(
 
 
 def lengths(shapes: Sequence[Shape], ranks: NDArray[np.integer[Any]]) -> list[int]:
-    """Return how many numbers `compressed` writes for each matrix."""
+    """Return the number of entries that `compressed` returns for each matrix."""
     return [
         int(rank) * (rows + columns) if rank else rows * columns
         for (rows, columns), rank in zip(shapes, ranks, strict=True)
@@ -70,7 +70,7 @@ def lengths(shapes: Sequence[Shape], ranks: NDArray[np.integer[Any]]) -> list[in
 def restored(
     factors: NDArray[np.float32], ranks: NDArray[np.integer[Any]], shapes: Sequence[Shape]
 ) -> Iterator[NDArray[np.float32]]:
-    """Yield the matrices that `compressed` wrote, each as the product of its factors."""
+    """Yield the matrices from the output of `compressed`."""
     ends = np.cumsum(lengths(shapes, ranks))
     stretches = np.split(factors, ends[:-1])
     for stretch, rank, (rows, columns) in zip(stretches, ranks, shapes, strict=True):

@@ -1,7 +1,7 @@
-"""What an evaluation can report besides its counts: names, limits, and what must add up.
+"""Further measures of an evaluation: names, limits and consistency checks.
 
-All of it is asked for by ``measures`` in the run config, and nothing of it by default: class
-counts are two numbers a class, and tell the server which labels a client holds.
+They are off by default and requested by ``measures`` in the run config. Class counts are two
+numbers per class and reveal to the server which labels a client has.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,7 +12,7 @@ CALIBRATION = "calibration"
 AUC = "auc"
 CLASSES = "classes"
 MEASURES = (CALIBRATION, AUC, CLASSES)
-"""What ``measures`` may name."""
+"""Allowed words of ``measures``."""
 
 CALIBRATION_ERROR = "calibration-error"
 """Metric: expected calibration error of a client's model on its test split, in [0, 1]."""
@@ -21,23 +21,23 @@ AREA = "auc"
 """Metric: mean area under the ROC curve of each class against the rest, in [0, 1]."""
 
 LARGEST_COUNT = 1e9
-"""More samples than a client can have."""
+"""Upper limit of the number of samples of a client."""
 
 MEANS = ("calibration_error", "auc", "held_accuracy", "other_accuracy")
-"""Columns of an evaluation whose means over clients a round's row holds, where there are some."""
+"""Columns of an evaluation whose means over clients are in the round's row, if reported."""
 
 
 def class_counts(number: int | str) -> tuple[str, str]:
-    """Return the names of a class's counts, right answers and samples of the test split.
+    """Return the names of a class's counts: correct predictions and samples of the test split.
 
-    ``held`` stands for all classes that the client trains on.
+    ``held`` stands for all training classes of the client.
     """
     name = number if number == "held" else f"class-{number}"
     return f"{name}-correct", f"{name}-total"
 
 
 def measured_metrics(measures: Collection[str], classes: int) -> tuple[Metric, ...]:
-    """Return what clients may report where a run asks for some measures.
+    """Return the metrics that clients may report for the requested measures.
 
     Parameters
     ----------
@@ -59,17 +59,17 @@ def measured_metrics(measures: Collection[str], classes: int) -> tuple[Metric, .
 
 
 def check_class_counts(metrics: Mapping[str, float]) -> None:
-    """Refuse counts by class that do not add up to those of all classes.
+    """Refuse counts by class that do not add up to the total counts.
 
     Parameters
     ----------
     metrics : mapping of str to float
-        With ``correct`` and ``total``, which fit the client already; class counts or none.
+        With ``correct`` and ``total``, which have been checked; class counts are optional.
 
     Raises
     ------
     InvalidReplyError
-        If there are some and they make no sense.
+        If they are inconsistent.
     """
     totals = {n: count for n, count in metrics.items() if n.endswith("-total") and _by_class(n)}
     rights = {n: count for n, count in metrics.items() if n.endswith("-correct") and _by_class(n)}
@@ -85,7 +85,7 @@ def check_class_counts(metrics: Mapping[str, float]) -> None:
         and 0 <= held_total <= metrics["total"]
     )
     if not fits:
-        raise InvalidReplyError("counts answers by class that do not add up to all of them")
+        raise InvalidReplyError("reports counts by class that do not add up to the total counts")
 
 
 def _by_class(name: str) -> bool:

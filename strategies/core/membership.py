@@ -1,7 +1,7 @@
-"""Who the clients are: meeting nodes, leaving out strangers, knowing who can be reached.
+"""Membership of a run: query new nodes, exclude invalid ones, list the reachable clients.
 
-Clients are known by their **partition-id** n = 0..N-1; Flower's node ids are random keys and
-appear nowhere outside this module and the messages themselves.
+Clients are identified by their **partition-id** n = 0..N-1. Flower's node ids are random keys and
+are used only in this module and in messages.
 """
 
 import math
@@ -23,37 +23,36 @@ from strategies.core.replies import (
 )
 
 LONGEST_PAUSE = 8
-"""Rounds after which a node that could not say who it is is asked again, at the latest."""
+"""Largest number of rounds between two queries to a node without a valid answer."""
 
 LARGEST_SIZE = 10**9
-"""More samples than a client can have."""
+"""Upper limit of the number of samples that a client may report."""
 
 
 class OtherPublicSetError(InvalidReplyError):
-    """A client that stays out of the run: it predicts on other samples than its peers."""
+    """A client is excluded because its public set differs from that of the run."""
 
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What a client said of itself when the server first met it.
+    """What a client reported when the server first queried it.
 
     Attributes
     ----------
     partition_id : int
-        n, the client's index in every matrix.
+        n, the index of the client in every matrix.
     node_id : int
-        Flower's address of it.
+        Flower's address of the client.
     model : str
         Name of its architecture.
     num_examples : int
         D_n, the number of its private training samples.
     test_size, validation_size : int
-        Samples of its test and of its validation split.
+        Sizes of its test and validation splits.
     public_hash : str
         Hash of its public set.
     num_clients : int
-        Among how many clients the data set is divided of which it has a share; 0 for data of its
-        own.
+        Number of clients among which its data set is divided; 0 for a client with its own data.
     """
 
     partition_id: int
@@ -67,17 +66,17 @@ class ClientInfo:
 
 
 @dataclass
-class Stranger:
-    """A connected node that is no client yet, because it gave no valid answer.
+class PendingNode:
+    """A connected node that has not given a valid answer yet.
 
     Attributes
     ----------
     failures : int
-        How often it was asked in vain.
+        Number of queries without a valid answer.
     next_round : float
-        The round in which it is asked again; infinite if never.
+        Round of the next query; infinite for none.
     reasons : set of str
-        What was wrong; each reason is logged once.
+        Why its answers were invalid; each reason is logged once.
     """
 
     failures: int = 0
@@ -86,26 +85,26 @@ class Stranger:
 
 
 class Membership:
-    """The clients of a run, as they come, go and come back.
+    """The clients of a run as they join, disconnect and return.
 
     Parameters
     ----------
     plan : RunPlan
-        N, the public set's hash, and how long to wait.
+        Number of clients, hash of the public set, and timeouts.
     needs_public_data : bool
-        Whether a client with another public set has to stay out.
+        Whether a client with another public set is excluded.
 
     Attributes
     ----------
     clients : dict of int to ClientInfo
-        Everybody that was met, by partition-id.
+        All clients that have joined, by partition-id.
     """
 
     def __init__(self, plan: RunPlan, needs_public_data: bool) -> None:
         self.plan = plan
         self.needs_public_data = needs_public_data
         self.clients: dict[int, ClientInfo] = {}
-        self._strangers: dict[int, Stranger] = {}
+        self._pending: dict[int, PendingNode] = {}
         self._public_hash = plan.public_hash
         self._online: set[int] = set()
 
@@ -115,12 +114,12 @@ class Membership:
         return sorted(n for n, client in self.clients.items() if client.node_id in online)
 
     def meet(self, grid: Grid, server_round: int) -> None:
-        """Ask nodes for their partition-id until they tell; wait for N nodes the first time.
+        """Query unknown nodes for their partition-id; the first time, wait for N nodes.
 
         Raises
         ------
         TooFewRepliesError
-            If fewer nodes are connected, or fewer can take part, than the run needs.
+            If too few nodes are connected or too few of them are valid clients.
         """
         self._online = self._wait_for_nodes(grid)
         asked = self._nodes_to_ask(self._online, server_round)
@@ -134,7 +133,7 @@ class Membership:
         for answer in answers:
             self._meet(answer, server_round)
         for node_id in sorted(set(asked) - {answer.metadata.src_node_id for answer in answers}):
-            self._leave_out(node_id, server_round, f"node {node_id} did not answer in time")
+            self._exclude(node_id, server_round, f"node {node_id} did not answer in time")
         for n in sorted(set(self.clients) - known) if known else []:
             log(INFO, "Client %d joined in round %d", n, server_round)
         self._require_clients()
@@ -142,54 +141,52 @@ class Membership:
     def _wait_for_nodes(self, grid: Grid) -> set[int]:
         wanted, is_first = self.plan.num_clients, not self.clients
         deadline = time.monotonic() + (self.plan.connect_timeout if is_first else 0)
-        told = None
+        logged = None
         while len(nodes := set(grid.get_node_ids())) < wanted:
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            if len(nodes) != told:
-                log(
-                    INFO, "Waiting for %d clients, %.0f s at most: %s", wanted, left, _so_far(nodes)
-                )
-                told = len(nodes)
+            if len(nodes) != logged:
+                log(INFO, "Waiting up to %.0f s for %d clients: %s", left, wanted, _so_far(nodes))
+                logged = len(nodes)
             time.sleep(0.2)
         if is_first and len(nodes) < wanted:
             raise TooFewRepliesError(
                 f"The run needs {wanted} clients and {len(nodes)} are connected: connect more, or "
-                "set num-clients to their number, or to 0 for as many as are connected."
+                "set num-clients to their number, or to 0 for all that are connected."
             )
         return nodes
 
     def _nodes_to_ask(self, nodes: set[int], server_round: int) -> list[int]:
-        """Return the nodes that are no clients, without those that failed a short time ago."""
+        """Return the nodes to query: unknown ones, except those that failed recently."""
         unknown = nodes - {client.node_id for client in self.clients.values()}
-        strangers = self._strangers
+        pending = self._pending
         return sorted(
-            n for n in unknown if n not in strangers or strangers[n].next_round <= server_round
+            n for n in unknown if n not in pending or pending[n].next_round <= server_round
         )
 
     def _meet(self, answer: Message, server_round: int) -> None:
-        """Register one client, or note why it cannot take part."""
+        """Register one client, or exclude its node with the reason."""
         node_id = answer.metadata.src_node_id
         try:
             client = read_client(answer)
             self._check_client(client)
         except OtherPublicSetError as error:
-            self._leave_out(node_id, math.inf, str(error))
+            self._exclude(node_id, math.inf, str(error))
         except InvalidReplyError as error:
-            self._leave_out(node_id, server_round, str(error))
+            self._exclude(node_id, server_round, str(error))
         else:
             self.clients[client.partition_id] = client
-            self._strangers.pop(node_id, None)
+            self._pending.pop(node_id, None)
 
-    def _leave_out(self, node_id: int, server_round: float, reason: str) -> None:
-        """Note that a node was asked in vain; it is asked again after 1, 2, 4, 8, 8, … rounds."""
-        stranger = self._strangers.setdefault(node_id, Stranger())
-        stranger.next_round = server_round + min(2**stranger.failures, LONGEST_PAUSE)
-        stranger.failures += 1
-        if reason not in stranger.reasons:
-            log(WARNING, "Left out: %s", reason)
-        stranger.reasons.add(reason)
+    def _exclude(self, node_id: int, server_round: float, reason: str) -> None:
+        """Exclude a node for now; it is queried again after 1, 2, 4, 8, 8, … rounds."""
+        node = self._pending.setdefault(node_id, PendingNode())
+        node.next_round = server_round + min(2**node.failures, LONGEST_PAUSE)
+        node.failures += 1
+        if reason not in node.reasons:
+            log(WARNING, "Excluded: %s", reason)
+        node.reasons.add(reason)
 
     def _check_client(self, client: ClientInfo) -> None:
         n = client.partition_id
@@ -199,41 +196,41 @@ class Membership:
             raise InvalidReplyError(f"client {n} has {client.num_examples} training samples")
         if client.num_clients not in (0, self.plan.num_clients):
             raise InvalidReplyError(
-                f"client {n} has a share of data divided among {client.num_clients} clients, and "
-                f"the run has {self.plan.num_clients}: connect as many nodes as num-partitions "
-                "says in their configs, or set it to the number of those that take part"
+                f"client {n} has a share of data divided among {client.num_clients} clients, but "
+                f"the run has {self.plan.num_clients}: connect as many nodes as num-partitions in "
+                "their node configs, or set num-partitions to the number of nodes"
             )
         known = self.clients.get(n)
         if known and known.node_id in self._online:
-            raise InvalidReplyError(f"partition {n} is already held by another node")
+            raise InvalidReplyError(f"partition {n} is already taken by another node")
         if self.needs_public_data and client.public_hash != self._public_hash:
             raise OtherPublicSetError(
-                f"client {n} holds another public set (hash {client.public_hash[:12]}) than "
-                f"the run's ({self._public_hash[:12]})"
+                f"client {n} has another public set (hash {client.public_hash[:12]}) than "
+                f"the run ({self._public_hash[:12]})"
             )
 
     def _require_clients(self) -> None:
         if len(self.clients) >= self.plan.min_replies:
             return
-        reasons = [reason for s in self._strangers.values() for reason in sorted(s.reasons)]
-        first = next(iter(reasons), "too few have another partition-id")
+        reasons = [reason for node in self._pending.values() for reason in sorted(node.reasons)]
+        first = next(iter(reasons), "too few nodes with distinct partition-ids")
         raise TooFewRepliesError(
-            f"{len(self.clients)} clients can take part and min-replies is "
-            f"{self.plan.min_replies}; the first that cannot: {first}."
+            f"{len(self.clients)} valid clients are fewer than min-replies = "
+            f"{self.plan.min_replies}; the first reason: {first}."
         )
 
 
 def _so_far(nodes: Collection[int]) -> str:
-    return f"{len(nodes)} are connected; num-clients=0 takes as many as there are"
+    return f"{len(nodes)} are connected (num-clients=0 takes all that are connected)"
 
 
 def read_client(answer: Message) -> ClientInfo:
-    """Read what a client says of itself.
+    """Read what a client reports about itself.
 
     Raises
     ------
     InvalidReplyError
-        If it failed, or left out what is needed.
+        If it failed or its answer is incomplete.
     """
     node_id = answer.metadata.src_node_id
     if answer.has_error():
@@ -253,11 +250,11 @@ def read_client(answer: Message) -> ClientInfo:
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         reason = shortened(repr(error))
-        raise InvalidReplyError(f"node {node_id} does not say who it is ({reason})") from error
+        raise InvalidReplyError(f"node {node_id} gave an invalid answer ({reason})") from error
 
 
 def most_common_hash(answers: Iterable[Message]) -> str:
-    """Return the hash of the public set that most clients hold; empty if none tells."""
+    """Return the hash of the public set that most clients report; empty if none does."""
     hashes = [
         str(answer.content.config_records["info"].get("public-hash", ""))
         for answer in answers

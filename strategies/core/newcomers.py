@@ -1,14 +1,13 @@
-"""Clients that come after the training: how they are received, and what is told of them.
+"""New clients: personalize and evaluate clients that join after the training.
 
-A share of the clients, ``new-clients``, is never sampled. After the last round a copy of the server
-receives them and is then gone, so that nothing that it learns of them reaches the method's state.
-With it they go through some rounds of the method's own exchange (``new-client-rounds``, as many as
-the training had if left out), from its first round on: a new client starts from nothing, as its
-peers did, among clients that have come to the end. Each is alone with them: what one new client
-sends changes nothing for another. Then it is evaluated as every client of the method is.
+A share of the clients, ``new-clients``, is never sampled. After the last round a temporary copy of
+the server serves them, so that nothing about them reaches the state of the method. They go through
+``new-client-rounds`` rounds of the method's own exchange, by default as many as the training had.
+A new client starts from initial weights, among clients that have finished. New clients do not
+influence each other. Afterwards each is evaluated like any client of the method.
 
-A new client that gives no valid reply is dropped from the rest, with a warning. A run that is cut
-off among new clients repeats its last round, and them from their first.
+A new client without a valid reply is dropped with a warning. A run that is interrupted while it
+serves new clients repeats its last round and then serves them from their first round.
 """
 
 import copy
@@ -30,15 +29,14 @@ NEW_CLIENTS = "new_clients"
 
 @dataclass(frozen=True)
 class Reception:
-    """What is told of the new clients; nothing before the last round.
+    """Results of the new clients; empty before the last round.
 
     Attributes
     ----------
     columns : dict of str to number
-        Further columns of the round's row: ``new_NAME`` is to the new clients what ``NAME`` is to
-        the others.
+        Further columns of the round's row: ``new_NAME`` is ``NAME`` of the new clients.
     tables : dict of str to list of dict
-        Their rows, as those of the other clients.
+        Rows of the new clients, like those of the other clients.
     """
 
     columns: dict[str, Any] = field(default_factory=dict)
@@ -51,7 +49,7 @@ def receive_new_clients(strategy: "PersonalizedStrategy", server_round: int) -> 
     Parameters
     ----------
     strategy : PersonalizedStrategy
-        The server, which stays as it is.
+        The server, which is not changed.
     server_round : int
         The round that has just been evaluated.
     """
@@ -62,7 +60,7 @@ def receive_new_clients(strategy: "PersonalizedStrategy", server_round: int) -> 
     host = copy_of(strategy)
     host.before_new_clients()
     rounds = host.new_client_rounds()
-    log(INFO, "%d new clients go through %d rounds each", plan.num_new, rounds)
+    log(INFO, "%d new clients run %d rounds each", plan.num_new, rounds)
     exchange = Exchange(clients, 0, plan, trained_rounds=server_round)
     present = strategy.reachable(new=True)
     metrics: dict[int, dict[str, float]] = {}
@@ -71,7 +69,7 @@ def receive_new_clients(strategy: "PersonalizedStrategy", server_round: int) -> 
         replies = host.train_new_clients(step, present) if present else {}
         metrics |= {n: reply.metrics for n, reply in replies.items()}
         present = list(replies)
-    # Where there is nothing to train, new clients are evaluated as the others just were.
+    # Without training, new clients are evaluated in the round of the other clients.
     host.begin_round(exchange.further(rounds or server_round))
     evaluations = host.evaluations_of(present, rounds or server_round) if present else {}
     columns: dict[str, Any] = {
@@ -93,7 +91,7 @@ def receive_new_clients(strategy: "PersonalizedStrategy", server_round: int) -> 
 
 
 def copy_of(strategy: "PersonalizedStrategy") -> "PersonalizedStrategy":
-    """Return a server of the same state, whose own state can change without the other's."""
+    """Return a copy of a server whose state is independent of the original."""
     host = copy.copy(strategy)
     for name in strategy.kept:
         setattr(host, name, copy.deepcopy(getattr(strategy, name)))

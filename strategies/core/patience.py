@@ -1,4 +1,4 @@
-"""Early stopping: how long a run waits for a better accuracy on validation data."""
+"""Early stopping on mean validation accuracy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,24 +9,24 @@ from strategies.core.flower import log
 from strategies.core.plan import RunPlan
 
 
-class StoppedEarly(Exception):  # noqa: N818 - nothing has gone wrong
-    """Ends a run after its last round, where that comes before the planned one."""
+class StoppedEarly(Exception):  # noqa: N818 - not an error
+    """Ends a run before its planned number of rounds."""
 
 
 @dataclass
 class Patience:
-    """Follows the mean validation accuracy from evaluation to evaluation.
+    """Tracks the best mean validation accuracy.
 
     Attributes
     ----------
     evaluations : int
-        Evaluations in a row without a better one after which it is at an end; 0 for never.
+        Evaluations without improvement after which to stop; 0 for never.
     best : float
         Best accuracy so far.
     best_round : int
-        The round that had it, the first of equals; 0 before there is one.
+        The first round with this accuracy; 0 before any evaluation.
     waited : int
-        Evaluations since then.
+        Evaluations since the best round.
     """
 
     evaluations: int
@@ -35,33 +35,34 @@ class Patience:
     waited: int = 0
 
     def end_of(self, plan: RunPlan, row: Mapping[str, Any]) -> RunPlan:
-        """Take note of a round's row, and end the run with the next round where it is time.
+        """Record a round's row, and stop the run after the next round if it no longer improves.
 
-        That round is done as every last one is: all are evaluated, models are exported.
+        That round is done like any last round: all clients are evaluated, models are exported.
 
         Parameters
         ----------
         plan : RunPlan
-            Of the run so far.
+            The plan of the run so far.
         row : mapping
-            Of the run's table of rounds.
+            The row of the table of rounds.
 
         Returns
         -------
         RunPlan
-            The same, or one with fewer rounds.
+            The same plan, or one with fewer rounds.
         """
-        # The last round of a run that has grown may be none that it would else have evaluated.
+        # The last round of a run that was extended may not be one of those evaluated regularly.
         if plan.is_evaluated(row["round"]):
             self.note(row["round"], row.get("validation_accuracy_mean"))
         last: int = row["round"] + 1
         if not self.is_over or last >= plan.num_server_rounds:
             return plan
-        log(INFO, "Round %d is the last: no better validation accuracy in %d", last, self.waited)
+        log(INFO, "Early stopping after round %d: no better validation accuracy in %d evaluations",
+            last, self.waited)  # fmt: skip
         return plan.model_copy(update={"num_server_rounds": last})
 
     def note(self, server_round: int, accuracy: float | None) -> None:
-        """Take note of an evaluation; None where there was none."""
+        """Record the accuracy of an evaluation; None if there was none."""
         if accuracy is None:
             return
         self.waited += 1
@@ -70,5 +71,5 @@ class Patience:
 
     @property
     def is_over(self) -> bool:
-        """Whether a better accuracy has been waited for long enough."""
+        """Whether the patience is exhausted."""
         return 0 < self.evaluations <= self.waited

@@ -14,7 +14,7 @@ from strategies.core.slices import PLACE, Slice, Words, kebab_case, some_of
 
 
 class ImpossiblePlanError(ValueError):
-    """A combination of settings that cannot work; the message says what is allowed."""
+    """An impossible combination of settings; the message says what is allowed."""
 
 
 class Settings(Slice):
@@ -136,7 +136,7 @@ class PlanSettings(Slice):
         if self.sample_size < 1:
             raise ImpossiblePlanError(
                 f"fraction-train = {self.fraction_train:g} of {self.num_training} clients is less "
-                f"than one client a round; set it to at least {1 / self.num_training:.3g}."
+                f"than one client per round; set it to at least {1 / self.num_training:.3g}."
             )
         if self.min_replies > self.sample_size:
             raise ImpossiblePlanError(

@@ -1,15 +1,14 @@
-"""Gaussian noise on soft predictions, and the privacy that it costs.
+"""Differential privacy of soft predictions by the Gaussian mechanism.
 
-What is covered: one client's predictions, all its P·K numbers of a round at once, against
-everybody who reads its messages, the server included. Whatever private data the client holds,
-its messages are (epsilon, delta)-indistinguishable from those of a client with any other data:
-local differential privacy of a whole client, over all rounds in which it released predictions.
+Covered are the predictions of a client, all P·K numbers of a round at once, against everybody who
+reads its messages, including the server. Messages of clients with any two private data sets are
+(epsilon, delta)-indistinguishable. This is local differential privacy at the level of clients, over
+all rounds in which the client released predictions.
 
-What is not covered: the number of its training samples, the model's name, and what it reports
-when it is evaluated, which all leave it as they are: counts of correct answers and mean losses on
-test and validation data, and what ``measures`` asks for. Its training losses, and the cluster it
-chose, stay with it while there is noise. The analysis is for real numbers; floating-point noise is
-only close to them.
+Not covered are the number of training samples, the name of the model, and what an evaluation
+reports: counts of correct predictions and mean losses on test and validation data, and the further
+``measures``. Training losses and cluster assignments are not sent when noise is on. The analysis
+holds for real numbers; floating-point noise is an approximation.
 """
 
 from functools import lru_cache
@@ -28,7 +27,7 @@ from strategies.core.simplex import check_simplex, project_onto_simplex
 
 
 def clip_towards_uniform(predictions: NDArray[Any], clip_norm: float) -> NDArray[Any]:
-    """Shrink predictions towards uniform ones until they are no farther than `clip_norm`.
+    """Shrink predictions towards uniform ones to a distance of at most `clip_norm`.
 
     Parameters
     ----------
@@ -54,10 +53,10 @@ def noised_predictions(
     noise_multiplier: float,
     generator: np.random.Generator,
 ) -> NDArray[np.float32]:
-    """Clip predictions, add Gaussian noise, and bring the rows back to the simplex.
+    """Clip predictions, add Gaussian noise, and project the rows onto the simplex.
 
-    Two clipped arrays are at most ``2 * clip_norm`` apart, which is the sensitivity. What
-    happens after the noise reads nothing private and costs nothing.
+    Two clipped arrays differ by at most ``2 * clip_norm``, which is the sensitivity. Processing
+    after the noise costs no further privacy.
 
     Parameters
     ----------
@@ -68,7 +67,7 @@ def noised_predictions(
     noise_multiplier : float
         Standard deviation of the noise as a multiple of the sensitivity.
     generator : numpy.random.Generator
-        Draws the noise; for real privacy, from a seed that nobody else knows.
+        Draws the noise; real privacy needs a secret seed.
 
     Returns
     -------
@@ -78,7 +77,7 @@ def noised_predictions(
     Raises
     ------
     NotOnSimplexError
-        If the predictions are not probabilities: after the noise nobody could tell.
+        If the predictions are not probabilities, which the noise would hide.
     """
     check_simplex(predictions, "predictions")
     clipped = clip_towards_uniform(predictions, clip_norm)
@@ -89,15 +88,15 @@ def noised_predictions(
 
 @lru_cache(maxsize=1)
 def privacy_spent(noise_multiplier: float, releases: int, delta: float) -> float:
-    """Return the epsilon of a client's releases, by Flower's Rényi accountant.
+    """Return the epsilon spent by a client, by Flower's Rényi accountant.
 
-    No amplification by sampling is claimed: a client knows when it takes part, and so does
-    the server.
+    No amplification by sampling is claimed, since client and server know when the client takes
+    part.
 
     Parameters
     ----------
     noise_multiplier : float
-        Standard deviation of the noise over the sensitivity, above 0.
+        Standard deviation of the noise divided by the sensitivity, above 0.
     releases : int
         How often the client released predictions.
     delta : float
@@ -110,14 +109,14 @@ def privacy_spent(noise_multiplier: float, releases: int, delta: float) -> float
     """
     if releases == 0:
         return 0.0
-    # Its import takes seconds, and runs without noise have no use for it.
+    # Deferred: this import takes seconds.
     from flwr.serverapp import RdpAccountant
 
     config = PrivacyConfig(
         target_delta=delta,
         population_size=1,
-        # The event is one client's own Gaussian release; that its neighbours are clients with
-        # other data rather than absent ones is in the sensitivity.
+        # The event is one Gaussian release of a client. The sensitivity accounts for neighbors
+        # with other data instead of absent ones.
         neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
         sampling_method=SamplingMethod.NO_AMPLIFICATION,
     )

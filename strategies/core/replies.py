@@ -1,7 +1,7 @@
-"""Replies, and what is checked before one of their numbers is used.
+"""Replies of clients and the checks before their numbers are used.
 
-Nothing in a reply is trusted: who sent it, the names, shapes and types of its arrays, and every
-number are held against what was asked for. A reply that differs is dropped with the reason.
+Nothing in a reply is trusted. Its sender, the names, shapes and types of its arrays, and every
+number are compared with what was requested. A reply that differs is dropped with the reason.
 """
 
 import math
@@ -18,38 +18,38 @@ Arrays = Mapping[str, NDArray[Any]]
 """Named arrays of a message."""
 
 Payload = Mapping[str, Array]
-"""Named arrays as they travel. Arrays that several clients share are the same object."""
+"""Named arrays in encoded form. An array for several clients is one object."""
 
 LONGEST_REASON = 200
 """Characters of a failure's reason that are logged and recorded."""
 
 LARGEST_NUMBER = 1e8
-"""Largest magnitude in a reply's arrays; far beyond what weights and logits come to."""
+"""Largest magnitude in the arrays of a reply, far beyond realistic weights and logits."""
 
 LARGEST_LOSS = 1e6
 """Largest magnitude of a metric that enters a mean."""
 
 
 class InvalidReplyError(ValueError):
-    """A reply that must not enter the aggregation; the message says why."""
+    """A reply that must not enter the aggregation; the message gives the reason."""
 
 
 class TooFewRepliesError(RuntimeError):
-    """A round in which too few clients answered to go on."""
+    """Too few clients answered to continue."""
 
 
 @dataclass(frozen=True)
 class Due:
-    """What an array of a reply has to be.
+    """Specification of an array of a reply.
 
     Attributes
     ----------
     shape : tuple of int
         Its shape.
     dtype : str
-        NumPy's name of its type.
+        NumPy's name of its data type.
     at_most : bool
-        Whether it may have fewer rows than `shape` says, where only the client knows how many.
+        Whether it may have fewer rows than `shape`, if only the client knows their number.
     """
 
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ class Due:
     at_most: bool = False
 
     def admits(self, shape: tuple[int, ...]) -> bool:
-        """Return whether an array of a shape is what is due."""
+        """Return whether a shape meets the specification."""
         if not self.at_most or len(shape) != len(self.shape):
             return shape == self.shape
         return 0 <= shape[0] <= self.shape[0] and shape[1:] == self.shape[1:]
@@ -65,16 +65,16 @@ class Due:
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that a method's clients report, and that is recorded per client and round.
+    """A number that the clients of a method report, recorded per client and round.
 
     Attributes
     ----------
     name : str
-        In kebab case; the column has underscores.
+        Name in kebab case; the column has underscores.
     averaged : bool
-        Whether the round's row has the mean over clients, as ``NAME_mean``.
+        Whether the row of the round has the mean over clients, as ``NAME_mean``.
     low, high : float
-        What is allowed, both ends included.
+        Allowed range, both ends included.
     """
 
     name: str
@@ -95,11 +95,11 @@ class Reply:
     Attributes
     ----------
     partition_id : int
-        Who replied.
+        The client that replied.
     arrays : dict of str to ndarray
         The named arrays of the reply.
     metrics : dict of str to float
-        The numbers of the reply, each one declared.
+        The declared numbers of the reply.
     """
 
     partition_id: int
@@ -113,23 +113,23 @@ def read_reply(
     due: Mapping[str, Due],
     metrics: Iterable[Metric],
 ) -> Reply:
-    """Read a message after checking that it is what was asked for.
+    """Read a reply after checking that it is what was requested.
 
     Parameters
     ----------
     message : Message
-        As it came.
+        The reply as received.
     partition_id : int
-        Who was asked.
+        The client that was addressed.
     due : mapping of str to Due
-        Every array that must be there, and no other.
+        The required arrays; no others are allowed.
     metrics : iterable of Metric
-        Every number that may be there, and no other.
+        The allowed metrics.
 
     Raises
     ------
     InvalidReplyError
-        If the client failed, or the reply is not what was asked for.
+        If the client failed or the reply is not what was requested.
     """
     if message.has_error():
         raise InvalidReplyError(error_reason(message))
@@ -142,34 +142,34 @@ def read_reply(
 
 
 def arrays_of(message: Message) -> Payload:
-    """Return the arrays of a message, undecoded; none where it failed."""
+    """Return the encoded arrays of a message; none if it failed."""
     if message.has_error():
         return {}
     return message.content.array_records.get("arrays", ArrayRecord())
 
 
 def empty(message: Message) -> None:
-    """Let go of the arrays of a message that has been read.
+    """Release the arrays of a message that has been read.
 
-    Flower's records refer to themselves, so that their bytes would else stay until the garbage
-    collector comes by, which is seldom in a large process.
+    Flower's records contain reference cycles. Their bytes would stay until the garbage collector
+    runs, which is rare in a large process.
     """
     if not message.has_error() and "arrays" in message.content.array_records:
         message.content.array_records["arrays"].clear()
 
 
 def checked_arrays(arrays: Payload, due: Mapping[str, Due]) -> dict[str, NDArray[Any]]:
-    """Decode the arrays of a reply after checking that they are what was asked for.
+    """Decode the arrays of a reply after checking that they are what was requested.
 
-    Names, shapes and sizes are compared before a byte is decoded, so that an oversized
-    reply costs the server nothing more than its receipt.
+    Names, shapes and sizes are compared before decoding, so that an oversized reply costs the
+    server no more than receiving it.
 
     Parameters
     ----------
     arrays : mapping of str to Array
-        Arrays as they came.
+        Encoded arrays as received.
     due : mapping of str to Due
-        Every array that must be there, and no other.
+        The required arrays; no others are allowed.
 
     Returns
     -------
@@ -183,7 +183,7 @@ def checked_arrays(arrays: Payload, due: Mapping[str, Due]) -> dict[str, NDArray
     """
     if arrays.keys() != due.keys():
         names = shortened(sorted(arrays))
-        raise InvalidReplyError(f"has arrays {names} where {sorted(due)} are due")
+        raise InvalidReplyError(f"has arrays {names} instead of {sorted(due)}")
     return {name: _checked_array(name, array, due[name]) for name, array in arrays.items()}
 
 
@@ -192,18 +192,18 @@ def _checked_array(name: str, array: Array, due: Due) -> NDArray[Any]:
     if not due.admits(shape):
         limit = "at most " if due.at_most else ""
         raise InvalidReplyError(
-            f"{name} has shape {shortened(shape)} where {limit}{due.shape} is due"
+            f"{name} has shape {shortened(shape)} instead of {limit}{due.shape}"
         )
-    # The bytes past the numbers are room for the header.
+    # The extra bytes are for the header.
     if len(array.data) > np.dtype(due.dtype).itemsize * math.prod(shape) + 1024:
         raise InvalidReplyError(f"{name} is larger than its shape {shape} allows")
     try:
         values = array.numpy()
-    # What numpy raises on bytes that somebody made up is nothing one could list.
+    # NumPy may raise anything on malformed bytes.
     except Exception as error:
         raise InvalidReplyError(f"{name} cannot be decoded ({shortened(error)})") from error
     if not isinstance(values, np.ndarray):
-        raise InvalidReplyError(f"{name} is no array")
+        raise InvalidReplyError(f"{name} is not an array")
     if values.shape != shape or values.dtype != due.dtype:
         raise InvalidReplyError(
             f"{name} holds {values.dtype} of shape {values.shape}, not {due.dtype} of {shape}"
@@ -216,22 +216,22 @@ def _checked_array(name: str, array: Array, due: Due) -> NDArray[Any]:
 
 
 def checked_metrics(numbers: Mapping[str, Any], allowed: Iterable[Metric]) -> dict[str, float]:
-    """Return the numbers of a reply after checking that each was asked for.
+    """Return the numbers of a reply after checking that each was requested.
 
-    A metric may be missing: clients that guard their privacy report none.
+    A metric may be missing: clients with differential privacy report none.
 
     Raises
     ------
     InvalidReplyError
-        If a name is not declared, or a value is no number in its range.
+        If a name is not declared, or a value is not a number in its range.
     """
     metrics = {metric.name: metric for metric in allowed}
     unknown = sorted(numbers.keys() - metrics.keys())
     if unknown:
-        raise InvalidReplyError(f"reports {shortened(unknown)}, which nobody asked for")
+        raise InvalidReplyError(f"reports {shortened(unknown)}, which was not requested")
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InvalidReplyError(f"{name} is {shortened(value)}, which is no number")
+            raise InvalidReplyError(f"{name} is {shortened(value)}, which is not a number")
         if not metrics[name].low <= value <= metrics[name].high:
             raise InvalidReplyError(f"{name} = {value:g} is out of range")
     return {name: float(value) for name, value in numbers.items()}
@@ -244,5 +244,5 @@ def error_reason(message: Message) -> str:
 
 
 def shortened(value: object) -> str:
-    """Return a foreign value as a text that fits a line of the log."""
+    """Return a received value as text that fits in one line of the log."""
     return textwrap.shorten(str(value), LONGEST_REASON)

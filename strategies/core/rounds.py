@@ -1,4 +1,4 @@
-"""What a round leaves behind: its row, its clients' rows, its matrices."""
+"""Records of a round: its row, the rows of its clients, its matrices."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from strategies.base import PersonalizedStrategy
 
 Evaluation = dict[str, float]
-"""A client's row of results, as `read_evaluation` makes it of its counts."""
+"""A client's row of results, computed by `read_evaluation`."""
 
 COUNTS = (
     Metric("correct", averaged=False, low=0, high=LARGEST_COUNT),
@@ -28,30 +28,30 @@ COUNTS = (
     Metric("validation-total", averaged=False, low=0, high=LARGEST_COUNT),
     Metric("validation-loss", averaged=False),
 )
-"""What an evaluation reports; a loss that is no finite number is left out."""
+"""What an evaluation reports; a loss that is not finite is omitted."""
 
 
 def counts_due(plan: RunPlan) -> tuple[Metric, ...]:
-    """Return what an evaluation may report in a run: `COUNTS`, and the measures asked for."""
+    """Return what an evaluation may report in a run: `COUNTS` and the requested measures."""
     return (*COUNTS, *measured_metrics(plan.measures, plan.num_classes))
 
 
 @dataclass
 class RoundRecord:
-    """Everything one round leaves behind.
+    """The results of one round.
 
     Attributes
     ----------
     server_round : int
         The round, counted from 1 over the whole run.
     row : dict
-        One row of the run's table of rounds.
+        The row of the table of rounds.
     clients : list of dict
-        One row for each client that was evaluated, sampled or failed in this round.
+        One row per client that was evaluated, sampled or failed in this round.
     matrices : dict of str to ndarray
         The method's matrices after the round, such as ``coefficients`` (N, N).
     tables : dict of str to list of dict
-        Rows of the method's further tables, each with a ``round`` and a ``partition_id``.
+        Rows of further tables of the method, each with ``round`` and ``partition_id``.
     """
 
     server_round: int
@@ -62,60 +62,60 @@ class RoundRecord:
 
 
 class RunObserver(Protocol):
-    """Whoever wants to hear of a run as it goes, such as a run directory."""
+    """Receives the results of a run while it is running, such as a run directory."""
 
     def about_to_ask(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Take note, durably, of a part of the state that a round cut off must not undo."""
+        """Save a part of the state that must survive an interrupted round."""
 
     def round_finished(self, record: RoundRecord, strategy: "PersonalizedStrategy") -> None:
-        """Take note of a finished round; `strategy` gives the state to continue from."""
+        """Record a finished round; `strategy` holds the state to resume from."""
 
     def global_model(self, server_round: int) -> Arrays:
-        """Give back the global model of a round, for a method whose global models are kept."""
+        """Return the saved global model of a round."""
 
 
 def check_counts(metrics: Mapping[str, float], client: ClientInfo) -> None:
-    """Refuse counts of correct answers that cannot be.
+    """Refuse impossible counts of correct predictions.
 
     Parameters
     ----------
     metrics : mapping of str to float
         ``correct`` and ``total``, and with a validation split ``validation-correct`` and
-        ``validation-total``; counts by class where they are asked for.
+        ``validation-total``; counts by class if requested.
     client : ClientInfo
-        Sizes of its test and validation split, as it told them when it was met.
+        Its test and validation sizes, as reported when it joined.
 
     Raises
     ------
     InvalidReplyError
-        If a count is missing, or does not fit the others or the sizes.
+        If a count is missing or contradicts the others or the sizes.
     """
     for prefix, size in (("", client.test_size), ("validation-", client.validation_size)):
         total = metrics.get(f"{prefix}total", 0)
         correct = metrics.get(f"{prefix}correct", -1 if total else 0)
         if total != size or not correct <= total or correct < 0 or correct != int(correct):
             raise InvalidReplyError(
-                f"counts {correct:g} {prefix}correct answers out of {total:g}, "
-                f"and has {size} samples to be asked"
+                f"reports {correct:g} {prefix}correct predictions out of {total:g} samples, "
+                f"but has {size}"
             )
     check_class_counts(metrics)
 
 
 def read_evaluation(metrics: Mapping[str, float]) -> Evaluation:
-    """Turn a client's counts into a row: accuracy is correct / total, never a mean of batches.
+    """Compute a client's row from its counts: accuracy is correct / total over all samples.
 
     Parameters
     ----------
     metrics : mapping of str to float
-        ``correct``, ``total``, ``loss``, and with a validation split the same with the
-        prefix ``validation-``; whatever else a method reports is kept as it is.
+        ``correct``, ``total``, ``loss``, and with a validation split the same with the prefix
+        ``validation-``; other metrics are kept unchanged.
 
     Returns
     -------
     dict of str to float
-        ``accuracy``, ``correct``, ``total``, ``loss``, ``validation_accuracy``, …; with counts
-        by class ``held_accuracy`` on classes that the client trains on and ``other_accuracy`` on
-        the others, each where its test split has some.
+        ``accuracy``, ``correct``, ``total``, ``loss``, ``validation_accuracy``, …. With counts by
+        class also ``held_accuracy`` on the client's training classes and ``other_accuracy`` on
+        the other classes, if the test split has any.
     """
     row = {name.replace("-", "_"): value for name, value in metrics.items()}
     row["accuracy"] = row["correct"] / row["total"]
@@ -136,15 +136,14 @@ def accuracy_statistics(evaluations: Iterable[Mapping[str, float]]) -> dict[str,
     Parameters
     ----------
     evaluations : iterable of mapping
-        One row of `read_evaluation` for each client.
+        One row of `read_evaluation` per client.
 
     Returns
     -------
     dict of str to float or None
-        Unweighted mean, standard deviation over clients (their spread, so with N in the
-        denominator), worst, best, the mean weighted by test samples, mean loss and mean
-        validation accuracy, None where there is nothing to summarize; and the mean of each further
-        measure over those clients that have it.
+        Unweighted mean, standard deviation over clients (with N in the denominator), worst, best,
+        mean weighted by test samples, mean loss and mean validation accuracy, each None without
+        evaluations; and the mean of each further measure over the clients that report it.
     """
     rows = list(evaluations)
     names = ("mean", "std", "min", "max", "weighted")
@@ -174,19 +173,19 @@ def accuracy_statistics(evaluations: Iterable[Mapping[str, float]]) -> dict[str,
 def mean_metrics(
     replies: Iterable[Mapping[str, float]], metrics: Iterable[Metric]
 ) -> dict[str, float]:
-    """Return the mean over clients of what they reported, as columns ``NAME_mean``.
+    """Return the means of metrics over clients, as columns ``NAME_mean``.
 
     Parameters
     ----------
     replies : iterable of mapping
         The metrics of each reply.
     metrics : iterable of Metric
-        Those that the method declares.
+        The metrics that the method declares.
 
     Returns
     -------
     dict of str to float
-        Of the metrics that are averaged and that somebody reported.
+        The means of averaged metrics that at least one client reported.
     """
     rows = list(replies)
     means = {}
@@ -205,20 +204,20 @@ def client_rows(
     traffic: Mapping[int, Mapping[str, int]],
     failures: Mapping[int, str],
 ) -> list[dict[str, Any]]:
-    """Return a round's rows about clients: those evaluated, sampled or failed in it.
+    """Return one row per client that was evaluated, sampled or failed in a round.
 
     Parameters
     ----------
     server_round : int
         The round.
     clients : mapping of int to ClientInfo
-        Everybody that was met; all mappings are by partition-id.
+        All clients that have joined; all mappings are by partition-id.
     metrics, evaluations : mapping of int to mapping
-        What clients reported with their train replies, and how they were evaluated.
+        Metrics of the train replies, and evaluations.
     traffic : mapping of int to mapping
-        What crossed the network.
+        Traffic per client.
     failures : mapping of int to str
-        Who was dropped, and why.
+        Reasons of dropped clients.
     """
     return [
         {

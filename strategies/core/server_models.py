@@ -1,4 +1,4 @@
-"""What a strategy asks of the app: models, not only vectors, and where public samples lie."""
+"""Protocol by which strategies use models and public samples on the server."""
 
 from typing import Any, Protocol
 
@@ -8,24 +8,24 @@ from strategies.core.replies import Arrays
 
 
 class ServerModels(Protocol):
-    """The run's models on the server; strategies know them as vectors by kind alone.
+    """The models of a run on the server; strategies handle them as vectors by kind.
 
     Attributes
     ----------
     names : tuple of str
-        The run's architectures, each once.
+        The distinct architectures of the run.
     """
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The run's architectures, each once."""
+        """The distinct architectures of the run."""
 
     @property
     def public_pool_size(self) -> int:
-        """Samples of the whole public set."""
+        """Number of samples in the whole public set."""
 
     def public_subset(self, server_round: int) -> NDArray[Any]:
-        """Return where in the public set the samples of a round lie, (P,) in ascending order."""
+        """Return the positions of a round's samples in the public set, (P,), ascending."""
 
     def initial(self, number: int = 0, name: str = "") -> Arrays:
         """Return fresh weights.
@@ -33,13 +33,13 @@ class ServerModels(Protocol):
         Parameters
         ----------
         number : int
-            Which draw; 0 is the initial global model.
+            Number of the draw; 0 is the initial global model.
         name : str
-            The architecture; empty for the run's first.
+            The architecture; empty for the first of the run.
         """
 
     def shapes(self, name: str) -> NDArray[Any]:
-        """Return the rows and columns of each stretch of an architecture's weights, (L, 2)."""
+        """Return rows and columns of each weight of an architecture, (L, 2)."""
 
     def predict(self, name: str, model: Arrays, server_round: int) -> NDArray[Any]:
         """Return a model's logits on the server's public samples of a round, (P, K)."""
@@ -60,18 +60,18 @@ class ServerModels(Protocol):
         Parameters
         ----------
         name : str
-            Its architecture.
+            Architecture of the model.
         model : mapping of str to ndarray
-            Where it starts; left as it is.
+            Initial weights; not modified.
         logits : ndarray
-            Shape (P, K), the teacher's.
+            Shape (P, K), logits of the teacher.
         server_round : int
-            The samples and the batches depend on it.
+            Determines the samples and the batches.
         steps, batch_size, learning_rate : int, int, float
-            Steps of Adam, public samples in each, and its step size.
+            Steps of Adam, public samples per step, and step size.
 
         Returns
         -------
         dict of str to ndarray
-            The trained model; the one that came in where training diverged.
+            The trained model, or the initial one if training diverged.
         """

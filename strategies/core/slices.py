@@ -1,4 +1,4 @@
-"""Slices of the run config: settings that belong together and are handed on whole."""
+"""Slices of the run config: groups of settings that are passed on as one object."""
 
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator
 
 PLACE = "place"
-"""Marks, in a field's annotation, a setting that says where a run takes place or how long it
-may wait, not what it computes: ``Annotated[str, PLACE]``."""
+"""Annotation of settings that do not change results, such as folders, devices and timeouts:
+``Annotated[str, PLACE]``."""
 
 
 def kebab_case(name: str) -> str:
@@ -17,10 +17,10 @@ def kebab_case(name: str) -> str:
 
 
 class Slice(BaseModel):
-    """Some settings of a run config, frozen and checked; each is declared here alone.
+    """A group of validated, immutable settings.
 
-    A field ``local_epochs`` is the flat key ``local-epochs``. A field that is itself a slice
-    has no key: its own fields have.
+    A field ``local_epochs`` is the flat key ``local-epochs``. A field that is itself a slice has
+    no key; its fields have.
     """
 
     model_config = ConfigDict(
@@ -29,7 +29,7 @@ class Slice(BaseModel):
         alias_generator=kebab_case,
         populate_by_name=True,
         allow_inf_nan=False,
-        # A run config may hold 13 where a word is due, such as a shape.
+        # A run config may hold the number 13 for a text, such as a shape.
         coerce_numbers_to_str=True,
     )
 
@@ -37,7 +37,7 @@ class Slice(BaseModel):
     @classmethod
     def _no_nul(cls, value: Any) -> Any:
         if isinstance(value, str) and "\0" in value:
-            raise ValueError("holds the character NUL, which no name or path does")
+            raise ValueError("contains the character NUL, which names and paths cannot")
         return value
 
     @classmethod
@@ -75,7 +75,7 @@ class Slice(BaseModel):
 
     @classmethod
     def _fields(cls) -> dict[str, list[Any]]:
-        """Return what the annotation of each flat key says besides its type."""
+        """Return the metadata in the annotation of each flat key."""
         fields: dict[str, list[Any]] = {}
         slices = cls.slices()
         for name, field in cls.model_fields.items():
@@ -136,4 +136,4 @@ def _split(value: Any) -> Any:
 
 
 Words = Annotated[tuple[str, ...], BeforeValidator(_split)]
-"""A list of words, which a run config holds separated by commas."""
+"""A list of words, separated by commas in a run config."""

@@ -1,4 +1,4 @@
-"""What a strategy can be continued from: the attributes that it names."""
+"""Saving and restoring the state of a strategy."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -10,13 +10,13 @@ from strategies.core.replies import Arrays
 
 
 class KeepsState:
-    """Names the attributes that it keeps, and writes and reads them as named arrays."""
+    """Saves and restores the attributes in `kept` as named arrays."""
 
     kept: ClassVar[tuple[str, ...]] = ()
-    """Attributes from which the method can be continued: arrays, or dicts of arrays by name."""
+    """Attributes that form the state: arrays, or dicts of arrays by name."""
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays from which the method can be continued, those of `kept`."""
+        """Return the state as named arrays."""
         arrays: dict[str, NDArray[Any]] = {}
         for name in self.kept:
             value = getattr(self, name)
@@ -27,7 +27,7 @@ class KeepsState:
         return arrays
 
     def set_state(self, state: Arrays) -> None:
-        """Set the attributes of `kept` to what `state` returned."""
+        """Set the attributes of `kept` from the arrays that `state` returned."""
         parts: dict[str, dict[str, NDArray[Any]]] = {}
         for key, array in state.items():
             name, slash, part = key.partition("/")

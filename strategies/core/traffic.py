@@ -8,24 +8,24 @@ from flwr.app import Array
 from strategies.core.replies import Payload
 
 MOST_DIMENSIONS = 64
-"""Of an array in NumPy."""
+"""NumPy's limit for the dimensions of an array."""
 
 
 @dataclass
 class Traffic:
-    """Numbers and bytes that crossed the network in one round to train.
+    """Numbers and bytes that crossed the network for training in one round.
 
-    What is sent to evaluate is not counted: a deployment evaluates when it likes. Of clients that
-    come after the training it is, since that is what they are sent at all.
+    Evaluation messages are not counted, since a deployment chooses when to evaluate. They are
+    counted for new clients, which may receive nothing else.
 
     Attributes
     ----------
     numbers_up, bytes_up : int
         From clients to server.
     numbers_down, bytes_down : int
-        From server to clients, each client counted.
+        From server to clients, summed over clients.
     numbers_down_broadcast : int
-        From server to clients, arrays that clients share counted once.
+        From server to clients, with arrays for several clients counted once.
     by_client : dict of int to dict
         The same numbers for each client, by partition-id.
     """
@@ -36,11 +36,11 @@ class Traffic:
     bytes_down: int = 0
     numbers_down_broadcast: int = 0
     by_client: dict[int, dict[str, int]] = field(default_factory=dict)
-    # Holding the arrays themselves keeps their ids from being given to new arrays.
+    # References to the arrays prevent their ids from being reused.
     _broadcast: dict[int, Array] = field(default_factory=dict)
 
     def count_down(self, partition_id: int, payload: Payload) -> None:
-        """Count what one client is sent."""
+        """Count a message to one client."""
         numbers, size = count_numbers(payload), count_bytes(payload)
         self.numbers_down += numbers
         self.bytes_down += size
@@ -52,7 +52,7 @@ class Traffic:
         self._client(partition_id)["bytes_down"] += size
 
     def count_up(self, partition_id: int, arrays: Payload) -> None:
-        """Count what one client sent, valid or not."""
+        """Count a reply of one client, valid or not."""
         numbers, size = count_numbers(arrays), count_bytes(arrays)
         self.numbers_up += numbers
         self.bytes_up += size
@@ -60,7 +60,7 @@ class Traffic:
         self._client(partition_id)["bytes_up"] += size
 
     def let_go(self) -> None:
-        """Hold on to no array any more: what is shared from now on counts anew."""
+        """Release all arrays; shared arrays are counted again from now on."""
         self._broadcast.clear()
 
     def totals(self) -> dict[str, int]:
@@ -79,12 +79,12 @@ class Traffic:
 
 
 def count_numbers(payload: Payload) -> int:
-    """Return how many numbers the arrays of a payload hold, whatever shape they claim."""
+    """Return the number of entries of a payload, limited by its actual size."""
     return sum(_numbers_in(array) for array in payload.values())
 
 
 def _numbers_in(array: Array) -> int:
-    """Return how many numbers an array holds; none where its shape is no array's."""
+    """Return the number of entries of an array; 0 if its shape is invalid."""
     shape = array.shape
     if len(shape) > MOST_DIMENSIONS or min(shape, default=0) < 0:
         return 0
@@ -92,5 +92,5 @@ def _numbers_in(array: Array) -> int:
 
 
 def count_bytes(payload: Payload) -> int:
-    """Return how many bytes the arrays of a payload take on the wire."""
+    """Return the size of a payload in bytes."""
     return sum(len(array.data) for array in payload.values())

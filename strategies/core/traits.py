@@ -1,4 +1,4 @@
-"""What a method says of itself, so that whoever runs it need not know it by name."""
+"""Properties that a method declares, so that no other code depends on its name."""
 
 from typing import ClassVar
 
@@ -8,22 +8,22 @@ from strategies.core.replies import Metric
 
 
 class Traits:
-    """What a method needs of clients, data and server, and what its clients report."""
+    """Requirements of a method and the metrics that its clients report."""
 
     settings_type: ClassVar[type[Settings]] = Settings
     """Type of the method's settings."""
 
     train_metrics: ClassVar[tuple[Metric, ...]] = (TRAIN_LOSS, MOVED_PRIVATE)
-    """What clients report with a train reply."""
+    """Metrics of a train reply."""
 
     evaluation_metrics: ClassVar[tuple[Metric, ...]] = ()
-    """What clients report with an evaluation besides its counts."""
+    """Metrics of an evaluation besides its counts."""
 
     evaluates_trained_model: ClassVar[bool] = True
     """Whether a client is evaluated with the model that it has just trained.
 
-    Then the counts travel with its train reply, and a client that is not sampled keeps its last
-    ones.
+    In this case train replies carry the counts, and a client that is not sampled keeps its last
+    counts.
     """
 
     needs_one_model: ClassVar[bool] = False
@@ -33,27 +33,27 @@ class Traits:
     """Whether clients predict on public data."""
 
     distils_on_server: ClassVar[bool] = False
-    """Whether the server predicts on public data; clients need none of it for that."""
+    """Whether the server, not the clients, predicts on public data."""
 
     needs_validation_data: ClassVar[bool] = False
     """Whether clients need a validation split."""
 
     needs_plain_descent: ClassVar[bool] = False
-    """Whether the method's formulas hold for stochastic gradient descent alone."""
+    """Whether the method is derived for stochastic gradient descent only."""
 
     keeps_global_models: ClassVar[bool] = False
-    """Whether each round's global model belongs in the run directory."""
+    """Whether the global model of each round is saved in the run directory."""
 
     trains_new_clients: ClassVar[bool] = True
-    """Whether a client that comes after the training trains before it is evaluated.
+    """Whether new clients train before they are evaluated.
 
-    Not where a client keeps nothing of its training: it is evaluated with what it is sent.
+    False for methods whose clients keep no model and are evaluated with the one they receive.
     """
 
     @classmethod
     def spanning_setting(cls, plan: PlanSettings, settings: Settings) -> str:
-        """Name a setting by which rounds depend on how many are planned, so that none can follow.
+        """Return a setting that makes rounds depend on their planned number; empty for none.
 
-        Empty where there is none.
+        A run with such a setting cannot be extended.
         """
         return ""

@@ -1,4 +1,4 @@
-"""How probabilities travel: four, two or one byte a number."""
+"""Number formats of probabilities on the network: four, two or one byte per number."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from strategies.core.simplex import normalized_rows
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """Probabilities on the wire as floating-point numbers.
+    """Probabilities as floating-point numbers.
 
     Attributes
     ----------
@@ -24,49 +24,49 @@ class NumberFormat:
     dtype: str
 
     def due(self, name: str, shape: tuple[int, ...]) -> dict[str, Due]:
-        """Return every array in which probabilities of a shape travel."""
+        """Return the specification of the encoded arrays for a shape."""
         return {name: Due(shape, self.dtype)}
 
     def encode(self, name: str, probabilities: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """Turn probabilities into the arrays that travel."""
+        """Encode probabilities."""
         return {name: probabilities.astype(self.dtype)}
 
     def decode(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """Turn arrays that travelled into float32 numbers, exactly as they came."""
+        """Decode arrays to float32 without correction."""
         return arrays[name].astype(np.float32, copy=False)
 
     def probabilities(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """Turn arrays that travelled into probabilities, rows on the simplex as they were."""
+        """Decode arrays to probabilities."""
         return self.decode(name, arrays)
 
     def tolerance(self, classes: int) -> float:
-        """Return how far rounding may take a row's sum from 1, or an entry below 0."""
+        """Return how far rounding may move the sum of a row from 1, or an entry below 0."""
         return 1e-3
 
 
 class RoundedFormat(NumberFormat):
-    """Probabilities that rounding takes off the simplex, and that are put back on it."""
+    """Rounded probabilities, which are normalized after decoding."""
 
     def probabilities(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """Scale the rows to sum 1 again."""
+        """Decode arrays and scale the rows to sum 1."""
         return normalized_rows(np.maximum(self.decode(name, arrays), 0))
 
 
 class EightBitFormat(RoundedFormat):
-    """Square roots of probabilities, each one of 256 levels between the smallest and the largest.
+    """Square roots of probabilities in 256 levels between the smallest and the largest.
 
-    Small probabilities matter, since methods take their logarithms: levels of the roots lie
-    close together near zero, and the smallest entry comes out as it went in.
+    Small probabilities matter, because methods take logarithms. Levels of the square roots are
+    dense near zero, and the smallest entry is exact.
     """
 
     LEVELS = 255
 
     def due(self, name: str, shape: tuple[int, ...]) -> dict[str, Due]:
-        """Return the levels and the two ends of their range."""
+        """Return the specification of the levels and of the ends of their range."""
         return {**super().due(name, shape), f"{name}-range": Due((2,))}
 
     def encode(self, name: str, probabilities: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """Round the roots to the nearest level."""
+        """Encode probabilities as the nearest levels of their square roots."""
         roots = np.sqrt(probabilities)
         low, high = np.float32(roots.min()), np.float32(roots.max())
         step = (high - low) / self.LEVELS or np.float32(1)
@@ -74,7 +74,7 @@ class EightBitFormat(RoundedFormat):
         return {name: levels, f"{name}-range": np.array([low, high], dtype=np.float32)}
 
     def decode(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """Return the squares of the levels' values."""
+        """Decode levels to probabilities."""
         low, high = arrays[f"{name}-range"].astype(np.float32)
         step = (high - low) / self.LEVELS
         return np.square(low + step * arrays[name]).astype(np.float32)
@@ -90,4 +90,4 @@ NUMBER_FORMATS: dict[str, NumberFormat] = {
     "float16": RoundedFormat("float16"),
     "int8": EightBitFormat("uint8"),
 }
-"""How probabilities can travel: 4, 2 or 1 byte a number."""
+"""Number formats by name, with 4, 2 or 1 byte per number."""
