@@ -180,6 +180,25 @@ def test_a_sweep_given_to_run_and_a_preset_given_to_sweep_name_the_other_command
     assert f"{preset}.toml\n" in line
 
 
+@pytest.mark.parametrize(
+    ("setting", "values", "only"),
+    [
+        ("seed=5", "seed: 0, 1", "seed=0"),
+        ("strategy=local", "strategy: kt-pfl, local", "strategy=local"),
+    ],
+)
+def test_seeds_and_methods_of_a_sweep_are_chosen_with_only(setting, values, only, tmp_path):
+    file = tmp_path / "sweep.toml"
+    file.write_text(
+        "[grid]\nseed = [0, 1]\n"
+        "combinations = [{ strategy = 'kt-pfl', kt-pfl.rho = 0.1 }, { strategy = 'local' }]\n"
+    )
+    line = refusal("sweep", file, "-c", setting, "--output-dir", tmp_path / "runs")
+    assert f"{file} lists its own values of {values}." in line
+    assert f"Instead of -c {setting}, type --only {only} to do some of its runs" in line
+    assert not (tmp_path / "runs").exists()
+
+
 def test_an_unknown_engine_is_refused_with_a_suggestion():
     for arguments in (("run",), ("sweep", "digits-quick")):
         line = command(*arguments, "--engine", "sim").stderr

@@ -1,7 +1,15 @@
 """Sweeps: many runs from one TOML file, which can be stopped and continued."""
 
 from fedkd_flwr.sweeps.folder import sweep_folder
-from fedkd_flwr.sweeps.grid import read_sweep, run_name
+from fedkd_flwr.sweeps.grid import grid_values, read_sweep, run_name
 from fedkd_flwr.sweeps.running import SweepListener, SweepProgress, run_sweep
 
-__all__ = ["SweepListener", "SweepProgress", "read_sweep", "run_name", "run_sweep", "sweep_folder"]
+__all__ = [
+    "SweepListener",
+    "SweepProgress",
+    "grid_values",
+    "read_sweep",
+    "run_name",
+    "run_sweep",
+    "sweep_folder",
+]

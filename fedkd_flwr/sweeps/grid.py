@@ -182,6 +182,28 @@ def run_labels(configurations: Mapping[str, Configuration]) -> dict[str, str]:
     }
 
 
+def grid_values(path: str | Path) -> dict[str, list[Scalar]]:
+    """Return the settings for which every run of a sweep has a value in ``[grid]``.
+
+    Parameters
+    ----------
+    path : str or Path
+        The TOML file, or the name of a sweep that comes with the project.
+
+    Raises
+    ------
+    ConfigError
+        If the file is not a sweep.
+    """
+    _, axes = _read_tables(sweep_file(path))
+    return {
+        name: list(dict.fromkeys(choice[name] for choice in choices))
+        for choices in axes
+        for name in choices[0]
+        if all(name in choice for choice in choices)
+    }
+
+
 def sweep_file(name: str | Path) -> Path:
     """Return the file of a sweep, which may be named by what it is called in the project.
 
