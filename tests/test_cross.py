@@ -107,7 +107,7 @@ def test_the_command_prints_saves_and_draws(runs, tmp_path):
         app, [*command, "-o", str(tmp_path / "cross.json"), "--figures", str(tmp_path)]
     )
     assert result.exit_code == 0, result.output
-    assert "Mean accuracy on own test data" in result.output
+    assert "Mean accuracy: own test data" in result.output
     assert {path.name for path in tmp_path.iterdir()} == {"cross.json", "kt-pfl-cross.png"}
     refused = CliRunner().invoke(app, [*command, "-o", "cross.txt"])
     assert refused.exit_code == 1 and "must end in .csv or .json" in refused.output

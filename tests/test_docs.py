@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 import fedkd_flwr
+from fedkd_flwr.cli import app
 from fedkd_flwr.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
@@ -98,3 +100,24 @@ def test_a_newcomers_five_commands_work_in_a_clone(tmp_path):
         printed = done.stdout
     assert re.search(r"^- kt-pfl \S+( \S+)* local", printed, re.MULTILINE)
     assert list((clone / "figures").glob("*.png"))
+
+
+def _names(parameter):
+    """Return how the reference calls a parameter of a command."""
+    is_argument = parameter.param_type_name == "argument"
+    return [parameter.human_readable_name] if is_argument else parameter.opts
+
+
+def test_every_command_and_option_is_in_the_reference():
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text()
+    sections = {part.split("\n", 1)[0]: part for part in page.split("\n## ")[1:]}
+    commands = typer.main.get_command(app).commands
+    assert set(sections) == {f"fedkd {name}" for name in commands}
+    missing = [
+        (name, word)
+        for name, command in commands.items()
+        for parameter in command.params
+        for word in _names(parameter)
+        if f"`{word}" not in sections[f"fedkd {name}"]
+    ]
+    assert missing == []

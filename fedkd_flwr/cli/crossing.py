@@ -12,13 +12,17 @@ def cross(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     models_dir: Annotated[
         Path | None,
-        typer.Option(help="Where its clients exported their models, if not where the run says."),
+        typer.Option(help="Folder of the exported models; by default the one in the run's config."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write a .csv or .json.")
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Write the table to a .csv or .json file."
+        ),
     ] = None,
     figures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw the matrices there.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write figures of the matrices to this folder."),
     ] = None,
 ) -> None:
     """Evaluate each client's model on every client's test data."""
@@ -31,7 +35,7 @@ def cross(
         text = crossed.rendered()
         headings = list(text.columns)
         show_table(headings, text.to_numpy().tolist(), numbers=headings)
-        say(f"Mean accuracy on own test data {crossed.own:.1%}, on others' {crossed.others:.1%}")
+        say(f"Mean accuracy: own test data {crossed.own:.1%}, others' {crossed.others:.1%}")
         for name in crossed.coefficients:
             say(crossed.sentence(name))
         if output is not None:

@@ -7,18 +7,18 @@ import typer
 
 Preset = Annotated[
     Path | None,
-    typer.Argument(help="A TOML file or a name of `fedkd list presets`, else the defaults."),
+    typer.Argument(help="TOML file or a name from `fedkd list presets`; by default all defaults."),
 ]
 
 Assignments = Annotated[
-    list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Overrides; repeatable.")
+    list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="A setting; repeatable.")
 ]
 
 Engine = Annotated[
     str,
     typer.Option(
-        help="in-process, simulation (Ray), or for run deployment:NAME, a SuperLink of Flower's "
-        "config.toml."
+        help="in-process, simulation (Ray) or, for `run`, deployment:NAME with a SuperLink from "
+        "Flower's config.toml."
     ),
 ]
 
@@ -31,7 +31,7 @@ def read_assignments(assignments: list[str] | None) -> dict[str, Any]:
 
 
 def read_choices(choices: list[str] | None) -> dict[str, list[Any]]:
-    """Read every ``KEY=VALUE`` of a repeated option, in which a key may have several values."""
+    """Read every ``KEY=VALUE`` of a repeated option; a key may occur with several values."""
     from fedkd_flwr.config_files import parse_assignment
 
     values: dict[str, list[Any]] = {}
@@ -41,7 +41,7 @@ def read_choices(choices: list[str] | None) -> dict[str, list[Any]]:
 
 
 def read_values(preset: Path | None, assignments: list[str] | None) -> dict[str, Any]:
-    """Put together a preset and overrides, a flat run config that is not validated yet."""
+    """Return a preset with overrides: a flat run config that is not validated yet."""
     from fedkd_flwr.config_files import upon_preset
 
     values = read_assignments(assignments)

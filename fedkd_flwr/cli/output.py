@@ -1,6 +1,6 @@
-"""What all commands print with: lines, tables, and one line for an error.
+"""How all commands print: lines, tables, and one line for an error.
 
-Texts of runs and users are printed as they are: Rich would take ``[grid]`` for markup.
+Texts are printed unchanged: Rich would read ``[grid]`` as markup.
 """
 
 import functools
@@ -19,29 +19,29 @@ Part = str | tuple[str, str]
 
 @functools.cache
 def console() -> "Console":
-    """Return what prints to standard output."""
-    from rich.console import Console  # deferred, as everything that --help does not need
+    """Return the console of standard output."""
+    from rich.console import Console  # deferred: --help does not need it
 
     return Console()
 
 
 @functools.cache
 def errors() -> "Console":
-    """Return what prints to standard error."""
+    """Return the console of standard error."""
     from rich.console import Console
 
     return Console(stderr=True)
 
 
 def say(*parts: Part, to: "Console | None" = None) -> None:
-    """Print one line, to standard output if nothing else is said."""
+    """Print one line, by default to standard output."""
     from rich.text import Text
 
     (to or console()).print(Text.assemble(*parts), soft_wrap=True, highlight=False)
 
 
 def say_paragraph(*parts: Part, indent: int = 0) -> None:
-    """Print a text in as many lines as it takes at the terminal's width."""
+    """Print a text, wrapped at the terminal's width."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -49,7 +49,7 @@ def say_paragraph(*parts: Part, indent: int = 0) -> None:
 
 
 def say_beside(lines: Iterable[str]) -> None:
-    """Print lines beside the result, which alone goes to standard output."""
+    """Print lines to standard error, since only the result goes to standard output."""
     for line in lines:
         say(line, to=errors())
 
@@ -60,7 +60,7 @@ def show_table(
     title: str = "",
     numbers: Collection[str] = (),
 ) -> None:
-    """Print a table; the columns whose headings are in `numbers` stand to the right."""
+    """Print a table; columns whose headings are in `numbers` are right-aligned."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -79,7 +79,7 @@ def show_table(
 
 
 def user_errors() -> tuple[type[Exception], ...]:
-    """Return the errors whose message is a sentence for the user."""
+    """Return the exceptions whose message is a sentence for the user."""
     from fedkd_flwr.config import ConfigError
     from fedkd_flwr.data.catalogue import DataError
     from fedkd_flwr.runs import RunDirectoryError
@@ -90,10 +90,10 @@ def user_errors() -> tuple[type[Exception], ...]:
 
 @contextmanager
 def one_clear_line() -> Iterator[None]:
-    """Turn an error that is meant for the user into one line and exit status 1."""
+    """Turn an exception that is meant for the user into one line and exit status 1."""
     try:
         yield
-    except typer.Exit:  # which is a RuntimeError too
+    except typer.Exit:  # a RuntimeError too
         raise
     except user_errors() as error:
         say(("Error:", "bold red"), f" {error}", to=errors())

@@ -1,4 +1,4 @@
-"""What ``fedkd run`` shows while it goes: rounds, clients of the round, accuracy, time left."""
+"""The progress bar of ``fedkd run``: rounds, clients, accuracy and time left."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -11,13 +11,13 @@ from fedkd_flwr.cli.output import console, say
 DOES = {
     MessageType.TRAIN: "training",
     MessageType.EVALUATE: "evaluating",
-    MessageType.QUERY: "meeting",
+    MessageType.QUERY: "connecting",
 }
-"""What clients are doing, by the type of the message that they answer."""
+"""What clients do, by the type of the message that they answer."""
 
 
 class Display:
-    """Bars that are there within a ``with`` block; a subclass says which."""
+    """Progress bars that are shown within a ``with`` block."""
 
     _progress: Progress
 
@@ -30,22 +30,22 @@ class Display:
 
 
 class RunProgress(Display):
-    """A bar over the rounds of a run, which moves while clients answer.
+    """A bar over the rounds of a run; it also moves while clients answer.
 
     Parameters
     ----------
     title : str
-        What is run.
+        Label of the bar.
     rounds : int
-        How many there are.
+        Planned rounds.
     verbose : bool
-        Whether every line of Flower's log is printed, not warnings alone.
+        Whether to print Flower's whole log instead of only its warnings.
     """
 
     def __init__(self, title: str, rounds: int, verbose: bool = False) -> None:
         self._verbose = verbose
         self._completed = 0
-        # Answers of the round before, and of the exchanges of this one that are over.
+        # Replies of the previous round, and of the finished exchanges of this one.
         self._expected, self._answered = 0, 0
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -74,14 +74,14 @@ class RunProgress(Display):
             self._progress.update(self._task, accuracy=f"accuracy {row['accuracy_mean']:.1%}")
 
     def on_clients(self, kind: str, done: int, total: int) -> None:
-        """Show how many clients have answered in an exchange."""
+        """Show how many clients have replied."""
         self._progress.update(self._task, doing=f"{DOES.get(kind, kind)} {done}/{total} clients")
         if kind == MessageType.QUERY:
             return
         answered = self._answered + done
         if done == total:
             self._answered = answered
-        # How many answers the first round takes is not known yet: at least those of an exchange.
+        # The number of replies in the first round is not known yet: at least this exchange's.
         share = min(1.0, answered / (self._expected or total))
         self._progress.update(self._task, completed=self._completed + share)
 

@@ -1,4 +1,4 @@
-"""The command that hands results around: ``fedkd report``."""
+"""The command that writes a web page: ``fedkd report``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,10 +11,13 @@ from fedkd_flwr.cli.output import one_clear_line, say
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of runs.")],
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE", help="The page; replaced if there.")
+        Path,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="The page; an existing file is replaced."
+        ),
     ] = Path("report.html"),
 ) -> None:
-    """Write runs on the same splits as one web page that needs no network."""
+    """Write a web page that compares runs on the same splits; it works offline."""
     with one_clear_line():
         from fedkd_flwr.report import require_extra, write_report
 

@@ -1,4 +1,4 @@
-"""Commands that say what there is to work with: ``fedkd doctor`` and ``fedkd list``."""
+"""Commands that show what is available: ``fedkd doctor`` and ``fedkd list``."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
@@ -23,10 +23,10 @@ def doctor(
     preset: Preset = None,
     assignments: Assignments = None,
     node_config: Annotated[
-        str, typer.Option(help="As for flower-supernode, such as 'partition-id=0 model=\"lenet\"'.")
+        str, typer.Option(help="As for flower-supernode: 'partition-id=0 model=\"lenet\"'.")
     ] = "",
 ) -> None:
-    """Check a node's setup before it joins a federation."""
+    """Check on a node whether it can take part in a run."""
     with one_clear_line():
         from fedkd_flwr.config import ALL_CONNECTED
         from fedkd_flwr.doctor import check_node
@@ -43,20 +43,25 @@ def doctor(
 
 def list_names(
     what: Annotated[
-        str, typer.Argument(help="methods, models, data, presets or settings; all but the last.")
+        str,
+        typer.Argument(
+            help="methods, models, data, presets or settings; by default all but settings."
+        ),
     ] = "",
     method: Annotated[
-        str, typer.Argument(help="After settings: the method whose own are shown.")
+        str, typer.Argument(help="After `settings`: show only the settings of this method.")
     ] = "",
 ) -> None:
-    """List methods, models, data sets and presets, or what can be set: list settings [METHOD]."""
+    """List methods, models, data sets, presets, or settings (list settings [METHOD])."""
     from fedkd_flwr.config import ConfigError
 
     with one_clear_line():
         if what not in ("", "settings", *LISTS):
-            raise ConfigError(f"There is no list {what}; there are {', '.join(LISTS)}, settings.")
+            raise ConfigError(f"There is no list {what}; type one of {', '.join(LISTS)}, settings.")
         if method and what != "settings":
-            raise ConfigError(f"The list {what} takes no method; write list settings {method}.")
+            raise ConfigError(
+                f"The list {what} takes no method. Type: fedkd list settings {method}"
+            )
         if what == "settings":
             _list_settings(method)
             return
@@ -72,7 +77,7 @@ def _list_methods() -> None:
 
     headings = ("strategy", "exchanges", "from", "needs")
     for family in FAMILIES:
-        rows = [(name, *_told(m)) for name, m in METHODS.items() if m.family == family]
+        rows = [(name, *_described(m)) for name, m in METHODS.items() if m.family == family]
         show_table(headings, rows, title=f"Methods that exchange {family}")
 
 
@@ -102,7 +107,7 @@ LISTS = {
     "data": _list_data,
     "presets": _list_presets,
 }
-"""What there is to list, in the order in which all of it is shown."""
+"""The lists by name, in the order in which they are shown."""
 
 
 def _say_names(title: str, names: Iterable[str]) -> None:
@@ -110,7 +115,7 @@ def _say_names(title: str, names: Iterable[str]) -> None:
 
 
 def _list_settings(method: str) -> None:
-    """Show settings in paragraphs on a terminal, else as the page docs/reference/settings.md."""
+    """Print settings as paragraphs on a terminal, otherwise as Markdown tables."""
     from fedkd_flwr.settings_reference import in_markdown, settings_reference
 
     sections = settings_reference(method)
@@ -122,15 +127,15 @@ def _list_settings(method: str) -> None:
     for section in sections:
         say((f"\n{section.title}", "bold underline"))
         for setting in section.settings:
-            told = f" = {setting.default}"
-            say_paragraph((setting.key, "bold"), told, (f"    {setting.allowed}", "green"))
+            default = f" = {setting.default}"
+            say_paragraph((setting.key, "bold"), default, (f"    {setting.allowed}", "green"))
             say_paragraph(setting.meaning, indent=4)
     if method:
-        say("\nAll methods share those of: fedkd list settings")
+        say("\nSettings of all methods: fedkd list settings")
 
 
-def _told(method: "Method") -> tuple[str, ...]:
-    """Return what a method exchanges, where it comes from, and what it needs."""
+def _described(method: "Method") -> tuple[str, ...]:
+    """Return what a method exchanges, its paper, and what it needs."""
     strategy = method.strategy
     needs = {
         "one architecture": strategy.needs_one_model,
