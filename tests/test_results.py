@@ -1,4 +1,4 @@
-"""Tables and figures of the results are those that the committed JSON files give."""
+"""Tables and numbers on the results pages agree with the committed JSON files."""
 
 import importlib
 import shutil
@@ -16,17 +16,17 @@ FILE = RESULTS / "transfer" / "kt-pfl.json"
 
 @pytest.fixture(scope="module", autouse=True)
 def scripts():
-    """Let the scripts beside the results be imported, as they are by each other."""
+    """Make the scripts of the results pages importable."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(RESULTS)
         yield importlib.import_module("check_tables")
 
 
-def test_what_is_generated_is_what_its_source_gives(scripts, capsys):
+def test_generated_text_agrees_with_its_files(scripts, capsys):
     assert scripts.main([]) == 0, capsys.readouterr().out
 
 
-def test_a_figure_that_is_not_its_sources_is_named_and_mended(scripts, tmp_path):
+def test_a_wrong_number_is_reported_and_corrected(scripts, tmp_path):
     shutil.copy(FILE, tmp_path)
     page = tmp_path / "page.md"
     call = "values.accuracy kt-pfl.json kt-pfl"
@@ -38,7 +38,7 @@ def test_a_figure_that_is_not_its_sources_is_named_and_mended(scripts, tmp_path)
     assert scripts.filled(page) == (text, [])
 
 
-def test_published_runs_compare_like_the_runs(scripts, small, tmp_path):
+def test_published_runs_compare_like_the_original_runs(scripts, small, tmp_path):
     publish_runs = importlib.import_module("publish_runs")
     changes = {"client-split": "50/20/30", "num-server-rounds": 3, "models": "mlp"}
     runs = [
@@ -59,7 +59,7 @@ def test_published_runs_compare_like_the_runs(scripts, small, tmp_path):
     assert kept["bytes_to_target"] == costs["bytes_to_target"]
     assert kept["seconds_to_target"] == pytest.approx(costs["seconds_to_target"], abs=0.01)
 
-    # Published in two parts, the second of which has one run anew.
+    # Published in two parts, the second of which replaces one run.
     assert publish_runs.others(runs, tmp_path / "parts.json") == []
     publish_runs.write_json(runs[:1], tmp_path / "parts.json")
     kept = publish_runs.others(runs[1:], tmp_path / "parts.json")

@@ -1,14 +1,14 @@
-"""Hold every table, and every figure in a sentence, to the JSON file that it comes from.
+"""Check that every table, and every number in a sentence, agrees with its JSON file.
 
-    python docs/results/check_tables.py            # exits with 1 and names what differs
-    python docs/results/check_tables.py --write    # writes all of it anew
+    python docs/results/check_tables.py            # lists differences; exit status 1
+    python docs/results/check_tables.py --write    # regenerates everything
 
-What stands in a Markdown file between two remarks is the value of a function::
+The text between two comments in a Markdown file is the return value of a function::
 
     <!-- from: tables.comparison transfer/kt-pfl.json --> … <!-- end -->
 
-The function is named by its file, beside the page or beside this script, and its name; the words
-after it are its arguments, those that name a file beside the page as paths.
+The first word is the module, next to the page or next to this script, and the function. The other
+words are the arguments. An argument that names a file next to the page is passed as its path.
 """
 
 import functools
@@ -29,7 +29,7 @@ if str(HERE) not in sys.path:
 
 @functools.cache
 def load_module(name: str, folder: Path) -> ModuleType:
-    """Return a script beside a page, or else beside this file, as a module."""
+    """Import a script next to a page, or else next to this file."""
     found = [path for path in (folder / f"{name}.py", HERE / f"{name}.py") if path.exists()]
     if not found:
         raise FileNotFoundError(f"There is no {name}.py in {folder} or {HERE}.")
@@ -43,26 +43,26 @@ def load_module(name: str, folder: Path) -> ModuleType:
 
 
 def generated(call: str, folder: Path) -> str:
-    """Return what stands between the remarks of a call, on a page in a folder.
+    """Return the generated text of a call on a page.
 
     Parameters
     ----------
     call : str
-        ``MODULE.FUNCTION ARGUMENT...``, words quoted as in a shell.
+        ``MODULE.FUNCTION ARGUMENT...``, quoted as in a shell.
     folder : Path
-        The page's.
+        The folder of the page.
     """
     target, *words = shlex.split(call)
     module, _, function = target.partition(".")
     paths = [folder / word for word in words]
     arguments = [p if p.is_file() else w for p, w in zip(paths, words, strict=True)]
     text: str = getattr(load_module(module, folder), function)(*arguments)
-    # A table needs an empty line on either side, a figure is part of its sentence.
+    # A table needs empty lines around it; a number is part of its sentence.
     return f"\n\n{text.strip()}\n\n" if "\n" in text else text
 
 
 def filled(page: Path) -> tuple[str, list[str]]:
-    """Return a page with everything generated written anew, and the calls whose text differs."""
+    """Return a page with all generated text updated, and the calls whose text differed."""
     differing = []
 
     def fill(match: re.Match[str]) -> str:
@@ -76,12 +76,12 @@ def filled(page: Path) -> tuple[str, list[str]]:
 
 
 def pages() -> list[Path]:
-    """Return the Markdown files of the repository that may hold results."""
+    """Return the Markdown files that may contain generated text."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def main(options: list[str]) -> int:
-    """Check or write all pages; return the exit status."""
+    """Check or update all pages, and return the exit status."""
     status = 0
     for page in pages():
         text, differing = filled(page)
@@ -90,10 +90,10 @@ def main(options: list[str]) -> int:
         name = page.relative_to(ROOT)
         if "--write" in options:
             page.write_text(text)
-            print(f"{name}: {len(differing)} written")
+            print(f"{name}: {len(differing)} updated")
             continue
         status = 1
-        print(*(f"{name}: {call} differs from its source" for call in differing), sep="\n")
+        print(*(f"{name}: {call} differs from its file" for call in differing), sep="\n")
     return status
 
 

@@ -1,6 +1,7 @@
-"""Tables of published runs, in Markdown, for `check_tables.py`.
+"""Markdown tables of published runs, for `check_tables.py`.
 
-Files are those of `publish_runs.py`. Accuracies are percent, ± is over seeds, gains are points.
+Files are those of `publish_runs.py`. Accuracies are in percent, ± is over seeds, and gains are in
+points.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,33 +22,33 @@ from fedkd_flwr.flat import flatten
 
 REFERENCE = "local"
 SECOND_REFERENCE = "fedavg"
-"""What methods are held against beside `local`."""
+"""Methods are also compared with this method, where it was run."""
 
 
 # ---- Cells and lines -------------------------------------------------------------------
 
 
 def markdown(headings: list[str], rows: list[list[str]]) -> str:
-    """Return a table; a heading that ends in a colon has its column to the right."""
+    """Return a table. A column whose heading ends in a colon is right-aligned."""
     rule = ["---:" if heading.endswith(":") else "---" for heading in headings]
     names = [heading.removesuffix(":") for heading in headings]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in [names, rule, *rows])
 
 
 def with_spread(values: Any) -> str:
-    """Return a mean in percent and the deviation over seeds, of parts of 1."""
+    """Return the mean of fractions in percent, with the standard deviation over seeds."""
     percent = 100 * np.asarray(values, dtype=float)
     spread = f" ± {percent.std(ddof=1):.1f}" if len(percent) > 1 else ""
     return f"{percent.mean():.1f}{spread}"
 
 
 def in_points(gains: Any) -> str:
-    """Return gains in points, one a seed; parts of 1."""
-    return ", ".join(f"{round(100 * gain, 1) + 0.0:+.1f}" for gain in gains)  # no minus at zero
+    """Return gains, given as fractions, in points."""
+    return ", ".join(f"{round(100 * gain, 1) + 0.0:+.1f}" for gain in gains)  # avoids -0.0
 
 
 def mean_gain(gains: Any) -> str:
-    """Return the mean gain in points, and in how many seeds there is one."""
+    """Return the mean gain in points, and the number of seeds with a gain."""
     gains = np.asarray(gains, dtype=float)
     return f"{in_points([gains.mean()])} ({(gains > 1e-9).sum()}/{len(gains)})"
 
@@ -55,13 +56,13 @@ def mean_gain(gains: Any) -> str:
 # ---- Which runs ------------------------------------------------------------------------
 
 
-def is_as_said(run: PublishedRun, conditions: dict[str, str]) -> bool:
-    """Return whether a run has settings as ``KEY=VALUE`` said them; keys of other methods pass."""
+def has_settings(run: PublishedRun, conditions: dict[str, str]) -> bool:
+    """Return whether a run has the given settings. Settings of other methods are ignored."""
     return all(str(run.settings.get(key, value)) == value for key, value in conditions.items())
 
 
 def parted(words: tuple[Any, ...]) -> tuple[list[Path], list[str], dict[str, str]]:
-    """Return the files, the names and the ``KEY=VALUE`` among arguments."""
+    """Split arguments into files, names and ``KEY=VALUE`` pairs."""
     files = [word for word in words if isinstance(word, Path)]
     names = [word for word in words if isinstance(word, str) and "=" not in word]
     pairs = [word.split("=", 1) for word in words if isinstance(word, str) and "=" in word]
@@ -69,7 +70,7 @@ def parted(words: tuple[Any, ...]) -> tuple[list[Path], list[str], dict[str, str
 
 
 def reference(run: PublishedRun, runs: list[PublishedRun]) -> PublishedRun:
-    """Return the run of `local` with a run's seed that shares most of the common settings."""
+    """Return the run of `local` with the same seed that shares most of a run's settings."""
 
     def differences(other: PublishedRun) -> int:
         own, others = run.settings, other.settings
@@ -87,7 +88,7 @@ def reference(run: PublishedRun, runs: list[PublishedRun]) -> PublishedRun:
 
 
 def comparison(published: Path, figures: Path | None = None) -> str:
-    """Return the table and verdicts of `fedkd compare`, with a paper's figures if given."""
+    """Return the table and verdicts of `fedkd compare`, with a paper's numbers if given."""
     found = fedkd_flwr.compare(read_published(published))
     if figures:
         found = beside_paper(found, read_figures(figures))
@@ -95,17 +96,17 @@ def comparison(published: Path, figures: Path | None = None) -> str:
     if SECOND_REFERENCE in found.groups:
         ordered = found.results.set_index("method").loc[list(found.groups)].reset_index()
         against = verdicts_against(ordered, SECOND_REFERENCE)
-    # Older files lack the validation accuracy that settings are ranked by.
+    # Older files lack the validation accuracy by which settings are ranked.
     notes = [note for note in found.notes if not note.startswith("The settings of")]
     unknown = [name for name in HEADINGS if name in found.table and found.table[name].isna().all()]
     return in_markdown(found.table.drop(columns=unknown), [*found.verdicts, *against, *notes])
 
 
 def methods(published: Path) -> str:
-    """Return a row a method: accuracy, clients that lose, traffic and time, best first.
+    """Return one row per method: accuracy, harmed clients, traffic and time, best first.
 
-    Bytes and seconds to `local` are what a method takes up to the first evaluated round in which
-    it has the mean accuracy that `local` of the same seed has after its last.
+    Bytes and seconds to `local` are counted until the first evaluated round in which a method
+    reaches the mean accuracy that `local` with the same seed has after its last round.
     """
     runs = pd.DataFrame(map(_result, read_published(published))).set_index("method")
     runs = runs.sort_values("seed")
@@ -128,7 +129,7 @@ def methods(published: Path) -> str:
 
 
 def _result(run: PublishedRun) -> dict[str, Any]:
-    """Return what a row of `methods` is made of, of one run."""
+    """Return the values of one run for `methods`."""
     return {
         "method": run.config["strategy"],
         "seed": run.config["seed"],
@@ -143,7 +144,7 @@ def _result(run: PublishedRun) -> dict[str, Any]:
 def _method_row(
     label: str, own: pd.DataFrame, runs: pd.DataFrame, references: list[str]
 ) -> list[str]:
-    """Return the row of one method; `runs` are those of all."""
+    """Return the row of one method; `runs` has all methods."""
     local = runs.loc[[REFERENCE]].set_index("seed").loc[own["seed"]]
     mean, gains = with_spread(own["accuracy"]), own["accuracy"].to_numpy() - local["accuracy"]
     over = [own["accuracy"].to_numpy() - runs.loc[[name], "accuracy"] for name in references]
@@ -168,21 +169,21 @@ def _method_row(
 
 
 def _cost(run: PublishedRun, target: float) -> dict[str, float]:
-    """Return what a run took to reach an accuracy; NaN where that was not kept."""
+    """Return the costs of reaching an accuracy, or NaN if they were not stored."""
     is_known = "bytes_to_round" in run.kept
     return cost_to_target(run, target) if is_known else dict.fromkeys(COSTS, np.nan)
 
 
 def _if_always(values: pd.Series, layout: Callable[[float], str]) -> str:
-    """Return a mean as text, a dash where some seed has no value: the others would flatter."""
+    """Return a mean as text, or a dash if a seed is missing, which would bias the mean."""
     return "-" if values.isna().any() else layout(values.mean())
 
 
 def by_seed(*words: Any) -> str:
-    """Return a row a method and file: accuracy and gain over `local` of every seed.
+    """Return one row per method and file: accuracy and gain over `local` of every seed.
 
-    Gains of three points and more in every seed are bold. Arguments are files, and settings that
-    methods are told apart by.
+    Gains of three points or more in every seed are bold. Arguments are files, and settings that
+    distinguish runs.
     """
     files, names, conditions = parted(words)
     rows = []
@@ -206,10 +207,10 @@ def by_seed(*words: Any) -> str:
 
 
 def by_setting(*words: Any) -> str:
-    """Return a row a choice of settings: mean accuracy, and the gain over `local` of every seed.
+    """Return one row per combination of settings: mean accuracy, and each seed's gain over `local`.
 
-    Arguments are files, and settings; ``round`` stands for every evaluated round, else the last
-    one counts.
+    Arguments are files and settings. ``round`` adds a row for every evaluated round; without it,
+    the last round counts.
     """
     files, names, conditions = parted(words)
     table = pd.concat([accuracies(file, names, conditions) for file in files])
@@ -234,20 +235,20 @@ def accuracies(file: Path, names: list[str], conditions: dict[str, str]) -> pd.D
     file : Path
         Of `publish_runs.py`.
     names : list of str
-        Settings to tell runs apart by, ``round`` among them for all evaluated rounds.
+        Settings that distinguish runs. ``round`` stands for all evaluated rounds.
     conditions : dict
-        What runs have to have; see `is_as_said`.
+        Settings that runs must have; see `has_settings`.
 
     Returns
     -------
     DataFrame
         Columns ``strategy``, the settings (``-`` where a method does not read one), ``seed``,
-        ``accuracy`` and ``gain``, parts of 1; in the order of the file, seeds ascending.
+        ``accuracy`` and ``gain`` as fractions; in the order of the file, seeds ascending.
     """
     runs = read_published(file)
     rows: list[dict[str, Any]] = []
     for run in sorted(runs, key=lambda run: run.config["seed"]):
-        if not is_as_said(run, conditions):
+        if not has_settings(run, conditions):
             continue
         settings, course = run.settings, course_of(run)
         local = course_of(reference(run, runs))
@@ -267,17 +268,17 @@ def accuracies(file: Path, names: list[str], conditions: dict[str, str]) -> pd.D
 
 
 def course_of(run: PublishedRun) -> pd.Series:
-    """Return the mean accuracy by evaluated round, part of 1."""
+    """Return the mean accuracy by evaluated round, as fractions."""
     return pd.Series(run.accuracies, index=run.kept["rounds"])
 
 
 def at(course: pd.Series, server_round: int) -> float:
-    """Return an accuracy after a round, or after the last where a run has fewer rounds."""
+    """Return the accuracy after a round, or after the last if a run has fewer rounds."""
     return float(course[min(server_round, course.index[-1])])
 
 
 def controlled(published: Path, name: str, control: str) -> str:
-    """Return a row a value of a setting: accuracy, and gains over one value of it and `local`.
+    """Return one row per value of a setting: accuracy, gains over a control and over `local`.
 
     Parameters
     ----------
@@ -286,7 +287,7 @@ def controlled(published: Path, name: str, control: str) -> str:
     name : str
         The setting.
     control : str
-        Its value in the runs that are the control.
+        The value of the control.
     """
     table = accuracies(published, [name], {})
     is_local = table["strategy"] == REFERENCE
@@ -310,10 +311,10 @@ def controlled(published: Path, name: str, control: str) -> str:
 
 
 def across(*words: Any) -> str:
-    """Return a row a method, a column a file: mean accuracy, bold if above `local` in every seed.
+    """Return one row per method and one column per file, with the mean accuracy.
 
-    Arguments are files, settings to tell methods apart by, and ``KEY=VALUE`` that runs have to
-    have. The order is that of the first file.
+    Bold is above `local` in every seed. Arguments are files, settings that distinguish runs, and
+    ``KEY=VALUE`` conditions for runs. The order is that of the first file.
     """
     files, names, conditions = parted(words)
     columns = [dict(_across_cells(file, names, conditions)) for file in files]
@@ -329,7 +330,7 @@ def across(*words: Any) -> str:
 def _across_cells(
     file: Path, names: list[str], conditions: dict[str, str]
 ) -> Iterator[tuple[tuple[Any, ...], str]]:
-    """Yield method with settings, and its accuracy, best first."""
+    """Yield each method with its settings and its accuracy, best first."""
     groups = accuracies(file, names, conditions).groupby(["strategy", *names], sort=False)
     means = groups["accuracy"].mean().sort_values(ascending=False, kind="stable")
     for choice in means.index:
@@ -343,7 +344,7 @@ def _across_cells(
 
 
 def papers(figures: Path) -> str:
-    """Return what a paper prints in a table: a row a method, a column a choice of data."""
+    """Return a paper's table: one row per method, one column per data set or split."""
     content = load_toml(figures, "file of figures")["columns"]
     columns = [
         {_label(flatten(row)): f"{row['accuracy']:.2f}" for row in column["figures"]}
@@ -355,19 +356,19 @@ def papers(figures: Path) -> str:
     return markdown(["method", *(f"{heading}:" for heading in headings)], rows)
 
 
-def in_small(figures: Path, column: str, published: Path, *others: str) -> str:
-    """Return a paper's column beside our runs of a smaller size, and the gains over `local`.
+def at_reduced_scale(figures: Path, column: str, published: Path, *others: str) -> str:
+    """Return a paper's column, our runs at reduced scale, and their gains over `local`.
 
     Parameters
     ----------
     figures : Path
-        File of the paper's figures.
+        File of the paper's numbers.
     column : str
-        Which of its columns, the first being 1. What it says of the data is not asked of our runs.
+        Number of the column, from 1. Its settings of the data are ignored for our runs.
     published : Path
         Our runs.
     *others : str
-        ``KEY=VALUE`` that our runs have to have.
+        ``KEY=VALUE`` conditions for our runs.
     """
     conditions = dict(pair.split("=", 1) for pair in others)
     columns = load_toml(figures, "file of figures")["columns"]
@@ -383,27 +384,27 @@ def in_small(figures: Path, column: str, published: Path, *others: str) -> str:
         difference = f"{100 * own['accuracy'].mean() - theirs:+.1f}"
         gains = "" if strategy == REFERENCE else in_points(own["gain"])
         rows.append([label, f"{theirs:.2f}", with_spread(own["accuracy"]), difference, gains])
-    headings = ["method", "paper:", "ours, in small", "difference:", "over `local`, by seed"]
+    headings = ["method", "paper:", "ours, reduced scale", "difference:", "over `local`, by seed"]
     return markdown(headings, rows)
 
 
 def _label(settings: dict[str, Any]) -> str:
-    """Return a method and its settings, of a row of a paper's figures."""
+    """Return the label of a row of a paper's numbers: the method and its settings."""
     others = {k: v for k, v in settings.items() if k not in ("strategy", "accuracy")}
     told = [f"{key.rpartition('.')[2]} {value}" for key, value in others.items()]
     return ", ".join([f"`{settings['strategy']}`", *told])
 
 
 def traffic(*words: Any) -> str:
-    """Return a row a method and setting: bytes up and down, part of the most, and accuracy.
+    """Return one row per method and value of a setting: bytes, share of the maximum, accuracy.
 
-    Arguments are a file and the end of a setting's name, such as ``cache-rounds``, in whatever
-    table a method has it.
+    Arguments are a file and the last part of a setting's name, such as ``cache-rounds``, which
+    methods can have in different tables.
     """
     files, (ending,), conditions = parted(words)
     rows = []
     for run in read_published(files[0]):
-        if not is_as_said(run, conditions):
+        if not has_settings(run, conditions):
             continue
         settings = run.settings
         value = next((v for k, v in settings.items() if k.endswith(f".{ending}")), "-")
@@ -433,12 +434,12 @@ def traffic(*words: Any) -> str:
                     with_spread(own["final"]),
                 ]
             )
-    headings = ["method", f"`{ending}`", "up:", "down:", "of the most:", "accuracy"]
+    headings = ["method", f"`{ending}`", "up:", "down:", "share of maximum:", "accuracy"]
     return markdown(headings, lines)
 
 
 def noise(published: Path) -> str:
-    """Return a row a clip norm and noise multiplier: epsilon, and the accuracy of each method."""
+    """Return one row per clip norm and noise multiplier: epsilon, and each method's accuracy."""
     runs = read_published(published)
     kept = pd.DataFrame(
         {

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from publish_runs import read_published
-from tables import REFERENCE, at, course_of, in_points, is_as_said, reference
+from tables import REFERENCE, at, course_of, has_settings, in_points, reference
 
 from fedkd_flwr.analysis.rendering import in_bytes
 
@@ -135,7 +135,7 @@ def _of_seeds(file: Path, method: str) -> pd.DataFrame:
     runs = read_published(file)
     rows = {}
     for run in runs:
-        if run.config["strategy"] != strategy or not is_as_said(run, conditions):
+        if run.config["strategy"] != strategy or not has_settings(run, conditions):
             continue
         seed, course, local = run.config["seed"], course_of(run), course_of(reference(run, runs))
         if seed in rows:

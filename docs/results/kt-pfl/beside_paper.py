@@ -1,4 +1,4 @@
-"""KT-pFL's Tables 1 and 3 to 6: the paper's row, ours in small, and the difference."""
+"""KT-pFL's Tables 1 and 3 to 6: the paper's row, ours at reduced scale, and the difference."""
 
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,11 @@ SPLITS = {
     "Non-IID 1": ("table-1.json", "table-1-rivals.json"),
     "Non-IID 2": ("table-1-two-classes.json",),
 }
-"""Our runs in small of each column of Table 1."""
+"""Our runs at reduced scale for each column of Table 1."""
 
 
 def table_1() -> str:
-    """Return Table 1, Fashion-MNIST: both columns of the paper, and ours in small.
+    """Return Table 1, Fashion-MNIST: both columns of the paper, and ours at reduced scale.
 
     As the released code runs them: KT-pFL at T = 10 for 60 rounds, its rivals at T = 1 for 30.
     """
@@ -50,7 +50,7 @@ def table_1() -> str:
     headings = [
         heading
         for split in SPLITS
-        for heading in (f"paper, {split}:", "ours, in small", "difference:", "over `local`:")
+        for heading in (f"paper, {split}:", "ours, reduced scale", "difference:", "over `local`:")
     ]
     return markdown(["method", *headings], rows)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 from publish_runs import PublishedRun, read_published
-from tables import REFERENCE, course_of, in_points, is_as_said, markdown, reference
+from tables import REFERENCE, course_of, has_settings, in_points, markdown, reference
 
 from fedkd_flwr.analysis.rendering import in_bytes
 
@@ -65,7 +65,7 @@ def _of(file: Path, method: str) -> pd.DataFrame:
     strategy, *pairs = method.split(",")
     conditions = dict(pair.split("=", 1) for pair in pairs)
     runs = read_published(file)
-    chosen = [r for r in runs if r.config["strategy"] == strategy and is_as_said(r, conditions)]
+    chosen = [r for r in runs if r.config["strategy"] == strategy and has_settings(r, conditions)]
     if len({run.config["seed"] for run in chosen}) != len(chosen) or not chosen:
         raise ValueError(f"{file.name} has no run, or several of a seed, of {method}.")
     return pd.DataFrame(_result(run, runs) for run in chosen)
