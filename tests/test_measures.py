@@ -1,15 +1,22 @@
-"""Calibration, AUC and counts by class: worked out by hand, asked for, checked and compared."""
+"""Calibration, AUC, F1, balanced accuracy and class counts, compared with values by hand."""
 
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import balanced_accuracy_score, f1_score
 
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.plots import plot_classes
-from fedkd_flwr.training.measures import area_under_curves, calibration_error, measured
+from fedkd_flwr.training.measures import (
+    area_under_curves,
+    balanced_accuracy,
+    calibration_error,
+    macro_f1,
+    measured,
+)
 from strategies.core.measures import check_class_counts, measured_metrics
 from strategies.core.replies import InvalidReplyError
 
@@ -35,6 +42,29 @@ def test_area_under_curves_by_hand():
     assert area_under_curves(scores, torch.zeros(4, dtype=torch.int64)) is None
 
 
+def test_f1_and_balanced_accuracy_by_hand():
+    labels = torch.tensor([0, 0, 0, 2, 2, 3])
+    predictions = torch.tensor([0, 0, 2, 2, 1, 0])
+    # Class 1 is predicted once and does not occur: it has no score.
+    # Class 0: precision 2/3, recall 2/3. Class 2: precision 1/2, recall 1/2. Class 3: both 0.
+    assert macro_f1(predictions, labels) == pytest.approx((2 / 3 + 1 / 2 + 0) / 3)
+    assert balanced_accuracy(predictions, labels) == pytest.approx((2 / 3 + 1 / 2 + 0) / 3)
+    # Always class 0: precision 1/2, recall 1.
+    always = torch.zeros(6, dtype=torch.int64)
+    assert macro_f1(always, labels) == pytest.approx((2 / 3 + 0 + 0) / 3)
+    assert balanced_accuracy(always, labels) == pytest.approx(1 / 3)
+    assert macro_f1(labels, labels) == balanced_accuracy(labels, labels) == 1
+
+
+def test_f1_and_balanced_accuracy_as_scikit_learn_has_them():
+    generator = np.random.default_rng(0)
+    labels, predictions = generator.integers(0, 5, 200), generator.integers(0, 5, 200)
+    tensors = torch.from_numpy(predictions), torch.from_numpy(labels)
+    assert macro_f1(*tensors) == pytest.approx(f1_score(labels, predictions, average="macro"))
+    by_scikit_learn = balanced_accuracy_score(labels, predictions)
+    assert balanced_accuracy(*tensors) == pytest.approx(by_scikit_learn)
+
+
 def test_counts_tell_held_classes_from_others():
     logits = torch.eye(3)[[0, 1, 2, 0, 1]]
     labels = torch.tensor([0, 0, 2, 2, 2])
@@ -50,7 +80,7 @@ def test_counts_tell_held_classes_from_others():
 
 
 @pytest.mark.parametrize(
-    "lie",
+    "changed",
     [
         {"class-0-correct": 3},
         {"class-0-total": 3},
@@ -63,13 +93,13 @@ def test_counts_tell_held_classes_from_others():
         {"held-correct": 2, "held-total": 1},
     ],
 )
-def test_counts_that_do_not_add_up_are_refused(lie):
-    honest = {
+def test_counts_that_do_not_add_up_are_refused(changed):
+    correct = {
         "correct": 2, "total": 5, "class-0-correct": 1, "class-0-total": 2, "class-2-correct": 1,
         "class-2-total": 3, "held-correct": 1, "held-total": 2,
     }  # fmt: skip
     with pytest.raises(InvalidReplyError, match="do not add up"):
-        check_class_counts(honest | lie)
+        check_class_counts(correct | changed)
 
 
 def test_nothing_more_is_declared_than_is_asked_for():
@@ -82,10 +112,10 @@ def test_nothing_more_is_declared_than_is_asked_for():
 
 def test_a_run_reports_what_is_asked_and_compare_shows_it(small, tmp_path):
     small |= {"models": "mlp", "num-server-rounds": 1, "strategy": "local"}
-    with pytest.raises(ConfigError, match="none of the allowed calibration, auc, classes"):
-        fedkd_flwr.run({**small, "measures": "accuracy"}, output_dir=tmp_path / "none")
+    with pytest.raises(ConfigError, match="none of the allowed calibration, auc, f1"):
+        fedkd_flwr.run({**small, "measures": "xyz"}, output_dir=tmp_path / "none")
     plain = fedkd_flwr.run(small, output_dir=tmp_path / "plain")
-    settings = {**small, "measures": "calibration,auc,classes", "seed": 0}
+    settings = {**small, "measures": "calibration,auc,f1,balanced-accuracy,classes", "seed": 0}
     run = fedkd_flwr.run(settings, output_dir=tmp_path / "measured")
     assert not any("calibration" in name or "class_" in name for name in plain.clients)
     rows = run.clients
@@ -94,6 +124,9 @@ def test_a_run_reports_what_is_asked_and_compare_shows_it(small, tmp_path):
     assert list(totals) == list(rows["total"]) == list(rows["held_total"])
     assert rows["held_accuracy"].tolist() == rows["accuracy"].tolist()
     assert run.rounds["auc_mean"][0] == pytest.approx(rows["auc"].mean())
+    by_class = [rows[f"class_{k}_correct"] / rows[f"class_{k}_total"] for k in range(10)]
+    np.testing.assert_allclose(rows["balanced_accuracy"], np.nanmean(by_class, axis=0))
+    assert run.rounds["f1_mean"][0] == pytest.approx(rows["f1"].mean())
     drawn = np.ma.filled(plot_classes(run).axes[0].images[0].get_array(), np.nan)
     assert drawn.shape == (4, 10)
     last = rows.set_index("partition_id")
@@ -106,8 +139,8 @@ def test_a_run_reports_what_is_asked_and_compare_shows_it(small, tmp_path):
     table = comparison.table.loc["local"]
     assert table["calibration_error"] == pytest.approx(rows["calibration_error"].mean())
     assert table["nll"] == pytest.approx(rows["loss"].mean())
-    assert "only classes that it trains on" in comparison.notes[-1]
-    assert "| ECE | AUC | classes held |" in comparison.to_markdown()
+    assert any("only classes that it trains on" in note for note in comparison.notes)
+    assert "| ECE | AUC | F1 | balanced accuracy | classes held |" in comparison.to_markdown()
     assert "ECE" not in compare(plain).to_markdown()
 
 

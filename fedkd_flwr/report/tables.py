@@ -19,7 +19,10 @@ TOPICS = {
         "beats_local", "harmed", "worst_loss",
     ),
     "New clients": ("new_accuracy", "new_worst", "new_beats_local"),
-    "Further measures": ("nll", "calibration_error", "auc", "held_accuracy", "other_accuracy"),
+    "Further measures": (
+        "nll", "calibration_error", "auc", "f1", "balanced_accuracy", "held_accuracy",
+        "other_accuracy",
+    ),
     "Cost": (
         "numbers", "bytes", "seconds",
         "rounds_to_target", "bytes_to_target", "seconds_to_target",

@@ -1,4 +1,4 @@
-"""What a model's answers say besides how many are right: calibration, AUC, counts by class."""
+"""Optional measures of a model's predictions: calibration, AUC, F1, class counts."""
 
 from collections.abc import Collection
 
@@ -8,20 +8,22 @@ from torch import Tensor
 from strategies.core.measures import (
     AREA,
     AUC,
+    BALANCED_ACCURACY,
     CALIBRATION,
     CALIBRATION_ERROR,
     CLASSES,
+    F1,
     class_counts,
 )
 
 BINS = 15
-"""Bins of confidence, of equal width, as in Guo et al. 2017."""
+"""Confidence bins of equal width, as in Guo et al. 2017."""
 
 
 def measured(
     logits: Tensor, labels: Tensor, held: Tensor, measures: Collection[str]
 ) -> dict[str, float]:
-    """Return the numbers of some measures, by the names of their metrics.
+    """Return the values of some measures by metric name.
 
     Parameters
     ----------
@@ -30,33 +32,37 @@ def measured(
     labels : Tensor
         Shape (n,), int64.
     held : Tensor
-        Shape (K,), bool: the classes that the client trains on.
+        Shape (K,), bool. The classes that the client trains on.
     measures : collection of str
         Some of `strategies.core.measures.MEASURES`.
 
     Returns
     -------
     dict of str to float
-        Without what the labels do not define, such as the AUC of a single class.
+        A measure that the labels do not define is left out, such as the AUC of a single class.
     """
     numbers: dict[str, float] = {}
-    # A network that has diverged answers with no numbers, and has only counts.
+    # A diverged network predicts NaN, and only measures that count predictions are defined.
     is_finite = bool(logits.isfinite().all())
     if CALIBRATION in measures and is_finite:
         numbers[CALIBRATION_ERROR] = calibration_error(torch.softmax(logits, dim=1), labels)
     if AUC in measures and is_finite:
         area = area_under_curves(torch.softmax(logits, dim=1), labels)
         numbers |= {} if area is None else {AREA: area}
+    if F1 in measures:
+        numbers[F1] = macro_f1(logits.argmax(dim=1), labels)
+    if BALANCED_ACCURACY in measures:
+        numbers[BALANCED_ACCURACY] = balanced_accuracy(logits.argmax(dim=1), labels)
     if CLASSES in measures:
         numbers |= counts_by_class(logits, labels, held)
     return numbers
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor) -> float:
-    """Return the expected calibration error: how far confidence and accuracy are apart.
+    """Return the expected calibration error, the gap between confidence and accuracy.
 
-    Answers are sorted into `BINS` bins by their confidence; the error is the mean over answers of
-    their bin's |accuracy - mean confidence| (Guo et al., *On Calibration of Modern Neural
+    Predictions are sorted into `BINS` bins by confidence. The error is the mean over predictions
+    of their bin's |accuracy - mean confidence| (Guo et al., *On Calibration of Modern Neural
     Networks*, ICML 2017, eq. 3).
 
     Parameters
@@ -75,7 +81,7 @@ def calibration_error(probabilities: Tensor, labels: Tensor) -> float:
 
 
 def area_under_curves(probabilities: Tensor, labels: Tensor) -> float | None:
-    """Return the mean area under the ROC curves of each class that occurs against the rest.
+    """Return the mean area under the ROC curve of each class that occurs against the rest.
 
     Parameters
     ----------
@@ -87,9 +93,9 @@ def area_under_curves(probabilities: Tensor, labels: Tensor) -> float | None:
     Returns
     -------
     float or None
-        None where all labels are one: there is no rest.
+        None if there is only one class.
     """
-    from sklearn.metrics import roc_auc_score  # deferred: most runs do not ask for it
+    from sklearn.metrics import roc_auc_score  # deferred: few runs need it
 
     classes = sorted(set(labels.tolist()))
     if len(classes) < 2:
@@ -99,8 +105,48 @@ def area_under_curves(probabilities: Tensor, labels: Tensor) -> float | None:
     return float(sum(roc_auc_score(truths[k], scores[:, k]) for k in classes) / len(classes))
 
 
+def macro_f1(predictions: Tensor, labels: Tensor) -> float:
+    """Return the mean F1 score over the classes that occur among the labels.
+
+    Parameters
+    ----------
+    predictions : Tensor
+        Predicted classes, shape (n,), int64, n at least 1.
+    labels : Tensor
+        Shape (n,), int64.
+    """
+    correct, predicted, occurring = _class_sizes(predictions, labels)
+    present = occurring > 0
+    return float((2 * correct / (predicted + occurring))[present].mean())
+
+
+def balanced_accuracy(predictions: Tensor, labels: Tensor) -> float:
+    """Return the mean recall over the classes that occur among the labels.
+
+    Parameters
+    ----------
+    predictions : Tensor
+        Predicted classes, shape (n,), int64, n at least 1.
+    labels : Tensor
+        Shape (n,), int64.
+    """
+    correct, _, occurring = _class_sizes(predictions, labels)
+    present = occurring > 0
+    return float((correct / occurring)[present].mean())
+
+
+def _class_sizes(predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return how often each class is correctly predicted, predicted, and the label."""
+    classes = int(torch.maximum(predictions.max(), labels.max())) + 1
+    counted = (labels[predictions == labels], predictions, labels)
+    correct, predicted, occurring = (
+        torch.bincount(values, minlength=classes).double() for values in counted
+    )
+    return correct, predicted, occurring
+
+
 def counts_by_class(logits: Tensor, labels: Tensor, held: Tensor) -> dict[str, float]:
-    """Return right answers and samples of each class that occurs, and of all held ones together.
+    """Return correct predictions and samples of each class that occurs, and of the held classes.
 
     Parameters
     ----------

@@ -10,8 +10,10 @@ from strategies.core.replies import InvalidReplyError, Metric
 
 CALIBRATION = "calibration"
 AUC = "auc"
+F1 = "f1"
+BALANCED_ACCURACY = "balanced-accuracy"
 CLASSES = "classes"
-MEASURES = (CALIBRATION, AUC, CLASSES)
+MEASURES = (CALIBRATION, AUC, F1, BALANCED_ACCURACY, CLASSES)
 """Allowed words of ``measures``."""
 
 CALIBRATION_ERROR = "calibration-error"
@@ -20,10 +22,18 @@ CALIBRATION_ERROR = "calibration-error"
 AREA = "auc"
 """Metric: mean area under the ROC curve of each class against the rest, in [0, 1]."""
 
+METRIC_OF = {
+    CALIBRATION: CALIBRATION_ERROR,
+    AUC: AREA,
+    F1: F1,
+    BALANCED_ACCURACY: BALANCED_ACCURACY,
+}
+"""The metric of each measure that is a single number."""
+
 LARGEST_COUNT = 1e9
 """Upper limit of the number of samples of a client."""
 
-MEANS = ("calibration_error", "auc", "held_accuracy", "other_accuracy")
+MEANS = ("calibration_error", "auc", "f1", "balanced_accuracy", "held_accuracy", "other_accuracy")
 """Columns of an evaluation whose means over clients are in the round's row, if reported."""
 
 
@@ -46,10 +56,9 @@ def measured_metrics(measures: Collection[str], classes: int) -> tuple[Metric, .
     classes : int
         K.
     """
-    shares = {CALIBRATION: CALIBRATION_ERROR, AUC: AREA}
     metrics = [
         Metric(name, averaged=False, low=0, high=1)
-        for measure, name in shares.items()
+        for measure, name in METRIC_OF.items()
         if measure in measures
     ]
     if CLASSES in measures:

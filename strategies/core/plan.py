@@ -67,8 +67,8 @@ class PlanSettings(Slice):
         Early stopping: number of evaluations in a row without a better mean validation accuracy
         after which one more round is the last; 0 for no early stopping.
     measures : tuple of str
-        Further measures of an evaluation, separated by commas: ``calibration``, ``auc``,
-        ``classes``; empty for none.
+        Further measures of an evaluation, separated by commas: ``calibration``, ``auc``, ``f1``,
+        ``balanced-accuracy``, ``classes``; empty for none.
     seed : int
         Seed of all random draws.
     connect_timeout : float
