@@ -14,7 +14,6 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from fedkd_flwr.own import OwnError, find_own, is_own
-from strategies.core.slices import NoneOfTheAllowedError
 
 if TYPE_CHECKING:
     from fedkd_flwr.clients.base import PersonalClient
@@ -305,6 +304,8 @@ def find_method(name: str) -> Method:
     if name in REGISTERED:
         return REGISTERED[name]
     if not is_own(name):
+        from strategies.core.slices import NoneOfTheAllowedError
+
         raise NoneOfTheAllowedError([*METHODS, *REGISTERED, "or your own as module:object"], name)
     method = find_own(name)
     if not isinstance(method, Method):

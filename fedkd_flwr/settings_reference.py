@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from fedkd_flwr.config import OWN_SETTINGS, ConfigError, RunConfig, method_tables
 from fedkd_flwr.flat import as_scalar
-from fedkd_flwr.methods import METHODS
+from fedkd_flwr.methods import METHODS, REGISTERED
 from strategies.core.plan import Settings
 from strategies.core.slices import NoneOfTheAllowedError, Slice, kebab_case
 
@@ -219,7 +219,8 @@ def _words(kind: type[Slice], name: str) -> Sequence[str]:
     except ValidationError as error:
         reason = error.errors()[0].get("ctx", {}).get("error")
         if isinstance(reason, NoneOfTheAllowedError):
-            return reason.allowed
+            # The reference does not depend on what this process has registered.
+            return [word for word in reason.allowed if word not in REGISTERED]
     return ()
 
 

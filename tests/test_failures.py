@@ -141,7 +141,7 @@ def test_two_nodes_with_one_partition_count_once(small, tmp_path, logged):
     changes = {"strategy": "local", "num-clients": 3}
     finished, _ = run_with(client_app, small, tmp_path / "run", **nodes, **changes)
     assert set(finished.clients["partition_id"]) == {0, 1, 2}
-    assert any("already held" in line for line in logged())
+    assert any("already taken" in line for line in logged())
 
 
 @pytest.mark.parametrize(
