@@ -143,7 +143,7 @@ def test_the_command_line_says_what_changes_and_goes_on(local, tmp_path):
         "--resume", run.path, "-c", "num-server-rounds=2", "-c", "device=auto", "--save-models"
     )
     assert result.exit_code == 0, result.output
-    (line,) = [line for line in result.stdout.splitlines() if "goes on" in line]
+    (line,) = [line for line in result.stdout.splitlines() if "continues" in line]
     for change in ("num-server-rounds 1 → 2", "device cpu → auto", "models-dir none → "):
         assert change in line
     assert load_run(run.path).config["num-server-rounds"] == 2
@@ -158,7 +158,7 @@ def test_the_command_line_says_what_changes_and_goes_on(local, tmp_path):
         (["--output-dir", "elsewhere"], "output-dir would differ; move the directory"),
         (["-c", "state-dir=/nowhere"], "state-dir would differ"),
         (["-c", "nope=1"], "no key nope"),
-        (["--clients", "3", "-c", "num-server-rounds=3"], "needs 4 clients and --clients starts 3"),
+        (["--clients", "3", "-c", "num-server-rounds=3"], "needs 4 clients, but --clients 3 starts fewer"),
         ([], "finished run; nothing to resume, unless num-server-rounds grows above 2"),
     ],
 )

@@ -88,7 +88,7 @@ def test_a_deployment_is_given_keys_that_flower_takes(tmp_path, monkeypatch):
     flwr.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))  # the command lies beside it
     configuration = read_config({"strategy": NEAREST, "nearest.sharpness": 3.0})
-    run_deployment(configuration, "silos", on_line=print)
+    run_deployment(configuration, "", on_line=print)
     taken = tomllib.loads(given.read_text())
     assert set(taken) <= set(known_names())
     assert read_config(taken) == configuration
