@@ -1,20 +1,21 @@
-"""Ditto: FedAvg, and beside it a personal model that is held near the global one.
+"""Ditto: FedAvg plus a personal model that is regularized towards the global model.
 
 Tian Li, Shengyuan Hu, Ahmad Beirami, Virginia Smith, *Ditto: Fair and Robust Federated Learning
 Through Personalization*, ICML 2021, arXiv:2012.04221.
 
-A sampled client trains the global model w as in FedAvg, and its own model v, which never leaves
-it, on ``F_n(v) + lambda / 2 * ||v - w||²`` with the w that it was sent (Algorithm 1). v is
+A sampled client trains the global model w as in FedAvg. It trains its personal model v, which is
+never sent, on ``F_n(v) + lambda / 2 * ||v - w||²`` with the received w (Algorithm 1). v is
 evaluated; the accuracy of w is reported as ``global-accuracy``.
 
 Differences from the paper
 --------------------------
 - v is trained for as many epochs or iterations as w, on the same batches, with the run's
-  optimizer; its momentum starts anew in each round.
-- v starts at the first global model that its client is sent, and a client that was never
-  sampled is evaluated with the global model.
-- lambda is one number for the run; the paper also lets each client choose it on validation data.
-- Models are averaged by training samples.
+  optimizer; its momentum is reset in each round.
+- v starts from the first global model that the client receives. A client that was never sampled is
+  evaluated with the global model.
+- lambda is constant and the same for all clients; in the paper a client may also choose it on
+  validation data.
+- Models are weighted by their training samples in the average.
 """
 
 from pydantic import Field
@@ -40,7 +41,7 @@ class DittoSettings(Settings):
 
 
 class Ditto(ParameterStrategy):
-    """FedAvg's server; the clients keep their personal models."""
+    """FedAvg's server; personal models stay on the clients."""
 
     settings_type = DittoSettings
     train_metrics = (TRAIN_LOSS, Metric("personal-loss"))

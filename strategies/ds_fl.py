@@ -5,16 +5,16 @@ Federated Learning for Communication-Efficient Collaborative Training with Non-I
 Data*, IEEE Transactions on Mobile Computing, 2021, arXiv:2008.06180.
 
 The mean of the clients' soft predictions ``s(x)`` is broadcast as ``softmax(s(x) / T)`` with a T
-well below 1 (*entropy reduction aggregation*, ERA): the more the clients' data differ, the
-flatter is their mean, and the less would be learned from it.
+well below 1 (*entropy reduction aggregation*, ERA). Without it, the mean of clients with different
+data is flat and teaches little.
 
 Differences from the paper
 --------------------------
-- The server trains no model of its own, and what is evaluated are the clients' models, which may
-  differ in architecture. The paper evaluates the one model of the server.
-- Clients distil the teacher of round t at the start of round t + 1, by KL divergence, whose
+- The server trains no model. The clients' models are evaluated, which may differ in architecture.
+  The paper evaluates a model of the server.
+- Clients distill the teacher of round t at the start of round t + 1, by KL divergence, whose
   gradient is that of the paper's cross-entropy.
-- ``mixing = "median"`` and privacy are those of all methods that exchange soft predictions.
+- ``mixing = "median"`` and differential privacy are options of all methods with soft predictions.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from strategies.core.replies import Metric, Reply
 from strategies.soft_predictions import DistillationSettings, SoftPredictionStrategy
 
 Aggregation = Literal["entropy-reduction", "simple"]
-"""The paper's two ways to make a teacher of the mean."""
+"""The paper's two ways to compute a teacher from the mean."""
 
 
 class DSFLSettings(DistillationSettings):
@@ -66,11 +66,11 @@ AGGREGATIONS: dict[str, Callable[[NDArray[Any], float], NDArray[Any]]] = {
     "entropy-reduction": entropy_reduced,
     "simple": lambda mean, temperature: mean,
 }
-"""From the mean (P, K) and the temperature of the sharpening to the teacher (P, K)."""
+"""Functions from the mean (P, K) and the temperature of the sharpening to the teacher (P, K)."""
 
 
 class DSFL(SoftPredictionStrategy):
-    """DS-FL: one teacher for all, the sharpened mean of last round's predictions."""
+    """DS-FL: one teacher for all clients, the sharpened mean of the last predictions."""
 
     settings_type = DSFLSettings
     settings: DSFLSettings

@@ -1,4 +1,4 @@
-"""FD, federated distillation: clients learn from each other's mean prediction for a class.
+"""FD, federated distillation: clients learn from the class-mean predictions of the others.
 
 E. Jeong, S. Oh, H. Kim, J. Park, M. Bennis, S.-L. Kim, *Communication-Efficient On-Device
 Machine Learning: Federated Distillation and Augmentation under Non-IID Private Data*, NeurIPS
@@ -10,12 +10,12 @@ hold the class of the sample (Algorithm 1).
 
 Differences from the paper
 --------------------------
-- Means are taken of the trained model over all training samples; the paper accumulates them
-  along the training of a round.
-- Classes are averaged over the clients that hold them. In the paper all clients hold all.
-- The server leaves a client's own share out, which the paper's client does for itself. A class
-  that no other client holds is a row of zeros, and adds nothing.
-- Only the clients of the last round give to the next. Federated augmentation is left out.
+- Means are computed with the trained model over all training samples; the paper accumulates them
+  during the training of a round.
+- Classes are averaged over the clients that hold them. In the paper all clients hold all classes.
+- The server subtracts a client's own share; in the paper the client does. A class that no other
+  client holds is a row of zeros and adds nothing.
+- Only the clients of the last round contribute. Federated augmentation is not implemented.
 - Predictions are softmax outputs at temperature 1, as in the paper, which calls them logits.
 """
 
@@ -47,7 +47,7 @@ class FDSettings(Settings):
 def means_of_others(means: NDArray[Any], holds: NDArray[Any]) -> NDArray[Any]:
     """Average each class over all other clients that hold it.
 
-    With ``M_k`` holders of class k the paper's ``(M F[k] - F_n[k]) / (M - 1)``, F their mean.
+    With ``M_k`` holders of class k and their mean F this is ``(M F[k] - F_n[k]) / (M - 1)``.
 
     Parameters
     ----------
@@ -67,12 +67,12 @@ def means_of_others(means: NDArray[Any], holds: NDArray[Any]) -> NDArray[Any]:
 
 
 class FD(ClassMeanStrategy):
-    """FD: class-mean predictions up, those of the others down.
+    """FD: clients send class-mean predictions and receive the means of the others.
 
     Attributes
     ----------
     targets : ndarray
-        Shape (N, K, K), due in the next round; of no client before the first.
+        Shape (N, K, K), targets of the next round; (0, K, K) before the first.
     """
 
     settings_type = FDSettings
@@ -82,7 +82,7 @@ class FD(ClassMeanStrategy):
 
     @property
     def width(self) -> int:
-        """K, a prediction for each class."""
+        """K, one probability per class."""
         return self.plan.num_classes
 
     def begin(self, initial: Arrays) -> None:
@@ -96,11 +96,11 @@ class FD(ClassMeanStrategy):
         check_simplex(reply.arrays[CLASS_MEANS][held], CLASS_MEANS)
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the client the means of the others, from the second round on."""
+        """Send the means of the other clients, from the second round on."""
         return {"targets": self.targets[partition_id]} if len(self.targets) else {}
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
-        """Average the classes, for every client without its own share."""
+        """Compute each client's class means of the other clients."""
         clients, repliers = self.plan.num_clients, list(replies)
         means = np.zeros((clients, self.width, self.width))
         holds = np.zeros((clients, self.width))

@@ -1,23 +1,23 @@
-"""FedAMP: each client has a model in the cloud, mixed from those whose models are near its own.
+"""FedAMP: clients train towards a mixture of the models most similar to their own.
 
 Yutao Huang, Lingyang Chu, Zirui Zhou, Lanjun Wang, Jiangchuan Liu, Jian Pei, Yong Zhang,
 *Personalized Cross-Silo Federated Learning on Non-IID Data*, AAAI 2021, arXiv:2007.03797.
 
 The server mixes ``u_i = (1 - Σ_j a A'(d_ij)) w_i + a Σ_j A'(d_ij) w_j`` over the other clients j,
-with ``d_ij = ||w_i - w_j||²`` and ``A(x) = 1 - exp(-x / sigma)``: the nearer two models are, the
-more they attract each other. Client i then minimizes ``F_i(w) + lambda / (2 a) * ||w - u_i||²``.
+with ``d_ij = ||w_i - w_j||²`` and ``A(x) = 1 - exp(-x / sigma)``: similar models get larger
+weights. Client i then minimizes ``F_i(w) + lambda / (2 a) * ||w - u_i||²``.
 
 Differences from the paper
 --------------------------
-- Where the weights of the others come to more than 1, they are scaled to sum 1, and that of
-  w_i itself is 0: a negative one would push the client away from its own model.
+- If the weights of the others sum to more than 1, they are scaled to sum 1 and w_i gets weight 0. A
+  negative weight would push the client away from its own model.
 - A client starts from u_i, where the proximal term is 0, and trains for the run's epochs. The
-  paper asks for the minimum and leaves the start open.
-- a is one number for the run; the paper lets it fall from round to round.
-- Distances are those of the parameters; batch normalization's statistics are mixed along.
-- Clients may be sampled: the others' models are the last ones that the server has of them. In
-  the paper all take part in each round.
-- HeurFedAMP, the variant with cosines, is left out.
+  paper asks for the minimum and does not specify the start.
+- a is constant; in the paper it decreases over the rounds.
+- Distances are between parameters; batch-normalization statistics are mixed with the same weights.
+- Clients may be sampled; the server uses the last model of each client. In the paper all clients
+  participate in each round.
+- HeurFedAMP, the variant with cosine similarity, is not implemented.
 """
 
 from collections.abc import Sequence
@@ -87,7 +87,7 @@ class FedAMP(LibraryStrategy):
     Attributes
     ----------
     attention : ndarray
-        Weights of u, shape (N, N); a client of which there is no model has weight on itself alone.
+        Weights of u, shape (N, N); a client without a model on the server has weight 1 on itself.
     """
 
     settings_type = FedAMPSettings
@@ -96,12 +96,12 @@ class FedAMP(LibraryStrategy):
     attention: NDArray[np.float64]
 
     def begin(self, initial: Arrays) -> None:
-        """Start with everybody alone."""
+        """Start with weight 1 of each client on itself."""
         super().begin(initial)
         self.attention = np.eye(self.plan.num_clients)
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
-        """Keep the models and weigh all that there are anew."""
+        """Store the models and recompute the weights among all stored models."""
         super().aggregate_models(server_round, models)
         collected = self.collected()
         known = list(collected)
@@ -113,7 +113,7 @@ class FedAMP(LibraryStrategy):
         return attention_weights(distances, self.settings.attention_step, self.settings.sigma)
 
     def welcome(self, step: int, replies: dict[int, Reply]) -> None:
-        """Weigh the last models of those in training for each new client, as for any other."""
+        """Compute each new client's weights on the last models of the training clients."""
         trained = self.trained
         library = {n: model for n, model in self.collected().items() if n in trained}
         for n, reply in replies.items():
@@ -123,7 +123,7 @@ class FedAMP(LibraryStrategy):
         super().aggregate_models(step, {n: reply.arrays for n, reply in replies.items()})
 
     def model_for(self, partition_id: int) -> Model:
-        """Return u_i, or the initial model where there is none of the client yet."""
+        """Return u_i, or the initial model before the client's first reply."""
         collected = self.collected()
         if partition_id not in collected:
             return self.model

@@ -5,10 +5,10 @@ Learning of Deep Networks from Decentralized Data*, AISTATS 2017, arXiv:1602.056
 
 Differences from the paper
 --------------------------
-- A client's weight is the number of training samples that it told when it was met, not one in
-  its reply: a reply could claim any.
-- Clients are sampled by this project's seeded draw, and accuracy is that of the global model on
-  each client's own test split. Fine-tuning (`FedAvgFineTuned`) changes nothing on the server.
+- A client's weight is the number of training samples that it reported when it joined, not a number
+  in its reply.
+- Clients are sampled by this project's seeded draw. Accuracy is that of the global model on each
+  client's test split. Fine-tuning (`FedAvgFineTuned`) changes nothing on the server.
 """
 
 from typing import Literal
@@ -43,7 +43,7 @@ class FedAvg(ParameterStrategy):
     settings: AveragingSettings
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
-        """Average as the settings ask."""
+        """Average the models with the configured weights."""
         is_uniform = self.settings.weighting == "uniform"
         weights = np.ones(len(models)) if is_uniform else self.sizes(models)
         self.model = mean_model(list(models.values()), weights)
@@ -63,7 +63,7 @@ class FineTuningSettings(AveragingSettings):
 
 
 class FedAvgFineTuned(FedAvg):
-    """FedAvg whose clients fine-tune the global model on their own data before evaluation."""
+    """FedAvg with fine-tuning of the global model on each client before evaluation."""
 
     settings_type = FineTuningSettings
     settings: FineTuningSettings

@@ -1,25 +1,25 @@
-"""FedDF: average the models of each architecture, then teach them what all clients predict.
+"""FedDF: average the models of each architecture, then distill the ensemble of all clients.
 
 T. Lin, L. Kong, S. U. Stich, M. Jaggi, *Ensemble Distillation for Robust Model Fusion in Federated
 Learning*, NeurIPS 2020, arXiv:2006.07242 (Algorithms 1 and 3).
 
-The server averages what comes back for each architecture by training samples. From there it trains
-each average x by ``KL(softmax(mean_k z_k) || softmax(z_x))`` on unlabeled samples of its own, with
-the logits z_k of all received models, of whatever architecture. Without a step this is FedAvg.
+The server averages the received models of each architecture, weighted by training samples. Then it
+trains each average x by ``KL(softmax(mean_k z_k) || softmax(z_x))`` on unlabeled samples, with the
+logits z_k of all received models of any architecture. With 0 steps this is FedAvg.
 
 pFedDF is the baseline of Zhang et al., *Parameterized Knowledge Transfer for Personalized Federated
-Learning*, NeurIPS 2021 (§5.1): clients fine-tune FedDF's models on their own data.
+Learning*, NeurIPS 2021 (§5.1): clients fine-tune FedDF's models on their private data.
 
 Differences from the paper
 --------------------------
-- Adam takes a fixed number of steps at a constant step size. The paper anneals it by a cosine over
-  up to 10,000 steps, and stops early on validation data, which this server does not have.
-- Each round distils on P samples of the public pool, so that every model predicts on them once.
-- An architecture none of whose clients replied is distilled too, from where it was.
-- A model whose predictions are no numbers is left out of the ensemble. The paper can also drop
-  models that are no better than chance, again on validation data.
-- Fine-tuned models are evaluated in every evaluated round, not only after the last; they stay with
-  the clients, and FedDF goes on from its own.
+- Adam takes a fixed number of steps at a constant step size. The paper uses a cosine schedule over
+  up to 10,000 steps and early stopping on validation data, which this server does not have.
+- Each round distills on P samples of the public pool, so that every model predicts on them once.
+- An architecture without replies is distilled too, starting from its last weights.
+- A model with predictions that are not finite is excluded from the ensemble. The paper can also
+  drop models no better than chance, by validation data.
+- Fine-tuned models are evaluated in every evaluated round, not only after the last. They stay on
+  the clients, and FedDF continues from its global models.
 """
 
 from logging import WARNING
@@ -55,7 +55,7 @@ class FedDFSettings(Settings):
 
 
 def ensemble_logits(logits: dict[int, NDArray[Any]]) -> NDArray[np.float32] | None:
-    """Return the mean of the clients' logits, without those that are no numbers.
+    """Return the mean of the clients' finite logits.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def ensemble_logits(logits: dict[int, NDArray[Any]]) -> NDArray[np.float32] | No
     Returns
     -------
     ndarray or None
-        Shape (P, K); None where no client's are numbers.
+        Shape (P, K); None if no client has finite logits.
     """
     usable = [z.astype(np.float64) for z in logits.values() if np.isfinite(z).all()]
     if not usable:
@@ -74,7 +74,7 @@ def ensemble_logits(logits: dict[int, NDArray[Any]]) -> NDArray[np.float32] | No
 
 
 class FedDF(ParameterStrategy):
-    """One global model an architecture, each distilled from the ensemble of all clients.
+    """One global model per architecture, each distilled from the ensemble of all clients.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class FedDF(ParameterStrategy):
     models: Model
 
     def begin(self, initial: Arrays) -> None:
-        """Start every architecture from its own initial weights."""
+        """Start every architecture from its initial weights."""
         self.models = {}
         for name in self.server_models.names:
             self._set_model(name, self.server_models.initial(name=name))
@@ -100,7 +100,7 @@ class FedDF(ParameterStrategy):
         self.models |= {f"{name}/{kind}": vector for kind, vector in model.items()}
 
     def architecture_of(self, partition_id: int) -> str:
-        """Return a client's architecture; the first where it claims one that the run has not."""
+        """Return a client's architecture, or the first one if it reports an unknown one."""
         names, claimed = self.server_models.names, self.clients[partition_id].model
         return claimed if claimed in names else names[0]
 
@@ -122,7 +122,7 @@ class FedDF(ParameterStrategy):
         return model_due(self.model_for(partition_id))
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
-        """Average the models of each architecture, then distil the ensemble into all."""
+        """Average the models of each architecture, then distill the ensemble into all of them."""
         members: dict[str, list[int]] = {}
         for n in replies:
             members.setdefault(self.architecture_of(n), []).append(n)
@@ -141,7 +141,11 @@ class FedDF(ParameterStrategy):
             }
         )
         if logits is None:
-            log(WARNING, "Round %d: no model predicts numbers, nothing is distilled", server_round)
+            log(
+                WARNING,
+                "Round %d: no distillation, since no model has finite predictions",
+                server_round,
+            )
             return
         for name in self.server_models.names:
             distilled = self.server_models.distil(
@@ -174,7 +178,7 @@ class PFedDFSettings(FedDFSettings):
 
 
 class PFedDF(FedDF):
-    """FedDF whose clients fine-tune the model of their architecture before evaluation."""
+    """FedDF with fine-tuning on each client before evaluation."""
 
     settings_type = PFedDFSettings
     settings: PFedDFSettings

@@ -1,26 +1,26 @@
-"""FedFomo: a client weighs other clients' models by what each does for its validation loss.
+"""FedFomo: clients weight the models of others by the decrease of their validation loss.
 
 Michael Zhang, Karan Sapra, Sanja Fidler, Serena Yeung, Jose M. Alvarez, *Personalized Federated
 Learning with First Order Model Optimization*, ICLR 2021, arXiv:2012.08565.
 
-Client i is sent M other clients' models, weighs each by ``max(0, (L_i(w_i) - L_i(w_j)) /
-||w_j - w_i||)`` with its validation loss L_i, scales the weights to sum 1 where one is above 0,
-and goes on from ``w_i + Σ_j weight_j (w_j - w_i)`` (Eqs. 4 and 5). The server adds up the weights
-in a matrix of affinities and sends a client those with the largest; with probability epsilon it
-sends a random one instead.
+Client i receives the models of M other clients and weights each by ``max(0, (L_i(w_i) - L_i(w_j)) /
+||w_j - w_i||)`` with its validation loss L_i. It scales the weights to sum 1, if any is positive,
+and continues from ``w_i + Σ_j weight_j (w_j - w_i)`` (Eqs. 4 and 5). The server accumulates the
+weights in a matrix of affinities and sends a client the models with the largest ones; with
+probability epsilon it sends a random model instead.
 
 Differences from the paper
 --------------------------
-- w_i is the client's last model. In the paper it is the one of the round before, and the last one
-  is among the candidates.
-- A client mixes first and trains then, so that the models that it gets are those of the round
-  before: one message each way a round in place of two.
-- Affinities grow by the weights that were scaled to sum 1. A client's reply moves its own row
-  alone, and so what it is sent itself.
-- epsilon falls by ``exploration-decay`` a round; the paper does not say how fast it should.
-- Batch normalization's statistics are mixed like parameters. Distances leave them out.
-- A client whose own loss is no finite number goes on from the mean of those that it is sent
-  whose loss is one.
+- w_i is the client's last model. In the paper it is the model of the previous round, and the last
+  model is a candidate.
+- A client mixes before it trains, so it receives models of the previous round. This takes one
+  message per direction and round instead of two.
+- Affinities grow by the scaled weights. A client's reply changes only its own row, and so only what
+  it receives itself.
+- epsilon decreases by ``exploration-decay`` per round; the paper gives no rate.
+- Batch-normalization statistics are mixed like parameters, but do not count in distances.
+- A client whose own loss is not finite continues from the mean of the received models with a finite
+  loss.
 - Accuracy is that of the model after local training.
 """
 
@@ -36,7 +36,7 @@ from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
 from strategies.parameters import LibraryStrategy, model_due
 
 WEIGHTS_OF_OTHERS = "weights-of-others"
-"""Name of a reply's weights of the models that the client was sent, (M,), 0 where none was."""
+"""Name of the array of weights of the received models, (M,), padded with 0."""
 
 
 class FedFomoSettings(Settings):
@@ -66,11 +66,10 @@ def weights_of_others(
     Parameters
     ----------
     loss : float
-        L(w_i), of the client's own model. Where it is no finite number, all usable models weigh
-        alike.
+        L(w_i) of the client's own model. If it is not finite, all usable models get equal weights.
     losses, distances : ndarray
-        L(w_j) and ||w_j - w_i||, shape (M,); a model is usable, and may weigh something, if both
-        are finite and it is not the own one.
+        L(w_j) and ||w_j - w_i||, shape (M,). A model is usable if both are finite and it differs
+        from the client's own model.
     """
     is_usable = np.isfinite(losses) & np.isfinite(distances) & (distances > 0)
     if not np.isfinite(loss):
@@ -83,18 +82,18 @@ def weights_of_others(
 def chosen_models(
     affinities: NDArray[np.float64], size: int, epsilon: float, generator: np.random.Generator
 ) -> NDArray[np.intp]:
-    """Return the positions of the models to send: the best, and random ones in some places.
+    """Return the positions of the models to send: the best ones, and some random ones.
 
     Parameters
     ----------
     affinities : ndarray
-        Shape (R,), of the client that is sent them, to each that could be.
+        Shape (R,), affinities of the receiving client to the candidates.
     size : int
-        How many; all where there are no more than that.
+        Number of models; all if there are no more.
     epsilon : float
-        Probability that one is drawn at random from those that are left.
+        Probability that a model is drawn at random from the remaining ones.
     generator : numpy.random.Generator
-        Draws.
+        Source of randomness.
     """
     ranking = np.argsort(-affinities, kind="stable")
     best = max(0, min(size, len(ranking)) - int((generator.random(size) < epsilon).sum()))
@@ -103,7 +102,7 @@ def chosen_models(
 
 
 class FedFomo(LibraryStrategy):
-    """FedFomo's server: learns whom to send.
+    """FedFomo's server: learns which models to send to whom.
 
     Attributes
     ----------
@@ -123,7 +122,7 @@ class FedFomo(LibraryStrategy):
         self.affinities = np.zeros((self.plan.num_clients, self.plan.num_clients))
 
     def others_for(self, server_round: int, partition_id: int) -> list[int]:
-        """Return whose models a client is sent in a round, a function of seed and round."""
+        """Return the clients whose models a client receives, a function of seed and round."""
         others = [n for n in self.collected() if n != partition_id]
         settings, seed = self.settings, self.plan.seed
         epsilon = max(0.0, settings.exploration - settings.exploration_decay * (server_round - 1))
@@ -132,7 +131,7 @@ class FedFomo(LibraryStrategy):
         return [others[i] for i in chosen_models(row, settings.models_sent, epsilon, generator)]
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the initial model at first, later models of others as ``<position>/<kind>``."""
+        """Send the initial model once, and models of others as ``<position>/<kind>``."""
         collected = self.collected()
         payload = {} if partition_id in collected else dict(self.model)
         for position, other in enumerate(self.others_for(server_round, partition_id)):
@@ -141,7 +140,7 @@ class FedFomo(LibraryStrategy):
         return payload
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
-        """Ask for the model and the weights of those that were sent."""
+        """Require the model and the weights of the models that were sent."""
         return {**model_due(self.model), WEIGHTS_OF_OTHERS: Due((self.settings.models_sent,))}
 
     def check_reply(self, reply: Reply) -> None:
@@ -151,17 +150,17 @@ class FedFomo(LibraryStrategy):
             raise InvalidReplyError(f"{WEIGHTS_OF_OTHERS} are negative or sum to more than 1")
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
-        """Add up the weights, then keep the models."""
+        """Accumulate the weights, then store the models."""
         self._add_weights(server_round, replies)
         super().aggregate(server_round, replies)
 
     def new_client_payload(self, step: int, partition_id: int) -> Arrays:
-        """Send the initial model in the first round alone: what comes back is not kept."""
+        """Send the initial model in the first round only: models of new clients are not stored."""
         payload = self.train_payload(step, partition_id)
         return payload if step == 1 else {k: v for k, v in payload.items() if k not in self.model}
 
     def welcome(self, step: int, replies: dict[int, Reply]) -> None:
-        """Add up the weights of each new client, which say whom it is sent next."""
+        """Accumulate the weights of each new client, which determine what it receives next."""
         self._add_weights(step, replies)
 
     def _add_weights(self, server_round: int, replies: dict[int, Reply]) -> None:

@@ -1,18 +1,18 @@
-"""FedGH: the server trains one head on the clients' mean features, for models of any kind.
+"""FedGH: the server trains a shared head on the clients' mean features.
 
 L. Yi, G. Wang, X. Liu, Z. Shi, H. Yu, *FedGH: Heterogeneous Federated Learning with Generalized
 Global Header*, ACM MM 2023, arXiv:2303.13137.
 
-A client takes over the global head, trains its whole model on its own data and replies with the
-mean feature of each class. The server goes on training the head on pairs (mean feature, class).
+A client replaces its head by the global head, trains its whole model on private data, and replies
+with the mean feature of each class. The server trains the head on pairs (mean feature, class).
 
 Differences from the paper
 --------------------------
-- The server takes a step on all pairs of one client at once, client by client, ``server-epochs``
-  times over; the paper one on each pair, once.
-- A client is evaluated with the head that it has trained further on its own data.
-- Momentum lives on from round to round, the head's too, though the head itself is replaced.
-- Models of different widths agree on one by a linear layer of their own. The paper's models do.
+- The server takes one step on all pairs of a client, client by client, in ``server-epochs`` passes.
+  The paper takes one step per pair, once.
+- A client is evaluated with the head after local training.
+- Momentum is kept from round to round, including that of the head, although the head is replaced.
+- Models with different feature widths get a linear layer. The paper's models have equal widths.
 """
 
 from typing import Any
@@ -82,12 +82,12 @@ def head_step(
 
 
 class FedGH(ClassMeanStrategy):
-    """FedGH (Algorithm 1): class-mean features up, the head down.
+    """FedGH (Algorithm 1): clients send class-mean features and receive the head.
 
     Attributes
     ----------
     head : dict of str to ndarray
-        The global head, as it travels.
+        The global head in network format.
     """
 
     settings_type = FedGHSettings
@@ -96,7 +96,7 @@ class FedGH(ClassMeanStrategy):
     head: dict[str, NDArray[np.float32]]
 
     def begin(self, initial: Arrays) -> None:
-        """Draw the head as torch draws a linear layer."""
+        """Initialize the head like a linear layer of PyTorch."""
         generator, bound = random_generator(self.plan.seed, "head"), self.width**-0.5
         classes = self.plan.num_classes
         shapes: dict[str, tuple[int, ...]] = {

@@ -1,11 +1,11 @@
-"""FedKD: a private and a shared model teach each other, and only factors of updates are sent.
+"""FedKD: mutual distillation of a private and a shared model with compressed updates.
 
 C. Wu, F. Wu, L. Lyu, Y. Huang, X. Xie, *Communication-efficient federated learning via knowledge
 distillation*, Nature Communications 13, 2032, 2022, arXiv:2108.13323.
 
 On every client a private *mentor* and a copy of the shared *mentee* learn from the labels, from
-each other's predictions, and from each other's features through a learned matrix; the less sure
-both are, the less they imitate. The update of each weight matrix of the mentee is sent as the
+each other's predictions, and from each other's features through a learned matrix; the less certain
+both are, the weaker the distillation. The update of each weight matrix of the mentee is sent as the
 factors of its singular value decomposition with the fewest singular values that hold a share of
 its energy; the share rises over the rounds. The server averages the updates by samples.
 
@@ -84,31 +84,31 @@ class FedKD(SharedModelStrategy):
         return "fedkd.energy-end" if own.energy_end > own.energy_start else ""
 
     def begin(self, initial: Arrays) -> None:
-        """Start from the initial shared model, and take note of its matrices."""
+        """Start from the initial shared model, and store the shapes of its matrices."""
         super().begin(initial)
         shapes = self.server_models.shapes(self.settings.shared_model)
         self.shapes: list[Shape] = [(int(rows), int(columns)) for rows, columns in shapes]
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
-        """Ask for factors, no longer than the weights, and for all else of a model whole."""
+        """Require factors, at most as long as the weights, and the other kinds uncompressed."""
         due = model_due(self.model)
         factors = Due(due.pop(WEIGHTS).shape, at_most=True)
         return {FACTORS: factors, RANKS: Due((len(self.shapes),), "int32"), **due}
 
     def check_reply(self, reply: Reply) -> None:
-        """Refuse ranks that no matrix has, and factors that do not fit them or multiply badly."""
+        """Refuse impossible ranks, and factors of the wrong length or with a huge product."""
         factors, ranks = reply.arrays[FACTORS], reply.arrays[RANKS]
         highest = np.min(self.shapes, axis=1)
         if (ranks < 0).any() or (ranks > highest).any():
             raise InvalidReplyError(f"{RANKS} holds a rank that its matrix cannot have")
         due = sum(lengths(self.shapes, ranks))
         if len(factors) != due:
-            raise InvalidReplyError(f"{FACTORS} holds {len(factors)} numbers where {due} are due")
+            raise InvalidReplyError(f"{FACTORS} holds {len(factors)} numbers instead of {due}")
         if not np.abs(self.update_in(reply.arrays)).max() <= LARGEST_NUMBER:
             raise InvalidReplyError(f"{FACTORS} multiply to a number beyond {LARGEST_NUMBER:g}")
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
-        """Add the mean update to the weights; average all else."""
+        """Add the mean update to the weights, and average the other kinds."""
         others = [kind for kind in self.model if kind != WEIGHTS]
         parts = [
             {
@@ -121,6 +121,6 @@ class FedKD(SharedModelStrategy):
         self.model = {**mean, WEIGHTS: self.model[WEIGHTS] + mean[WEIGHTS]}
 
     def update_in(self, arrays: Arrays) -> NDArray[np.float32]:
-        """Multiply the factors of a reply to the update of all weights, one vector."""
+        """Return the update of all weights as one vector, from the factors of a reply."""
         matrices = restored(arrays[FACTORS], arrays[RANKS], self.shapes)
         return np.concatenate([matrix.reshape(-1) for matrix in matrices])

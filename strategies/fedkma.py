@@ -1,36 +1,36 @@
-"""FedKMA: clients search architectures and share parameters by knowledge-sharing weights.
+"""FedKMA: clients search architectures and mix parameters by knowledge-sharing weights.
 
 X. Wang, Z. Wang, *Personalized Federated Learning via Knowledge Sharing-based Model Structure
 Adaption*: the clients train one DARTS supernet (network weights omega, architecture weights
-alpha). The server compares how the clients predict each class, every client turns the
-comparison into its own row of the knowledge-sharing matrix M, and client i goes on with
-``omega_i = Σ_j M[i, j] omega_j``, alpha and buffers alike.
+alpha). The server compares the clients' predictions for each class. Every client computes its row
+of the knowledge-sharing matrix M from the comparison, and client i continues with
+``omega_i = Σ_j M[i, j] omega_j``, and the same for alpha and buffers.
 
 Differences from the paper
 --------------------------
 - Eq. 12 prints ``KL(z_ik || e_k)`` for how well a client learns a class. That is infinite and
-  does not depend on j; the prose, "how well a client learns class k", is
-  ``-log softmax(z_jk)[k]``, which is used.
-- Eq. 11 prints ``g(x) = 1 / e^{-x}``, which would favour the *least* similar clients. Weights
-  here fall with the distance; ``fedkma.as-printed = true`` reproduces the print.
-- Rows of M sum to 1; the paper is silent, and without it models would grow each round.
-- A class that client j lacks counts as predicted uniformly. With lambda at 1/2 that is log K
-  away from a sure and right prediction: a client with other classes is still weighed about 1/K
-  of one with the same.
+  does not depend on j. The text says "how well a client learns class k", so
+  ``-log softmax(z_jk)[k]`` is used.
+- Eq. 11 prints ``g(x) = 1 / e^{-x}``, which would favor the *least* similar clients. Weights
+  here decrease with the distance; ``fedkma.as-printed = true`` uses the printed formula.
+- Rows of M sum to 1. The paper does not say so, but otherwise models would grow each round.
+- A class that client j lacks counts as a uniform prediction. With lambda = 1/2 its distance from a
+  confident correct prediction is log K, so a client with other classes gets about 1/K of the weight
+  of a client with the same classes.
 - Buffers, the running statistics of batch normalization, are mixed like weights, but the client
-  estimates them anew from its own training data before it reports mean logits and, as with
-  every method on a search network, before it is evaluated: mixed statistics fit no client.
-- ``fedkma.sharpness`` (beta) multiplies the distances; 1 is the paper. A higher one sharpens rows
-  of M, which absent classes otherwise leave blunt.
+  re-estimates them from its training data before it reports mean logits and, as with every method
+  on a supernet, before it is evaluated, since mixed statistics suit no client.
+- ``fedkma.sharpness`` (beta) multiplies the distances; 1 is the paper. A larger value
+  sharpens the rows of M, which absent classes flatten.
 - alpha and omega steps see all training samples (``fedkma.alpha-share = 0``: Eq. 7, Algorithm 1
   line 20), where Eqs. 3 and 4 and DARTS have two halves: 0.5.
-- alpha is trained by SGD with momentum, as §V-A says of both; Adam, which DARTS has for it, is
-  ``fedkma.alpha-optimizer = "adam"``. Its step and weight decay are settings of their own, by
-  default the paper's for both, and its moments start anew in each round.
-- A client that fails in training drops out of all rows; one that fails to send its row gets
-  the uniform one.
-- A new client trains from the initial model and then from its mixture of itself and the last
-  round's repliers, whose models stay as they were.
+- alpha is trained by SGD with momentum, as §V-A says of both; ``fedkma.alpha-optimizer = "adam"``
+  uses Adam as in DARTS. Step size and weight decay have their own settings, by default the paper's
+  values for both, and the moments are reset in each round.
+- A client that fails in training has weight 0 in all rows. A client that fails to send its row gets
+  the uniform row.
+- A new client trains from the initial model and then from its mixture with the last round's
+  repliers, whose models do not change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,13 +51,13 @@ SHARE_KNOWLEDGE = "share-knowledge"
 """Phase of the message that asks a client for its row of M."""
 
 CLASS_LOGITS = "class-logits"
-"""Name of a reply's mean logit vectors, (K, K), one row a class."""
+"""Name of a reply's mean logit vectors, (K, K), one row per class."""
 
 CLASS_FLAGS = "class-flags"
 """Name of a reply's flags, (K,), 1 for a class that the client holds, else 0."""
 
 FARTHEST = 1e6
-"""Largest distance that is sent; far beyond it the weight of a client is 0 already."""
+"""Largest distance that is sent; the weight of a client is 0 already far below it."""
 
 
 class FedKMASettings(Settings):
@@ -100,7 +100,7 @@ def irrelevancy(
     """Return H (Eq. 12) for all pairs of clients and all classes at once.
 
     ``H[i,j,k] = lambda KL(q_ik || q_jk) + (1 - lambda) (-log q_jk[k])`` with
-    ``q_ik = softmax(z_ik)``, and uniform where a client lacks class k.
+    ``q_ik = softmax(z_ik)``, or uniform if a client lacks class k.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def sharing_row(
     as_printed: bool = False,
     sharpness: float = 1.0,
 ) -> NDArray[np.float64]:
-    """Return a client's row of M from its row of H and its own labels (Eq. 11).
+    """Return a client's row of M from its row of H and its label distribution (Eq. 11).
 
     Parameters
     ----------
@@ -149,9 +149,9 @@ def sharing_row(
     label_distribution : ndarray
         p_i, shape (K,), sums to 1.
     as_printed : bool
-        Whether weights rise with the distance, as the paper prints it.
+        Whether weights increase with the distance, as printed in the paper.
     sharpness : float
-        beta, by which distances are multiplied; 1 is the paper.
+        beta, the factor of the distances; 1 in the paper.
 
     Returns
     -------
@@ -165,7 +165,7 @@ def sharing_row(
 
 
 class FedKMA(ParameterStrategy):
-    """FedKMA (Algorithm 1): models up, H down, rows of M up, mixed models down.
+    """FedKMA (Algorithm 1): collects models, sends H, collects rows of M, sends mixed models.
 
     Attributes
     ----------
@@ -175,7 +175,7 @@ class FedKMA(ParameterStrategy):
     mixed : dict of str to ndarray
         The clients' mixed models by kind, shape (N, length); empty before the first round.
     last_replies : dict of int to Reply
-        Of the last round, where clients come after it; not part of the state.
+        Replies of the last round if there are new clients; not part of the state.
     """
 
     settings_type = FedKMASettings
@@ -186,29 +186,29 @@ class FedKMA(ParameterStrategy):
     last_replies: Mapping[int, Reply]
 
     def begin(self, initial: Arrays) -> None:
-        """Start with one model for all, and everybody weighed alike."""
+        """Start with one model for all clients and uniform weights."""
         super().begin(initial)
         self.sharing = equal_weights(self.plan.num_clients, self.plan.newcomers)
         self.mixed = {}
 
     def model_for(self, partition_id: int) -> Model:
-        """Return the client's mixed model, the algorithm's output; at first all are alike."""
+        """Return the client's mixed model, or the initial model before the first round."""
         if not self.mixed:
             return self.model
         return {kind: rows[partition_id] for kind, rows in self.mixed.items()}
 
     def extra_due(self) -> dict[str, Due]:
-        """Ask for the mean logits of each class."""
+        """Require the mean logits of each class."""
         classes = self.plan.num_classes
         return {CLASS_LOGITS: Due((classes, classes)), CLASS_FLAGS: Due((classes,))}
 
     def check_reply(self, reply: Reply) -> None:
         """Refuse flags other than 0 and 1."""
         if not np.isin(reply.arrays[CLASS_FLAGS], (0, 1)).all():
-            raise InvalidReplyError(f"{CLASS_FLAGS} holds something other than 0 and 1")
+            raise InvalidReplyError(f"{CLASS_FLAGS} holds values other than 0 and 1")
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
-        """Ask for the rows of M, then mix every replier's model by its row."""
+        """Collect the rows of M, then mix every replier's model by its row."""
         repliers = list(replies)
         if self.plan.num_new and server_round == self.plan.num_server_rounds:
             self.last_replies = replies
@@ -237,15 +237,15 @@ class FedKMA(ParameterStrategy):
     def sharing_rows(
         self, server_round: int, distances: Mapping[int, NDArray[np.float64]]
     ) -> NDArray[np.float64]:
-        """Send clients their rows of H, each (S, K), and gather their rows of M, shape (R, S).
+        """Send clients their rows of H, each (S, K), and collect their rows of M, shape (R, S).
 
-        A client that sends none gets the uniform row.
+        A client that sends no row gets the uniform one.
         """
         givers = len(next(iter(distances.values())))
         rows = self.exchange(
             SHARE_KNOWLEDGE,
             payloads={
-                # An infinity would turn into NaN where it meets a class of probability 0.
+                # Infinity times a class probability of 0 would be NaN.
                 n: {"irrelevancy": np.minimum(row, FARTHEST).astype(np.float32)}
                 for n, row in distances.items()
             },
@@ -262,7 +262,7 @@ class FedKMA(ParameterStrategy):
         return block
 
     def welcome(self, step: int, replies: dict[int, Reply]) -> None:
-        """Let each new client weigh the last round's repliers and itself, and mix their models."""
+        """Mix each new client's model with those of the last round's repliers by its row of M."""
         givers = list(self.last_replies.values())
         distances = {n: self.distances([*givers, reply])[-1] for n, reply in replies.items()}
         rows = self.sharing_rows(step, distances)
@@ -283,6 +283,6 @@ class FedNAS(FedKMA):
     def sharing_rows(
         self, server_round: int, distances: Mapping[int, NDArray[np.float64]]
     ) -> NDArray[np.float64]:
-        """Weigh all givers alike, without asking."""
+        """Return uniform rows without asking the clients."""
         givers = len(next(iter(distances.values())))
         return np.full((len(distances), givers), 1 / givers)

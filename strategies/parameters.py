@@ -1,8 +1,8 @@
-"""What methods share whose clients exchange model parameters: send, check, average, mix.
+"""Base of methods whose clients exchange model parameters: send, check, average, mix.
 
-A model travels as flat vectors, one a kind: ``weights`` (d,), with batch normalization
-``buffers`` (b,), and in an architecture search ``alphas`` (a,). Clients know which stretch of a
-vector belongs to which layer; nothing here has to.
+A model is sent as flat vectors, one per kind: ``weights`` (d,), with batch normalization
+``buffers`` (b,), and in an architecture search ``alphas`` (a,). Only clients know which part of a
+vector belongs to which layer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,18 +16,18 @@ from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Due, Reply
 
 Model = dict[str, NDArray[Any]]
-"""A model as it travels: its vectors by kind, float32."""
+"""A model in network format: float32 vectors by kind."""
 
 BUFFERS = "buffers"
-"""The kind that nobody trains: it is averaged, and no step is taken on it."""
+"""The kind that is averaged but not trained."""
 
 
 STRETCH = 2**16
-"""How many numbers of each model are looked at together."""
+"""Number of entries of each model that are processed at once."""
 
 
 class SharedModelSettings(Settings):
-    """Settings of methods whose clients train a shared model beside their own.
+    """Settings of methods whose clients train a shared model besides their own.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class SharedModelSettings(Settings):
 
 
 def mean_model(models: Sequence[Model], weights: NDArray[np.float64]) -> Model:
-    """Average models, one after the other, so that no second copy of all of them is needed.
+    """Average models one by one, without a second copy of all of them.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def mean_model(models: Sequence[Model], weights: NDArray[np.float64]) -> Model:
     Returns
     -------
     dict of str to ndarray
-        The mean, of the models' type.
+        The mean, with the data type of the models.
     """
     shares = weights / weights.sum()
     mean: Model = {}
@@ -63,7 +63,7 @@ def mean_model(models: Sequence[Model], weights: NDArray[np.float64]) -> Model:
 
 
 def mix_models(weights: NDArray[Any], models: Sequence[Model]) -> Model:
-    """Mix S models into R, as one matrix product a kind.
+    """Mix S models into R, with one matrix product per kind.
 
     Parameters
     ----------
@@ -81,20 +81,20 @@ def mix_models(weights: NDArray[Any], models: Sequence[Model]) -> Model:
 
 
 def stacked(models: Sequence[Model]) -> Model:
-    """Return R models as one, with (R, length) for the vectors of each kind."""
+    """Stack the vectors of R models by kind, (R, length)."""
     return {kind: np.stack([model[kind] for model in models]) for kind in models[0]}
 
 
 def gram_matrix(models: Sequence[Model]) -> NDArray[np.float64]:
-    """Return the inner products of models' parameters, measured from their mean.
+    """Return the inner products of models' parameters after subtracting their mean.
 
-    Distances between the models do not depend on where they are measured from, and from the
-    mean they do not drown in rounding: clients' models have far more in common than not.
+    Distances between models do not depend on the origin. Subtracting the mean avoids cancellation,
+    because clients' models differ little.
 
     Parameters
     ----------
     models : sequence of dict
-        R models of one architecture; their buffers do not count.
+        R models of one architecture; buffers are ignored.
 
     Returns
     -------
@@ -103,7 +103,7 @@ def gram_matrix(models: Sequence[Model]) -> NDArray[np.float64]:
     """
     products = np.zeros((len(models), len(models)))
     for kind in models[0].keys() - {BUFFERS}:
-        # A stretch at a time, so that no second copy of all models is needed.
+        # Part by part, without a second copy of all models.
         for start in range(0, len(models[0][kind]), STRETCH):
             rows = np.stack([model[kind][start : start + STRETCH] for model in models])
             rows -= rows.mean(axis=0)
@@ -118,16 +118,16 @@ def squared_distances(products: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def step_towards(model: Model, mean: Model, rate: float) -> Model:
-    """Return ``(1 - rate) model + rate mean``; exactly the mean where the rate is 1.
+    """Return ``(1 - rate) model + rate mean``, which is exactly the mean at rate 1.
 
-    Buffers are those of the mean: a step beyond them could leave a negative variance.
+    Buffers are those of the mean, since extrapolation could make a variance negative.
 
     Parameters
     ----------
     model, mean : dict of str to ndarray
         The global model and the mean of the clients' models.
     rate : float
-        Above 0; the server's step size.
+        The server's step size, above 0.
     """
     if rate == 1:
         return mean
@@ -138,16 +138,16 @@ def step_towards(model: Model, mean: Model, rate: float) -> Model:
 
 
 def num_parameters(model: Model) -> int:
-    """Count a model's trained numbers, without its buffers."""
+    """Count the trained parameters of a model."""
     return sum(len(vector) for kind, vector in model.items() if kind != BUFFERS)
 
 
 class ParameterStrategy(PersonalizedStrategy):
     """A strategy whose clients reply with the parameters of one architecture.
 
-    On its own it is FedAvg: one global model, the mean of the clients' models weighted by their
-    training samples, as many as they said when they were met. A method overrides `model_for`
-    (whose model a client is sent), `extra_parts` and `extra_due` (what travels beside it), and
+    Without overrides it is FedAvg: one global model, the mean of the clients' models weighted by
+    the training samples that they reported when they joined. A method overrides `model_for` (the
+    model that a client receives), `extra_parts` and `extra_due` (further arrays), and
     `aggregate_models`.
 
     Attributes
@@ -168,15 +168,15 @@ class ParameterStrategy(PersonalizedStrategy):
     # ---- Hooks of parameter methods --------------------------------------------------
 
     def model_for(self, partition_id: int) -> Model:
-        """Return the model that one client is sent, to train and to be evaluated."""
+        """Return the model that one client receives for training and evaluation."""
         return self.model
 
     def extra_parts(self, partition_id: int) -> Arrays:
-        """Return what one client is sent beside its model before it trains."""
+        """Return the arrays that one client receives besides its model before training."""
         return {}
 
     def extra_due(self) -> dict[str, Due]:
-        """Return what every array beside the model in a train reply has to be."""
+        """Return the specification of the arrays besides the model in a train reply."""
         return {}
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
@@ -186,7 +186,7 @@ class ParameterStrategy(PersonalizedStrategy):
     # ---- Hooks of every strategy -----------------------------------------------------
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the client its model and what belongs beside it."""
+        """Send the client its model and the extra parts."""
         return {**self.model_for(partition_id), **self.extra_parts(partition_id)}
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
@@ -194,11 +194,11 @@ class ParameterStrategy(PersonalizedStrategy):
         return self.model_for(partition_id)
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
-        """Ask for a model like the global one, and for what belongs beside it."""
+        """Require a model like the global one, and the extra parts."""
         return {**model_due(self.model), **self.extra_due()}
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
-        """Take the models out of the replies."""
+        """Aggregate the models in the replies."""
         models = {
             n: {kind: reply.arrays[kind] for kind in self.model} for n, reply in replies.items()
         }
@@ -210,10 +210,10 @@ class ParameterStrategy(PersonalizedStrategy):
 
 
 class SharedModelStrategy(ParameterStrategy):
-    """A strategy whose clients share the parameters of one model and keep another of their own.
+    """A strategy whose clients share the parameters of one model and keep a private model.
 
-    The shared one is FedAvg's global model. The clients' own may differ, never leave them, and
-    are what is evaluated.
+    The shared model is FedAvg's global model. Private models may differ in architecture, are never
+    sent, and are evaluated.
     """
 
     settings_type: ClassVar[type[Settings]] = SharedModelSettings
@@ -226,16 +226,16 @@ class SharedModelStrategy(ParameterStrategy):
         super().begin(self.server_models.initial(name=self.settings.shared_model))
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send nothing: the client's own model is evaluated."""
+        """Send nothing: the private model is evaluated."""
         return {}
 
 
 class LibraryStrategy(ParameterStrategy):
-    """A strategy that keeps the last model of every client it got one from.
+    """A strategy that stores the last model of every client.
 
-    Clients go on with their own models and are evaluated after training. The server's memory
-    grows by a model with each client that took part, 6.7 MB with the model `cnn` and 6.7 GB with
-    1,000 of them: such methods are for the few large clients of cross-silo learning.
+    Clients continue with their own models and are evaluated after training. The server's memory
+    grows by one model per client: 6.7 MB with the model `cnn`, or 6.7 GB with 1,000 clients. Such
+    methods suit cross-silo learning with few clients.
 
     Attributes
     ----------
@@ -257,7 +257,7 @@ class LibraryStrategy(ParameterStrategy):
         return {}
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
-        """Keep the repliers' models in place of their earlier ones."""
+        """Replace the stored models of the repliers."""
         for n, model in models.items():
             self.library |= {f"{n}/{kind}": vector for kind, vector in model.items()}
 
@@ -271,5 +271,5 @@ class LibraryStrategy(ParameterStrategy):
 
 
 def model_due(model: Mapping[str, NDArray[Any]]) -> dict[str, Due]:
-    """Return what every vector of a model like this one has to be."""
+    """Return the specification of every vector of a model like this one."""
     return {kind: Due(vector.shape, str(vector.dtype)) for kind, vector in model.items()}

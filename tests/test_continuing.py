@@ -158,7 +158,10 @@ def test_the_command_line_says_what_changes_and_goes_on(local, tmp_path):
         (["--output-dir", "elsewhere"], "output-dir would differ; move the directory"),
         (["-c", "state-dir=/nowhere"], "state-dir would differ"),
         (["-c", "nope=1"], "no key nope"),
-        (["--clients", "3", "-c", "num-server-rounds=3"], "needs 4 clients, but --clients 3 starts fewer"),
+        (
+            ["--clients", "3", "-c", "num-server-rounds=3"],
+            "needs 4 clients, but --clients 3 starts fewer",
+        ),
         ([], "finished run; nothing to resume, unless num-server-rounds grows above 2"),
     ],
 )

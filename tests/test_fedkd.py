@@ -155,7 +155,7 @@ class SmallModels:
     [
         ({"ranks": np.array([3, 0], dtype=np.int32)}, "a rank that its matrix cannot have"),
         ({"ranks": np.array([-1, 0], dtype=np.int32)}, "a rank that its matrix cannot have"),
-        ({"factors": np.zeros(9, dtype=np.float32)}, "holds 9 numbers where 14 are due"),
+        ({"factors": np.zeros(9, dtype=np.float32)}, "holds 9 numbers instead of 14"),
         ({"factors": np.full(14, 1e5, dtype=np.float32)}, "multiply to a number beyond"),
         ({"factors": np.full(14, 1e30, dtype=np.float32)}, "multiply to a number beyond"),
     ],

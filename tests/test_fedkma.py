@@ -505,7 +505,7 @@ def test_monstrous_logits_reach_nobody_as_nan(tiny, tmp_path):
 
 def test_flags_other_than_0_and_1_are_refused():
     strategy = FedKMA(RunPlan(num_clients=2, num_classes=3), FedKMASettings())
-    with pytest.raises(InvalidReplyError, match="something other than 0 and 1"):
+    with pytest.raises(InvalidReplyError, match="values other than 0 and 1"):
         strategy.check_reply(reply_with({CLASS_FLAGS: np.array([0, 0.5, 1])}))
 
 
