@@ -17,6 +17,8 @@ from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.data.catalogue import DATASETS, DataError
 from fedkd_flwr.data.clients import check_data
 from fedkd_flwr.data.record import data_digests, split_record
+from fedkd_flwr.grids.base import MessageGrid
+from fedkd_flwr.grids.duration import DurationEstimate
 from fedkd_flwr.grids.longest_first import LongestFirstGrid
 from fedkd_flwr.grids.prompt import PromptGrid
 from fedkd_flwr.models.fit import build_fitting, returns_probabilities
@@ -287,11 +289,14 @@ def run_rounds(
     strategy.look_back(Run(directory.path).round_rows)
     if checkpoint.completed_rounds:
         log(INFO, "Continuing after round %d", checkpoint.completed_rounds)
+    rounds = strategy.plan.num_server_rounds - strategy.completed_rounds
+    if isinstance(grid, MessageGrid):
+        grid.duration = DurationEstimate(rounds)
     with suppress(StoppedEarly):
         strategy.start(
             grid,
             ArrayRecord({kind: Array(vector) for kind, vector in initial.items()}),
-            num_rounds=strategy.plan.num_server_rounds - strategy.completed_rounds,
+            num_rounds=rounds,
             timeout=run.plan.round_timeout,
         )
 

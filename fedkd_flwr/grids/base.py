@@ -1,11 +1,16 @@
-"""What all grids of this package share."""
+"""The base class of this package's grids."""
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedkd_flwr.grids.duration import DurationEstimate
+
 
 class MessageGrid(Grid):
-    """A grid of messages that are built as Flower's newer API builds them."""
+    """A grid whose messages are built by Flower's newer API."""
+
+    duration: DurationEstimate | None = None
+    """Is informed when clients have trained, if a run set it."""
 
     def create_message(
         self,
@@ -15,5 +20,5 @@ class MessageGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Create a message, as Flower's older API does."""
+        """Create a message. Flower's older API calls this."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)

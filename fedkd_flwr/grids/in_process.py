@@ -153,12 +153,14 @@ class InProcessGrid(MessageGrid):
 
     def _teller(self, message_type: str, total: int) -> Callable[[int], None]:
         """Return what to call when some more of as many messages are answered."""
-        answered = 0
+        answered, started_at = 0, time.monotonic()
 
         def tell(more: int) -> None:
             nonlocal answered
             answered += more
             self._on_clients(message_type, answered, total)
+            if self.duration and message_type == MessageType.TRAIN:
+                self.duration.trained(time.monotonic() - started_at, answered, total)
 
         return tell
 

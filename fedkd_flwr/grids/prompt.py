@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterable
 
-from flwr.app import Message
+from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fedkd_flwr.grids.base import MessageGrid
@@ -60,7 +60,8 @@ class PromptGrid(MessageGrid):
         """Send messages and wait for the replies, until a timeout."""
         started_at = time.monotonic()
         deadline = math.inf if timeout is None else started_at + timeout
-        missing = set(self.push_messages(messages))
+        sent = list(messages)
+        missing = set(self.push_messages(sent))
         replies: list[Message] = []
         while missing:
             new = list(self.pull_messages(missing))
@@ -72,6 +73,9 @@ class PromptGrid(MessageGrid):
             if missing:
                 # The last look is at the deadline, whatever the pause would be.
                 time.sleep(min(self.pause(now - started_at), deadline - now))
+        if self.duration and sent and sent[0].metadata.message_type == MessageType.TRAIN:
+            # Clients train at the same time, so only the whole exchange tells how long it takes.
+            self.duration.trained(time.monotonic() - started_at, len(sent), len(sent))
         return replies
 
     def pause(self, waited: float) -> float:
