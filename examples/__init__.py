@@ -1,1 +1,1 @@
-"""Examples of bringing one's own: a model, a method, data."""
+"""Examples of custom models, data, partitions and methods."""

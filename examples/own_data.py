@@ -1,4 +1,4 @@
-"""Data of one's own from a function: a table of 13 measurements a sample, three classes.
+"""Custom data from a function: a table of 13 measurements per sample, three classes.
 
 uv run fedkd run -c dataset=examples.own_data:wines -c models=mlp,examples.own_data:Perceptron \
     -c num-clients=4 -c partition=iid -c client-split=60/0/40 -c held-out-size=40 -c public-size=40
@@ -10,9 +10,19 @@ from torch import nn
 
 
 def wines() -> tuple[np.ndarray, np.ndarray]:
-    """Return scikit-learn's wines, each column with mean 0 and deviation 1, and their classes."""
+    """Return scikit-learn's wines, with columns of mean 0 and deviation 1, and their classes."""
     samples, labels = load_wine(return_X_y=True)
     return (samples - samples.mean(axis=0)) / samples.std(axis=0), labels
+
+
+def uneven(labels: np.ndarray, num_clients: int, seed: int) -> list[np.ndarray]:
+    """Split samples at random into parts whose sizes are as 1 to 2 to 3 and so on.
+
+    uv run fedkd run -c strategy=local -c partition=examples.own_data:uneven
+    """
+    order = np.random.default_rng(seed).permutation(len(labels))
+    ends = np.cumsum(np.arange(1, num_clients)) / (num_clients * (num_clients + 1) / 2)
+    return np.split(order, (ends * len(labels)).astype(int))
 
 
 class Perceptron(nn.Sequential):

@@ -1,7 +1,7 @@
-"""A method of one's own: KT-pFL whose coefficients follow from distances, and nothing else.
+"""A custom method: KT-pFL whose coefficients follow from the distances of soft predictions.
 
 uv run fedkd run -c strategy=examples.own_method:nearest -c nearest.sharpness=20
-uv run python -m examples.own_method   # the same beside kt-pfl
+uv run python -m examples.own_method   # the same method, kt-pfl and local compared
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from strategies.kt_pfl import KTpFL, KTpFLSettings
 
 
 class NearestSettings(KTpFLSettings):
-    """The settings of kt-pfl stay in its table; ours is ``nearest.sharpness``."""
+    """KT-pFL's settings stay in the table ``kt-pfl``; the new one is ``nearest.sharpness``."""
 
     table = "nearest"
     sharpness: float = Field(default=10.0, ge=0)
@@ -25,7 +25,7 @@ class Nearest(KTpFL):
     settings_type = NearestSettings
 
     def updated_block(self, block, predictions, shares):
-        """Return coefficients (R, R) ∝ exp(-sharpness * mean squared distance)."""
+        """Return coefficients (R, R), proportional to exp(-sharpness * squared distance)."""
         differences = predictions[:, None] - predictions[None]
         distances = (differences**2).sum(axis=-1).mean(axis=-1)
         weights = np.exp(-self.settings.sharpness * distances)
@@ -35,14 +35,17 @@ class Nearest(KTpFL):
 nearest = fedkd_flwr.register("nearest", strategy=Nearest, client=KTpFLClient)
 
 
-def compare_with_kt_pfl(folder="runs/own-method", **settings):
-    """Run both on the same splits and return their table beside training alone."""
+def compare_with_kt_pfl(folder=None, **settings):
+    """Run local, kt-pfl and the method on the same splits, and return their comparison.
+
+    The runs go into `folder`, or into new folders under ``runs`` if it is left out.
+    """
     runs = [
-        fedkd_flwr.run(settings, strategy=strategy, output_dir=f"{folder}/{strategy}")
-        for strategy in ("local", "kt-pfl", "nearest")
+        fedkd_flwr.run(settings, strategy=name, output_dir=folder and f"{folder}/{name}")
+        for name in ("local", "kt-pfl", "nearest")
     ]
     return fedkd_flwr.compare(runs)
 
 
 if __name__ == "__main__":
-    print(compare_with_kt_pfl().table)
+    print(compare_with_kt_pfl())

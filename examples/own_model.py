@@ -1,4 +1,4 @@
-"""A network of one's own, by the side of the built-in ones.
+"""A custom network beside the built-in ones.
 
 uv run fedkd run -c models=lenet,examples.own_model:TinyNet
 """

@@ -1,0 +1,72 @@
+"""The examples of custom models, data, partitions and methods do what they say."""
+
+import numpy as np
+import pytest
+import torch
+
+import fedkd_flwr
+from examples import own_data, own_fedrep, own_method, own_series
+from fedkd_flwr.models.own import checked_own
+from fedkd_flwr.models.parts import head_of
+from fedkd_flwr.training.losses import cross_entropy
+
+FEDREP = "examples.own_fedrep:fedrep"
+
+
+def gradients(loss, model, images, labels):
+    model.zero_grad()
+    loss(model, images, labels).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_fedrep_trains_the_head_and_then_the_body():
+    model = checked_own(own_data.Perceptron((13,), 3), "Perceptron", (13,), 3)
+    images, labels = torch.randn(6, 13), torch.tensor([0, 1, 2, 0, 1, 2])
+    whole = gradients(cross_entropy, model, images, labels)
+    of_head = gradients(own_fedrep.head_loss, model, images, labels)
+    of_body = gradients(own_fedrep.body_loss, model, images, labels)
+    in_head = {
+        name for name, p in model.named_parameters() if p in set(head_of(model).parameters())
+    }
+    assert 0 < len(in_head) < len(whole)
+    for name, expected in whole.items():
+        trained, frozen = (of_head, of_body) if name in in_head else (of_body, of_head)
+        torch.testing.assert_close(trained[name], expected)
+        assert frozen[name] is None
+
+
+@pytest.mark.parametrize("cohort", ["off", "on"])
+def test_fedrep_runs_and_shares_the_body(cohort, small, tmp_path):
+    changes = {"strategy": FEDREP, "models": "mlp", "cohort": cohort, "num-server-rounds": 1}
+    run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
+    fedper = fedkd_flwr.run(
+        {**small, **changes, "strategy": "fedper"}, output_dir=tmp_path / "fedper"
+    )
+    assert list(run.rounds["failures"]) == [0]
+    assert run.summary["numbers_up"] == fedper.summary["numbers_up"]
+    with pytest.raises(fedkd_flwr.ConfigError, match="averages parameters and needs one"):
+        fedkd_flwr.run({**small, **changes, "models": "mlp,lenet"})
+
+
+def test_series_are_told_apart_by_the_recurrent_network(own, tmp_path):
+    samples, labels = own_series.waves()
+    assert samples.shape == (1200, 1, own_series.STEPS)
+    assert np.bincount(labels).tolist() == [400, 400, 400]
+    changes = {"dataset": "examples.own_series:waves", "models": "examples.own_series:Recurrent"}
+    changes |= {"strategy": "local", "optimizer": "adam", "momentum": 0.0, "learning-rate": 0.01}
+    run = fedkd_flwr.run({**own, **changes, "local-epochs": 3}, output_dir=tmp_path / "run")
+    assert run.summary["last_round"]["accuracy_mean"] > 0.5
+
+
+def test_the_partition_of_the_example_is_uneven():
+    shares = own_data.uneven(np.zeros(100), 4, seed=1)
+    assert [len(share) for share in shares] == [10, 20, 30, 40]
+    assert sorted(np.concatenate(shares)) == list(range(100))
+
+
+def test_the_comparison_of_the_example_can_be_repeated(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        comparison = own_method.compare_with_kt_pfl(**{**small, "num-server-rounds": 1})
+        assert comparison.groups.keys() == {"local", "kt-pfl", "nearest"}
+    assert len(list((tmp_path / "runs").iterdir())) == 6
