@@ -17,7 +17,7 @@ from fedkd_flwr.plots.style import COLORS, FIGURE_WIDTH, new_figure
 
 
 def draw(table: pd.DataFrame, names: list[str], path: Path) -> None:
-    """Draw each run as a point and each mean as a bar, a line for each choice of settings.
+    """Draw each run as a point and each mean as a bar, one line per combination of settings.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def draw(table: pd.DataFrame, names: list[str], path: Path) -> None:
 
 
 def main(output: Path, words: list[str]) -> None:
-    """Draw the runs of the files that are named."""
+    """Draw the runs of the given files."""
     files, names, conditions = parted(
         tuple(Path(word) if word.endswith(".json") else word for word in words)
     )

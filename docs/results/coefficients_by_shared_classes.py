@@ -1,4 +1,4 @@
-"""Show whether clients with like data end up with larger coefficients for each other.
+"""Show whether clients with similar data have larger coefficients for each other.
 
     python docs/results/coefficients_by_shared_classes.py ROUND OUTPUT.json RUN...
 
@@ -57,13 +57,13 @@ def by_shared_classes(run: Run, server_round: int) -> dict[str, Any]:
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
-    """Return what was written of each run."""
+    """Return the stored values of each run."""
     content: list[dict[str, Any]] = json.loads(file.read_text())
     return content
 
 
 def ratios(file: Path) -> str:
-    """Return the ratio of each run, most shared classes to none."""
+    """Return each run's ratio of the coefficients with most and with no shared classes."""
     return ", ".join(f"{row['ratio']:,.0f}" for row in rows(file))
 
 
@@ -73,7 +73,7 @@ def own(file: Path) -> str:
 
 
 def table(file: Path) -> str:
-    """Return a row a choice of settings: a client's mean coefficients, means over seeds too."""
+    """Return one row per combination of settings: mean coefficients over clients and seeds."""
     found = rows(file)
     shared = sorted((key for key in found[0] if key.isdigit()), key=int, reverse=True)
     names = list(found[0]["settings"])
@@ -98,7 +98,7 @@ def table(file: Path) -> str:
 
 
 def main(server_round: int, output: Path, paths: list[str]) -> None:
-    """Write one line a run."""
+    """Write one line per run."""
     runs = sorted((load_run(path) for path in paths), key=lambda run: run.config["seed"])
     varied = varied_settings(runs)
     lines = [

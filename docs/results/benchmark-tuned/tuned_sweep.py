@@ -42,18 +42,18 @@ def tell(progress: SweepProgress) -> None:
 def tune(
     preset: Path, partition: str, folder: Path, settings: dict[str, Scalar]
 ) -> list[tuple[Candidate, float]]:
-    """Do the tuning runs and return the candidates with their validation accuracy.
+    """Run all candidates and return them with their validation accuracy.
 
     Parameters
     ----------
     preset : Path
-        What all runs share.
+        Settings that all runs share.
     partition : str
         The split over clients.
     folder : Path
-        Where the runs are kept.
+        Folder of the runs.
     settings : dict
-        What holds for every run besides, such as ``data-root``.
+        More settings of every run, such as ``data-root``.
     """
     candidates = read_grid(GRID, read_config(read_toml(preset)).run.models.models)
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,14 +66,14 @@ def tune(
     for name, candidate in zip(read_sweep(sweep, settings), candidates, strict=True):
         run = finished.get(name)
         if run is None:
-            print(f"{name} failed and cannot be chosen.")
+            print(f"{name} failed and cannot be selected.")
         else:
             scores.append((candidate, validation_accuracy(run)))
     return scores
 
 
 def write_scores(path: Path, scores: list[tuple[Candidate, float]]) -> None:
-    """Write what was tried, and what it reached on validation data, one line a setting."""
+    """Write the validation accuracy of every candidate, one line each."""
     lines = [
         json.dumps(
             {
@@ -88,7 +88,7 @@ def write_scores(path: Path, scores: list[tuple[Candidate, float]]) -> None:
 
 
 def main(preset: Path, partition: str, settings: dict[str, Scalar]) -> None:
-    """Tune, write the chosen settings, and run them."""
+    """Tune, write the selected settings, and run them."""
     name = f"{preset.stem}-{partition}"
     folder = Path("runs") / "compare" / name
     scores = tune(preset, partition, folder / "tuning", settings)

@@ -55,7 +55,7 @@ def weights_by_group(path: str) -> dict[str, Any]:
 
 
 def table(file: Path) -> str:
-    """Return a row a run: M in the last round, the ratio by round, and the accuracy."""
+    """Return one row per run: M in the last round, the ratio by round, and the accuracy."""
     lines = [
         "| Eq. 11 | mean weight within a group, last round | across | ratio by round | accuracy |",
         "|---|---:|---:|---|---:|",
@@ -74,7 +74,7 @@ def table(file: Path) -> str:
 
 
 def main(output: Path, paths: list[str]) -> None:
-    """Write the numbers of all runs as JSON and draw a heat map for each."""
+    """Write the results of all runs as JSON, and draw a heat map for each."""
     output.parent.mkdir(parents=True, exist_ok=True)
     results = {Path(path).name: weights_by_group(path) for path in paths}
     for path in paths:

@@ -1,4 +1,4 @@
-"""What one round of FedKMA costs at the paper's size: server time and memory, client time.
+"""Cost of one FedKMA round at the paper's size: server time and memory, client time.
 
     python docs/results/fedkma/fedkma_round.py OUTPUT.json [--clients 10]
 
@@ -37,11 +37,11 @@ from strategies.fedkma import (
 
 SHAPE, CLASSES, BATCH = (3, 32, 32), 10, 16
 MEMORY_LIMIT = 4.0
-"""Gigabytes that the server's part must stay under, Python and PyTorch included."""
+"""Limit of the server's memory in gigabytes, including Python and PyTorch."""
 
 
 class WithoutClients(FedKMA):
-    """FedKMA whose clients answer at once: the rows of M are computed here."""
+    """FedKMA without clients: the rows of M are computed here."""
 
     seconds: dict[str, float]
 
@@ -57,19 +57,19 @@ class WithoutClients(FedKMA):
 
 @contextmanager
 def measured(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Note the processor time that a part takes: other programs do not count."""
+    """Record the CPU time of a part; other processes do not count."""
     started_at = time.process_time()
     yield
     seconds[name] = time.process_time() - started_at
 
 
 def peak_memory() -> float:
-    """Return the most memory that this process ever held, in gigabytes."""
+    """Return the peak memory of this process in gigabytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
 
 
 def measure_server(num_clients: int) -> dict[str, float]:
-    """Aggregate the models of so many clients once; return processor seconds by part."""
+    """Aggregate the models of all clients once, and return CPU seconds by part."""
     model = model_vectors(build_model("darts", SHAPE, CLASSES))
     plan = RunPlan(num_clients=num_clients, num_server_rounds=1, num_classes=CLASSES)
     strategy = WithoutClients(plan, FedKMASettings())
@@ -96,7 +96,7 @@ def measure_server(num_clients: int) -> dict[str, float]:
 
 
 def measure_client(repetitions: int = 3) -> dict[str, float]:
-    """Take alpha and omega steps; return processor milliseconds a sample."""
+    """Take alpha and omega steps, and return CPU milliseconds per sample."""
     torch.manual_seed(0)
     model = build_model("darts", SHAPE, CLASSES)
     batch = torch.randn(BATCH, *SHAPE), torch.arange(BATCH) % CLASSES
@@ -118,7 +118,7 @@ def measure_client(repetitions: int = 3) -> dict[str, float]:
 
 
 def measure(clients: int) -> dict[str, Any]:
-    """Return what a round costs: processor seconds and gigabytes, milliseconds a sample."""
+    """Return the costs of a round: CPU seconds, gigabytes, milliseconds per sample."""
     torch.set_num_threads(1)
     before = peak_memory()
     server = measure_server(clients)
@@ -135,11 +135,11 @@ def measure(clients: int) -> dict[str, Any]:
     }
 
 
-# ---- What the page shows ---------------------------------------------------------------
+# ---- Tables and values ---------------------------------------------------------------
 
 
 def table(file: Path) -> str:
-    """Return a row a part."""
+    """Return one row per part."""
     found = json.loads(file.read_text())
     seconds = found["server_seconds"]
     memory = f"{found['server_gigabytes']:.1f} GB ({found['gigabytes_before']:.1f} GB before)"
@@ -155,7 +155,7 @@ def table(file: Path) -> str:
 
 
 def sample(file: Path) -> str:
-    """Return the milliseconds of a client's two steps for a sample."""
+    """Return the milliseconds of a client's two steps per sample."""
     return f"{sum(json.loads(file.read_text())['client_milliseconds'].values()):.0f}"
 
 
@@ -168,7 +168,7 @@ def server(file: Path) -> str:
 
 
 def hours(file: Path, epochs: str, samples: str) -> str:
-    """Return the hours that a client's round takes, of epochs over so many samples."""
+    """Return the hours of a client's round with a number of epochs and samples."""
     return f"{int(epochs) * int(samples) * float(sample(file)) / 3.6e6:.1f}"
 
 
@@ -178,7 +178,7 @@ def weights(file: Path) -> str:
 
 
 def when(file: Path) -> str:
-    """Return the day of the measurement."""
+    """Return the date of the measurement."""
     day: str = json.loads(file.read_text())["date"]
     return day
 
@@ -194,7 +194,7 @@ def main() -> None:
     print(table(options.output))
     peak = found["server_gigabytes"]
     if peak >= MEMORY_LIMIT:
-        raise SystemExit(f"the server's part took {peak:.2f} GB, allowed are {MEMORY_LIMIT:g}")
+        raise SystemExit(f"The server used {peak:.2f} GB; the limit is {MEMORY_LIMIT:g} GB.")
 
 
 if __name__ == "__main__":

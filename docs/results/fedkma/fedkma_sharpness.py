@@ -1,4 +1,4 @@
-"""What sharpness does to FedKMA's matrix M, on clients in groups that share their classes.
+"""Effect of sharpness on FedKMA's matrix M, for clients in groups that share their classes.
 
     python docs/results/fedkma/fedkma_sharpness.py RUNS OUTPUT
 
@@ -58,7 +58,7 @@ def last_rounds(results: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def table(file: Path, published: Path) -> str:
-    """Return a row a kind of weights: what M gives to whom, and the accuracy of each seed.
+    """Return one row per kind of weights: the weights in M and the accuracy of each seed.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def _kind(strategy: str, as_printed: bool, sharpness: float) -> str:
 
 
 def draw(results: list[dict[str, Any]], figure_path: Path) -> None:
-    """Draw the weight of other groups and the accuracy over sharpness, one line a seed."""
+    """Plot the weight of other groups and the accuracy over sharpness, one line per seed."""
     table = last_rounds(results)
     sharpened = table[(table["strategy"] == "fedkma") & ~table["as-printed"]]
     figure, axes = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
@@ -116,7 +116,7 @@ def draw(results: list[dict[str, Any]], figure_path: Path) -> None:
 
 
 def main(folder: Path, output: Path) -> None:
-    """Write the numbers and the figures of a folder of runs."""
+    """Write the results and the figures of a folder of runs."""
     output.parent.mkdir(parents=True, exist_ok=True)
     runs = [load_run(path.parent) for path in sorted(folder.glob("*/summary.json"))]
     runs = [run for run in runs if "sharing" in run.matrices]

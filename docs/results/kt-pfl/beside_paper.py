@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 def papers(table: str) -> dict[str, Any]:
-    """Return what the paper prints in a table."""
+    """Return a table's numbers in the paper."""
     return dict(load_toml(HERE / "paper.toml", "paper's tables")[table])
 
 
@@ -56,15 +56,15 @@ def table_1() -> str:
 
 
 def as_released(runs: pd.DataFrame, method: str) -> pd.DataFrame:
-    """Return a method's rows at the temperature and round at which the released code has it."""
+    """Return a method's rows with the temperature and the round of the released code."""
     temperature, rounds = ("10.0", 60) if method == "kt-pfl" else ("1.0", 30)
     is_of_method = (runs["strategy"] == method) & (runs["round"] == rounds)
-    # FedDF and pFedDF have no such temperature.
+    # FedDF and pFedDF do not have this temperature.
     return runs[is_of_method & runs["kt-pfl.temperature"].map(str).isin([temperature, "-"])]
 
 
 def row_of(table: str, file: Path, setting: str, *others: str) -> str:
-    """Return a paper's row over one setting, ours below it, and what `local` has.
+    """Return a paper's row over one setting, our row, their difference, and our gain over `local`.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Networks of KT-pFL's Table 1 that start with PyTorch's own draw in place of He's."""
+"""Networks of KT-pFL's Table 1 with PyTorch's default initialization instead of He's."""
 
 from torch import nn
 
@@ -7,12 +7,12 @@ from fedkd_flwr.models.common import Shape
 
 
 def alexnet(shape: Shape, classes: int) -> nn.Module:
-    """Build the project's AlexNet with PyTorch's draw."""
+    """Build the project's AlexNet with PyTorch's default initialization."""
     return _drawn_anew(small.alexnet(shape, classes))
 
 
 def lenet(shape: Shape, classes: int) -> nn.Module:
-    """Build the project's LeNet with PyTorch's draw."""
+    """Build the project's LeNet with PyTorch's default initialization."""
     return _drawn_anew(small.lenet(shape, classes))
 
 

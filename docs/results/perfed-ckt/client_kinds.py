@@ -1,4 +1,4 @@
-"""Who gains and who loses on a strongly skewed split: clients by what they hold.
+"""Accuracy by kind of client on a split with strong label skew.
 
     python docs/results/perfed-ckt/client_kinds.py OUTPUT.json RUN...
 
@@ -20,10 +20,10 @@ from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.plots import label_counts
 
 TOLD = ("strategy", "learning-rate", "perfed-ckt.regularization-weight")
-"""Settings that tell the runs apart."""
+"""Settings that distinguish the runs."""
 
 ONE_CLASS = 0.95
-"""Part of its samples from which a client counts as one of a single class."""
+"""Share of its largest class from which a client counts as having a single class."""
 
 KINDS = {
     "filled_up": "filled up from all classes",
@@ -47,7 +47,7 @@ def kinds_of(run: Run) -> dict[str, NDArray[np.bool_]]:
 
 
 def by_kind(run: Run) -> dict[str, dict[str, float]]:
-    """Return the number of clients of each kind, how often one was drawn, and their accuracy."""
+    """Return for each kind the number of clients, how often one was sampled, and the accuracy."""
     drawn = run.clients["train_loss"].notna().groupby(run.clients["partition_id"]).sum().to_numpy()
     last = run.clients[run.clients["round"] == run.clients["round"].max()]
     accuracy = last.sort_values("partition_id")["accuracy"].to_numpy()
@@ -62,7 +62,7 @@ def by_kind(run: Run) -> dict[str, dict[str, float]]:
 
 
 def table(file: Path) -> str:
-    """Return a row a choice of settings: the means over its runs, in percent."""
+    """Return one row per combination of settings: means over its runs, in percent."""
     runs: list[dict[str, Any]] = json.loads(file.read_text())
     rows = []
     for choice in dict.fromkeys(tuple(run["settings"].values()) for run in runs):
@@ -74,7 +74,7 @@ def table(file: Path) -> str:
 
 
 def clients(file: Path) -> str:
-    """Return how many clients are of each kind, by seed, for a sentence."""
+    """Return the number of clients of each kind by seed, for a sentence."""
     runs: list[dict[str, Any]] = json.loads(file.read_text())
     seeds = {run["seed"]: run["kinds"] for run in runs}
     counts = (
@@ -85,7 +85,7 @@ def clients(file: Path) -> str:
 
 
 def draws(file: Path, strategy: str, kind: str) -> str:
-    """Return how often a client of a kind was drawn with a method, by seed, for a sentence."""
+    """Return how often a client of a kind was sampled, by seed, for a sentence."""
     runs: list[dict[str, Any]] = json.loads(file.read_text())
     own = (run for run in runs if run["settings"]["strategy"] == strategy)
     means = {run["seed"]: run["kinds"][kind]["drawn"] for run in own}
@@ -93,7 +93,7 @@ def draws(file: Path, strategy: str, kind: str) -> str:
 
 
 def main(output: Path, paths: list[str]) -> None:
-    """Write one line a run."""
+    """Write one line per run."""
     lines = [
         json.dumps(
             {

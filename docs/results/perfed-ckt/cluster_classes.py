@@ -1,4 +1,4 @@
-"""How alike the data of clients is that end up in one cluster.
+"""Similarity of the data of clients in the same cluster.
 
     python docs/results/perfed-ckt/cluster_classes.py OUTPUT.json RUN...
 
@@ -19,13 +19,13 @@ from fedkd_flwr import Run, load_run
 from fedkd_flwr.plots import label_counts
 
 TOLD = ("partition", "fraction-train", "public-dataset")
-"""Settings that tell the runs apart."""
+"""Settings that distinguish the runs."""
 KINDS = {"one_cluster": "in one cluster", "two_clusters": "in two", "nearest": "its most alike"}
 """Pairs of clients, and their headings."""
 
 
 def overlaps(run: Run) -> NDArray[np.float64]:
-    """Return what part of their classes two clients share, (N, N).
+    """Return the share of classes that two clients have in common, (N, N).
 
     That is the sum over classes of the smaller of the two clients' parts of their samples: 1 where
     the labels are distributed alike, 0 where no class is common.
@@ -36,7 +36,7 @@ def overlaps(run: Run) -> NDArray[np.float64]:
 
 
 def by_cluster(run: Run) -> dict[str, float]:
-    """Return the mean overlap of pairs by whether they are in one cluster."""
+    """Return the mean overlap of pairs, by whether they share a cluster."""
     shared = overlaps(run)
     others = ~np.eye(len(shared), dtype=bool)
     clusters = run.matrices["clusters"]
@@ -51,7 +51,7 @@ def by_cluster(run: Run) -> dict[str, float]:
 
 
 def table(file: Path) -> str:
-    """Return a row a choice of settings: the means over its runs."""
+    """Return one row per combination of settings: means over its runs."""
     runs: list[dict[str, Any]] = json.loads(file.read_text())
     rows = []
     for choice in dict.fromkeys(tuple(run["settings"].values()) for run in runs):
@@ -62,7 +62,7 @@ def table(file: Path) -> str:
 
 
 def main(output: Path, paths: list[str]) -> None:
-    """Write one line a run."""
+    """Write one line per run."""
     runs = map(load_run, paths)
     lines = [
         json.dumps(

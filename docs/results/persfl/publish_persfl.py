@@ -1,4 +1,4 @@
-"""PersFL's Tables 3 to 7 on MNIST from finished runs, the paper's row beside ours.
+"""PersFL's Tables 3 to 7 on MNIST from finished runs, next to the paper's numbers.
 
     python docs/results/persfl/publish_persfl.py RUNS
 
@@ -33,21 +33,21 @@ COLUMNS = [
     "accuracy", "global_accuracy", "teacher_accuracy", "lambda", "temperature", "teacher_round"
 ]  # fmt: skip
 RUNS = "mnist.json"
-"""What is kept of all runs, beside this file."""
+"""The stored results of all runs, next to this file."""
 IDENTITY = ("split", "samples", "method", "teacher", "rounds", "seed")
-"""What tells two runs apart, in the order in which they are kept."""
+"""Values that distinguish runs, and their order in the file."""
 FREE = ("strategy", "persfl.teacher", "max-samples", "num-server-rounds", "seed")
-"""The settings behind it, beside the split."""
+"""The settings of these values, except for the split."""
 PRESETS = HERE.parents[2] / "conf" / "persfl"
 NEAR = 0.01
-"""Accuracy that a method may still gain where Table 7 calls it arrived."""
+"""Tolerance in accuracy within which Table 7 counts a method as converged."""
 
 
 # ---- What is kept of a run -----------------------------------------------------------
 
 
 def published(run: Run) -> dict[str, Any]:
-    """Return what is kept of one run: its settings that the tables tell apart, and its results."""
+    """Return the stored part of a run: the settings that distinguish it, and its results."""
     config = run.config
     clients = run.clients[run.clients["round"] == config["num-server-rounds"]]
     clients = clients.sort_values("partition_id").reindex(columns=COLUMNS).dropna(axis="columns")
@@ -90,7 +90,7 @@ def preset_of(split: str) -> dict[str, Any]:
 
 
 def require_preset(run: Run) -> None:
-    """Make sure that a run differs from its split's preset by what the tables tell apart alone.
+    """Check that a run differs from its split's preset only in the settings of `FREE`.
 
     Raises
     ------
@@ -99,13 +99,13 @@ def require_preset(run: Run) -> None:
     """
     split = SPLITS.get(run.config["partition"])
     if split is None:
-        raise ValueError(f"{run.path} is of none of the splits {', '.join(SPLITS)}.")
+        raise ValueError(f"{run.path} has none of the splits {', '.join(SPLITS)}.")
     free = {name: run.config[name] for name in FREE}
     wanted = defining_settings(read_config({**preset_of(split), **free}).flat())
     own = defining_settings(run.config)
     others = sorted(name for name in own | wanted if own.get(name) != wanted.get(name))
     if others:
-        raise ValueError(f"{run.path} has other settings than its preset: {', '.join(others)}.")
+        raise ValueError(f"{run.path} differs from its preset in {', '.join(others)}.")
 
 
 def write_runs(folder: Path) -> None:
@@ -130,7 +130,7 @@ def write_runs(folder: Path) -> None:
 
 
 def is_plain(run: Run) -> bool:
-    """Return whether a run is PersFL as the preset has it."""
+    """Return whether a run is PersFL with the preset's settings."""
     config = run.config
     variant = config["strategy"], config["persfl.teacher"], config["max-samples"]
     return variant == ("persfl", "optimal", 0)
@@ -140,7 +140,7 @@ def is_plain(run: Run) -> bool:
 
 
 def read_runs() -> pd.DataFrame:
-    """Return one row a run; ``accuracy`` and ``global_accuracy`` are lists over users."""
+    """Return one row per run; ``accuracy`` and ``global_accuracy`` are lists over users."""
     runs = json.loads((HERE / RUNS).read_text())
     return pd.DataFrame([{**run, **run.pop("clients")} for run in runs])
 
@@ -168,7 +168,7 @@ def accuracy_rows(
 
 
 def choice_rows(runs: pd.DataFrame, paper: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Yield the means over users of what they chose, ours and theirs, for each split with runs."""
+    """Yield the means of the users' choices, ours and the paper's, for each split with runs."""
     for position, split in enumerate(SPLITS.values()):
         own = runs[runs["split"] == split]
         if own.empty:
@@ -191,7 +191,7 @@ def with_soft_loss(weights: NDArray[np.float64], temperatures: NDArray[np.float6
 
 
 def round_rows(runs: pd.DataFrame, paper: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Yield the rounds given, and those after which little is to gain, for whatever has runs."""
+    """Yield rounds and rounds to convergence, for every split and method with runs."""
     for method, given in paper.items():
         for split, theirs in zip(SPLITS.values(), given, strict=True):
             of_split = runs[(runs["split"] == split) & (runs["method"] == method)]
@@ -204,7 +204,7 @@ def round_rows(runs: pd.DataFrame, paper: Mapping[str, Any]) -> Iterator[list[st
 def arrival(run: Mapping[str, Any]) -> int:
     """Return the first evaluated round within `NEAR` of the best on validation data.
 
-    Of PersFL the rounds of stage 1 count, which is all that it communicates for.
+    For PersFL, only the rounds of stage 1 count, because stage 2 has no communication.
     """
     is_last = np.array(run["evaluated"]) == run["rounds"]
     counted = ~is_last if run["method"].startswith("persfl") else np.ones_like(is_last)
@@ -213,7 +213,7 @@ def arrival(run: Mapping[str, Any]) -> int:
 
 
 def size_rows(runs: pd.DataFrame) -> Iterator[list[str]]:
-    """Yield a row a total number of samples in DS-2: PersFL, its stage 1, what users chose."""
+    """Yield one row per number of samples in DS-2: PersFL, its stage 1, the users' choices."""
     for samples, own in runs.groupby(runs["samples"].replace(0, 70_000)):
         cells = []
         for column in ("accuracy", "global_accuracy"):
@@ -235,7 +235,7 @@ def the_papers(paper: Mapping[str, Any]) -> list[str]:
 
 
 def with_deviation(values: NDArray[np.float64], digits: int = 1) -> str:
-    """Return the mean over seeds, with the standard deviation where there are several."""
+    """Return the mean over seeds, with the standard deviation if there are several."""
     deviation = f" ± {values.std(ddof=1):.{digits}f}" if len(values) > 1 else ""
     return f"{values.mean():.{digits}f}{deviation}"
 
@@ -254,12 +254,12 @@ METHODS = ("persfl", "persfl-gd", "fedavg", "fedper", "pfedme", "per-fedavg")
 
 
 def papers_tables() -> dict[str, Any]:
-    """Return what the paper prints."""
+    """Return the paper's numbers."""
     return dict(load_toml(HERE / "paper.toml", "paper's tables"))
 
 
 def variants() -> dict[str, pd.DataFrame]:
-    """Return the runs on all samples by method, PersFL's with its own teacher."""
+    """Return the runs on all samples by method; PersFL's have the optimal teacher."""
     runs = read_runs()
     runs = runs[(runs["samples"] == 0) & (runs["teacher"] == "optimal")]
     return {name: runs[runs["method"] == name] for name in METHODS}
@@ -318,7 +318,7 @@ def table_6() -> str:
 
 
 def table_7() -> str:
-    """Return Table 7: rounds, and those after which little is to gain."""
+    """Return Table 7: rounds, and rounds to convergence."""
     return table(
         "split, method, paper's rounds, our rounds, within one point of its best after",
         round_rows(pd.concat(variants().values()), papers_tables()["table7"]),
@@ -326,7 +326,7 @@ def table_7() -> str:
 
 
 def sizes() -> str:
-    """Return a row a total number of samples in DS-2, and the paper's."""
+    """Return one row per number of samples in DS-2, and the paper's row."""
     runs = read_runs()
     runs = runs[(runs["split"] == "DS-2") & (runs["teacher"] == "optimal")]
     own = runs[runs["method"] == "persfl"]
@@ -338,7 +338,7 @@ def sizes() -> str:
 
 
 def earlier() -> str:
-    """Return the runs from before averages were unweighted and DS-3 was as pFedMe deals it."""
+    """Return earlier runs, with weighted averages and other client sizes in DS-3."""
     runs = json.loads((HERE / "mnist-weighted.json").read_text())
     rows = []
     for split, own in runs.items():
@@ -379,13 +379,13 @@ def validation_at(split: str, server_round: str) -> str:
 
 
 def difference(split: str, method: str) -> str:
-    """Return ours minus the paper's in Table 3; ``stage-1`` is held against its FedAvg."""
+    """Return ours minus the paper's in Table 3; ``stage-1`` is compared with FedAvg."""
     theirs = papers(split, "fedavg" if method == "stage-1" else method)
     return f"{float(ours(split, method)) - float(theirs):+.1f}"
 
 
 def over(split: str, method: str, other: str) -> str:
-    """Return how far our mean accuracy of Table 3 is above that of another method, in points."""
+    """Return our gain in Table 3 over another method, in points."""
     return f"{float(ours(split, method)) - float(ours(split, other)):+.1f}"
 
 

@@ -1,4 +1,4 @@
-"""What a round of real nodes takes, for sentences; of ``deploy/measure_rounds.py --json FILE``."""
+"""Cost of a round with real nodes, from ``deploy/measure_rounds.py --json FILE``."""
 
 import json
 import statistics
@@ -16,12 +16,12 @@ def extremes(file: Path) -> str:
 
 
 def processor(file: Path) -> str:
-    """Return the median processor seconds of a round, of all processes together."""
+    """Return the median CPU seconds of a round, summed over all processes."""
     return f"{statistics.median(_read(file, 'processor')):.1f}"
 
 
 def when(file: Path) -> str:
-    """Return the day and the machine."""
+    """Return the date and the machine."""
     found = json.loads(file.read_text())
     return f"{found['date']}, {found['cores']} cores, load {found['load']:.1f} before"
 

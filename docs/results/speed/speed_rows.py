@@ -48,9 +48,6 @@ def baseline(file: Path, name: str) -> str:
     return f"{three_digits(result.baseline)} {result.unit}"
 
 
-beside = baseline  # the name in docs/how-to/deploy.md
-
-
 def ratio(file: Path, name: str) -> str:
     """Return the ratio."""
     return f"{_row(file, name).ratio:.2f}"

@@ -1,4 +1,4 @@
-"""Evaluate personalized networks with kept and with fresh statistics of batch normalization.
+"""Evaluate personalized networks with kept and with fresh batch-normalization statistics.
 
     python docs/results/statistics/fresh_or_kept.py RUNS OUTPUT
 
@@ -56,18 +56,18 @@ def table(file: Path) -> str:
 
 
 def seeds(file: Path) -> str:
-    """Return the seeds that were run."""
+    """Return the seeds."""
     return ", ".join(map(str, sorted({result["seed"] for result in json.loads(file.read_text())})))
 
 
 def count(file: Path) -> str:
-    """Return in how many runs fresh statistics are better, of how many."""
+    """Return in how many of all runs fresh statistics are better."""
     gains = _gains(file)
     return f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
 
 
 def extremes(file: Path) -> str:
-    """Return the least and the largest gain of fresh statistics in points."""
+    """Return the smallest and the largest gain of fresh statistics in points."""
     gains = _gains(file)
     return f"{min(gains):+.1f} to {max(gains):+.1f}"
 
@@ -77,7 +77,7 @@ def _gains(file: Path) -> list[float]:
 
 
 def main(folder: Path, output: Path) -> None:
-    """Measure the runs of a folder and write the file."""
+    """Evaluate the runs of a folder and write the results."""
     torch.set_num_threads(1)
     runs = [load_run(path.parent) for path in sorted(folder.glob("*/summary.json"))]
     results = [accuracies(run) for run in runs]

@@ -1,7 +1,7 @@
-"""The table of clients that came after the training, and its figures for sentences.
+"""The table of new clients, and single values of it for sentences.
 
-Files are those of `publish_runs.py`. A method is named as in `values.py`, as in
-``kt-pfl,new-client-rounds=2``; what it is held against is `local` with as many rounds.
+Files are those of `publish_runs.py`. A method is given as in `values.py`, for example
+``kt-pfl,new-client-rounds=2``. It is compared with `local` with the same number of rounds.
 """
 
 from pathlib import Path
@@ -13,11 +13,11 @@ from tables import REFERENCE, course_of, has_settings, in_points, markdown, refe
 from fedkd_flwr.analysis.rendering import in_bytes
 
 ALL_ROUNDS = 0
-"""`new-client-rounds` where a new client goes through as many rounds as the training had."""
+"""The `new-client-rounds` that give a new client as many rounds as the training had."""
 
 
 def table(file: Path) -> str:
-    """Return a row a method, the best for new clients first; those of fewer rounds come last."""
+    """Return one row per method, the best for new clients first, fewer rounds last."""
     groups = _results(file).groupby(["rounds", "strategy"])
     means = groups["gain"].mean().reset_index()
     order = means.sort_values(["rounds", "gain"], ascending=[True, False])
@@ -46,17 +46,17 @@ def gain(file: Path, method: str) -> str:
 
 
 def distance(file: Path, method: str) -> str:
-    """Return the size of that gain, for sentences that say its direction."""
+    """Return the absolute gain, for sentences that state its direction."""
     return f"{100 * abs(_of(file, method)['gain'].mean()):.1f}"
 
 
 def gain_in_training(file: Path, method: str) -> str:
-    """Return the mean gain over `local` of the clients that took part, in points."""
+    """Return the mean gain over `local` of the clients in training, in points."""
     return in_points([_of(file, method)["gain_in_training"].mean()])
 
 
 def number(file: Path) -> str:
-    """Return how many new clients there are in all seeds."""
+    """Return the number of new clients over all seeds."""
     results = _results(file)
     return str(results[results["strategy"] == REFERENCE].groupby("rounds")["clients"].sum().max())
 
@@ -77,7 +77,7 @@ def _results(file: Path) -> pd.DataFrame:
 
 
 def _result(run: PublishedRun, runs: list[PublishedRun]) -> dict[str, object]:
-    """Return what a row is made of, of one run."""
+    """Return the values of one run for a row."""
     local = reference(run, runs)
     own, alone = (
         pd.Series(each.kept["accuracy_of_new_clients"], dtype=float) for each in (run, local)

@@ -3,7 +3,7 @@
 Runs KT-pFL, FedMD and PerFed-CKT on digits with one client that is honest, silent, or sends
 one-hot predictions of wrong classes in every round. Prints the mean accuracy of the others.
 
-    python docs/results/robustness/lying_client.py OUTPUT.json [SEED ...]
+    python docs/results/robustness/poisoned_client.py OUTPUT.json [SEED ...]
 """
 
 import itertools
