@@ -1,4 +1,4 @@
-"""PersFL's tables: a run becomes rows beside the paper's, and the sweeps have its rounds."""
+"""PersFL's tables: a run becomes rows next to the paper's, and sweeps have the paper's rounds."""
 
 import importlib.util
 import json
@@ -23,7 +23,7 @@ def script():
     return module
 
 
-def test_a_run_becomes_rows_beside_the_papers(script, small, tmp_path, monkeypatch):
+def test_a_run_becomes_rows_next_to_the_papers(script, small, tmp_path, monkeypatch):
     changes = {"strategy": "persfl", "models": "mlp", "partition": "dirichlet", "max-samples": 300}
     run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "runs" / "one")
     kept = script.published(run) | {"samples": 0}
@@ -44,7 +44,7 @@ def test_a_run_becomes_rows_beside_the_papers(script, small, tmp_path, monkeypat
     assert cells[5:] == ["88.0 / 1.3", f"{lost:+.1f} |"]
 
 
-def test_new_runs_are_added_in_the_place_of_equal_ones(script, small, tmp_path, monkeypatch):
+def test_new_runs_replace_equal_runs(script, small, tmp_path, monkeypatch):
     monkeypatch.setattr(script, "HERE", tmp_path)
     old = dict.fromkeys(script.IDENTITY, "") | {"split": "DS-1", "samples": 0, "rounds": 1}
     others = [old | {"method": method, "seed": 0} for method in ("local", "fedavg")]
@@ -60,12 +60,12 @@ def test_new_runs_are_added_in_the_place_of_equal_ones(script, small, tmp_path, 
     other = fedkd_flwr.run(
         {**preset, **changes, "learning-rate": 0.5}, output_dir=tmp_path / "runs" / "two"
     )
-    with pytest.raises(ValueError, match="two has other settings than its preset: learning-rate"):
+    with pytest.raises(ValueError, match="two differs from its preset in learning-rate"):
         script.write_runs(other.path.parent)
 
 
 @pytest.mark.parametrize("split", ["ds1", "ds2", "ds3"])
-def test_the_sweeps_are_the_presets_with_the_papers_rounds(split, script):
+def test_sweeps_have_the_presets_settings_and_the_papers_rounds(split, script):
     position = int(split[-1]) - 1
     rounds = script.load_toml(RESULTS / "paper.toml", "paper's tables")["table7"]
     for sweep in ("persfl-mnist", "persfl-rivals-mnist"):
