@@ -1,5 +1,5 @@
-"""Server side of every method: Flower strategies, one module a method.
+"""Server side of every method: Flower strategies, one module per method.
 
-Nothing here knows of models, data sets or run directories: a strategy works on the
-arrays that clients reply with, and can be used in any Flower app.
+Strategies work on the arrays in clients' replies and can be used in any Flower app. They do not
+depend on models, data sets or run directories.
 """

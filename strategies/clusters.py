@@ -1,4 +1,4 @@
-"""What methods share that keep several global models: centers, and who belongs to which."""
+"""Base of methods with several global models: centers and cluster assignments."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +30,7 @@ def moved_centers(
     labels: NDArray[np.int64],
     weights: NDArray[np.float64],
 ) -> Model:
-    """Move each center to the mean of its members; one without members stays.
+    """Move each center to the mean of its members; a center without members does not move.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class ClusteredStrategy(ParameterStrategy):
     centers : dict of str to ndarray
         The global models by kind, shape (c, length).
     labels : ndarray
-        Shape (N,), the center to which each client's newest model belongs; -1 before its first.
+        Shape (N,), the center assigned to each client's last model; -1 before the first.
     """
 
     kept = (*ParameterStrategy.kept, "centers", "labels")
@@ -84,16 +84,16 @@ class ClusteredStrategy(ParameterStrategy):
             )
 
     def begin(self, initial: Arrays) -> None:
-        """Start with nobody in a cluster."""
+        """Start without cluster assignments."""
         super().begin(initial)
         self.labels = np.full(self.plan.num_clients, -1)
 
     def cluster_models(self, models: dict[int, Model], labels: NDArray[np.int64]) -> None:
-        """Take note of who belongs to which center, and move the centers there."""
+        """Store the assignments, and move the centers to the means of their members."""
         self.labels[list(models)] = labels
         sizes = self.sizes(models)
         self.centers = moved_centers(self.centers, list(models.values()), labels, sizes)
 
     def matrices(self) -> dict[str, NDArray[Any]]:
-        """Return the center of each client as ``clusters``, (N,), -1 for those not met yet."""
+        """Return the center of each client as ``clusters``, (N,), -1 for unassigned clients."""
         return {"clusters": self.labels.copy()}

@@ -15,10 +15,10 @@ from strategies.kt_pfl import KTpFL
 
 
 class FedMD(KTpFL):
-    """FedMD's consensus, c = 1/N throughout."""
+    """FedMD's consensus: constant coefficients c = 1/N."""
 
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
     ) -> NDArray[Any]:
-        """Leave the coefficients at 1/N."""
+        """Keep the coefficients at 1/N."""
         return block

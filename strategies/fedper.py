@@ -1,18 +1,18 @@
-"""FedPer: clients share the body of a model, and each keeps a head of its own.
+"""FedPer: clients share the body of a model and keep a personal head.
 
 Manoj Ghuhana Arivazhagan, Vinay Aggarwal, Aaditya Kumar Singh, Sunav Choudhary, *Federated
 Learning with Personalization Layers*, 2019, arXiv:1912.00818.
 
-A client trains body and head together and sends the body, of which the server takes the mean
-weighted by training samples. The last K_P layers, the head, never leave the client.
+A client trains body and head together and sends the body. The server averages the bodies, weighted
+by training samples. The head, the last K_P layers, is never sent.
 
 Differences from the paper
 --------------------------
-- K_P counts all layers with numbers of their own, batch normalization among them, from the
-  output; 1 is the last linear layer. In its ResNet the paper counts whole blocks.
-- Heads start from each client's own draw. A client that was never sampled is evaluated with a
-  head that has not been trained.
-- Clients may be sampled; in the paper all take part in each round.
+- K_P counts all layers with parameters from the output, including batch normalization; 1 is the
+  last linear layer. For its ResNet the paper counts whole blocks.
+- Heads are initialized independently on each client. A client that was never sampled is evaluated
+  with an untrained head.
+- Clients may be sampled; in the paper all clients participate in each round.
 """
 
 from pydantic import Field

@@ -1,22 +1,22 @@
-"""FedProto: clients hold their features near the global mean of a sample's class.
+"""FedProto: clients regularize features towards the global mean feature of the class.
 
 Y. Tan, G. Long, L. Liu, T. Zhou, Q. Lu, J. Jiang, C. Zhang, *FedProto: Federated Prototype
 Learning across Heterogeneous Clients*, AAAI 2022, arXiv:2105.00243.
 
 Client n replies with the mean feature, or prototype, ``C_n[k]`` of each class k. The server
-averages them by the numbers of samples. In the next round clients add
+averages them, weighted by samples. In the next round clients add
 ``lambda ||h(x) - C[y]||²`` to their loss, and a sample is classified as the class of the nearest
 global prototype.
 
 Differences from the paper
 --------------------------
-- Eq. 6 prints a further factor one over the number of clients that hold the class, which would
-  shrink prototypes. They are a mean here, weighted by samples; the released code's is unweighted.
-- The squared distance is summed over the d features, as Eq. 7 has it; the released code's is their
-  mean, so that its lambda of 1 is 1 / d here.
-- A class that nobody holds in a round keeps its prototype.
-- Models of different widths agree on one by a linear layer of their own. The paper's models do.
-- ``fedproto.predict = "head"`` classifies by the head, as the other methods do.
+- Eq. 6 has a further factor of one over the number of clients with the class, which would shrink
+  prototypes. Here they are a mean weighted by samples; the released code uses an unweighted mean.
+- The squared distance is summed over the d features as in Eq. 7. The released code averages it, so
+  that its lambda of 1 is 1 / d here.
+- A class that no client of a round holds keeps its prototype.
+- Models with different feature widths get a linear layer. The paper's models have equal widths.
+- ``fedproto.predict = "head"`` classifies by the head, like the other methods.
 """
 
 from typing import ClassVar, Literal
@@ -30,7 +30,7 @@ from strategies.core.replies import Arrays, Reply
 from strategies.prototypes import ClassMeanStrategy, FeatureSettings, mean_by_class, stacked
 
 PROTOTYPES, PROTOTYPE_FLAGS = "prototypes", "prototype-flags"
-"""Names of the global prototypes, (K, d), and of 1 for a class that has one, else 0, (K,)."""
+"""Names of the global prototypes, (K, d), and of flags, (K,), 1 for a class with a prototype."""
 
 
 class PrototypeSettings(FeatureSettings):
@@ -55,12 +55,12 @@ class FedProtoSettings(PrototypeSettings):
 
 
 class FedProto(ClassMeanStrategy):
-    """FedProto (Algorithm 1): class-mean features up, global prototypes down.
+    """FedProto (Algorithm 1): clients send class-mean features and receive global prototypes.
 
     Attributes
     ----------
     prototypes : dict of str to ndarray
-        The prototypes (K, d) and their flags (K,), as they travel.
+        The prototypes (K, d) and their flags (K,) in network format.
     """
 
     settings_type: ClassVar[type[Settings]] = FedProtoSettings
@@ -78,15 +78,15 @@ class FedProto(ClassMeanStrategy):
         }
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the prototypes, the same to every client, once there are any."""
+        """Send the prototypes to every client, as soon as there are any."""
         return self.prototypes if self.prototypes[PROTOTYPE_FLAGS].any() else {}
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the prototypes by which samples are classified."""
+        """Send the prototypes for classification."""
         return self.prototypes
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
-        """Renew the prototypes of the classes that the repliers hold."""
+        """Update the prototypes of the classes that the repliers hold."""
         means, counts = stacked(replies)
         held = counts.sum(axis=0) > 0
         new = self.new_prototypes(server_round, means, counts)
@@ -99,7 +99,7 @@ class FedProto(ClassMeanStrategy):
     def new_prototypes(
         self, server_round: int, means: NDArray[np.float32], counts: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """Return the round's prototypes, (K, d); rows of classes that nobody holds are not used.
+        """Return the round's prototypes, (K, d); rows of classes without samples are ignored.
 
         Parameters
         ----------

@@ -1,18 +1,18 @@
-"""FedProx: FedAvg whose clients are held near the global model.
+"""FedProx: FedAvg with a proximal term on the clients.
 
 Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith,
 *Federated Optimization in Heterogeneous Networks*, MLSys 2020, arXiv:1812.06127.
 
 A sampled client n minimizes ``h(w) = F_n(w) + mu / 2 * ||w - w_g||²`` from the global model w_g
-that it was sent (Algorithm 2); the server averages what comes back.
+that it received (Algorithm 2); the server averages the replies.
 
 Differences from the paper
 --------------------------
-- Clients are sampled uniformly and their models averaged by training samples, as in the paper's
-  experiments. Algorithm 2 samples them by training samples and averages uniformly.
-- Every client does the same number of epochs or iterations; the paper's stragglers, who stop
-  earlier with a less exact solution, are left out.
-- mu is one number for the run. The paper tunes it over 0.001, 0.01, 0.1 and 1 for each data set,
+- Clients are sampled uniformly and models are weighted by training samples, as in the paper's
+  experiments. Algorithm 2 samples by training samples and averages uniformly.
+- Every client does the same number of epochs or iterations. Stragglers, which stop earlier with a
+  less exact solution, are not simulated.
+- mu is constant. The paper tunes it over 0.001, 0.01, 0.1 and 1 for each data set,
   and tries a heuristic that changes it with the loss (appendix C.3.3).
 """
 

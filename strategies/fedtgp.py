@@ -1,10 +1,10 @@
-"""FedTGP: the server trains the global prototypes, to be apart by an adaptive margin.
+"""FedTGP: the server trains global prototypes with an adaptive margin between classes.
 
 J. Zhang, Y. Liu, Y. Hua, J. Cao, *FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced
 Contrastive Learning for Data and Model Heterogeneity in Federated Learning*, AAAI 2024,
 arXiv:2401.03230.
 
-FedProto's mean of prototypes that clients of different models send lies where classes blur. Here
+Averaging prototypes of heterogeneous models, as in FedProto, blurs the boundaries of classes. Here
 the global prototype of class k is ``g(e_k)``, a learned vector through two linear layers, trained
 on each client's prototype P of class c by
 
@@ -14,10 +14,9 @@ where the margin is the largest distance between two classes' mean prototypes, a
 
 Differences from the paper
 --------------------------
-- Those of `strategies.fedproto`, whose client is used; its term is lambda times the squared
-  distance, here to the trained prototype.
-- The server takes a step on the prototypes of one client at a time, where the paper draws batches
-  of ten, and takes none for classes that no client of the round holds.
+- Those of `strategies.fedproto`, whose client is used with the trained prototypes.
+- The server takes one step per client on all its prototypes; the paper draws batches of ten. There
+  are no steps for classes that no client of the round holds.
 """
 
 from typing import Any
@@ -62,7 +61,7 @@ def adaptive_margin(means: NDArray[Any], counts: NDArray[Any], threshold: float)
     means : ndarray
         Shape (R, K, d), the clients' prototypes.
     counts : ndarray
-        Shape (R, K), 0 where a client lacks a class; clients that hold it weigh alike.
+        Shape (R, K), 0 where a client lacks a class; clients with the class have equal weights.
     threshold : float
         tau.
     """
@@ -85,13 +84,13 @@ def margin_loss(prototypes: Any, sent: Any, classes: Any, margin: float) -> Any:
     prototypes, sent : Tensor
         Shapes (K, d) and (M, d).
     classes : Tensor
-        Shape (M,), whose prototypes they are.
+        Shape (M,), the classes of the prototypes sent.
     margin : float
-        By how much the right prototype counts as farther than it is.
+        Added to the distance to the correct prototype.
     """
     from torch.nn import functional  # deferred: clients import this module and train none of it
 
-    # The root has no gradient at 0.
+    # The square root has no gradient at 0.
     distances = ((sent[:, None] - prototypes[None]).square().sum(dim=-1) + 1e-12).sqrt()
     margins = margin * functional.one_hot(classes, len(prototypes))
     return functional.cross_entropy(-(distances + margins), classes)
@@ -103,7 +102,7 @@ class FedTGP(FedProto):
     Attributes
     ----------
     generator : dict of str to ndarray
-        What the prototypes come from.
+        Parameters of the network that generates the prototypes.
     """
 
     settings_type = FedTGPSettings
@@ -112,7 +111,7 @@ class FedTGP(FedProto):
     generator: Generator
 
     def begin(self, initial: Arrays) -> None:
-        """Draw the vectors from a normal distribution, the layers as torch draws linear ones."""
+        """Draw normal vectors, and initialize the layers like linear layers of PyTorch."""
         super().begin(initial)
         draw, width = random_generator(self.plan.seed, "prototypes"), self.width
         vectors = draw.normal(size=(self.plan.num_classes, width))

@@ -1,26 +1,26 @@
-"""FeSEM: several global models, each the mean of the clients whose parameters are nearest to it.
+"""FeSEM: several global models, each the mean of the clients nearest to it in parameters.
 
 M. Xie, G. Long, T. Shen, T. Zhou, X. Wang, J. Jiang, C. Zhang, *Multi-Center Federated
 Learning*, 2020, arXiv:2005.01026; again as arXiv:2108.08647, 2021.
 
 Each round is one step of expectation maximization on the clients' models ``W_i`` (Algorithm 1):
 
-- E-step: ``r_i = argmin_k ||W_i - C_k||²`` with the centers ``C_k`` of the round before;
+- E-step: ``r_i = argmin_k ||W_i - C_k||²`` with the centers ``C_k`` of the previous round;
 - M-step: ``C_k`` becomes the mean of the models with ``r_i = k``.
 
-Client i trains on from its own center. With one center this is FedAvg.
+Client i continues from its center. With one center this is FedAvg.
 
 Differences from the paper
 --------------------------
-- The paper draws centers at random. Networks from different draws are so far apart that no client
-  would ever leave the center it began with; so all clients begin with the initial global model,
-  and after the first round the centers are some of their models, chosen by k-means++.
-- The mean is weighted by training samples as in FedAvg, and taken over the round's repliers, not
-  over models of former rounds too: the server keeps no client's model.
-- A client that has not replied yet is sent the mean of all models of the last round.
-- Only weights count for the distance, not the statistics of batch normalization.
-- Centers are chosen once, so that a first round with fewer repliers than centers leaves the others
-  where nobody is; fewer clients a round than centers are refused.
+- The paper draws centers at random. Independent initial networks are so far apart that no client
+  would ever change its center. So all clients start with the initial global model, and after the
+  first round k-means++ chooses the centers among their models.
+- The mean is weighted by training samples as in FedAvg, over the round's repliers only. The server
+  stores no model of a client.
+- A client that has not replied yet receives the mean of all models of the last round.
+- The distance includes only weights, not the statistics of batch normalization.
+- Centers are chosen once. If the first round has fewer repliers than centers, the remaining centers
+  stay unused. Fewer sampled clients per round than centers are refused.
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ def nearest_centers(
     ndarray
         Shape (R,).
     """
-    # One pair at a time: all differences together would be R times c models.
+    # One pair at a time: all differences together would need the memory of R times c models.
     distances = [[np.square(model - center).sum() for center in centers] for model in models]
     return np.argmin(distances, axis=1)
 
@@ -70,7 +70,7 @@ def nearest_centers(
 def first_centers(
     models: Sequence[NDArray[np.float32]], clusters: int, seed: int
 ) -> NDArray[np.int64]:
-    """Choose models that lie apart, by k-means++.
+    """Choose distant models by k-means++.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def first_centers(
     clusters : int
         c.
     seed : int
-        Of the draw.
+        Seed of the draw.
 
     Returns
     -------
@@ -94,19 +94,19 @@ def first_centers(
 
 
 class FeSEM(ClusteredStrategy):
-    """Alternates between who is nearest to a center and where the center is."""
+    """Alternates between assigning clients to centers and moving the centers."""
 
     settings_type = FeSEMSettings
     settings: FeSEMSettings
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
-        """Refuse more clusters than clients of a round, on whose models the centers are put."""
+        """Refuse more clusters than sampled clients, whose models become the first centers."""
         super().check_plan(plan, settings)
         clusters = ClusterSettings.model_validate(settings).clusters
         if clusters > plan.sample_size:
             raise ImpossiblePlanError(
-                f"fesem.clusters = {clusters} is more than the {plan.sample_size} clients of a "
+                f"fesem.clusters = {clusters} is more than the {plan.sample_size} clients per "
                 "round."
             )
 
@@ -117,14 +117,14 @@ class FeSEM(ClusteredStrategy):
         self.centers = {kind: np.tile(vector, shape) for kind, vector in initial.items()}
 
     def model_for(self, partition_id: int) -> Model:
-        """Return the client's center; the global mean before it has one."""
+        """Return the client's center, or the global mean before its first assignment."""
         center = self.labels[partition_id]
         if center < 0:
             return self.model
         return {kind: rows[center] for kind, rows in self.centers.items()}
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
-        """Assign the models to the centers, move the centers, and average all for newcomers."""
+        """Assign models to centers, move the centers, and average all for unassigned clients."""
         super().aggregate_models(server_round, models)
         if (self.labels < 0).all():
             self._scatter_centers(server_round, list(models.values()))
@@ -132,7 +132,7 @@ class FeSEM(ClusteredStrategy):
         self.cluster_models(models, nearest_centers(weights, self.centers[WEIGHTS]))
 
     def welcome(self, step: int, replies: dict[int, Reply]) -> None:
-        """Take note of the center nearest to each new client's model; the centers stay."""
+        """Assign each new client to its nearest center; the centers do not move."""
         weights = [reply.arrays[WEIGHTS] for reply in replies.values()]
         self.labels[list(replies)] = nearest_centers(weights, self.centers[WEIGHTS])
 
@@ -145,7 +145,7 @@ class FeSEM(ClusteredStrategy):
         if len(positions) < self.settings.clusters:
             log(
                 WARNING,
-                "Round %d: %d clusters in use, for want of replies",
+                "Round %d: only %d clusters in use, because of too few replies",
                 server_round,
                 len(positions),
             )

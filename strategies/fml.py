@@ -1,21 +1,21 @@
-"""FML: a private and a shared model teach each other on every client.
+"""FML: mutual distillation of a private and a shared model on every client.
 
 T. Shen, J. Zhang, X. Jia, F. Zhang, G. Huang, P. Zhou, K. Kuang, F. Wu, C. Wu, *Federated Mutual
 Learning*, 2020, arXiv:2006.16765.
 
-Beside its private model a client holds a copy of the shared one, the *meme*, and trains both on
-its own data by deep mutual learning,
+Besides its private model a client holds a copy of the shared model, the *meme*, and trains both on
+its data by deep mutual learning,
 
     L_private = alpha CE + (1 - alpha) KL(p_meme || p_private)
     L_meme    = beta  CE + (1 - beta)  KL(p_private || p_meme).
 
-The server averages the memes as FedAvg does; private models may be of any architecture.
+The server averages the memes as in FedAvg; private models may have any architecture.
 
 Differences from the paper
 --------------------------
-- Both models take each step at once on the same batch, and neither loss moves the other's model.
-- Momentum starts anew in each round, since the meme is replaced.
-- The paper's data heterogeneity by private labels is left out: all clients share the classes.
+- Both models take their steps on the same batch; each loss updates only its own model.
+- Momentum is reset in each round, since the meme is replaced.
+- Private label sets are not implemented: all clients share the classes.
 """
 
 from pydantic import Field

@@ -1,19 +1,19 @@
-"""HypCluster: several global models, of which each client trains the one that suits it best.
+"""HypCluster: several global models; each client trains the one with its lowest loss.
 
 Y. Mansour, M. Mohri, J. Ro, A. T. Suresh, *Three Approaches for Personalization with
 Applications to Federated Learning*, 2020, arXiv:2002.10619 (§3, Algorithm 1).
 
-The server sends c hypotheses to every sampled client. The client takes the one with the lowest
-loss on its training data, trains it and sends it back with its number; the server averages what
-comes back for each hypothesis by training samples. With one cluster this is FedAvg.
+The server sends c hypotheses to every sampled client. The client chooses the one with the lowest
+loss on its training data, trains it and returns it with its number. The server averages the replies
+for each hypothesis, weighted by training samples. With one cluster this is FedAvg.
 
 Differences from the paper
 --------------------------
-- Hypotheses begin as independent draws of the model's initial weights. The paper leaves the
-  start open and remarks that it matters; one that no client takes stays as it was drawn.
-- Every round and every evaluation a client chooses anew, by cross-entropy on its training data.
-- A client says which hypothesis it took, and the server has to believe it: only the client can
-  measure its losses. The weight of its model is not its to say.
+- Hypotheses start from independent draws of the model's initial weights. The paper does not specify
+  the start and remarks that it matters. A hypothesis that no client chooses does not change.
+- A client chooses again in every round and evaluation, by cross-entropy on its training data.
+- The server has to trust the client's choice, since only the client can compute its losses. The
+  weight of its model does not come from the reply.
 """
 
 import numpy as np
@@ -33,7 +33,7 @@ class HypClusterSettings(ClusterSettings):
 
 
 class HypCluster(ClusteredStrategy):
-    """All hypotheses down, the trained one up."""
+    """Sends all hypotheses and collects the trained ones."""
 
     settings_type = HypClusterSettings
     trains_new_clients = False
@@ -53,19 +53,18 @@ class HypCluster(ClusteredStrategy):
         return self.centers
 
     def extra_due(self) -> dict[str, Due]:
-        """Ask which hypothesis the model comes from."""
+        """Require the number of the trained hypothesis."""
         return {CLUSTER: Due((1,), "int64")}
 
     def check_reply(self, reply: Reply) -> None:
         """Refuse the number of a hypothesis that does not exist."""
         if not 0 <= reply.arrays[CLUSTER][0] < self.settings.clusters:
             raise InvalidReplyError(
-                f"{CLUSTER} = {reply.arrays[CLUSTER][0]} is none of the "
-                f"{self.settings.clusters} clusters"
+                f"{CLUSTER} = {reply.arrays[CLUSTER][0]} is outside 0..{self.settings.clusters - 1}"
             )
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
-        """Average the models that come from one hypothesis."""
+        """Average the models of each hypothesis."""
         models = {n: {kind: r.arrays[kind] for kind in self.model} for n, r in replies.items()}
         labels = np.array([reply.arrays[CLUSTER][0] for reply in replies.values()])
         self.cluster_models(models, labels)

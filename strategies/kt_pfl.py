@@ -1,32 +1,32 @@
-r"""KT-pFL: clients learn from a mixture of each other's soft predictions.
+r"""KT-pFL: clients learn from personalized mixtures of soft predictions.
 
 J. Zhang, S. Guo, X. Ma, H. Wang, W. Xu, F. Wu, *Parameterized Knowledge Transfer for
 Personalized Federated Learning*, NeurIPS 2021, arXiv:2111.02862.
 
 The server holds the knowledge coefficient matrix c (N, N), row = receiver, column = giver.
 Client n learns from the teacher ``Σ_m c[n, m] S_m``, where S_m (P, K) are client m's soft
-predictions on public samples. Models stay with the clients, so they may differ.
+predictions on public samples. Models stay on the clients, so they may differ in architecture.
 
 Differences from the paper
 --------------------------
-- Rows of c are projected onto the probability simplex after each step. The paper is silent;
-  without it a teacher stops being a distribution.
+- Rows of c are projected onto the probability simplex after each step. The paper does not say so,
+  but otherwise a teacher would not be a distribution.
 - The step on c is the expectation of the mini-batch step of Eq. 7, so that its size does not
-  depend on P. (Summed over all P samples it is up to 12 times as large: c collapses onto the
-  diagonal, and a client learns from itself.)
-- One exchange a round, and accuracy measured after local training, as in the authors'
-  released implementation: the teacher of round t is distilled at the start of round t + 1.
-- Public samples are drawn anew each round as a function of seed and round.
-- With partial participation a teacher is mixed from the repliers alone, with the client's
-  row renormalized over them; coefficients of absent clients do not move.
+  depend on P. (A sum over all P samples is up to 12 times as large; c then collapses to the
+  diagonal, and clients learn only from themselves.)
+- There is one exchange per round, and accuracy is measured after local training, as in the authors'
+  released implementation. The teacher of round t is distilled at the start of round t + 1.
+- Public samples are drawn in each round as a function of seed and round.
+- With client sampling a teacher is mixed from the repliers only, with the client's row renormalized
+  over them. Coefficients of absent clients do not change.
 - The released implementation is not followed elsewhere. It fits c by squared error through
   ``softmax(5 w)``, which stays near uniform, has T = 10 for KT-pFL and T = 1 for its rivals, trains
   KT-pFL for twice the rounds, averages the divergence over classes too, has warm-up epochs,
   private batches of 16, 5,000 public samples and steps of 0.02, and counts accuracy as a mean over
   batches of 8.
 - The last teachers of a run would arrive after its last evaluation and are not sent.
-- The paper has no new clients. Here one trains and predicts, takes the step of Eq. 7 on a row of
-  its own, with the teachers of the clients in training as givers, and distils its mixture.
+- The paper has no new clients. Here a new client trains and predicts, takes the step of Eq. 7 on
+  its own row with the teachers of the training clients, and distills its mixture.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ from strategies.core.simplex import (
 from strategies.soft_predictions import DistillationSettings, SoftPredictionStrategy
 
 SMALLEST_PROBABILITY = 1e-12
-"""Probabilities are raised to this before the logarithm of their ratio is taken."""
+"""Lower limit of probabilities in logarithms."""
 
 
 class KTpFLSettings(DistillationSettings):
@@ -123,7 +123,7 @@ def knowledge_gradient(
     """
     flat = predictions.reshape(len(predictions), -1)
     terms = coefficients.astype(flat.dtype) @ flat
-    # Client by client: logarithms of all at once would fill as much memory as all predictions.
+    # Client by client, since logarithms of all would need as much memory as all predictions.
     for teacher, own in zip(terms, flat, strict=True):
         teacher[:] = _log_ratio(teacher, own) + 1
     return shares[:, None] * (terms @ flat.T)
@@ -140,8 +140,8 @@ def projected_step(
 ) -> NDArray[Any]:
     """Take one projected gradient step on the repliers' coefficients (Eqs. 7 and 11).
 
-    ``c <- c - rate (lambda ∇knowledge + 2 rho (c - 1/N))``, then back to rows of the mass that
-    they had: what a client gives to those who did not reply does not move.
+    ``c <- c - rate (lambda ∇knowledge + 2 rho (c - 1/N))``, followed by the projection to rows with
+    their previous sums, so that the weights of absent clients do not change.
 
     Parameters
     ----------
@@ -150,8 +150,8 @@ def projected_step(
     shares : ndarray
         Shape (R,), D_n/D.
     gradient : callable
-        Gradient of the knowledge term in rows on the simplex, (R, R), from them and the weight
-        of each row, (R,).
+        Gradient of the knowledge term, (R, R), as a function of rows on the simplex and of the
+        weights of the rows, (R,).
     knowledge_weight, rho, rate : float
         lambda, the pull towards 1/N, and eta_3.
     num_clients : int
@@ -170,14 +170,14 @@ def projected_step(
 
 
 def _log_ratio(teacher: NDArray[Any], own: NDArray[Any]) -> NDArray[Any]:
-    # One logarithm in place of two: it is most of what a server computes for few clients.
+    # One logarithm instead of two, since it dominates the server time for few clients.
     ratio = np.maximum(teacher, SMALLEST_PROBABILITY)
     ratio /= np.maximum(own, SMALLEST_PROBABILITY)
     return np.log(ratio, out=ratio)
 
 
 class KTpFL(SoftPredictionStrategy):
-    """KT-pFL on soft predictions, with a coefficient matrix that learns (Algorithm 1).
+    """KT-pFL on soft predictions with learned coefficients (Algorithm 1).
 
     Attributes
     ----------
@@ -198,7 +198,7 @@ class KTpFL(SoftPredictionStrategy):
         self.coefficients = equal_weights(self.plan.num_clients, self.plan.newcomers)
 
     def teach(self, server_round: int, replies: dict[int, Reply]) -> NDArray[Any]:
-        """Move the coefficients of the repliers, then mix everybody's teacher from them."""
+        """Update the coefficients of the repliers, then mix the teachers of all clients."""
         repliers = list(replies)
         predictions = self.stack_predictions(replies)
         block = np.ix_(repliers, repliers)
@@ -208,10 +208,11 @@ class KTpFL(SoftPredictionStrategy):
         return self.mix(rows, predictions)
 
     def welcome(self, step: int, replies: dict[int, Reply]) -> None:
-        """Find each new client's row among the teachers of those in training, and its teacher.
+        """Update each new client's row, and mix its teacher.
 
-        The server has kept their teachers, not what they predicted: these are its givers. Their
-        own rows stay as they are.
+        The server stores the teachers of the training clients, not their predictions. These
+        teachers are mixed with the new client's predictions. Rows of training clients do not
+        change.
         """
         trained = self.trained
         for n, own in zip(replies, self.stack_predictions(replies), strict=True):
@@ -228,7 +229,7 @@ class KTpFL(SoftPredictionStrategy):
     ) -> NDArray[Any]:
         """Take one projected gradient step on the repliers' coefficients (Eq. 7).
 
-        The paper's step is on a mini-batch xi_r; this is its expectation, the gradient over all
+        The paper's step uses a mini-batch xi_r; this is its expectation, the gradient over all
         P samples times ``|xi_r| / P`` with ``|xi_r| = min(public_batch_size, P)``.
 
         Parameters

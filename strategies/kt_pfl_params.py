@@ -1,9 +1,9 @@
-"""KT-pFL on parameters: personalized models mixed by coefficients that learn.
+"""KT-pFL on parameters: personalized models mixed by learned coefficients.
 
 J. Zhang, S. Guo, X. Ma, H. Wang, W. Xu, F. Wu, *Parameterized Knowledge Transfer for
 Personalized Federated Learning*, NeurIPS 2021, arXiv:2111.02862, appendix C.
 
-All clients have one architecture and send their parameters w_n. The server moves the
+All clients have one architecture and send their parameters w_n. The server updates the
 coefficients c (N, N), row = receiver, column = giver, by Eq. 11 with the squared distance,
 ``c <- c - eta_3 (lambda Σ_n D_n/D ∇_c ||Σ_m c[n, m] w_m - w_n||² + 2 rho (c - 1/N))``, and client n
 starts its next round from ``w_n + tau (Σ_m c[n, m] w_m - w_n)``.
@@ -11,18 +11,17 @@ starts its next round from ``w_n + tau (Σ_m c[n, m] w_m - w_n)``.
 Differences from the paper
 --------------------------
 - Rows of c are projected onto the probability simplex, as in `strategies.kt_pfl`.
-- Eq. 10 moves w_n towards the mixed model by a gradient step of eta_2 = 0.01, which changes about
-  nothing. Here tau is ``transfer-step``, and 1, the default, takes the mixed model over.
-- The gradient comes from the models' inner products, (N, N), and no pair of models is compared.
-  They are measured from the mean model, which shifts each row of the gradient by a constant,
-  and those the projection takes out.
-- Clients may be sampled. Then only the repliers' rows and columns of c move, and a client gets
-  the mixture of the last round's repliers, its row renormalized over them: the server keeps as
-  many models as were sampled, not N.
-- A client that takes part for the first time starts from what it is sent, whatever tau is.
+- Eq. 10 moves w_n towards the mixed model by a gradient step of eta_2 = 0.01, which has almost no
+  effect. Here tau is ``transfer-step``; the default of 1 replaces w_n by the mixed model.
+- The gradient is computed from the models' inner products, (N, N), after subtracting the mean
+  model. This shifts each row of the gradient by a constant, which the projection removes.
+- Clients may be sampled. Then only the repliers' rows and columns of c change. A client receives
+  the mixture of the last round's repliers, with its row renormalized over them. The server stores
+  as many models as were sampled, not N.
+- A client that participates for the first time starts from the received model, whatever tau is.
 - Batch normalization's running statistics are mixed like parameters.
 - Accuracy is that of the model after local training, as in `strategies.kt_pfl`.
-- A new client moves a row of its own, over the models of the last round and its own one.
+- A new client updates its own row over the models of the last round and its own model.
 """
 
 from collections.abc import Sequence
@@ -86,9 +85,9 @@ class KTpFLParams(ParameterStrategy):
     coefficients : ndarray
         c, shape (N, N) float64, rows on the simplex; starts at 1/N.
     repliers : ndarray
-        Shape (R,), the last round's; of no client before the first.
+        Shape (R,), repliers of the last round; empty before the first.
     models : dict of str to ndarray
-        Their models by kind, each (R, length).
+        Models of these clients by kind, each (R, length).
     """
 
     settings_type = KTpFLParamsSettings
@@ -100,7 +99,7 @@ class KTpFLParams(ParameterStrategy):
     models: Model
 
     def begin(self, initial: Arrays) -> None:
-        """Start with one model for all, and everybody weighed alike."""
+        """Start with one model for all clients and equal coefficients."""
         super().begin(initial)
         self.coefficients = equal_weights(self.plan.num_clients, self.plan.newcomers)
         self.repliers, self.models = np.empty(0, dtype=np.int64), {}
@@ -117,7 +116,7 @@ class KTpFLParams(ParameterStrategy):
         return {}
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
-        """Move the repliers' coefficients, and keep their models for the next round."""
+        """Update the repliers' coefficients, and store their models for the next round."""
         repliers = list(models)
         block = np.ix_(repliers, repliers)
         shares = self.sizes(repliers) / self.sizes(self.trained).sum()
@@ -142,7 +141,7 @@ class KTpFLParams(ParameterStrategy):
         )
 
     def welcome(self, step: int, replies: dict[int, Reply]) -> None:
-        """Move each new client's row alone, with the last round's models and its own as givers."""
+        """Update each new client's row over the last round's models and its own model."""
         trained = self.trained
         kept = [m for m, n in enumerate(self.repliers) if n in trained]
         givers = self.repliers[kept].tolist()

@@ -1,4 +1,4 @@
-"""Per-FedAvg: a global model that is good after one step on a client's own data.
+"""Per-FedAvg: a global model that is trained to be good after one step on a client's data.
 
 Alireza Fallah, Aryan Mokhtari, Asuman Ozdaglar, *Personalized Federated Learning with Theoretical
 Guarantees: A Model-Agnostic Meta-Learning Approach*, NeurIPS 2020, arXiv:2002.07948.
@@ -10,10 +10,10 @@ evaluated with the global model after one step of size a on its training data.
 Differences from the paper
 --------------------------
 - This is the paper's first-order variant, FO: the factor ``I - a ∇²f(w)`` of the exact
-  gradient is left out.
-- b is the run's ``learning-rate``, with its schedule and momentum; the b2 are the batches of
-  FedAvg, epoch by epoch, the b1 are drawn at random. The paper draws both, and has no momentum.
-- Models are averaged by training samples; the paper weighs all sampled clients alike.
+  gradient is omitted.
+- b is the run's ``learning-rate``, with its schedule and momentum. The b2 are the batches of
+  FedAvg, epoch by epoch; the b1 are drawn at random. The paper draws both and has no momentum.
+- Models are weighted by training samples; the paper weights all sampled clients equally.
 """
 
 from typing import Literal

@@ -1,17 +1,17 @@
-"""PerFed-CKT: clients learn from the nearest cluster of each other's soft predictions.
+"""PerFed-CKT: clients learn from the nearest cluster of soft predictions.
 
 Y. J. Cho, J. Wang, T. Chiruvolu, G. Joshi, *Personalized Federated Learning for Heterogeneous
 Clients with Clustered Knowledge Transfer*, 2021, arXiv:2109.08119.
 
 The server clusters the soft predictions of last round's clients by k-means and sends all
-centroids to this round's clients, each of which learns from the one nearest to its own
-predictions. Models stay with the clients, so they may differ.
+centroids to this round's clients. Each client learns from the centroid nearest to its own
+predictions. Models stay on the clients, so they may differ in architecture.
 
 Differences from the paper
 --------------------------
-- In the first round there is nothing to cluster yet; clients train without the second term.
-- Where fewer distinct predictions than clusters came back, there are as many centroids as
-  distinct predictions.
+- In the first round there are no centroids yet, and clients train without the second term.
+- If there are fewer distinct predictions than clusters, there are as many centroids as distinct
+  predictions.
 - A client that is not sampled keeps its model and is evaluated with it, as in the paper's
   "average test accuracy across the entire clients".
 """
@@ -66,11 +66,11 @@ def cluster_predictions(
     predictions : ndarray
         Shape (m, P, K).
     clusters : int
-        c; no more centroids come back than there are distinct predictions.
+        c; at most one centroid per distinct prediction is returned.
     seed : int
-        Of the k-means starts.
+        Seed of the k-means initialization.
     mix : callable
-        Makes a cluster's centroid of its members: from (c, m) weights and the predictions.
+        Computes centroids from (c, m) weights of the members and the predictions.
 
     Returns
     -------
@@ -79,16 +79,16 @@ def cluster_predictions(
     labels : ndarray
         Shape (m,), the centroid of each client.
     """
-    # Deferred: clients import this module and never cluster.
+    # Deferred: clients import this module, but only the server clusters.
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     flat = predictions.reshape(len(predictions), -1)
     distinct = len(np.unique(flat, axis=0))
     kmeans = KMeans(min(clusters, distinct), n_init=10, random_state=seed)
-    # One thread does it in a second or two; several that fight for cores took half a minute.
+    # One thread takes a second or two; several threads competing for cores took half a minute.
     with warnings.catch_warnings(), threadpool_limits(1):
-        # Nearly equal predictions may collapse into one cluster; that is no problem here.
+        # k-means warns when nearly equal predictions collapse into one cluster, which is fine here.
         warnings.simplefilter("ignore")
         found = kmeans.fit_predict(flat)
     numbers, labels = np.unique(found, return_inverse=True)
@@ -125,12 +125,12 @@ class PerFedCKT(SoftPredictionStrategy):
             )
 
     def begin(self, initial: Arrays) -> None:
-        """Start with nothing clustered."""
+        """Start without cluster assignments."""
         super().begin(initial)
         self.labels = np.full(self.plan.num_clients, -1)
 
     def sample(self, server_round: int, candidates: Sequence[int]) -> list[int]:
-        """Sample without replacement, a client's probability being its share of the data."""
+        """Sample without replacement, with probabilities proportional to the clients' data."""
         plan, sizes = self.plan, self.sizes(candidates)
         return sample_clients(candidates, plan.sample_size, plan.seed, server_round, sizes)
 

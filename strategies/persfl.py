@@ -1,26 +1,27 @@
-"""PersFL: each client distils from the global model that suits it best.
+"""PersFL: each client distills from the global model that suits it best.
 
 S. Divi, H. Farrukh, B. Celik, *Unifying Distillation with Personalization in Federated
 Learning*, 2021, arXiv:2105.15191.
 
-Stage 1 is FedAvg. Whenever a client receives the global model, it measures its validation
-cross-entropy and keeps the best one seen: its optimal teacher. Stage 2 is one message after
-the last round: each client distils from its teacher into a model of its own.
+Stage 1 is FedAvg. Whenever a client receives the global model, it computes its validation
+cross-entropy and keeps the best model so far, its optimal teacher. Stage 2 is one message after the
+last round: each client distills its teacher into a personalized model.
 
 Differences from the paper
 --------------------------
-- The final global model counts as a teacher too, and so does the initial one.
+- The initial and the final global model are candidate teachers too.
 - Eq. 4 is an unweighted mean, ``fedavg.weighting = "uniform"``, which the presets set; the default
   is McMahan's.
-- The paper names neither the grid nor the criterion: lambda in {0, 0.25, 0.5, 0.75, 1} and T in
-  {1, 5, 25} are consistent with Table 5; the pair with the best validation accuracy is kept,
-  equals decided by validation cross-entropy and then by the order of the grid.
-- The paper does not say which epoch of stage 2 remains: the last. ``persfl.validate-every = 1``
-  keeps the best on validation data, since plain SGD on a user's two classes may end anywhere.
-- At lambda = 0 the temperature has no effect, and only the first is run.
-- Cross-entropy (Eq. 7) exceeds KL divergence (Eq. 3) by the teacher's entropy, which no weight
-  of the student changes. So `PersFLGD` comes to the models of `PersFL`, up to rounding; the
-  differences in Table 6 have some other cause.
+- The paper specifies neither the grid nor the criterion. lambda in {0, 0.25, 0.5, 0.75, 1} and T in
+  {1, 5, 25} are consistent with Table 5. The pair with the best validation accuracy is chosen; ties
+  are broken by validation cross-entropy and then by the order of the grid.
+- The paper does not say which epoch of stage 2 is used. Here it is the last one.
+  ``persfl.validate-every = 1`` uses the best epoch on validation data, since plain SGD on two
+  classes may end in a poor model.
+- At lambda = 0 the temperature has no effect, and only the first temperature is run.
+- Cross-entropy (Eq. 7) exceeds KL divergence (Eq. 3) by the teacher's entropy, which does not
+  depend on the student. So `PersFLGD` yields the models of `PersFL` up to rounding, and the
+  differences in Table 6 must have another cause.
 """
 
 import math
@@ -50,13 +51,13 @@ PERSONALIZE = "personalize"
 """Phase of the message that starts stage 2."""
 
 CONSIDER = "consider-teacher"
-"""Phase of a message with an earlier global model, for clients that come after stage 1."""
+"""Phase of a message with an earlier global model, for clients that join after stage 1."""
 
 PAIRS = "pairs"
-"""The table of all pairs that were tried, and the array of counts that it comes from."""
+"""Name of the table of all pairs, and of the array of counts in replies."""
 
 DIVERGED = -1
-"""In the place of the counts of a pair whose distillation diverged."""
+"""Replaces the counts of a pair whose distillation diverged."""
 
 
 class PersFLSettings(AveragingSettings):
@@ -110,7 +111,7 @@ class PersFLSettings(AveragingSettings):
         return value
 
     def stretches(self) -> list[int]:
-        """Return the epochs of stage 2 between one look at the validation data and the next."""
+        """Return the numbers of epochs of stage 2 between validations."""
         stretch = self.validate_every or self.distillation_epochs
         starts = range(0, self.distillation_epochs, stretch)
         return [min(stretch, self.distillation_epochs - start) for start in starts]
@@ -125,15 +126,15 @@ class PersFLSettings(AveragingSettings):
 
 
 def check_pairs(reply: Reply, client: ClientInfo) -> None:
-    """Refuse counts of correct answers that cannot be.
+    """Refuse impossible counts of correct predictions.
 
     Parameters
     ----------
     reply : Reply
-        Its array `PAIRS`, (pairs, 2): correct answers on validation and on test data, or
+        Its array `PAIRS`, (pairs, 2): correct predictions on validation and test data, or
         `DIVERGED` for both.
     client : ClientInfo
-        Sizes of its splits, as it told them when it was met.
+        Sizes of its splits, as reported when it joined.
 
     Raises
     ------
@@ -145,22 +146,22 @@ def check_pairs(reply: Reply, client: ClientInfo) -> None:
     is_counted = ((counts >= 0) & (counts <= sizes) & (sizes > 0)).all(axis=1)
     if not (is_counted | (counts == DIVERGED).all(axis=1)).all():
         raise InvalidReplyError(
-            f"counts answers in {PAIRS} that cannot be: it has {sizes[0]} samples to validate "
-            f"and {sizes[1]} to test"
+            f"has impossible counts in {PAIRS}: it has {sizes[0]} validation and {sizes[1]} test "
+            "samples"
         )
 
 
 def pair_rows(
     grid: Sequence[tuple[float, float]], counts: NDArray[np.int32], client: ClientInfo
 ) -> list[dict[str, Any]]:
-    """Return a row for each pair that a client tried; its accuracies are None if it diverged.
+    """Return one row per pair of a client, with accuracies None if the pair diverged.
 
     Parameters
     ----------
     grid : sequence of (float, float)
         The pairs (lambda, T).
     counts : ndarray
-        Shape (pairs, 2), as `check_pairs` takes them.
+        Shape (pairs, 2), see `check_pairs`.
     client : ClientInfo
         Sizes of its splits.
     """
@@ -182,13 +183,13 @@ def pair_rows(
 class PersFL(FedAvg):
     """FedAvg in stage 1, one message to every client in stage 2 (Algorithm 1).
 
-    Up to the last round the global model is evaluated, then the personalized models.
+    Before the last round the global model is evaluated, then the personalized models.
 
     Attributes
     ----------
     pairs : sequence of dict
-        Rows of the run's table ``pairs``: of every pair at every client the accuracy on
-        validation data, by which it was chosen, and on test data, by which nothing is.
+        Rows of the run's table ``pairs``: accuracy of every pair and client on validation data,
+        which determines the choice, and on test data, which does not.
     """
 
     settings_type = PersFLSettings
@@ -206,7 +207,7 @@ class PersFL(FedAvg):
 
     @classmethod
     def spanning_setting(cls, plan: PlanSettings, settings: Settings) -> str:
-        """Name the patience, which compares the personalized models of the last round alone."""
+        """Return ``patience``, which compares personalized models only in the last round."""
         return "patience" if plan.patience else ""
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
@@ -215,13 +216,13 @@ class PersFL(FedAvg):
         if server_round < self.plan.num_server_rounds:
             return
         clients, grid = self.reachable(), self.settings.grid()
-        log(INFO, "Stage 2: %d pairs of lambda and T at each client", len(grid))
+        log(INFO, "Stage 2: %d pairs of lambda and T on each client", len(grid))
         personalized = self.personalized(clients)
         if len(personalized) < self.plan.min_replies:
             raise TooFewRepliesError(
                 f"Stage 2 has {len(personalized)} valid replies and min-replies is "
-                f"{self.plan.min_replies}; {self.completed_rounds} rounds are complete, and "
-                "round-timeout has to cover stage 2, which a resumed run goes on with."
+                f"{self.plan.min_replies}; {self.completed_rounds} rounds are complete. A resumed "
+                "run continues with stage 2; round-timeout has to cover it."
             )
         self.pairs = [
             {"round": server_round, **row}
@@ -231,7 +232,7 @@ class PersFL(FedAvg):
         log(INFO, "Stage 2: %d of %d clients personalized", len(personalized), len(clients))
 
     def personalized(self, clients: Iterable[int]) -> dict[int, Reply]:
-        """Let clients distil from their teachers, of which the final global model may be one."""
+        """Let clients distill from their teachers; the final global model is a candidate."""
         pairs = len(self.settings.grid())
         return self.exchange(
             PERSONALIZE,
@@ -241,11 +242,11 @@ class PersFL(FedAvg):
         )
 
     def new_client_rounds(self) -> int:
-        """Return as many as there are global models, each of which may be the teacher."""
+        """Return the number of global models, each of which may be the teacher."""
         return self.plan.num_server_rounds
 
     def train_new_clients(self, step: int, newcomers: Sequence[int]) -> dict[int, Reply]:
-        """Send them the global model of each round to look at, and let them distil at the end."""
+        """Send them the global model of each round, and let them distill at the end."""
         if step == self.plan.num_server_rounds:
             return self.personalized(newcomers)
         if self.settings.teacher == "last" or self.observer is None:
@@ -254,15 +255,15 @@ class PersFL(FedAvg):
         return self.exchange(CONSIDER, dict.fromkeys(newcomers, model), due=lambda n: {})
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Return what came of every pair at every client, once stage 2 is over."""
+        """Return the results of every pair and client after stage 2."""
         return {PAIRS: list(self.pairs)} if self.pairs else {}
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the global model in stage 1; in stage 2 the client has its own."""
+        """Send the global model in stage 1; in stage 2 the client has its personalized model."""
         if server_round == self.plan.num_server_rounds:
             return {}
         return super().evaluate_payload(server_round, partition_id)
 
 
 class PersFLGD(PersFL):
-    """PersFL with cross-entropy in place of KL divergence (§5.5, Eq. 7)."""
+    """PersFL with cross-entropy instead of KL divergence (§5.5, Eq. 7)."""

@@ -1,26 +1,26 @@
-"""pFedHN: a hypernetwork on the server writes every client's weights.
+"""pFedHN: a hypernetwork on the server generates the weights of every client.
 
 A. Shamsian, A. Navon, E. Fetaya, G. Chechik, *Personalized Federated Learning using
 Hypernetworks*, ICML 2021, arXiv:2103.04628.
 
 Client i has an embedding v_i, and its weights are ``θ_i = h(v_i; φ)``. It trains them to ``θ̃_i``;
 the server takes a gradient step on φ and v_i with the vector-Jacobian product
-``(∂θ_i / ∂(φ, v_i))ᵀ (θ_i - θ̃_i)`` (Algorithm 1). h is a perceptron with one linear head a layer
+``(∂θ_i / ∂(φ, v_i))ᵀ (θ_i - θ̃_i)`` (Algorithm 1). h is a perceptron with one linear head per layer
 of the client's model, here one head for the whole vector, which is the same.
 
 Differences from the paper
 --------------------------
-- All clients begin with the run's initial model: the head begins at zero, and its bias at those
-  weights. The paper draws both, as wide for every layer whatever its size.
-- The paper samples one client a round. Here the products of all repliers are averaged, and the step
-  size is larger to match.
+- All clients start with the run's initial model: the head is zero and its bias holds these weights.
+  The paper draws both, with the same variance for layers of any size.
+- The paper samples one client per round. Here the products of all repliers are averaged, with a
+  larger step size.
 - The gradient's norm is bounded by 50 as in the authors' implementation, over hypernetwork and
   embeddings together; no weight decay.
 - Only weights are generated; statistics of batch normalization are averaged as in FedAvg.
-- The head has ``hidden-size`` numbers for each weight of the client's model, and momentum as many.
+- The head has ``hidden-size`` parameters per weight of the client's model; momentum doubles that.
 - Clients train as the run config says; the paper's 50 iterations are ``local-iterations = 50``.
-- A new client's embedding alone is fitted, as in the paper's section on clients that were not there
-  in training; the hypernetwork stays. Its steps are by its own product, which no mean shortens.
+- For a new client only its embedding is fitted, as in the paper's section on novel clients, and the
+  hypernetwork is fixed. The step uses the client's own product, without averaging.
 """
 
 from collections.abc import Sequence
@@ -73,16 +73,16 @@ def new_network(
     weights: NDArray[np.float32],
     generator: np.random.Generator,
 ) -> Network:
-    """Draw a hypernetwork that gives every client the same weights.
+    """Draw a hypernetwork that generates the same weights for every client.
 
     Parameters
     ----------
     settings : PFedHNSettings
-        Its size.
+        Size of the network.
     num_clients : int
         N.
     weights : ndarray
-        Shape (d,), what all clients begin with.
+        Shape (d,), the initial weights of all clients.
     generator : numpy.random.Generator
         Draws embeddings and hidden layers.
     """
@@ -102,7 +102,7 @@ def new_network(
 
 
 def layer_inputs(network: Network, clients: Sequence[int]) -> list[NDArray[np.float32]]:
-    """Return what each layer gets for some clients, the head last; shape (R, inputs) each."""
+    """Return the inputs of each layer for some clients, the head last; (R, inputs) each."""
     inputs = [network["embeddings"][list(clients)]]
     last = num_layers(network) - 1
     for layer in range(last + 1):
@@ -112,7 +112,7 @@ def layer_inputs(network: Network, clients: Sequence[int]) -> list[NDArray[np.fl
 
 
 def num_layers(network: Network) -> int:
-    """Return how many layers a hypernetwork has below its head."""
+    """Return the number of layers of a hypernetwork below its head."""
     return sum(name.startswith("weight-") for name in network)
 
 
@@ -131,14 +131,14 @@ def vector_jacobian_product(
     network : dict of str to ndarray
         The hypernetwork.
     clients : sequence of int
-        R partition-ids, each once.
+        R distinct partition-ids.
     vectors : ndarray
         u, shape (R, d).
 
     Returns
     -------
     dict of str to ndarray
-        Like the network.
+        Gradient with the structure of the network.
     """
     inputs = layer_inputs(network, clients)
     gradient = {"head": vectors.T @ inputs[-1], "head-bias": vectors.sum(axis=0)}
@@ -148,7 +148,7 @@ def vector_jacobian_product(
         gradient[f"bias-{layer}"] = upstream.sum(axis=0)
         upstream = upstream @ network[f"weight-{layer}"]
         if layer:
-            # The layer's inputs are what the one below let through.
+            # The layer's inputs are outputs of the ReLU below it.
             upstream = upstream * (inputs[layer] > 0)
     gradient["embeddings"] = np.zeros_like(network["embeddings"])
     gradient["embeddings"][list(clients)] = upstream
@@ -156,7 +156,7 @@ def vector_jacobian_product(
 
 
 def cut_to_norm(gradient: Network, norm: float) -> None:
-    """Scale a gradient, in place, to be no longer than a norm over all its parts together."""
+    """Clip a gradient, in place, to a norm over all its parts."""
     squares = sum(map(_sum_of_squares, gradient.values()))
     factor = np.float32(min(1.0, norm / max(np.sqrt(squares), 1e-12)))
     for part in gradient.values():
@@ -164,18 +164,18 @@ def cut_to_norm(gradient: Network, norm: float) -> None:
 
 
 def _sum_of_squares(part: NDArray[np.float32]) -> float:
-    """Return ``Σ x²`` in double precision, without a copy of the whole."""
+    """Return ``Σ x²`` in double precision, without a copy of the array."""
     numbers = part.reshape(-1)
     return float(np.einsum("i,i", numbers, numbers, dtype=np.float64, casting="safe"))
 
 
 class PFedHN(ParameterStrategy):
-    """Sends each client the weights that the hypernetwork writes for it (Algorithm 1).
+    """Sends each client its generated weights (Algorithm 1).
 
     Attributes
     ----------
     network, velocity : dict of str to ndarray
-        The hypernetwork with the clients' embeddings, and the momentum of its descent.
+        The hypernetwork with the clients' embeddings, and its momentum.
     """
 
     settings_type = PFedHNSettings
@@ -193,21 +193,21 @@ class PFedHN(ParameterStrategy):
         self.velocity = {name: np.zeros_like(part) for name, part in self.network.items()}
 
     def model_for(self, partition_id: int) -> Model:
-        """Return the client's generated weights, beside what is averaged."""
+        """Return the client's generated weights and the averaged other kinds."""
         return {**self.model, "weights": generated_weights(self.network, partition_id)}
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
         """Average, then step on the hypernetwork with the vector-Jacobian product."""
         super().aggregate_models(server_round, models)
         settings, clients = self.settings, list(models)
-        # What a client was sent is generated again rather than kept.
+        # The weights that were sent are generated again instead of stored.
         changes = np.stack(
             [generated_weights(self.network, n) - models[n]["weights"] for n in clients]
         )
         product = vector_jacobian_product(self.network, clients, changes / np.float32(len(clients)))
         cut_to_norm(product, settings.gradient_norm)
         rate, momentum = np.float32(settings.learning_rate), np.float32(settings.momentum)
-        # In place: the head alone has a hundred times the numbers of a client's model.
+        # In place: the head alone has a hundred times the parameters of a client's model.
         for name, part in product.items():
             velocity = self.velocity[name]
             velocity *= momentum
@@ -215,7 +215,7 @@ class PFedHN(ParameterStrategy):
             self.network[name] -= np.multiply(velocity, rate, out=part)
 
     def welcome(self, step: int, replies: dict[int, Reply]) -> None:
-        """Step on each new client's embedding alone, the hypernetwork as it is."""
+        """Take a step on each new client's embedding only; the hypernetwork is fixed."""
         settings, embeddings = self.settings, self.network["embeddings"]
         velocity = self.velocity["embeddings"]
         for n, reply in replies.items():

@@ -1,21 +1,21 @@
-"""pFedMe: personal models near a global one that is trained for them.
+"""pFedMe: personal models regularized towards a global model, by Moreau envelopes.
 
 Canh T. Dinh, Nguyen H. Tran, Tuan Dung Nguyen, *Personalized Federated Learning with Moreau
 Envelopes*, NeurIPS 2020, arXiv:2006.08848.
 
-For each batch a client brings its personal model theta near the minimum of
-``f(theta; batch) + lambda / 2 * ||theta - w||²`` by K steps, and moves its copy of the global
-model, ``w <- w - eta lambda (w - theta)``. The server goes on with
+For each batch a client moves its personal model theta towards the minimum of
+``f(theta; batch) + lambda / 2 * ||theta - w||²`` by K steps, and updates its copy of the
+global model, ``w <- w - eta lambda (w - theta)``. The server continues with
 ``(1 - beta) w + beta * mean of the clients' w``; theta is evaluated (Algorithm 1).
 
 Differences from the paper
 --------------------------
-- theta starts at w in each round, and at a further batch where it was after the last, as in the
-  authors' released implementation. The paper leaves its start open.
-- Models are averaged by training samples; the paper weighs all alike.
+- theta starts from w in each round and continues from batch to batch, as in the authors' released
+  implementation. The paper does not specify the start.
+- Models are weighted by training samples; the paper weights all clients equally.
 - A round has as many batches as the run's epochs, each drawn at random as in Algorithm 1.
-- eta is the run's ``learning-rate``. Neither theta nor w has momentum, whatever the run says.
-- Batch normalization's running statistics are those of theta; they are averaged as they are.
+- eta is the run's ``learning-rate``. theta and w have no momentum; the run's setting is ignored.
+- Batch-normalization statistics are those of theta and are averaged.
 """
 
 from pydantic import Field
@@ -48,7 +48,7 @@ class PFedMeSettings(Settings):
 
 
 class PFedMe(ParameterStrategy):
-    """FedAvg's server with a step of size beta; the clients keep their theta."""
+    """FedAvg's server with step size beta; personal models stay on the clients."""
 
     settings_type = PFedMeSettings
     settings: PFedMeSettings
@@ -57,7 +57,7 @@ class PFedMe(ParameterStrategy):
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
-        """Refuse steps on theta that the proximal term alone would throw further and further."""
+        """Refuse step sizes at which the proximal term makes theta diverge."""
         assert isinstance(settings, PFedMeSettings)
         if settings.personalization_weight * settings.personal_learning_rate < 2:
             return

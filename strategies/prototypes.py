@@ -1,8 +1,8 @@
-"""What methods share whose clients exchange one mean a class: of predictions or of features.
+"""Base of methods whose clients exchange one mean per class, of predictions or features.
 
-A client replies with the means of its training samples class by class, (K, d), and how many
-samples each is of, (K,). No public data and no model crosses the network, so models may differ
-as long as they agree on d.
+A client replies with the means of its training samples by class, (K, d), and the numbers of
+samples, (K,). Neither public data nor models are sent, so models may differ if they have the same
+d.
 """
 
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ from strategies.core.plan import Settings
 from strategies.core.replies import Due, InvalidReplyError, Reply
 
 CLASS_MEANS = "class-means"
-"""Name of a reply's means, (K, d), one row a class; rows of absent classes have no meaning."""
+"""Name of a reply's means, (K, d), one row per class; rows of absent classes are ignored."""
 
 CLASS_COUNTS = "class-counts"
 """Name of a reply's numbers of samples, (K,), 0 for a class that the client lacks."""
 
 HEAD_WEIGHT, HEAD_BIAS = "head-weight", "head-bias"
-"""Names of a head that travels: its weight, (K, d), and its bias, (K,)."""
+"""Names of the arrays of a head: weight, (K, d), and bias, (K,)."""
 
 
 class FeatureSettings(Settings):
@@ -49,15 +49,15 @@ class ClassMeanStrategy(PersonalizedStrategy):
         return width
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
-        """Ask for class means, (K, d), and counts, (K,)."""
+        """Require class means, (K, d), and counts, (K,)."""
         classes = self.plan.num_classes
         return {CLASS_MEANS: Due((classes, self.width)), CLASS_COUNTS: Due((classes,))}
 
     def check_reply(self, reply: Reply) -> None:
-        """Refuse counts that no data set of the client's size has."""
+        """Refuse counts that are impossible for the size of the client's data set."""
         counts, size = reply.arrays[CLASS_COUNTS], self.clients[reply.partition_id].num_examples
         if counts.min() < 0 or (counts != np.floor(counts)).any():
-            raise InvalidReplyError(f"{CLASS_COUNTS} holds something that counts no samples")
+            raise InvalidReplyError(f"{CLASS_COUNTS} holds values that are not counts")
         if counts.sum(dtype=np.float64) > size:
             raise InvalidReplyError(f"{CLASS_COUNTS} sums to {counts.sum():g}, of {size} samples")
 
@@ -70,7 +70,7 @@ def stacked(replies: Mapping[int, Reply]) -> tuple[NDArray[np.float32], NDArray[
 
 
 def mean_by_class(means: NDArray[Any], weights: NDArray[Any]) -> NDArray[Any]:
-    """Average class means over clients, each class by weights of its own.
+    """Average class means over clients, with separate weights per class.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def mean_by_class(means: NDArray[Any], weights: NDArray[Any]) -> NDArray[Any]:
     Returns
     -------
     ndarray
-        Shape (K, d); a class without weight is zeros.
+        Shape (K, d); zeros for a class with weight 0.
     """
     totals = weights.sum(axis=0)
     shares = weights / np.where(totals > 0, totals, 1)

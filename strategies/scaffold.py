@@ -1,4 +1,4 @@
-"""SCAFFOLD: clients correct their steps by how their gradients differ from everybody's.
+"""SCAFFOLD: control variates correct the drift of the clients' gradients.
 
 Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank J. Reddi, Sebastian U. Stich,
 Ananda Theertha Suresh, *SCAFFOLD: Stochastic Controlled Averaging for Federated Learning*,
@@ -11,13 +11,14 @@ gradient on the way, and replies with y and the change of c_n (Algorithm 1).
 
 Differences from the paper
 --------------------------
-- Clients weigh by their training samples, as with the other methods here: both in the mean model
-  and in c, which is the mean of the clients' c_n. The paper weighs all alike.
-- Steps may have momentum. The K steps then count for the distance that they come to,
-  ``Σ_k (1 - m^k) / (1 - m)``, so that c_n is a mean gradient all the same; K where m = 0.
-- ``scaffold.correction`` is a factor on c - c_n; 1 is the paper, 0 is FedAvg.
-- Batch normalization's running statistics have no control variate. They are averaged.
-- A client whose reply is lost has moved its c_n, which c then does not show until the next reply.
+- Clients are weighted by their training samples, as in the other methods here: both in the mean
+  model and in c, the mean of the clients' c_n. The paper weights all clients equally.
+- Steps may have momentum. K is then replaced by ``Σ_k (1 - m^k) / (1 - m)``, so that c_n is still a
+  mean gradient; with m = 0 this is K.
+- ``scaffold.correction`` is a factor of c - c_n; 1 in the paper, 0 is FedAvg.
+- Batch-normalization statistics have no control variate and are averaged.
+- If a reply is lost, the client has updated its c_n, but c does not reflect it until the next
+  reply.
 """
 
 from typing import Any
@@ -37,7 +38,7 @@ from strategies.parameters import (
 )
 
 CONTROL = "control"
-"""Name of c on the way down, of the change of c_n on the way up: (parameters,) float32."""
+"""Name of c in messages, and of the change of c_n in replies: (parameters,) float32."""
 
 
 class ScaffoldSettings(Settings):
@@ -57,9 +58,9 @@ class ScaffoldSettings(Settings):
 
 
 def counted_steps(steps: int, momentum: float) -> float:
-    """Return for how many plain steps some steps with momentum count, ``Σ_k (1 - m^k) / (1 - m)``.
+    """Return the number of equivalent steps without momentum, ``Σ_k (1 - m^k) / (1 - m)``.
 
-    Gradient k of K is in all later velocities too, so it moves the model by
+    Gradient k of K contributes to all later velocities, so it moves the model by
     ``1 + m + … + m^(K - k)`` step sizes.
     """
     powers = momentum ** np.arange(1, steps + 1)
@@ -78,7 +79,7 @@ def moved_control(
     changes : list of ndarray
         Δc_n of the repliers, each (parameters,).
     shares : ndarray
-        Shape (R,), p_n of the repliers; they sum to less than 1 where clients are missing.
+        Shape (R,), p_n of the repliers; their sum is below 1 if clients are missing.
     """
     moved = control.copy()
     for change, share in zip(changes, shares, strict=True):
@@ -103,7 +104,7 @@ class Scaffold(ParameterStrategy):
     control: NDArray[np.float32]
 
     def begin(self, initial: Arrays) -> None:
-        """Start from the initial model, and with no correction."""
+        """Start from the initial model without correction."""
         super().begin(initial)
         self.control = np.zeros(num_parameters(self.model), dtype=np.float32)
 
@@ -112,11 +113,11 @@ class Scaffold(ParameterStrategy):
         return {CONTROL: self.control}
 
     def extra_due(self) -> dict[str, Due]:
-        """Ask for the change of c_n."""
+        """Require the change of c_n."""
         return {CONTROL: Due(self.control.shape)}
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
-        """Move the global model, then c."""
+        """Update the global model, then c."""
         super().aggregate(server_round, replies)
         shares = self.sizes(replies) / self.sizes(self.trained).sum()
         changes = [reply.arrays[CONTROL] for reply in replies.values()]

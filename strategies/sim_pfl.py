@@ -1,11 +1,11 @@
-"""Sim-pFL and TopK-pFL: coefficients from how similar soft predictions are, not learned.
+"""Sim-pFL and TopK-pFL: coefficients from the similarity of soft predictions.
 
 J. Zhang, S. Guo, X. Ma, H. Wang, W. Xu, F. Wu, *Parameterized Knowledge Transfer for
 Personalized Federated Learning*, NeurIPS 2021, arXiv:2111.02862, section 5.1.
 
 Differences from the paper
 --------------------------
-- Those of `strategies.kt_pfl`, whose protocol and settings both share.
+- Those of `strategies.kt_pfl`, whose protocol and settings are used.
 - Sim-pFL scales each row of cosines to [0, 1] before it is normalized, as in the authors'
   released code: at T = 10 plain cosines are all close to 1.
 """
@@ -20,7 +20,7 @@ from strategies.kt_pfl import KTpFL
 
 
 def cosine_similarities(predictions: NDArray[Any]) -> NDArray[Any]:
-    """Return the cosine between every two clients' flattened soft predictions.
+    """Return the pairwise cosine similarities of flattened soft predictions.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def cosine_similarities(predictions: NDArray[Any]) -> NDArray[Any]:
 
 
 def min_max_scaled_rows(similarities: NDArray[Any]) -> NDArray[Any]:
-    """Scale each row to [0, 1]: its least similar client to 0, the most similar to 1.
+    """Scale each row to [0, 1]: the least similar client to 0, the most similar to 1.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def top_k_weights(similarities: NDArray[Any], k: int) -> NDArray[Any]:
     similarities : ndarray
         Shape (N, N).
     k : int
-        Givers of each client; all others where there are fewer.
+        Number of other clients to learn from; all others if there are fewer.
 
     Returns
     -------
@@ -77,7 +77,7 @@ def top_k_weights(similarities: NDArray[Any], k: int) -> NDArray[Any]:
     k = min(k, num_clients - 1)
     others = similarities.copy()
     np.fill_diagonal(others, -np.inf)
-    # A stable sort leaves ties with the lower partition-id, on every machine.
+    # A stable sort breaks ties by the lower partition-id on every machine.
     chosen = np.argsort(-others, axis=1, kind="stable")[:, :k]
     weights = np.zeros((num_clients, num_clients))
     np.put_along_axis(weights, chosen, 1 / k, axis=1)
@@ -90,7 +90,7 @@ class SimPFL(KTpFL):
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
     ) -> NDArray[Any]:
-        """Spread each row's mass in proportion to the scaled similarities."""
+        """Distribute the sum of each row in proportion to the scaled similarities."""
         similarities = min_max_scaled_rows(cosine_similarities(predictions))
         return block.sum(axis=1)[:, None] * normalized_rows(similarities)
 
@@ -101,6 +101,6 @@ class TopKPFL(KTpFL):
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
     ) -> NDArray[Any]:
-        """Spread each row's mass evenly over its K most similar others."""
+        """Distribute the sum of each row evenly over the K most similar other clients."""
         weights = top_k_weights(cosine_similarities(predictions), self.settings.top_k)
         return block.sum(axis=1)[:, None] * weights

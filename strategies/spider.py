@@ -1,25 +1,27 @@
-"""SPIDER: each client prunes a supernet of its own, held near one that all train together.
+"""SPIDER: each client prunes a personal supernet, regularized towards a shared supernet.
 
 E. Mushtaq, C. He, J. Ding, S. Avestimehr, *SPIDER: Searching Personalized Neural Architecture for
 Federated Learning*, 2021, arXiv:2112.13939.
 
 Every client trains two supernets. The shared one w is FedAvg's. The personal one v minimizes
-``F(v) + lambda / 2 * ||v - w||²`` with w as received; every few rounds one edge of it is decided:
-each remaining operation is left out in turn, and the one without which validation accuracy falls
-most is kept, all others are pruned. The personal supernet stays with the client and is evaluated.
+``F(v) + lambda / 2 * ||v - w||²`` with the received w. Every few rounds one of its edges is pruned:
+each remaining operation is removed in turn. The operation whose removal decreases validation
+accuracy most is kept, and the others are pruned. The personal supernet stays on the client and is
+evaluated.
 
 Differences from the paper
 --------------------------
-- Order, constants and the decision of a whole edge at once follow the authors' implementation, as
-  does one edge of the normal and one of the reduction cells at a time, drawn at random, and that
-  architecture weights are pruned and never trained.
-- A pruned operation has weight zero in its edge's mixture and is still computed; no time is saved.
-- Running statistics are taken anew before each candidate is measured, as wherever a supernet is
-  evaluated here. Of equal accuracies the larger validation loss decides.
-- Once all edges are decided, the authors also leave each node two of its edges; here all remain.
-- Gradients are not cut, and one step size and weight decay serve both supernets.
-- A client that was never sampled is evaluated with initial weights of its own.
-- A network without architecture weights has nothing to prune, and only the tie remains.
+- As in the authors' implementation, whole edges are pruned at once, one random edge of the normal
+  and one of the reduction cells at a time, with the same order and constants. Architecture weights
+  are pruned and never trained.
+- A pruned operation has weight zero in its edge's mixture but is still computed, so no time is
+  saved.
+- Batch-normalization statistics are re-estimated before each candidate is evaluated, as for every
+  evaluation of a supernet here. Ties in accuracy are broken by the larger validation loss.
+- After all edges are pruned, the authors keep only two edges per node; here all edges remain.
+- Gradients are not clipped, and both supernets use the same step size and weight decay.
+- A client that was never sampled is evaluated with its initial weights.
+- A network without architecture weights is not pruned; only the proximal term remains.
 """
 
 from pydantic import Field

@@ -119,8 +119,8 @@ def test_the_targets_of_the_next_round_are_all_that_is_kept(small, tmp_path):
     [
         ([[0.5, 0.5], [2.0, 0.0]], [1, 1], "a row that sums to 2, not 1"),
         ([[0.5, 0.5], [2.0, 0.0]], [9, 0], "sums to 9, of 3 samples"),
-        ([[0.5, 0.5], [2.0, 0.0]], [-1, 0], "counts no samples"),
-        ([[0.5, 0.5], [2.0, 0.0]], [0.5, 0], "counts no samples"),
+        ([[0.5, 0.5], [2.0, 0.0]], [-1, 0], "values that are not counts"),
+        ([[0.5, 0.5], [2.0, 0.0]], [0.5, 0], "values that are not counts"),
     ],
 )
 def test_means_and_counts_that_make_no_sense_are_refused(means, counts, reason):

@@ -343,7 +343,7 @@ def test_counts_become_accuracies_and_nothing_where_a_pair_diverged():
 @pytest.mark.parametrize(
     ("lie", "reason"),
     [
-        (np.full((3, 2), 10**6, dtype=np.int32), "counts answers in pairs that cannot be"),
+        (np.full((3, 2), 10**6, dtype=np.int32), "has impossible counts in pairs"),
         (np.zeros((4, 2), dtype=np.int32), r"pairs has shape \(4, 2\)"),
         (np.zeros((3, 2), dtype=np.float32), "pairs"),
     ],

@@ -1,1 +1,1 @@
-"""What server and clients agree on, one idea a file; nothing here knows of a method."""
+"""Protocol and tools shared by server and clients, independent of any method."""
