@@ -1,4 +1,4 @@
-"""Runs for the report, written by hand: of a method with coefficients, one with clusters, local."""
+"""Synthetic runs for the report: a method with coefficients, one with clusters, and local."""
 
 import numpy as np
 from test_comparison import write_run
@@ -9,10 +9,10 @@ COEFFICIENTS = np.array(
         [[0.5, 0.45, 0.05, 0.0], [0.4, 0.6, 0.0, 0.0], [0, 0.1, 0.9, 0], [0, 0, 0, 1]],
     ]
 )
-"""Of two rounds, receiver and giver; on the second somebody takes 0.45 from another."""
+"""Two rounds, receiver and giver; the largest weight between two clients is 0.45."""
 
 CLUSTERS = np.array([[0, 0, 1, 1], [0, 0, 1, -1]])
-"""Of two rounds; the last client is absent from the second."""
+"""Two rounds; the last client is absent in the second."""
 
 ACCURACIES = {
     ("local", 0): [0.5, 0.6, 0.7, 0.8],

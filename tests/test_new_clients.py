@@ -1,6 +1,6 @@
-"""Clients that come after the training: kept out of it, received alone, told of apart.
+"""New clients: kept out of the training, personalized after it, reported separately.
 
-How each method receives one by hand is in `test_new_clients_by_hand`.
+Results by method, computed by hand, are in `test_new_clients_by_hand`.
 """
 
 import copy
@@ -35,12 +35,12 @@ def settings_for(strategy, small, **changes):
     return {**small, **own, "fedtgp.server-epochs": 1, **changes}
 
 
-def newcomers_of(flat):
+def new_clients_of(flat):
     return read_config(flat).run.server_plan().newcomers
 
 
-class Guestbook:
-    """Serves as the real app does; notes who was sent what, and after how many rounds."""
+class MessageLog:
+    """Replies like the real app, and records the messages of each client and round."""
 
     def __init__(self):
         self.sent = []
@@ -53,21 +53,21 @@ class Guestbook:
         return client_app(message, context)
 
 
-# ---- Who is new ------------------------------------------------------------------------
+# ---- Selection of new clients ----------------------------------------------------------
 
 
-def test_who_is_new_depends_on_seed_and_number_alone(small):
+def test_new_clients_depend_only_on_seed_and_number(small):
     drawn = {
-        name: newcomers_of(settings_for(name, small, **{"num-clients": 20, "seed": 3}))
+        name: new_clients_of(settings_for(name, small, **{"num-clients": 20, "seed": 3}))
         for name in ("local", "kt-pfl", "fedavg")
     }
     assert drawn["local"] == drawn["kt-pfl"] == drawn["fedavg"] == sorted(set(drawn["local"]))
     assert len(drawn["local"]) == 5
-    others = newcomers_of(settings_for("local", small, **{"num-clients": 20, "seed": 4}))
+    others = new_clients_of(settings_for("local", small, **{"num-clients": 20, "seed": 4}))
     assert others != drawn["local"]
     plan = read_config(settings_for("local", small, **{"num-clients": 20})).run.plan
     assert (plan.num_new, plan.num_training, plan.sample_size) == (5, 15, 15)
-    assert newcomers_of({**small, "strategy": "local"}) == []
+    assert new_clients_of({**small, "strategy": "local"}) == []
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_who_is_new_depends_on_seed_and_number_alone(small):
         ({"new-clients": 0.5, "hypcluster.clusters": 3}, "hypcluster.clusters = 3 is more than"),
     ],
 )
-def test_shares_that_cannot_be_are_refused(changes, sentence, small):
+def test_invalid_shares_are_rejected(changes, sentence, small):
     flat = settings_for("hypcluster", small, **{"hypcluster.clusters": 2})
     with pytest.raises(ConfigError, match=sentence) as refused:
         read_config({**flat, **changes})
@@ -92,7 +92,7 @@ def test_shares_that_cannot_be_are_refused(changes, sentence, small):
 
 
 @pytest.mark.parametrize("strategy", [*METHODS, "examples.own_method:nearest"])
-def test_a_new_client_is_received_once_and_the_server_learns_nothing(
+def test_a_new_client_is_personalized_once_and_does_not_change_the_server(
     strategy, small, tmp_path, monkeypatch
 ):
     rounds = []
@@ -111,16 +111,16 @@ def test_a_new_client_is_received_once_and_the_server_learns_nothing(
     monkeypatch.setattr(base, "receive_new_clients", watched)
     named = strategy if strategy in METHODS else "kt-pfl"
     flat = {**settings_for(named, small), "strategy": strategy}
-    (new,) = newcomers_of(flat)
-    guestbook = Guestbook()
-    run, _ = run_with(guestbook, flat, tmp_path / "run")
-    # In training nobody speaks to the new client, and after it to nobody else.
-    assert {n == new for n, trained, _, _ in guestbook.sent if trained} == {True}
-    assert {n == new for n, trained, _, _ in guestbook.sent if not trained} == {False}
-    assert [phase for n, _, phase, _ in guestbook.sent if n == new].count("evaluate") == 1
+    (new,) = new_clients_of(flat)
+    messages = MessageLog()
+    run, _ = run_with(messages, flat, tmp_path / "run")
+    # Only after the training does the new client get messages, and then only the new client.
+    assert {n == new for n, trained, _, _ in messages.sent if trained} == {True}
+    assert {n == new for n, trained, _, _ in messages.sent if not trained} == {False}
+    assert [phase for n, _, phase, _ in messages.sent if n == new].count("evaluate") == 1
     assert new not in set(run.clients["partition_id"])
     assert rounds == [1, 2]
-    # Its row and columns are apart; there are none in the round before.
+    # Its row and columns are separate; the round before has none.
     (row,) = run.table(NEW_CLIENTS).to_dict("records")
     assert (row["round"], row["partition_id"], row["failure"]) == (2, new, None)
     first, last = run.round_rows
@@ -133,7 +133,7 @@ def test_a_new_client_is_received_once_and_the_server_learns_nothing(
     assert run.summary["new_clients"]["accuracy_mean"] == row["accuracy"]
 
 
-def test_alone_it_ends_where_it_would_have_been_had_it_taken_part(small, tmp_path):
+def test_under_local_a_new_client_gets_the_model_of_a_participant(small, tmp_path):
     flat = settings_for("local", small, **{"new-clients": 0.5, "momentum": 0.9})
     apart = fedkd_flwr.run(flat, output_dir=tmp_path / "apart")
     whole = fedkd_flwr.run({**flat, "new-clients": 0.0}, output_dir=tmp_path / "whole")
@@ -147,7 +147,7 @@ def test_alone_it_ends_where_it_would_have_been_had_it_taken_part(small, tmp_pat
     assert rows["loss"].to_dict() == first["loss"][rows.index].to_dict()
 
 
-def test_persfl_gives_it_what_the_stored_global_models_give(small, tmp_path):
+def test_persfl_personalizes_as_from_stored_global_models(small, tmp_path):
     flat = settings_for("persfl", small, **{"learning-rate": 0.3, "num-server-rounds": 3})
     run = fedkd_flwr.run(flat, output_dir=tmp_path / "run")
     (row,) = run.table(NEW_CLIENTS).to_dict("records")
@@ -157,7 +157,7 @@ def test_persfl_gives_it_what_the_stored_global_models_give(small, tmp_path):
     assert row["teacher_accuracy"] == same.teacher_accuracy
 
 
-def test_its_model_is_exported_with_the_others(small, tmp_path):
+def test_models_of_new_clients_are_exported(small, tmp_path):
     flat = settings_for("kt-pfl", small, **{"models-dir": str(tmp_path / "models")})
     flat |= {"keep-best": True}
     run = fedkd_flwr.run(flat, output_dir=tmp_path / "run")
@@ -168,27 +168,27 @@ def test_its_model_is_exported_with_the_others(small, tmp_path):
     assert f"{row['partition_id']}.safetensors" not in kept
 
 
-def test_noise_on_what_it_releases_is_counted(small, tmp_path):
+def test_privacy_loss_of_new_clients_is_counted(small, tmp_path):
     noise = {"kt-pfl.clip-norm": 1.0, "kt-pfl.noise-multiplier": 1.0, "new-client-rounds": 5}
     run = fedkd_flwr.run(settings_for("kt-pfl", small, **noise), output_dir=tmp_path / "run")
     last = run.round_rows[-1]
     assert last["new_epsilon"] > last["epsilon"] > 0
 
 
-def test_its_result_is_printed_below_the_others(small, tmp_path, capsys):
+def test_results_of_new_clients_are_printed(small, tmp_path, capsys):
     run = fedkd_flwr.run(settings_for("local", small), output_dir=tmp_path / "run")
     print_result(run)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "new clients" in line]
     assert f"{run.summary['new_clients']['accuracy_mean']:.1%}" in line
 
 
-# ---- What goes wrong -------------------------------------------------------------------
+# ---- Failures --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("phase", ["train", "evaluate"])
-def test_a_new_client_that_lies_or_fails_costs_itself_alone(phase, small, tmp_path):
+def test_an_invalid_or_failing_new_client_affects_no_other(phase, small, tmp_path):
     flat = settings_for("kt-pfl", small, **{"new-clients": 0.5})
-    bad, good = newcomers_of(flat)
+    bad, good = new_clients_of(flat)
     honest, _ = run_with(client_app, flat, tmp_path / "honest")
     predictions = np.full((flat["public-size"], 10), np.nan, dtype=np.float32)
     spoil = replacing(predictions=predictions) if phase == "train" else raising("gone")
@@ -204,9 +204,9 @@ def test_a_new_client_that_lies_or_fails_costs_itself_alone(phase, small, tmp_pa
 
 
 @pytest.mark.parametrize("strategy", ["kt-pfl", "fesem"])
-def test_a_run_ends_where_all_new_clients_fail(strategy, small, tmp_path):
+def test_a_run_finishes_if_all_new_clients_fail(strategy, small, tmp_path):
     flat = settings_for(strategy, small)
-    run, _ = run_with(breaking(raising("gone"), *newcomers_of(flat)), flat, tmp_path / "run")
+    run, _ = run_with(breaking(raising("gone"), *new_clients_of(flat)), flat, tmp_path / "run")
     last = run.round_rows[-1]
     assert run.finished and last["accuracy_mean"] is not None
     assert (last["new_clients"], last["new_failures"]) == (0, 1)
@@ -214,11 +214,11 @@ def test_a_run_ends_where_all_new_clients_fail(strategy, small, tmp_path):
 
 
 class PowerCut(BaseException):
-    """Ends a run the hard way: nothing may catch it."""
+    """Stops a run at once: no code may catch it."""
 
 
 @pytest.mark.parametrize("strategy", ["kt-pfl", "persfl", "fedkma"])
-def test_a_run_cut_among_new_clients_ends_as_if_it_had_not_been(strategy, small, tmp_path):
+def test_a_run_interrupted_at_new_clients_resumes_with_the_same_result(strategy, small, tmp_path):
     flat = settings_for(strategy, small, momentum=0.9)
     whole = fedkd_flwr.run(flat, output_dir=tmp_path / "whole")
 
@@ -238,7 +238,7 @@ def test_a_run_cut_among_new_clients_ends_as_if_it_had_not_been(strategy, small,
     assert resumed.clients[SAME].equals(whole.clients[SAME])
 
 
-def test_more_rounds_receive_it_again_from_nothing(small, tmp_path):
+def test_a_continued_run_personalizes_new_clients_again(small, tmp_path):
     flat = settings_for("kt-pfl", small, momentum=0.9)
     whole = fedkd_flwr.run({**flat, "num-server-rounds": 3}, output_dir=tmp_path / "whole")
     fedkd_flwr.run(flat, output_dir=tmp_path / "run")
@@ -249,8 +249,8 @@ def test_more_rounds_receive_it_again_from_nothing(small, tmp_path):
     assert longer.summary["new_clients"]["loss_mean"] == rows["loss"].iloc[1]
 
 
-def test_a_node_that_restarts_among_new_clients_goes_on_with_this_reception(small, tmp_path):
-    """On its disk is a reception of more rounds, after which the run went on."""
+def test_a_node_that_restarts_at_new_clients_uses_the_current_state(small, tmp_path):
+    """Its disk has the state of an earlier reception with more rounds."""
     flat = settings_for("local", small, **{"state-dir": str(tmp_path / "state")})
     run_with(client_app, flat, tmp_path / "run", **{"num-server-rounds": 3})
 
@@ -269,7 +269,7 @@ def test_a_node_that_restarts_among_new_clients_goes_on_with_this_reception(smal
     assert losses[0] == losses[1]
 
 
-# ---- Told of apart ---------------------------------------------------------------------
+# ---- Reported separately ---------------------------------------------------------------
 
 
 def write_new_clients(path, accuracies):
@@ -280,7 +280,7 @@ def write_new_clients(path, accuracies):
     (path / f"{NEW_CLIENTS}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_compare_holds_new_clients_against_local(tmp_path):
+def test_compare_compares_new_clients_with_local(tmp_path):
     share = {"new-clients": 0.5, "num-clients": 4}
     for seed, own, alone in (
         (0, {1: 0.7, 3: 0.5}, {1: 0.6, 3: 0.6}),
@@ -301,7 +301,7 @@ def test_compare_holds_new_clients_against_local(tmp_path):
     assert "new clients" in compared.to_markdown() and "70.0 ± 14.1%" in compared.to_markdown()
 
 
-def test_compare_has_no_such_columns_without_and_refuses_both_beside_each_other(tmp_path):
+def test_compare_rejects_runs_with_and_without_new_clients(tmp_path):
     write_run(tmp_path, "local", 0, [0.4, 0.4])
     assert not [name for name in compare(tmp_path).table if name.startswith("new_")]
     write_run(tmp_path, "kt-pfl", 0, [0.4, 0.4], **{"new-clients": 0.5})

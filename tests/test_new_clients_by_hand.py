@@ -1,11 +1,11 @@
-"""What each family does for a client that comes after the training, worked out again."""
+"""Personalization of new clients by each family of methods, computed by hand."""
 
 import numpy as np
 import pytest
 import torch
 from by_hand import logits, training_data
 from helpers import Witness, client_of, random_simplex, reply_with, run_with
-from test_new_clients import newcomers_of, settings_for
+from test_new_clients import new_clients_of, settings_for
 from torch.nn import functional
 
 from fedkd_flwr.clients.course import Course
@@ -28,7 +28,7 @@ TRAINED = sorted({*range(5)} - {FIRST, SECOND})
 
 
 def server(kind, settings, **initial):
-    """Return a strategy that has met five clients, of 10 to 50 samples."""
+    """Return a strategy with five clients of 10 to 50 samples."""
     strategy = kind(PLAN, settings)
     strategy.begin({name: np.array(array, dtype=np.float32) for name, array in initial.items()})
     strategy.members.clients = {n: ClientInfo(n, n, "mlp", 10 * (n + 1)) for n in range(5)}
@@ -49,7 +49,7 @@ def predictions():
 
 
 def taught(kind, predictions, **settings):
-    """Return a server after its last round, as new clients meet it."""
+    """Return a server after its last round."""
     strategy = server(kind, KTpFLSettings(**settings))
     strategy.aggregate(1, {n: predictions[n] for n in TRAINED})
     strategy.before_new_clients()
@@ -60,7 +60,7 @@ def stacked(predictions, *clients):
     return np.stack([predictions[n].arrays["predictions"] for n in clients])
 
 
-def test_fedmd_teaches_the_mean_of_all_in_training_and_of_itself(predictions):
+def test_fedmd_teaches_the_mean_of_trained_clients_and_itself(predictions):
     strategy = taught(FedMD, predictions)
     strategy.welcome(1, {n: predictions[n] for n in (FIRST, SECOND)})
     for n in (FIRST, SECOND):
@@ -71,7 +71,7 @@ def test_fedmd_teaches_the_mean_of_all_in_training_and_of_itself(predictions):
         assert strategy.new_client_payload(1, n) == {}
 
 
-def test_kt_pfl_moves_a_row_of_its_own_by_eq_7(predictions):
+def test_kt_pfl_updates_its_row_by_eq_7(predictions):
     strategy = taught(KTpFL, predictions, coefficient_learning_rate=0.05, public_batch_size=2)
     before = strategy.coefficients.copy()
     np.testing.assert_allclose(before[np.ix_(TRAINED, TRAINED)].sum(axis=1), 1)
@@ -82,7 +82,7 @@ def test_kt_pfl_moves_a_row_of_its_own_by_eq_7(predictions):
     teacher = torch.tensordot(row, torch.tensor(givers).double(), dims=1)
     own = torch.tensor(givers[-1]).double()
     share = 10 * (FIRST + 1) / sum(10 * (n + 1) for n in (*TRAINED, FIRST))
-    # Half of the samples are in a batch, and the pull is 0 where all weights are 1/4.
+    # A batch has half of the samples, and the regularization is 0 if all weights are 1/4.
     (share * 0.5 * (teacher * (teacher.log() - own.log())).sum()).backward()
     step = 0.05 * row.grad
     moved = (row.detach() - step + step.mean()).numpy()
@@ -96,7 +96,7 @@ def test_kt_pfl_moves_a_row_of_its_own_by_eq_7(predictions):
     np.testing.assert_array_equal(strategy.coefficients[TRAINED], before[TRAINED])
 
 
-def test_topk_pfl_teaches_what_the_most_similar_is_taught(predictions):
+def test_topk_pfl_uses_the_teacher_of_the_most_similar_client(predictions):
     strategy = taught(TopKPFL, predictions, top_k=1)
     lessons = strategy.lessons.copy()
     nearly = lessons[TRAINED[1]] * 0.999 + 0.001 / 3
@@ -104,7 +104,7 @@ def test_topk_pfl_teaches_what_the_most_similar_is_taught(predictions):
     np.testing.assert_allclose(strategy.lessons[FIRST], lessons[TRAINED[1]], rtol=1e-6)
 
 
-def test_public_samples_stay_those_of_the_last_round():
+def test_public_samples_are_those_of_the_last_round():
     assert [Course().drawn_in(t) for t in (0, 3)] == [0, 3]
     assert [Course(trained_rounds=5).drawn_in(t) for t in (0, 1, 9)] == [0, 5, 5]
 
@@ -112,11 +112,9 @@ def test_public_samples_stay_those_of_the_last_round():
 @pytest.mark.parametrize(
     ("strategy", "lessons"), [("perfed-ckt", "centroids"), ("ds-fl", "teacher")]
 )
-def test_lessons_for_all_are_sent_and_no_prediction_is_asked_for(
-    strategy, lessons, small, tmp_path
-):
+def test_common_teachers_are_sent_and_no_predictions_requested(strategy, lessons, small, tmp_path):
     flat = settings_for(strategy, small, **{f"{strategy}.cache-rounds": 1})
-    (new,) = newcomers_of(flat)
+    (new,) = new_clients_of(flat)
     witness = Witness()
     run, _ = run_with(witness, flat, tmp_path / "run")
     state = read_checkpoint(run.path).state
@@ -129,7 +127,7 @@ def test_lessons_for_all_are_sent_and_no_prediction_is_asked_for(
 # ---- Parameters ------------------------------------------------------------------------
 
 
-def test_kt_pfl_params_mixes_the_last_models_with_its_own():
+def test_kt_pfl_params_mixes_last_models_with_its_own():
     settings = KTpFLParamsSettings(coefficient_learning_rate=0.0)
     strategy = server(KTpFLParams, settings, weights=[0, 0])
     models = {n: [float(n), 1.0] for n in range(5)}
@@ -143,7 +141,7 @@ def test_kt_pfl_params_mixes_the_last_models_with_its_own():
             np.testing.assert_allclose(strategy.model_for(n)["weights"], mixed, rtol=1e-6)
 
 
-def test_fedamp_attracts_it_to_the_last_models_alone():
+def test_fedamp_uses_only_the_last_models():
     settings = FedAMPSettings(attention_step=0.1, sigma=2.0)
     strategy = server(FedAMP, settings, weights=[0, 0])
     models = {n: np.array([n / 4, 0.5]) for n in range(5)}
@@ -156,7 +154,7 @@ def test_fedamp_attracts_it_to_the_last_models_alone():
         np.testing.assert_allclose(strategy.model_for(n)["weights"], mixed, rtol=1e-5)
 
 
-def test_fesem_sends_it_the_nearest_center():
+def test_fesem_sends_the_nearest_center():
     strategy = server(FeSEM, FeSEMSettings(clusters=2), weights=[0, 0])
     strategy.centers = {"weights": np.array([[0, 0], [4, 0]], dtype=np.float32)}
     strategy.welcome(1, {FIRST: weights([1.9, 5]), SECOND: weights([2.1, 5])})
@@ -164,7 +162,7 @@ def test_fesem_sends_it_the_nearest_center():
     assert strategy.model_for(SECOND)["weights"].tolist() == [4, 0]
 
 
-def test_fedfomo_sends_next_what_it_weighed_most():
+def test_fedfomo_sends_the_models_with_the_largest_weights():
     settings = FedFomoSettings(models_sent=2, exploration=0.0)
     strategy = server(FedFomo, settings, weights=[0, 0])
     strategy.library = {f"{n}/weights": np.full(2, n, dtype=np.float32) for n in TRAINED}
@@ -177,7 +175,7 @@ def test_fedfomo_sends_next_what_it_weighed_most():
     np.testing.assert_array_equal(best["0/weights"], sent["1/weights"])
 
 
-def test_pfedhn_fits_its_embedding_and_nothing_else():
+def test_pfedhn_updates_only_the_embedding():
     settings = PFedHNSettings(hidden_size=5, hidden_layers=1, learning_rate=0.1, momentum=0.5)
     strategy = server(PFedHN, settings, weights=np.ones(7))
     generator = np.random.default_rng(0)
@@ -210,9 +208,9 @@ def test_pfedhn_fits_its_embedding_and_nothing_else():
         np.testing.assert_array_equal(part, before[name])
 
 
-def test_fedkma_weighs_the_last_repliers_by_its_own_labels(small, tmp_path):
+def test_fedkma_weights_clients_of_the_last_round_by_label_similarity(small, tmp_path):
     flat = settings_for("fedkma", small)
-    (new,) = newcomers_of(flat)
+    (new,) = new_clients_of(flat)
     witness = Witness()
     run_with(witness, flat, tmp_path / "run")
     trained = sorted({*range(4)} - {new})
@@ -227,9 +225,9 @@ def test_fedkma_weighs_the_last_repliers_by_its_own_labels(small, tmp_path):
     np.testing.assert_allclose(witness.down[2, "train", new]["weights"], mixed, atol=1e-6)
 
 
-def test_hypcluster_evaluates_the_hypothesis_that_suits_its_training_data(small, tmp_path):
+def test_hypcluster_uses_the_hypothesis_with_the_lowest_training_loss(small, tmp_path):
     flat = settings_for("hypcluster", small, **{"hypcluster.clusters": 2, "learning-rate": 0.3})
-    (new,) = newcomers_of(flat)
+    (new,) = new_clients_of(flat)
     witness = Witness()
     run, _ = run_with(witness, flat, tmp_path / "run")
     hypotheses = witness.down[2, "evaluate", new]["weights"]
@@ -249,7 +247,7 @@ def test_hypcluster_evaluates_the_hypothesis_that_suits_its_training_data(small,
 
 def test_fedavg_ft_fine_tunes_the_last_global_model(small, tmp_path):
     flat = settings_for("fedavg-ft", small)
-    (new,) = newcomers_of(flat)
+    (new,) = new_clients_of(flat)
     witness = Witness()
     run, _ = run_with(witness, flat, tmp_path / "run")
     model = read_checkpoint(run.path).state["model/weights"]
@@ -262,9 +260,9 @@ def test_fedavg_ft_fine_tunes_the_last_global_model(small, tmp_path):
 # ---- Class means -----------------------------------------------------------------------
 
 
-def test_fedproto_holds_it_near_the_last_prototypes(small, tmp_path):
+def test_fedproto_regularizes_towards_the_last_prototypes(small, tmp_path):
     flat = settings_for("fedproto", small)
-    (new,) = newcomers_of(flat)
+    (new,) = new_clients_of(flat)
     witness = Witness()
     run, _ = run_with(witness, flat, tmp_path / "run")
     prototypes = read_checkpoint(run.path).state["prototypes/prototypes"]

@@ -1,4 +1,4 @@
-"""Clients that come after the training in other processes: under Ray, and over TLS."""
+"""New clients in other processes: with Ray, and in a federation over TLS."""
 
 import federation as fed
 import numpy as np
@@ -15,21 +15,21 @@ from strategies.core.newcomers import NEW_CLIENTS
 pytestmark = pytest.mark.slow
 
 
-def assert_same_newcomers(there, here):
+def assert_same_new_clients(there, here):
     mine, expected = there.table(NEW_CLIENTS), here.table(NEW_CLIENTS)
     assert len(mine) and mine["failure"].isna().all()
     assert list(mine["partition_id"]) == list(expected["partition_id"])
     np.testing.assert_allclose(mine["loss"], expected["loss"], rtol=1e-5)
 
 
-def test_ray_receives_them_as_one_process_does(small, tmp_path):
+def test_ray_gives_the_same_new_clients_as_one_process(small, tmp_path):
     settings = {**small, "strategy": "kt-pfl", "models": "mlp", "new-clients": 0.5}
     simulated, here, _ = in_both_engines(settings, tmp_path)
-    assert_same_newcomers(simulated, here)
+    assert_same_new_clients(simulated, here)
 
 
-def test_a_federation_receives_them_as_one_process_does(tmp_path):
-    """PersFL's new clients are sent the global models that the server has stored."""
+def test_a_federation_gives_the_same_new_clients_as_one_process(tmp_path):
+    """PersFL sends the stored global models to its new clients."""
     persfl = {"strategy": "persfl", "models": "mlp", "persfl.imitation": "0.5"}
     settings = {**fed.SMALL, **persfl, "client-split": "60/20/20", "persfl.temperatures": "2"}
     settings |= {"num-clients": 2, "new-clients": 0.5, "persfl.distillation-epochs": 1}
@@ -39,4 +39,4 @@ def test_a_federation_receives_them_as_one_process_does(tmp_path):
         there = federation.finished_run(process, tmp_path / "run", 400)
     configuration = read_config({**settings, "output-dir": str(tmp_path / "here")})
     here = serve(InProcessGrid(client_app, 2, configuration.flat()), configuration)
-    assert_same_newcomers(there, here)
+    assert_same_new_clients(there, here)
