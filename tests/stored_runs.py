@@ -1,7 +1,7 @@
-"""Two rounds of every method on digits, written down: what a change of structure must not move.
+"""Stored results of two rounds of every method on digits, which refactoring must not change.
 
-``python -m tests.stored_runs`` writes `STORED` anew; do so only where numbers change on purpose,
-and say in the commit which and why.
+``python -m tests.stored_runs`` rewrites `STORED`. Use it only if numbers change on purpose, and
+say in the commit which and why.
 """
 
 import json
@@ -38,18 +38,18 @@ PAPER = {
 
 
 def settings_of(strategy):
-    """Return a small run that uses all that the method has: mixed models where it can."""
+    """Return settings of a small run, with different architectures where the method allows it."""
     if strategy in ("fedkma", "fednas"):
         return {**SMALL, **SUPERNET, "strategy": strategy}
     one_model = METHODS[strategy].strategy.needs_one_model
-    # None that normalizes batches: of eight samples, that turns rounding into percents of a loss.
+    # No batch normalization: with eight samples it amplifies rounding to percents of a loss.
     models = "lenet" if one_model else "mlp,lenet,cnn,lenet"
     changes = {"models": models, "fraction-train": 0.75}
     return {**SMALL, **PAPER, **changes, "strategy": strategy}
 
 
 def numbers_of(strategy, folder):
-    """Run a method and return its numbers, exactly as Python prints them."""
+    """Run a method and return its numbers, to the last digit."""
     run = fedkd_flwr.run(settings_of(strategy), output_dir=Path(folder) / strategy)
     clients = run.clients.sort_values(["round", "partition_id"])
     kept = [name for name in CLIENT_COLUMNS if name in clients]
@@ -67,7 +67,7 @@ def numbers_of(strategy, folder):
 
 
 def kernels():
-    """Return a number that differs in its last digits where PyTorch has other kernels."""
+    """Return a number whose last digits depend on PyTorch's kernels."""
     generator = torch.Generator().manual_seed(0)
     images, filters, weights = (
         torch.randn(shape, generator=generator, dtype=torch.float32).requires_grad_()

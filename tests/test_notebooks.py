@@ -1,4 +1,4 @@
-"""The notebooks are executed, clean, and use the public API alone."""
+"""The notebooks are executed, clean, and use only the public API."""
 
 import ast
 import os
@@ -21,13 +21,13 @@ NAMES = [
 ]  # fmt: skip
 
 LARGEST = 400_000
-"""Bytes of a notebook with its figures."""
+"""Maximum bytes of a notebook with its figures."""
 
 TIME_LIMIT = 300
-"""Seconds that a notebook may take."""
+"""Maximum seconds of a cell."""
 
 MACHINE = re.compile(r"/(?:tmp|work|home|root|Users|var/folders)/\S*|\w+\.internal\b|https?://\S+")
-"""Paths of a machine, and addresses, which outputs have no need of."""
+"""Local paths and addresses, which outputs must not contain."""
 
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
@@ -45,19 +45,19 @@ def code_cells(notebook):
 
 
 def python_of(cell):
-    """Return a cell's Python without the lines that are for IPython."""
+    """Return a cell's Python without lines for IPython."""
     lines = cell.source.splitlines()
     return "\n".join(line for line in lines if not line.startswith(("%", "!")))
 
 
 def texts_of(output):
-    """Return what an output shows as text."""
+    """Return the texts of an output."""
     if output.output_type == "stream":
         return [output.text]
     return [str(data) for kind, data in output.get("data", {}).items() if "image" not in kind]
 
 
-def test_the_notebooks_are_those_that_are_promised():
+def test_all_notebooks_exist():
     assert [path.stem for path in NOTEBOOKS] == NAMES
 
 
@@ -72,12 +72,12 @@ def test_every_cell_was_executed_in_order_and_none_failed(notebook):
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
     assert all(output.output_type != "error" for output in outputs)
-    # Warnings and logs would be on standard error.
+    # Warnings and logs appear on standard error.
     assert [output.text for output in outputs if output.get("name") == "stderr"] == []
     assert any("image/png" in output.get("data", {}) for output in outputs)
 
 
-def test_outputs_name_no_machine(notebook):
+def test_outputs_have_no_local_paths(notebook):
     for cell in code_cells(notebook):
         for output in cell.outputs:
             for text in texts_of(output):
@@ -85,9 +85,9 @@ def test_outputs_name_no_machine(notebook):
                 assert len(text.splitlines()) < 200
 
 
-def test_cells_use_the_public_api_alone(path, notebook):
+def test_cells_use_only_the_public_api(path, notebook):
     if path.stem in ("own_method", "perfed_ckt_theorem"):
-        pytest.skip("a method of one's own, or a theorem, is about the parts of a method")
+        pytest.skip("custom methods and theorems use parts of methods")
     public = {*fedkd_flwr.__all__, "plots"}
     for cell in code_cells(notebook):
         for node in ast.walk(ast.parse(python_of(cell))):
@@ -105,7 +105,7 @@ def test_cells_use_the_public_api_alone(path, notebook):
                     assert node.attr in public
 
 
-def test_links_to_files_lead_somewhere(path, notebook):
+def test_links_to_files_exist(path, notebook):
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             for target in re.findall(r"\]\(([^)#]+)\)", cell.source):
@@ -116,7 +116,7 @@ def test_links_to_files_lead_somewhere(path, notebook):
 def test_notebooks_run_from_top_to_bottom(path, notebook, tmp_path, monkeypatch):
     clone = tmp_path / "clone"
     shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(".*", "__pycache__"))
-    # What runs have left at the top; the package of that name belongs to the app.
+    # Leftover runs; `fedkd_flwr/runs` is a package and stays.
     shutil.rmtree(clone / "runs", ignore_errors=True)
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
     programs = Path(sys.executable).parent

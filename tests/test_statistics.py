@@ -1,4 +1,4 @@
-"""Statistics of batch normalization: which layers have them, and which accuracies."""
+"""Batch-normalization statistics in evaluation: which layers and which accuracies use them."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from strategies.persfl import PAIRS
 
 
 class Normalized(nn.Module):
-    """A network that normalizes its only hidden layer."""
+    """A network with batch normalization after its only hidden layer."""
 
     def __init__(self, shape, classes):
         super().__init__()
@@ -32,7 +32,7 @@ def small(small):
 
 
 def skewed(client):
-    """Train a client's model, and return it with running statistics that fit no data."""
+    """Train a client's model, and return it with wrong running statistics."""
     complete(client.train_locally(1))
     vectors = model_vectors(client.model)
     return {**vectors, "buffers": vectors["buffers"] + 5}
@@ -50,7 +50,7 @@ def skewed(client):
         (nn.BatchNorm3d, (60, 2, 3, 3, 3)),
     ],
 )
-def test_layers_for_samples_of_any_shape_have_fresh_statistics(layer, shape):
+def test_layers_of_any_dimension_get_fresh_statistics(layer, shape):
     model, samples = nn.Sequential(layer(2)), torch.randn(shape) * 4 + 7
     refresh_statistics(model, samples)
     others = [0, *range(2, len(shape))]
@@ -58,20 +58,20 @@ def test_layers_for_samples_of_any_shape_have_fresh_statistics(layer, shape):
     torch.testing.assert_close((model[0].running_mean, model[0].running_var), expected)
 
 
-def test_without_running_statistics_nothing_is_measured():
+def test_without_running_statistics_there_is_no_pass_over_the_data():
     model, passes = nn.Sequential(nn.BatchNorm2d(2, track_running_stats=False)), []
     model.register_forward_hook(lambda *_: passes.append(1))
     refresh_statistics(model, torch.randn(60, 2, 3, 3))
     assert not passes
 
 
-# ---- Accuracies beside the main one --------------------------------------------------
+# ---- Other accuracies --------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", ["ditto", "pfedme"])
 @pytest.mark.parametrize("statistics", ["fresh", "kept"])
-def test_the_global_models_accuracy_is_measured_like_every_other(strategy, statistics, small):
-    """The global model is all that a client has that never took part."""
+def test_the_global_model_is_evaluated_with_the_same_statistics(strategy, statistics, small):
+    """A client that never took part has only the global model."""
     changes = {"strategy": strategy, "batch-norm-statistics": statistics}
     client = client_of({**small, **changes})
     vectors = skewed(client)
@@ -80,7 +80,7 @@ def test_the_global_models_accuracy_is_measured_like_every_other(strategy, stati
     assert metrics["global-accuracy"] == metrics["correct"] / metrics["total"]
 
 
-def test_dittos_global_model_has_fedavgs_accuracies(small, tmp_path):
+def test_dittos_global_model_has_the_accuracies_of_fedavg(small, tmp_path):
     runs = [
         fedkd_flwr.run({**small, "strategy": name}, output_dir=tmp_path / name)
         for name in ("ditto", "fedavg")
@@ -89,7 +89,7 @@ def test_dittos_global_model_has_fedavgs_accuracies(small, tmp_path):
     assert list(found) == list(expected)
 
 
-def test_training_goes_on_from_the_statistics_before_a_look_at_test_data(small):
+def test_evaluation_does_not_change_the_statistics_of_training(small):
     client = client_of(small, strategy="persfl")
     client.receive_model(skewed(client))
     before = {name: value.clone() for name, value in client.model.state_dict().items()}
@@ -102,7 +102,7 @@ def test_training_goes_on_from_the_statistics_before_a_look_at_test_data(small):
     assert accuracy == result.correct / result.total
 
 
-def test_persfls_pairs_and_newcomers_are_measured_like_its_clients(small, tmp_path):
+def test_persfls_pairs_and_new_clients_are_evaluated_like_its_clients(small, tmp_path):
     run = fedkd_flwr.run({**small, "strategy": "persfl"}, output_dir=tmp_path / "run")
     last, pairs = run.clients.set_index("partition_id"), run.table(PAIRS)
     for n, row in last.iterrows():
@@ -112,9 +112,9 @@ def test_persfls_pairs_and_newcomers_are_measured_like_its_clients(small, tmp_pa
             & (pairs["temperature"] == row["temperature"])
         )
         assert pairs[is_kept]["accuracy"].tolist() == [row["accuracy"]]
-    newcomer = personalize(run, 0)
-    data = newcomer.client.data
-    predictions = newcomer.model(data.test_images).argmax(dim=1)
-    assert newcomer.accuracy == last["accuracy"][0]
-    assert newcomer.accuracy == (predictions == data.test_labels).double().mean().item()
-    assert newcomer.teacher_accuracy == last["teacher_accuracy"][0]
+    new_client = personalize(run, 0)
+    data = new_client.client.data
+    predictions = new_client.model(data.test_images).argmax(dim=1)
+    assert new_client.accuracy == last["accuracy"][0]
+    assert new_client.accuracy == (predictions == data.test_labels).double().mean().item()
+    assert new_client.teacher_accuracy == last["teacher_accuracy"][0]

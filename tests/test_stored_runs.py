@@ -1,4 +1,4 @@
-"""Two rounds of every method on digits, against numbers written down once; see `stored_runs`."""
+"""Two rounds of every method on digits give the stored numbers; see `stored_runs`."""
 
 import json
 
@@ -12,12 +12,12 @@ SAME_KERNELS = CONTENT["torch"] == torch.__version__ and CONTENT["kernels"] == k
 
 
 @pytest.mark.parametrize("strategy", CONTENT["runs"])
-def test_numbers_are_those_written_down(strategy, tmp_path):
+def test_numbers_equal_the_stored_ones(strategy, tmp_path):
     found, stored = numbers_of(strategy, tmp_path), CONTENT["runs"][strategy]
     if SAME_KERNELS:
         assert found == stored
         return
-    # Other kernels round otherwise; a mistake moves more than that.
+    # Other kernels round differently; mistakes change numbers by more.
     for kind in ("rounds", "clients", "matrices"):
         assert found[kind].keys() == stored[kind].keys()
         for name, values in stored[kind].items():

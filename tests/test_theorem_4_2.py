@@ -1,12 +1,12 @@
-"""PerFed-CKT's reason for clusters: the linear regression of its Fig. 1 and Theorem 4.2.
+"""PerFed-CKT's Theorem 4.2 and Fig. 1: linear regression, checked with the project's own code.
 
-Client k has the true model w_k = theta + zeta_k with zeta_k ~ N(0, v_k²), and sees it as
+Client k has the true model w_k = theta + zeta_k with zeta_k ~ N(0, v_k²), and estimates it as
 w^_k = w_k + N(0, sigma²/beta). It trains towards sum_i alpha_ki w^_i with weight lambda_k
-(Eq. 14). Clients with a small v_i are close to theta, and so worth more to the others.
+(Eq. 14). Clients with a small v_i are close to theta, and so more useful to the others.
 
-The project's client and server are held to that. A client's model gives the first of two classes
-the chance x'w, so that its soft predictions are linear in w and both of them are equally far from
-a teacher: the pull of Eq. 1 is 2 lambda times the squared distance in x'w.
+A client's model gives the first of two classes the probability x'w. Its soft predictions are then
+linear in w, and both classes have the same distance from a teacher. The regularization of Eq. 1 is
+2 lambda times the squared distance in x'w.
 """
 
 import itertools
@@ -22,27 +22,27 @@ from fedkd_flwr.training.losses import CoDistillation
 from strategies.core.simplex import weighted_mean
 from strategies.perfed_ckt import cluster_predictions
 
-SPREAD = np.array([0.01, 0.015, 0.03, 0.045])  # v_k; all weights stay chances, between 0 and 1
+SPREAD = np.array([0.01, 0.015, 0.03, 0.045])  # v_k; all weights stay probabilities
 SIGMA = 0.025
 DRAWS = 10_000
 CLIENTS = range(len(SPREAD))
 
 
 def products(inputs, weights):
-    """Return x'w; an input that is a row of the unit matrix is written as its position."""
+    """Return x'w; a row of the unit matrix is given as its index."""
     return inputs @ weights if inputs.is_floating_point() else weights[inputs]
 
 
 class LinearModel(nn.Module):
-    """Gives the first of two classes the chance x'w: the softmax of its logits is just that."""
+    """A model that gives the first of two classes the probability x'w."""
 
     def __init__(self, weights):
         super().__init__()
         self.weights = nn.Parameter(torch.tensor(weights, dtype=torch.float64))
 
     def forward(self, inputs):
-        chance = products(inputs, self.weights)
-        return torch.stack([chance, 1 - chance], dim=1).log()
+        first = products(inputs, self.weights)
+        return torch.stack([first, 1 - first], dim=1).log()
 
 
 def squared_error(model, inputs, answers):
@@ -51,17 +51,17 @@ def squared_error(model, inputs, answers):
 
 
 def trained(start, private, public, teacher, regularization, steps):
-    """Return the weights after full batches of Eq. 1 towards a teacher (P, 2)."""
+    """Return the weights after training on full batches of Eq. 1 with a teacher (P, 2)."""
     model = LinearModel(start)
     batch = tuple(torch.as_tensor(part) for part in (*private, public, teacher))
-    # With rows of the unit matrix this is 0.8 of the step that ends in the minimum.
+    # With rows of the unit matrix, this is 0.8 of the step that reaches the minimum.
     optimizer = torch.optim.SGD(model.parameters(), 0.4 * len(start) / (1 + 2 * regularization))
     train_on(model, CoDistillation(regularization, squared_error), optimizer, [batch] * steps)
     return model.weights.detach().numpy()
 
 
 @pytest.mark.parametrize("regularization", [0.0, 0.5, 3.0])
-def test_training_on_both_terms_ends_where_equation_14_says(regularization):
+def test_training_on_both_terms_converges_to_equation_14(regularization):
     """(X'X/n + 2 lambda P'P/p)^-1 (X'y/n + 2 lambda P'P w/p), w being the teacher's weights."""
     generator = np.random.default_rng(0)
     inputs, public = generator.dirichlet(np.ones(2), 12), generator.dirichlet(np.ones(2), 7)
@@ -69,25 +69,25 @@ def test_training_on_both_terms_ends_where_equation_14_says(regularization):
     weights = np.array([0.7, 0.4])
     teacher = np.stack([public @ weights, 1 - public @ weights], axis=1)
     private = inputs, answers
-    ended_at = trained([0.5, 0.5], private, public, teacher, regularization, steps=500)
+    found = trained([0.5, 0.5], private, public, teacher, regularization, steps=500)
     own, shared = inputs.T @ inputs / 12, 2 * regularization * public.T @ public / 7
     expected = np.linalg.solve(own + shared, inputs.T @ answers / 12 + shared @ weights)
-    np.testing.assert_allclose(ended_at, expected, atol=1e-9)
+    np.testing.assert_allclose(found, expected, atol=1e-9)
 
 
 def optimal_weights():
-    """Return alpha* of Eq. 16, the same for every k: it is inverse to sigma² + beta v_i².
+    """Return alpha* of Eq. 16, the same for every k: proportional to 1 / (sigma² + beta v_i²).
 
-    Eq. 16 prints its constant without a plus: weights that sum to one, as Eq. 1 asks, need
-    sigma² + A + beta v_k² below the line where sigma² + A beta v_k² stands.
+    The constant in Eq. 16 lacks a plus. For weights that sum to one, as Eq. 1 requires, the
+    denominator is sigma² + A + beta v_k² instead of the printed sigma² + A beta v_k².
     """
     weights = 1 / (SIGMA**2 + SPREAD**2)
     return weights / weights.sum()
 
 
 @pytest.mark.parametrize("k", CLIENTS)
-def test_no_other_teacher_or_weight_brings_a_client_closer_to_its_true_model(k):
-    """One draw of the theorem a dimension: X = P = 1, so beta = 1 and nu lambda_k = 2 lambda."""
+def test_the_theorems_teacher_and_weight_are_closest_to_the_true_model(k):
+    """One draw per dimension: X = P = 1, so beta = 1 and nu lambda_k = 2 lambda."""
     generator = np.random.default_rng(k)
     theta = generator.uniform(0.4, 0.6, (DRAWS, 1))
     true = theta + SPREAD * generator.standard_normal((DRAWS, len(SPREAD)))
@@ -115,8 +115,8 @@ def test_no_other_teacher_or_weight_brings_a_client_closer_to_its_true_model(k):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_servers_centroids_are_those_of_the_best_of_all_groupings(seed):
-    """Of seven clients there are 63 ways to make two groups."""
+def test_centroids_are_those_of_the_best_of_all_groupings(seed):
+    """Seven clients can be split into two groups in 63 ways."""
     predictions = np.random.default_rng(seed).dirichlet(np.ones(2), (7, 4))
 
     def scatter(centroids, labels):
@@ -136,7 +136,7 @@ def test_the_servers_centroids_are_those_of_the_best_of_all_groupings(seed):
 def test_clusters_bring_every_client_of_figure_1_closer_to_its_true_model():
     """Appendix E: spreads 2, 5 and 200, inputs in [-10, 10]², lambda 50; noise is ours.
 
-    The third client is unlike the others. Clusters are those of the method itself.
+    The third client is an outlier. Clusters come from the method's own code.
     """
     generator = np.random.default_rng(0)
     spreads, regularization, samples, public_size = (2, 5, 200), 50.0, 10, 10
