@@ -1,7 +1,7 @@
 """Base of methods with several global models: centers and cluster assignments."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +9,7 @@ from pydantic import Field
 
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.replies import Arrays
+from strategies.core.search import SearchRange
 from strategies.parameters import Model, ParameterStrategy, mean_model
 
 
@@ -21,7 +22,7 @@ class ClusterSettings(Settings):
         c, the number of global models (centers).
     """
 
-    clusters: int = Field(default=3, ge=1)
+    clusters: Annotated[int, SearchRange(2, 6)] = Field(default=3, ge=1)
 
 
 def moved_centers(

@@ -18,11 +18,14 @@ Differences from the paper
 - Models are weighted by their training samples in the average.
 """
 
+from typing import Annotated
+
 from pydantic import Field
 
 from strategies.core.metrics import GLOBAL_ACCURACY, TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
+from strategies.core.search import SearchRange
 from strategies.parameters import ParameterStrategy
 
 
@@ -37,7 +40,9 @@ class DittoSettings(Settings):
     """
 
     table = "ditto"
-    personalization_weight: float = Field(default=1.0, ge=0)
+    personalization_weight: Annotated[float, SearchRange(0.03, 3.0, log=True)] = Field(
+        default=1.0, ge=0
+    )
 
 
 class Ditto(ParameterStrategy):

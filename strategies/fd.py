@@ -19,7 +19,7 @@ Differences from the paper
 - Predictions are softmax outputs at temperature 1, as in the paper, which calls them logits.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from pydantic import Field
 
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Reply
+from strategies.core.search import SearchRange
 from strategies.core.simplex import check_simplex
 from strategies.prototypes import CLASS_COUNTS, CLASS_MEANS, ClassMeanStrategy, stacked
 
@@ -41,7 +42,7 @@ class FDSettings(Settings):
     """
 
     table = "fd"
-    gamma: float = Field(default=0.1, ge=0)
+    gamma: Annotated[float, SearchRange(0.03, 3.0, log=True)] = Field(default=0.1, ge=0)
 
 
 def means_of_others(means: NDArray[Any], holds: NDArray[Any]) -> NDArray[Any]:

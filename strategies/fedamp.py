@@ -21,7 +21,7 @@ Differences from the paper
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from pydantic import Field
 
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Reply
+from strategies.core.search import SearchRange
 from strategies.parameters import (
     LibraryStrategy,
     Model,
@@ -53,9 +54,11 @@ class FedAMPSettings(Settings):
     """
 
     table = "fedamp"
-    attention_step: float = Field(default=0.05, gt=0)
-    sigma: float = Field(default=1.0, gt=0)
-    regularization_weight: float = Field(default=0.01, ge=0)
+    attention_step: Annotated[float, SearchRange(0.01, 10.0, log=True)] = Field(default=0.05, gt=0)
+    sigma: Annotated[float, SearchRange(0.3, 300.0, log=True)] = Field(default=1.0, gt=0)
+    regularization_weight: Annotated[float, SearchRange(0.001, 3.0, log=True)] = Field(
+        default=0.01, ge=0
+    )
 
 
 def attention_weights(

@@ -11,13 +11,14 @@ Differences from the paper
   client's test split. Fine-tuning (`FedAvgFineTuned`) changes nothing on the server.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
+from strategies.core.search import SearchRange
 from strategies.parameters import Model, ParameterStrategy, mean_model
 
 
@@ -59,7 +60,7 @@ class FineTuningSettings(AveragingSettings):
     """
 
     table = "fedavg-ft"
-    epochs: int = Field(default=5, ge=1)
+    epochs: Annotated[int, SearchRange(1, 20, log=True)] = Field(default=5, ge=1)
 
 
 class FedAvgFineTuned(FedAvg):

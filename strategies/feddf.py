@@ -23,7 +23,7 @@ Differences from the paper
 """
 
 from logging import WARNING
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from pydantic import Field
 from strategies.core.flower import log
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Due, Metric, Reply
+from strategies.core.search import SearchRange
 from strategies.parameters import Model, ParameterStrategy, mean_model, model_due
 
 
@@ -51,7 +52,9 @@ class FedDFSettings(Settings):
     table = "feddf"
     distillation_steps: int = Field(default=500, ge=0)
     distillation_batch_size: int = Field(default=128, ge=1)
-    distillation_learning_rate: float = Field(default=0.001, gt=0)
+    distillation_learning_rate: Annotated[float, SearchRange(0.00003, 0.01, log=True)] = Field(
+        default=0.001, gt=0
+    )
 
 
 def ensemble_logits(logits: dict[int, NDArray[Any]]) -> NDArray[np.float32] | None:

@@ -24,7 +24,7 @@ Differences from the paper
 - Accuracy is that of the model after local training.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from pydantic import Field
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
+from strategies.core.search import SearchRange
 from strategies.parameters import LibraryStrategy, model_due
 
 WEIGHTS_OF_OTHERS = "weights-of-others"
@@ -53,7 +54,7 @@ class FedFomoSettings(Settings):
     """
 
     table = "fedfomo"
-    models_sent: int = Field(default=5, ge=1)
+    models_sent: Annotated[int, SearchRange(1, 10)] = Field(default=5, ge=1)
     exploration: float = Field(default=0.3, ge=0, le=1)
     exploration_decay: float = Field(default=0.05, ge=0, le=1)
 

@@ -15,7 +15,7 @@ Differences from the paper
 - Models with different feature widths get a linear layer. The paper's models have equal widths.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from pydantic import Field
 
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
+from strategies.core.search import SearchRange
 from strategies.prototypes import (
     HEAD_BIAS,
     HEAD_WEIGHT,
@@ -44,7 +45,9 @@ class FedGHSettings(FeatureSettings):
     """
 
     table = "fedgh"
-    server_learning_rate: float = Field(default=0.01, gt=0)
+    server_learning_rate: Annotated[float, SearchRange(0.003, 0.3, log=True)] = Field(
+        default=0.01, gt=0
+    )
     server_epochs: int = Field(default=10, ge=1)
 
 

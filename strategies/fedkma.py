@@ -35,7 +35,7 @@ Differences from the paper
 
 from collections.abc import Mapping, Sequence
 from logging import WARNING
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,7 @@ from pydantic import Field
 from strategies.core.flower import log
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
+from strategies.core.search import SearchRange
 from strategies.core.simplex import check_simplex, equal_weights
 from strategies.parameters import Model, ParameterStrategy, mix_models
 
@@ -87,7 +88,7 @@ class FedKMASettings(Settings):
     table = "fedkma"
     similarity_weight: float = Field(default=0.5, ge=0, le=1)
     as_printed: bool = False
-    sharpness: float = Field(default=1.0, gt=0)
+    sharpness: Annotated[float, SearchRange(0.3, 30.0, log=True)] = Field(default=1.0, gt=0)
     alpha_optimizer: Literal["sgd", "adam"] = "sgd"
     alpha_learning_rate: float = Field(default=0.01, gt=0)
     alpha_weight_decay: float = Field(default=3e-4, ge=0)

@@ -19,7 +19,7 @@ Differences from the paper
 - ``fedproto.predict = "head"`` classifies by the head, like the other methods.
 """
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from pydantic import Field
 
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Reply
+from strategies.core.search import SearchRange
 from strategies.prototypes import ClassMeanStrategy, FeatureSettings, mean_by_class, stacked
 
 PROTOTYPES, PROTOTYPE_FLAGS = "prototypes", "prototype-flags"
@@ -44,7 +45,9 @@ class PrototypeSettings(FeatureSettings):
         ``prototype`` predicts the class of the nearest prototype, ``head`` uses the model's head.
     """
 
-    prototype_weight: float = Field(default=0.02, ge=0)
+    prototype_weight: Annotated[float, SearchRange(0.005, 1.0, log=True)] = Field(
+        default=0.02, ge=0
+    )
     predict: Literal["prototype", "head"] = "prototype"
 
 

@@ -16,9 +16,12 @@ Differences from the paper
   and tries a heuristic that changes it with the loss (appendix C.3.3).
 """
 
+from typing import Annotated
+
 from pydantic import Field
 
 from strategies.core.plan import Settings
+from strategies.core.search import SearchRange
 from strategies.parameters import ParameterStrategy
 
 
@@ -32,7 +35,7 @@ class FedProxSettings(Settings):
     """
 
     table = "fedprox"
-    mu: float = Field(default=0.01, ge=0)
+    mu: Annotated[float, SearchRange(0.001, 1.0, log=True)] = Field(default=0.01, ge=0)
 
 
 class FedProx(ParameterStrategy):

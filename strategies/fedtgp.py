@@ -19,7 +19,7 @@ Differences from the paper
   are no steps for classes that no client of the round holds.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from pydantic import Field
 
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays
+from strategies.core.search import SearchRange
 from strategies.fedproto import FedProto, PrototypeSettings
 from strategies.prototypes import mean_by_class
 
@@ -49,7 +50,9 @@ class FedTGPSettings(PrototypeSettings):
 
     table = "fedtgp"
     margin_threshold: float = Field(default=100.0, ge=0)
-    server_learning_rate: float = Field(default=0.01, gt=0)
+    server_learning_rate: Annotated[float, SearchRange(0.001, 0.1, log=True)] = Field(
+        default=0.01, gt=0
+    )
     server_epochs: int = Field(default=100, ge=1)
 
 

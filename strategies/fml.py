@@ -18,8 +18,11 @@ Differences from the paper
 - Private label sets are not implemented: all clients share the classes.
 """
 
+from typing import Annotated
+
 from pydantic import Field
 
+from strategies.core.search import SearchRange
 from strategies.parameters import SharedModelSettings, SharedModelStrategy
 
 
@@ -35,7 +38,7 @@ class FMLSettings(SharedModelSettings):
     """
 
     table = "fml"
-    alpha: float = Field(default=0.5, ge=0, le=1)
+    alpha: Annotated[float, SearchRange(0.1, 0.9)] = Field(default=0.5, ge=0, le=1)
     beta: float = Field(default=0.5, ge=0, le=1)
 
 

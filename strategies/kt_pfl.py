@@ -30,7 +30,7 @@ Differences from the paper
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ from pydantic import Field
 
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
 from strategies.core.replies import Arrays, Metric, Reply
+from strategies.core.search import SearchRange
 from strategies.core.simplex import (
     equal_weights,
     normalized_rows,
@@ -73,7 +74,7 @@ class KTpFLSettings(DistillationSettings):
     """
 
     table = "kt-pfl"
-    temperature: float = Field(default=3.0, gt=0)
+    temperature: Annotated[float, SearchRange(1.0, 10.0, log=True)] = Field(default=3.0, gt=0)
     knowledge_weight: float = Field(default=1.0, ge=0)
     rho: float = Field(default=0.6, ge=0)
     coefficient_learning_rate: float = Field(default=0.01, ge=0)

@@ -25,7 +25,7 @@ Differences from the paper
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from pydantic import Field
 
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Reply
+from strategies.core.search import SearchRange
 from strategies.core.simplex import equal_weights, normalized_rows
 from strategies.kt_pfl import projected_step
 from strategies.parameters import Model, ParameterStrategy, gram_matrix, stacked
@@ -56,7 +57,9 @@ class KTpFLParamsSettings(Settings):
     table = "kt-pfl-params"
     knowledge_weight: float = Field(default=1.0, ge=0)
     rho: float = Field(default=0.6, ge=0)
-    coefficient_learning_rate: float = Field(default=0.005, ge=0)
+    coefficient_learning_rate: Annotated[float, SearchRange(0.0005, 0.05, log=True)] = Field(
+        default=0.005, ge=0
+    )
     transfer_step: float = Field(default=1.0, ge=0, le=1)
 
 

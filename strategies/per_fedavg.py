@@ -16,11 +16,12 @@ Differences from the paper
 - Models are weighted by training samples; the paper weights all sampled clients equally.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from strategies.core.plan import Settings
+from strategies.core.search import SearchRange
 from strategies.parameters import ParameterStrategy
 
 
@@ -37,7 +38,9 @@ class PerFedAvgSettings(Settings):
     """
 
     table = "per-fedavg"
-    inner_learning_rate: float = Field(default=0.01, ge=0)
+    inner_learning_rate: Annotated[float, SearchRange(0.003, 0.3, log=True)] = Field(
+        default=0.01, ge=0
+    )
     evaluate_on: Literal["adapted", "global"] = "adapted"
 
 

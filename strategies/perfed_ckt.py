@@ -19,7 +19,7 @@ Differences from the paper
 import warnings
 from collections.abc import Callable, Sequence
 from logging import INFO
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings, sample_clients
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Metric, Reply
+from strategies.core.search import SearchRange
 from strategies.core.simplex import normalized_rows, weighted_mean
 from strategies.soft_predictions import SoftPredictionSettings, SoftPredictionStrategy
 
@@ -48,8 +49,10 @@ class PerFedCKTSettings(SoftPredictionSettings):
     """
 
     table = "perfed-ckt"
-    clusters: int = Field(default=3, ge=1)
-    regularization_weight: float = Field(default=2.0, ge=0)
+    clusters: Annotated[int, SearchRange(1, 5)] = Field(default=3, ge=1)
+    regularization_weight: Annotated[float, SearchRange(0.3, 10.0, log=True)] = Field(
+        default=2.0, ge=0
+    )
     public_batch_size: int = Field(default=128, ge=1)
 
 

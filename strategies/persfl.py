@@ -27,7 +27,7 @@ Differences from the paper
 import math
 from collections.abc import Iterable, Sequence
 from logging import INFO
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,7 @@ from strategies.core.replies import (
     Reply,
     TooFewRepliesError,
 )
+from strategies.core.search import SearchRange
 from strategies.fedavg import AveragingSettings, FedAvg
 from strategies.parameters import Model
 
@@ -85,7 +86,9 @@ class PersFLSettings(AveragingSettings):
     imitation: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     temperatures: tuple[float, ...] = (1.0, 5.0, 25.0)
     distillation_epochs: int = Field(default=10, ge=1)
-    distillation_learning_rate: float = Field(default=0.01, gt=0)
+    distillation_learning_rate: Annotated[float, SearchRange(0.003, 0.3, log=True)] = Field(
+        default=0.01, gt=0
+    )
     validate_every: int = Field(default=0, ge=0)
     teacher: Literal["optimal", "last"] = "optimal"
 

@@ -24,6 +24,7 @@ Differences from the paper
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,7 @@ from pydantic import Field
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
+from strategies.core.search import SearchRange
 from strategies.parameters import Model, ParameterStrategy
 
 Network = dict[str, NDArray[np.float32]]
@@ -62,7 +64,7 @@ class PFedHNSettings(Settings):
     embedding_size: int = Field(default=0, ge=0)
     hidden_size: int = Field(default=100, ge=1)
     hidden_layers: int = Field(default=3, ge=0)
-    learning_rate: float = Field(default=0.05, gt=0)
+    learning_rate: Annotated[float, SearchRange(0.01, 0.5, log=True)] = Field(default=0.05, gt=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     gradient_norm: float = Field(default=50.0, gt=0)
 

@@ -18,10 +18,13 @@ Differences from the paper
 - Batch-normalization statistics are those of theta and are averaged.
 """
 
+from typing import Annotated
+
 from pydantic import Field
 
 from strategies.core.metrics import GLOBAL_ACCURACY
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
+from strategies.core.search import SearchRange
 from strategies.parameters import Model, ParameterStrategy, mean_model, step_towards
 
 
@@ -41,9 +44,13 @@ class PFedMeSettings(Settings):
     """
 
     table = "pfedme"
-    personalization_weight: float = Field(default=15.0, gt=0)
+    personalization_weight: Annotated[float, SearchRange(0.5, 30.0, log=True)] = Field(
+        default=15.0, gt=0
+    )
     personal_steps: int = Field(default=5, ge=1)
-    personal_learning_rate: float = Field(default=0.03, gt=0)
+    personal_learning_rate: Annotated[float, SearchRange(0.005, 0.3, log=True)] = Field(
+        default=0.03, gt=0
+    )
     beta: float = Field(default=1.0, gt=0)
 
 

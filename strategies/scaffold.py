@@ -21,7 +21,7 @@ Differences from the paper
   reply.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from pydantic import Field
 
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Due, Reply
+from strategies.core.search import SearchRange
 from strategies.parameters import (
     Model,
     ParameterStrategy,
@@ -53,7 +54,9 @@ class ScaffoldSettings(Settings):
     """
 
     table = "scaffold"
-    server_learning_rate: float = Field(default=1.0, gt=0)
+    server_learning_rate: Annotated[float, SearchRange(0.1, 2.0, log=True)] = Field(
+        default=1.0, gt=0
+    )
     correction: float = Field(default=1.0, ge=0, le=1)
 
 

@@ -9,7 +9,7 @@ of this happens.
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from logging import INFO
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from strategies.core.flower import log
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.privacy import privacy_spent
 from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
+from strategies.core.search import SearchRange
 from strategies.core.simplex import MIXINGS, check_simplex
 from strategies.core.wire import NUMBER_FORMATS, NumberFormat
 
@@ -89,7 +90,9 @@ class DistillationSettings(SoftPredictionSettings):
 
     temperature: float = Field(default=1.0, gt=0)
     distillation_epochs: int = Field(default=2, ge=0)
-    distillation_learning_rate: float = Field(default=0.05, gt=0)
+    distillation_learning_rate: Annotated[float, SearchRange(0.005, 0.3, log=True)] = Field(
+        default=0.05, gt=0
+    )
     public_batch_size: int = Field(default=64, ge=1)
     t_squared: bool = True
 

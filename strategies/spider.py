@@ -24,11 +24,14 @@ Differences from the paper
 - A network without architecture weights is not pruned; only the proximal term remains.
 """
 
+from typing import Annotated
+
 from pydantic import Field
 
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Metric
+from strategies.core.search import SearchRange
 from strategies.parameters import ParameterStrategy
 
 
@@ -46,7 +49,7 @@ class SpiderSettings(Settings):
     """
 
     table = "spider"
-    proximal_weight: float = Field(default=0.01, ge=0)
+    proximal_weight: Annotated[float, SearchRange(0.001, 1.0, log=True)] = Field(default=0.01, ge=0)
     prune_from: int = Field(default=30, ge=1)
     prune_every: int = Field(default=20, ge=1)
 

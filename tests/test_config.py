@@ -290,7 +290,7 @@ def test_a_text_stays_as_it_is_written(key, value):
         (["-c", "dataset=mnist", "-c", "data-root=/nonexistent"], "mnist"),
         (["-c", "public-size=201"], "201"),
         (["--clients", "3"], "needs 8 clients, but --clients 3 starts fewer"),
-        (["--engine", "abacus"], "none of the allowed in-process, simulation"),
+        (["--engine", "abacus"], "is not one of in-process, simulation"),
         (["-c", "output-dir=/proc/nowhere/run"], "cannot be written"),
         (["-c", "client-split=50/50/50"], "client-split"),
     ],

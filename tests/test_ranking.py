@@ -6,8 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedkd_flwr.analysis.comparison import compare
-from fedkd_flwr.analysis.ranking import rank
-from fedkd_flwr.analysis.tuning import validation_accuracy
+from fedkd_flwr.analysis.ranking import rank, validation_accuracy
 from fedkd_flwr.cli import app
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import Run

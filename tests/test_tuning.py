@@ -1,90 +1,180 @@
-"""Tuning: validation data alone chooses, and what is chosen is a sweep."""
-
-from pathlib import Path
+"""Tuning: the space, equal budgets, and a study that continues where it was stopped."""
 
 import pytest
+from optuna.distributions import FloatDistribution
+from optuna.trial import TrialState, create_trial
 
-from fedkd_flwr.analysis.tuning import (
-    Candidate,
-    best_of_each,
-    read_grid,
-    sweep_text,
-    validation_accuracy,
-)
+from fedkd_flwr import engines
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.methods import METHODS
-from fedkd_flwr.runs import load_run
 from fedkd_flwr.sweeps import read_sweep
-from tests.test_comparison import write_lines, write_run
-
-ROOT = Path(__file__).parent.parent
-GRID = ROOT / "docs" / "results" / "compare" / "grid.toml"
-CHOSEN = sorted((ROOT / "conf" / "compare" / "chosen").glob("*.toml"))
+from fedkd_flwr.tuning import study as studies
+from fedkd_flwr.tuning import tune
+from fedkd_flwr.tuning.space import STEP_SIZE, Dimension, search_space
 
 
-def test_the_best_on_validation_data_is_chosen_whatever_the_test_data_say(tmp_path):
-    path = write_run(tmp_path, "local", 0, [0.9, 0.9])
-    rows = [{**row, "validation_accuracy_mean": 0.25} for row in load_run(path).round_rows]
-    write_lines(path / "rounds.jsonl", rows)
-    assert validation_accuracy(load_run(path)) == 0.25
-    low, high, tie = (Candidate("local", {"learning-rate": rate}) for rate in (0.1, 0.2, 0.3))
-    other = Candidate("ditto", {})
-    assert best_of_each([(low, 0.25), (high, 0.5), (other, 0.1), (tie, 0.5)]) == [high, other]
-
-
-def test_runs_without_validation_data_are_refused(tmp_path):
-    path = write_run(tmp_path, "local", 0, [0.9, 0.9])
-    with pytest.raises(ConfigError, match="no validation data to choose by"):
-        validation_accuracy(load_run(path))
-
-
-def test_candidates_become_a_sweep(tmp_path):
-    path = tmp_path / "sweep.toml"
-    candidates = [
-        Candidate("local", {"learning-rate": 0.5}),
-        Candidate("kt-pfl", {"kt-pfl.t-squared": False, "kt-pfl.rho": 0.25}),
-    ]
-    path.write_text(sweep_text({"dataset": "mnist"}, candidates, [3, 4], "Two\nlines"))
-    runs = [configuration.flat() for configuration in read_sweep(path).values()]
-    assert [(run["strategy"], run["seed"]) for run in runs] == [
-        ("local", 3), ("kt-pfl", 3), ("local", 4), ("kt-pfl", 4)
-    ]  # fmt: skip
-    assert runs[0]["learning-rate"] == 0.5
-    assert (runs[3]["kt-pfl.t-squared"], runs[3]["kt-pfl.rho"]) == (False, 0.25)
-    assert {run["dataset"] for run in runs} == {"mnist"}
-
-
-def test_the_grid_gives_every_method_the_same_number_of_settings():
-    candidates = read_grid(GRID)
-    counts = {
-        name: sum(candidate.strategy == name for candidate in candidates)
-        for name in METHODS.keys() - {"fednas", "spider", "persfl-gd"}
+@pytest.fixture
+def base(small):
+    changes = {
+        "models": "mlp",
+        "max-samples": 300,
+        "num-server-rounds": 9,
+        "batch-size": 32,
+        "evaluate-every": 1,
     }
-    assert set(counts.values()) == {3}
-    assert all(candidate.strategy in counts for candidate in candidates)
-    mixed = {candidate.strategy for candidate in read_grid(GRID, ["mlp", "lenet"])}
-    assert mixed == {name for name in counts if not METHODS[name].strategy.needs_one_model}
+    return {**small, **changes}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("fedavgg = [{}]", "tunes fedavgg, which is none of the methods"),
-        ("local = [0.1]", "needs a list of tables for local"),
-    ],
-)
-def test_what_is_no_grid_is_refused(tmp_path, text, message):
-    path = tmp_path / "grid.toml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=message):
-        read_grid(path)
+def chosen(tuning):
+    return {tuned.strategy: tuned.settings for tuned in tuning.methods}
 
 
-@pytest.mark.parametrize("path", CHOSEN, ids=lambda path: path.stem)
-def test_what_was_chosen_is_of_the_grid(path):
-    candidates = read_grid(GRID)
-    configs = [configuration.flat() for configuration in read_sweep(path).values()]
-    for config in configs:
-        own = [c.settings for c in candidates if c.strategy == config["strategy"]]
-        assert any(all(config[key] == value for key, value in one.items()) for one in own)
-    assert 0 not in {config["seed"] for config in configs}
+# ---- The space -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_tuned_over_the_step_size_and_settings_it_reads(name):
+    space = search_space(METHODS[name])
+    keys = METHODS[name].strategy.settings_type.flat_keys()
+    assert STEP_SIZE in space
+    assert set(space) - {STEP_SIZE} <= set(keys)
+    assert all(dimension.low < dimension.high for dimension in space.values())
+
+
+def test_a_space_without_the_step_size_is_refused(monkeypatch):
+    monkeypatch.setattr("fedkd_flwr.tuning.space.STEP_SIZE", "pace")
+    with pytest.raises(ConfigError, match=r"The search space has no pace\. Declare it"):
+        search_space(METHODS["local"])
+
+
+def test_the_edge_of_a_logarithmic_range_is_a_tenth_of_its_orders_of_magnitude():
+    rate = Dimension(0.001, 1.0, log=True, whole=False)
+    assert rate.edge(0.0019) == "low"
+    assert rate.edge(0.0021) == ""
+    assert rate.edge(0.49) == ""
+    assert rate.edge(0.51) == "high"
+
+
+def test_a_range_is_widened_by_half_on_one_side():
+    rate = Dimension(0.01, 1.0, log=True, whole=False).widened("high")
+    assert (rate.low, rate.high) == (0.01, pytest.approx(10.0))
+    clusters = Dimension(2, 6, log=False, whole=True).widened("high")
+    assert (clusters.low, clusters.high) == (2, 8)
+
+
+def test_a_range_is_not_widened_beyond_the_limits_of_its_setting():
+    weight = search_space(METHODS["fml"])["fml.alpha"]
+    wider = weight.widened("high").widened("low")
+    assert (wider.low, wider.high) == (0.0, 1.0)
+    assert wider.edge(1.0) == wider.edge(0.0) == ""
+
+
+# ---- Searches ------------------------------------------------------------------------
+
+
+def test_all_methods_get_the_same_trials_and_one_is_run_to_its_end(base, tmp_path):
+    tuning = tune(base, ["fedprox"], tmp_path, budget=4, seeds=1, fresh_seeds=2)
+    assert {tuned.strategy for tuned in tuning.methods} == {"local", "fedprox"}
+    for tuned in tuning.methods:
+        assert tuned.trials == 4
+        assert tuned.low < tuned.accuracy < tuned.high
+        assert 9 <= tuned.rounds < 4 * 9
+    accuracies = [tuned.accuracy for tuned in tuning.methods]
+    assert accuracies == sorted(accuracies, reverse=True)
+
+
+def test_the_sweep_runs_the_chosen_settings_with_seeds_that_tuned_nothing(base, tmp_path):
+    tuning = tune(base, ["fedprox"], tmp_path, budget=2, seeds=2, fresh_seeds=3)
+    runs = list(read_sweep(tuning.sweep).values())
+    assert sorted({run.run.plan.seed for run in runs}) == [2, 3, 4]
+    prox = next(run for run in runs if run.run.strategy == "fedprox")
+    assert prox.settings.mu == chosen(tuning)["fedprox"]["fedprox.mu"]
+
+
+def test_a_killed_study_continues_to_the_settings_of_an_uninterrupted_one(
+    base, tmp_path, monkeypatch
+):
+    whole = tune(base, ["fedprox"], tmp_path / "whole", budget=4, seeds=2)
+    calls = []
+
+    def killed(path, **settings):
+        calls.append(path)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return resume(path, **settings)
+
+    resume = engines.resume
+    monkeypatch.setattr(studies.engines, "resume", killed)
+    with pytest.raises(KeyboardInterrupt):
+        tune(base, ["fedprox"], tmp_path / "cut", budget=4, seeds=2)
+    assert len(calls) == 2
+    continued = tune(base, ["fedprox"], tmp_path / "cut", budget=4, seeds=2)
+    assert chosen(continued) == chosen(whole)
+    assert [t.accuracy for t in continued.methods] == [t.accuracy for t in whole.methods]
+
+
+def test_a_promising_run_continues_instead_of_being_repeated(base, tmp_path, monkeypatch):
+    begun, continued = [], []
+    run, resume = engines.run, engines.resume
+    monkeypatch.setattr(
+        studies.engines, "run", lambda *a, **k: (begun.append(k["output_dir"]), run(*a, **k))[1]
+    )
+    monkeypatch.setattr(
+        studies.engines, "resume", lambda p, **k: (continued.append(p), resume(p, **k))[1]
+    )
+    tune(base, [], tmp_path, budget=3, seeds=1)
+    assert len(begun) == len(set(begun)) == 3
+    assert continued and set(continued) <= set(begun)
+
+
+def test_settings_that_cannot_work_use_up_a_trial_and_are_counted(base, tmp_path):
+    few = {**base, "num-clients": 3}
+    tuning = tune(few, ["hypcluster"], tmp_path, budget=6, seeds=1)
+    hypcluster = next(tuned for tuned in tuning.methods if tuned.strategy == "hypcluster")
+    assert hypcluster.trials == 6
+    assert hypcluster.failed > 0
+    assert hypcluster.settings["hypcluster.clusters"] <= 3
+
+
+def test_a_range_is_widened_late_where_the_best_value_lies_at_its_edge(base, tmp_path):
+    search = studies.MethodSearch("local", {**base, "learning-rate": 0.01}, (0,), 6, tmp_path)
+    study = search.study()
+    distribution = FloatDistribution(0.001, 0.3, log=True)
+
+    def add(rate, value):
+        study.add_trial(
+            create_trial(
+                params={STEP_SIZE: rate}, distributions={STEP_SIZE: distribution}, value=value,
+                state=TrialState.COMPLETE,
+            )
+        )  # fmt: skip
+
+    for rate, value in [(0.01, 0.5), (0.05, 0.6), (0.29, 0.9)]:
+        add(rate, value)
+    assert search.widened(study) == {}
+    add(0.1, 0.7)
+    assert search.widened(study)[STEP_SIZE].high > 1
+    assert search.widened(study)[STEP_SIZE].low == 0.001
+
+
+# ---- Refusals ------------------------------------------------------------------------
+
+
+def test_clients_without_validation_data_are_refused(base, tmp_path):
+    with pytest.raises(ConfigError, match="has no validation data to choose settings by"):
+        tune({**base, "client-split": "60/0/40"}, [], tmp_path)
+
+
+@pytest.mark.parametrize("name", ["budget", "seeds", "jobs", "fresh_seeds"])
+def test_numbers_below_one_are_refused(base, tmp_path, name):
+    with pytest.raises(ConfigError, match="should be at least 1"):
+        tune(base, [], tmp_path, **{name: 0})
+
+
+def test_a_method_whose_trials_all_fail_is_named(base, tmp_path, monkeypatch):
+    def fail(*arguments, **settings):
+        raise RuntimeError("diverged")
+
+    monkeypatch.setattr(studies.engines, "run", fail)
+    with pytest.raises(ConfigError, match="None of the 2 trials of local could be completed"):
+        tune(base, [], tmp_path, budget=2)

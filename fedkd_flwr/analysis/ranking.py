@@ -8,9 +8,31 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from fedkd_flwr.analysis.tuning import validation_accuracy
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import Run
+
+
+def validation_accuracy(run: Run) -> float:
+    """Return the clients' mean accuracy on their validation splits after the last round.
+
+    Raises
+    ------
+    ConfigError
+        If the clients of the run have no validation data, or none of them was evaluated then.
+    """
+    last = run.round_rows[-1]
+    if last["accuracy_mean"] is None:
+        raise ConfigError(
+            f"{run.path.name} cannot be chosen or ranked: no client was evaluated in its last "
+            f"round, {last['round']}."
+        )
+    accuracy = last.get("validation_accuracy_mean")
+    if accuracy is None:
+        raise ConfigError(
+            f"{run.path.name} has no validation data to choose by; set client-split to "
+            "something like 60/20/20."
+        )
+    return float(accuracy)
 
 
 def settings_by_method(groups: Mapping[str, list[Run]]) -> dict[str, list[str]]:

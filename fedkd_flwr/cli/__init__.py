@@ -21,6 +21,7 @@ with ctrl_c_ends_the_process():
     from fedkd_flwr.cli.setup import doctor, list_names
     from fedkd_flwr.cli.stopping import stop
     from fedkd_flwr.cli.sweeping import sweep
+    from fedkd_flwr.cli.tuning import tune
 
 # Help is plain text: Rich takes time to load, and takes [grid] for markup.
 typer.core.HAS_RICH = False
@@ -49,6 +50,8 @@ def find_modules_here() -> None:
     sys.path.append(str(Path.cwd()))
 
 
-for command in (run, sweep, compare, rank, report, cross, personalize, genotypes, doctor, stop):
+COMMANDS = (run, sweep, tune, compare, rank, report, cross, personalize, genotypes, doctor, stop)
+
+for command in COMMANDS:
     app.command()(command)
 app.command("list")(list_names)

@@ -1,9 +1,10 @@
 """What a run config says of training on private data."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from strategies.core.search import SearchRange
 from strategies.core.slices import Slice
 
 
@@ -37,7 +38,7 @@ class TrainingSettings(Slice):
     local_iterations: int = Field(default=0, ge=0)
     batch_size: int = Field(default=8, ge=1)
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    learning_rate: float = Field(default=0.01, gt=0)
+    learning_rate: Annotated[float, SearchRange(0.001, 0.3, log=True)] = Field(default=0.01, gt=0)
     learning_rate_schedule: Literal["constant", "cosine", "step"] = "constant"
     momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)

@@ -1,0 +1,87 @@
+"""The command ``fedkd tune``: the best settings of each method, on validation data."""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedkd_flwr.cli.options import Assignments, Preset, read_values
+from fedkd_flwr.cli.output import one_clear_line, say, say_beside, show_table
+
+if TYPE_CHECKING:
+    from fedkd_flwr.tuning import Tuning
+
+
+def tune(
+    preset: Preset = None,
+    methods: Annotated[
+        str, typer.Option(help="Methods to tune, separated by commas; local is always included.")
+    ] = "kt-pfl,perfed-ckt,persfl,fedavg",
+    budget: Annotated[int, typer.Option(help="Trials for each method.")] = 27,
+    seeds: Annotated[int, typer.Option(help="Tuning seeds; a trial is a mean over them.")] = 2,
+    fresh_seeds: Annotated[
+        int, typer.Option(help="Seeds of the sweep file that is written, none of them for tuning.")
+    ] = 10,
+    jobs: Annotated[int, typer.Option(help="Methods to search at a time.")] = 1,
+    output_dir: Annotated[
+        Path, typer.Option(help="Folder for studies, runs and the sweep file.")
+    ] = Path("runs/tuning"),
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Draw which settings matter, and which were tried."),
+    ] = None,
+    assignments: Assignments = None,
+) -> None:
+    """Find the best settings of each method on validation data, with equal budgets."""
+    with one_clear_line():
+        from fedkd_flwr import tuning
+        from fedkd_flwr.engines import flower_log_level
+
+        names = [name.strip() for name in methods.split(",") if name.strip()]
+        values = read_values(preset, assignments)
+        with flower_log_level(logging.WARNING):
+            tuned = tuning.tune(
+                values,
+                names,
+                output_dir,
+                budget=budget,
+                seeds=seeds,
+                fresh_seeds=fresh_seeds,
+                jobs=jobs,
+                on_method=lambda name: say_beside([f"{name}: {budget} trials done"]),
+            )
+        show_tuning(tuned)
+        if figures is not None:
+            from fedkd_flwr.plots.files import write_figures
+            from fedkd_flwr.plots.tuning import tuning_figures
+
+            drawn = tuning_figures(tuned.searches)
+            say_beside(f"Figure: {path}" for path in write_figures(drawn, figures))
+
+
+def show_tuning(tuned: "Tuning") -> None:
+    """Print the best settings of each method, and what to type next."""
+    from fedkd_flwr.analysis.rendering import in_bytes
+
+    headings = ("method", "validation accuracy", "95% interval", "trials", "rounds", "exchanged")
+    rows = [
+        (
+            one.strategy,
+            f"{one.accuracy:.1%}",
+            f"{one.low:.1%} to {one.high:.1%}",
+            f"{one.trials} ({one.stopped} stopped, {one.failed} failed)",
+            f"{one.rounds:,}",
+            in_bytes(one.bytes),
+        )
+        for one in tuned.methods
+    ]
+    show_table(headings, rows, numbers=headings[1:])
+    for one in tuned.methods:
+        chosen = ", ".join(f"{key} = {value}" for key, value in one.settings.items())
+        say(f"{one.strategy}: {chosen}")
+        for note in one.notes:
+            say(f"  {note}")
+    say(f"{tuned.methods[0].strategy} is best on validation data; the interval is of its samples.")
+    say("To compare the methods on test data with fresh seeds:")
+    say(f"  fedkd sweep {tuned.sweep}")

@@ -1,0 +1,5 @@
+"""Tuning: the same search for the settings of every method, on validation data alone."""
+
+from fedkd_flwr.tuning.tuning import Tuned, Tuning, tune
+
+__all__ = ["Tuned", "Tuning", "tune"]

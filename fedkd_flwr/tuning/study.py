@@ -1,0 +1,232 @@
+"""The search for one method: an Optuna study whose trials are runs that grow.
+
+A trial is a choice of settings, run with every tuning seed. It starts with a few rounds.
+Successive halving stops it there, or lets its runs continue from their checkpoints. So a
+promising run is never repeated, and a study that was killed continues where it stopped.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from logging import WARNING
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.pruners import SuccessiveHalvingPruner
+from optuna.samplers import TPESampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from fedkd_flwr import engines
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.flat import Scalar
+from fedkd_flwr.methods import find_method
+from fedkd_flwr.runs import Run, RunDirectoryError, changeable, load_run
+from fedkd_flwr.sweeps.earlier import finished_run, move_aside, rounds_to_go_on_from
+from fedkd_flwr.tuning.space import Dimension, search_space
+from strategies.core.flower import log
+
+REDUCTION = 3
+"""Of three trials at a rung, one continues to three times the rounds."""
+
+RANDOM_TRIALS = 5
+"""Trials that are drawn at random before the sampler learns from what it has seen."""
+
+WIDEN_AFTER = 2 / 3
+"""Share of the budget after which ranges are widened whose edge holds the best value."""
+
+FILE = "study.db"
+"""SQLite file of a study, in the method's folder."""
+
+
+class _RungReachedError(Exception):
+    """Stops a run at a rung; its checkpoint lets it continue."""
+
+
+@dataclass(frozen=True)
+class MethodSearch:
+    """The search for one method's settings; can be sent to another process.
+
+    Attributes
+    ----------
+    strategy : str
+        Name of the method.
+    values : mapping
+        The flat run config that all trials share.
+    seeds : tuple of int
+        The tuning seeds; a trial's value is the mean over them.
+    budget : int
+        Trials.
+    folder : Path
+        Where the study and its runs are kept.
+    """
+
+    strategy: str
+    values: Mapping[str, Scalar]
+    seeds: tuple[int, ...]
+    budget: int
+    folder: Path
+
+    @property
+    def rungs(self) -> list[int]:
+        """Rounds at which a trial is judged, ascending; the last is all rounds of a run."""
+        rounds, every = int(self.values["num-server-rounds"]), int(self.values["evaluate-every"])
+        shares = (rounds / REDUCTION**power for power in (2, 1))
+        # A rung has to be a round that is evaluated.
+        early = [max(every, round(share / every) * every) for share in shares]
+        return [*sorted({rung for rung in early if rung < rounds}), rounds]
+
+    def run(self) -> None:
+        """Do the trials that are missing."""
+        study = self.study()
+        while (number := self._done(study)) < self.budget:
+            # A sampler for each trial, so that a study continues as if it had never stopped.
+            study.sampler = _sampler(self.strategy, number)
+            trial = self._interrupted(study) or study.ask()
+            self._complete(study, trial)
+
+    def study(self) -> Study:
+        """Open the study, or begin it with the settings of the run config as its first trial."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        study = optuna.create_study(
+            storage=f"sqlite:///{self.folder / FILE}",
+            study_name=self.strategy,
+            direction="maximize",
+            pruner=SuccessiveHalvingPruner(self.rungs[0], reduction_factor=REDUCTION),
+            load_if_exists=True,
+        )
+        if not study.get_trials(deepcopy=False):
+            space = search_space(find_method(self.strategy))
+            given = {key: float(self.values[key]) for key in space}
+            study.enqueue_trial({key: space[key].within(value) for key, value in given.items()})
+        return study
+
+    def space(self, study: Study) -> dict[str, Dimension]:
+        """Return the space of the next trial, wider late in a study; see `widened`."""
+        return search_space(find_method(self.strategy)) | self.widened(study)
+
+    def widened(self, study: Study) -> dict[str, Dimension]:
+        """Return the dimensions that are searched beyond their declared range by now.
+
+        Those are the ones at whose edge the best value lies after two thirds of the budget. They
+        depend on the first trials alone, so that every call gives the same.
+        """
+        first = int(self.budget * WIDEN_AFTER)
+        ended = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+        best = best_trial(ended[:first]) if len(ended) >= first else None
+        if best is None:
+            return {}
+        space = search_space(find_method(self.strategy))
+        sides = {key: space[key].edge(float(value)) for key, value in best.params.items()}
+        return {key: space[key].widened(side) for key, side in sides.items() if side}
+
+    def runs(self, trial: FrozenTrial) -> list[Run]:
+        """Return the runs of a trial that have got anywhere, one for each seed."""
+        found = []
+        for seed in self.seeds:
+            try:
+                found.append(load_run(self._path(trial.number, seed)))
+            except RunDirectoryError:
+                continue
+        return found
+
+    def settings(self, trial: FrozenTrial) -> dict[str, Scalar]:
+        """Return the settings that a trial chose."""
+        return {key: _rounded(value) for key, value in trial.params.items()}
+
+    def _done(self, study: Study) -> int:
+        return sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
+
+    def _interrupted(self, study: Study) -> Trial | None:
+        """Return the trial that was under way when the process ended, if there was one."""
+        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return Trial(study, running[0]._trial_id) if running else None
+
+    def _complete(self, study: Study, trial: Trial) -> None:
+        """Take one trial from rung to rung, until it is stopped or at its end."""
+        space = self.space(study)
+        chosen = {key: _rounded(space[key].suggest(trial, key)) for key in space}
+        for rung in self.rungs:
+            try:
+                reached = [self._advance(trial.number, seed, chosen, rung) for seed in self.seeds]
+            except (ConfigError, RuntimeError) as error:
+                # Settings that cannot work together, or a training that diverged, use up a trial.
+                log(WARNING, "%s, trial %d failed: %s", self.strategy, trial.number, error)
+                study.tell(trial, state=TrialState.FAIL)
+                return
+            value = sum(reached) / len(reached)
+            trial.report(value, rung)
+            if rung < self.rungs[-1] and trial.should_prune():
+                study.tell(trial, state=TrialState.PRUNED)
+                return
+        study.tell(trial, value)
+
+    def _advance(self, number: int, seed: int, chosen: Mapping[str, Scalar], rung: int) -> float:
+        """Bring one run of a trial to a rung; return its validation accuracy there."""
+        path = self._path(number, seed)
+        values = read_config(
+            {**self.values, **chosen, "strategy": self.strategy, "seed": seed}
+        ).flat()
+        is_last = rung == self.rungs[-1]
+        stop = partial(_stop_at, None if is_last else rung)
+        if not (finished_run(path, values) or (not is_last and _has_rounds(path, rung))):
+            try:
+                if rounds_to_go_on_from(path, values):
+                    engines.resume(path, on_round=stop, **changeable(values))
+                else:
+                    move_aside(path)
+                    engines.run(values, output_dir=path, on_round=stop)
+            except _RungReachedError:
+                pass
+        return validation_accuracy_at(load_run(path), rung)
+
+    def _path(self, number: int, seed: int) -> Path:
+        return self.folder / f"trial-{number:03d}-seed{seed}"
+
+
+def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
+    """Return the trial with the highest value among those that had all rounds, if there is one."""
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    return max(complete, key=lambda trial: float(trial.value or 0.0), default=None)
+
+
+def validation_accuracy_at(run: Run, rung: int) -> float:
+    """Return a run's mean accuracy on validation splits after a round, or where it ended earlier.
+
+    Raises
+    ------
+    ConfigError
+        If no client was evaluated there.
+    """
+    accuracy = run.round_rows[:rung][-1]["validation_accuracy_mean"]
+    if accuracy is None:
+        raise ConfigError(f"{run.path.name} has no validation accuracy in round {rung}.")
+    return float(accuracy)
+
+
+def _stop_at(rung: int | None, row: Mapping[str, Any]) -> None:
+    if row["round"] == rung:
+        raise _RungReachedError
+
+
+def _has_rounds(path: Path, rung: int) -> bool:
+    """Return whether a run has a round already, from before the search was interrupted."""
+    try:
+        return len(load_run(path).round_rows) >= rung
+    except RunDirectoryError:
+        return False
+
+
+def _sampler(strategy: str, number: int) -> TPESampler:
+    """Return the sampler of one trial, whose draws depend on the method and the number alone."""
+    digest = hashlib.sha256(f"{strategy}/{number}".encode()).digest()
+    seed = int.from_bytes(digest[:4], "little")
+    return TPESampler(seed=seed, n_startup_trials=RANDOM_TRIALS, multivariate=True)
+
+
+def _rounded(value: Scalar) -> Scalar:
+    """Return a number with three digits, which is precise enough and can be read."""
+    return float(f"{value:.3g}") if isinstance(value, float) else value

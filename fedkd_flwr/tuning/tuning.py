@@ -1,0 +1,256 @@
+"""Tuning several methods alike, and what comes of it: a table, a sweep file, figures."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import tomli_w
+from optuna.trial import FrozenTrial, TrialState
+from statsmodels.stats.proportion import proportion_confint
+
+from fedkd_flwr.config import ConfigError, Configuration, read_config, require_importable
+from fedkd_flwr.data.splits import read_split
+from fedkd_flwr.engines import with_absolute_folders
+from fedkd_flwr.flat import Scalar
+from fedkd_flwr.runs import absolute, require_writable
+from fedkd_flwr.sweeps.side_by_side import SideBySide
+from fedkd_flwr.tuning.study import MethodSearch, best_trial
+
+BASELINE = "local"
+"""Training alone, which is always a possible answer."""
+
+SWEEP_FILE = "chosen.toml"
+"""Sweep of the chosen settings, in the folder of a tuning."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What the search for one method found.
+
+    Attributes
+    ----------
+    strategy : str
+        Name of the method.
+    settings : dict
+        The best settings, by their flat keys.
+    accuracy : float
+        Mean validation accuracy over clients and tuning seeds, part of 1.
+    low, high : float
+        95% Wilson interval of the share of correct answers on all validation samples. It says
+        how precisely these samples measure, not how seeds vary.
+    trials, stopped, failed : int
+        Trials done; those that successive halving stopped early; those that failed.
+    rounds : int
+        Rounds of all trials and seeds together.
+    bytes : int
+        What the best settings exchange in a run, up and down.
+    notes : list of str
+        A sentence on each range that was widened, and on each best value still at an edge.
+    """
+
+    strategy: str
+    settings: dict[str, Scalar]
+    accuracy: float
+    low: float
+    high: float
+    trials: int
+    stopped: int
+    failed: int
+    rounds: int
+    bytes: int
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A finished tuning.
+
+    Attributes
+    ----------
+    methods : list of Tuned
+        The best on validation data first.
+    sweep : Path
+        A sweep file that runs the chosen settings with fresh seeds.
+    searches : list of MethodSearch
+        What was searched, in the order of the methods asked for.
+    """
+
+    methods: list[Tuned]
+    sweep: Path
+    searches: list[MethodSearch]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row for each method, the best first, with the fields of `Tuned` as columns."""
+        return pd.DataFrame([vars(method) for method in self.methods]).set_index("strategy")
+
+
+def tune(
+    settings: Mapping[str, Any],
+    methods: Sequence[str],
+    output_dir: str | Path,
+    *,
+    budget: int = 27,
+    seeds: int = 2,
+    fresh_seeds: int = 10,
+    jobs: int = 1,
+    on_method: Callable[[str], None] | None = None,
+) -> Tuning:
+    """Search for the best settings of several methods on validation data, under the same rules.
+
+    Every method gets the same number of trials, of rounds in a trial and of local steps in a
+    round, `local` included. A second call continues where the first stopped. Test data is not
+    read. All methods are searched by successive halving and a tree-structured Parzen estimator.
+
+    Parameters
+    ----------
+    settings : mapping
+        The flat run config that all runs share.
+    methods : sequence of str
+        Names of the methods; `local` is added.
+    output_dir : str or Path
+        Folder for studies, runs and the sweep file.
+    budget : int
+        Trials for each method.
+    seeds : int
+        Tuning seeds, 0, 1, …; a trial's value is the mean over them.
+    fresh_seeds : int
+        Seeds of the sweep that is written; none of them is a tuning seed.
+    jobs : int
+        Methods searched at a time, each in a process of its own.
+    on_method : callable, optional
+        Is called with the name of each method whose search has ended.
+
+    Returns
+    -------
+    Tuning
+        The methods with their best settings.
+
+    Raises
+    ------
+    ConfigError
+        If the clients have no validation data, a number is out of range, or no trial of a
+        method could be completed.
+    """
+    _require_positive(budget=budget, seeds=seeds, jobs=jobs, **{"fresh-seeds": fresh_seeds})
+    folder = absolute(output_dir)
+    require_writable(folder, "folder of the tuning")
+    names = list(dict.fromkeys([BASELINE, *methods]))
+    searches = [_search(settings, name, folder, budget, range(seeds)) for name in names]
+    tell = on_method or (lambda name: None)
+    for name in _searched(searches, jobs):
+        tell(name)
+    found = sorted((_tuned(search) for search in searches), key=lambda tuned: -tuned.accuracy)
+    sweep = folder / SWEEP_FILE
+    sweep.write_text(_sweep_text(settings, found, range(seeds, seeds + fresh_seeds)))
+    return Tuning(found, sweep, searches)
+
+
+def _require_positive(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise ConfigError(f"{name} = {number}: it should be at least 1.")
+
+
+def _search(
+    settings: Mapping[str, Any], name: str, folder: Path, budget: int, seeds: Iterable[int]
+) -> MethodSearch:
+    """Return the search for one method, after checking that it can be done."""
+    configuration = read_config({**settings, "strategy": name})
+    _require_validation_data(configuration)
+    values = with_absolute_folders(configuration.without_unread()).flat()
+    return MethodSearch(name, values, tuple(seeds), budget, folder / name.replace(":", "-"))
+
+
+def _require_validation_data(configuration: Configuration) -> None:
+    """Refuse a split without a validation part."""
+    split = configuration.run.data.client_split
+    if not max(read_split(split)[1]):
+        raise ConfigError(
+            f"client-split = {split!r} has no validation data to choose settings by; "
+            "set it to something like 60/20/20."
+        )
+
+
+def _searched(searches: Sequence[MethodSearch], jobs: int) -> Iterable[str]:
+    """Do the searches, and yield each method whose search has ended."""
+    if jobs == 1:
+        for search in searches:
+            search.run()
+            yield search.strategy
+        return
+    for search in searches:
+        require_importable(read_config(search.values), "searches side by side have")
+    for search, outcome in SideBySide(MethodSearch.run, jobs, 1, 0.0).over(searches):
+        if isinstance(outcome, Exception):
+            raise ConfigError(f"The search for {search.strategy} failed: {outcome}") from outcome
+        yield search.strategy
+
+
+def _tuned(search: MethodSearch) -> Tuned:
+    """Return what a finished search found."""
+    trials = search.study().get_trials(deepcopy=False)
+    ended = [trial for trial in trials if trial.state.is_finished()]
+    best = best_trial(ended)
+    if best is None:
+        raise ConfigError(
+            f"None of the {len(ended)} trials of {search.strategy} could be completed; the log "
+            f"says why, and {search.folder} holds the runs."
+        )
+    states = [trial.state for trial in ended]
+    low, high = _interval(search, best)
+    best_rows = search.runs(best)[0].round_rows
+    return Tuned(
+        strategy=search.strategy,
+        settings=search.settings(best),
+        accuracy=float(best.value or 0.0),
+        low=low,
+        high=high,
+        trials=len(ended),
+        stopped=states.count(TrialState.PRUNED),
+        failed=states.count(TrialState.FAIL),
+        rounds=sum(len(run.round_rows) for trial in ended for run in search.runs(trial)),
+        bytes=sum(int(row["bytes_up"] + row["bytes_down"]) for row in best_rows),
+        notes=_notes(search, best),
+    )
+
+
+def _interval(search: MethodSearch, trial: FrozenTrial) -> tuple[float, float]:
+    """Return the Wilson interval of a trial's share of correct answers on validation data."""
+    correct = total = 0
+    for run in search.runs(trial):
+        clients = run.clients
+        last = clients[clients["round"] == clients["round"].max()]
+        correct += int(last["validation_correct"].sum())
+        total += int(last["validation_total"].sum())
+    low, high = proportion_confint(correct, total, method="wilson")
+    return float(low), float(high)
+
+
+def _notes(search: MethodSearch, best: FrozenTrial) -> list[str]:
+    """Say which ranges were widened, and which best values lie at the edge nevertheless."""
+    study = search.study()
+    space = search.space(study)
+    notes = [
+        f"{key} was searched from {new.low:g} to {new.high:g}: its best value lay at the edge of "
+        "the declared range."
+        for key, new in search.widened(study).items()
+    ]
+    notes += [
+        f"{key} = {value:g} is still at the edge of {space[key].low:g} to {space[key].high:g}; set "
+        f"{key} by hand or give the search a larger budget."
+        for key, value in best.params.items()
+        if space[key].edge(value)
+    ]
+    return notes
+
+
+def _sweep_text(settings: Mapping[str, Any], found: Iterable[Tuned], seeds: Iterable[int]) -> str:
+    """Return a sweep file of the chosen settings."""
+    shared = {key: value for key, value in settings.items() if key not in ("strategy", "seed")}
+    combinations = [{"strategy": tuned.strategy, **tuned.settings} for tuned in found]
+    content = {"base": shared, "grid": {"seed": list(seeds), "combinations": combinations}}
+    remark = "# Each method with the settings that validation data chose; the seeds are fresh.\n"
+    return remark + tomli_w.dumps(content)
