@@ -1,4 +1,4 @@
-"""The Flower ClientApp: messages in, NumPyClient calls, messages out, and nothing else."""
+"""The Flower ClientApp: it maps messages to calls of a NumPyClient, and results to replies."""
 
 import sys
 import time
@@ -24,17 +24,17 @@ from fedkd_flwr.training.cohort import cohort_size, run_together
 from fedkd_flwr.training.loop import computing_in
 
 Outcome = Message | Exception
-"""A reply, or why there is none."""
+"""A reply, or the exception that prevented it."""
 
 INFO = ("partition-id", "model", "public-hash", "num-clients", "seconds")
-"""What a client says of itself beside its metrics."""
+"""Names of a client's properties in its replies."""
 
 TRACEBACKS = Tracebacks()
-"""What this process has logged of Flower's simulation."""
+"""Tracebacks logged by this process, if it belongs to a simulation."""
 
 
 def log_traceback(message: Message, context: Context, serve: ClientAppCallable) -> Message:
-    """Serve a message, and log an exception's traceback if this is one of Ray's processes.
+    """Handle a message, and log an exception's traceback if this is one of Ray's processes.
 
     A SuperNode logs tracebacks by itself, and the in-process grid logs those of its clients.
     """
@@ -57,7 +57,7 @@ def _read_once(items: tuple[tuple[str, Any], ...]) -> Configuration:
 def build_client(context: Context) -> PersonalClient:
     """Build the method's client for a node, from its run config and node config."""
     keep_free_memory()
-    # A process that serves many messages of a run reads its config once.
+    # A process that handles many messages of a run reads its config once.
     flat = with_known_clients(context.run_config, context.node_config)
     configuration = _read_once(tuple(flat.items()))
     run = configuration.run
@@ -67,13 +67,13 @@ def build_client(context: Context) -> PersonalClient:
 
 
 def computing(client: PersonalClient) -> AbstractContextManager[None]:
-    """Return the context in which a client's networks have the run's precision."""
+    """Return the context in which a client's networks run in the run's precision."""
     return computing_in(client.run.training.precision, client.device)
 
 
 @app.query()
 def properties(message: Message, context: Context) -> Message:
-    """Answer who the client is."""
+    """Reply with the client's properties."""
     known = build_client(context).get_properties({})
     sizes = {name: known[name] for name in ("num-examples", "test-size", "validation-size")}
     return _reply(message, known, [], [], sizes)
@@ -81,18 +81,18 @@ def properties(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Serve a train message of any phase."""
+    """Handle a train message of any phase."""
     started_at = time.perf_counter()
     with closing(build_client(context)) as client, computing(client):
         arrays, _, metrics = client.fit(*_call(message))
-    # By this a simulation orders its next messages; it is recorded nowhere.
+    # A simulation orders its next messages by this time. It is not recorded.
     known = {**client.identity, "seconds": time.perf_counter() - started_at}
     return _reply(message, known, metrics.pop("names"), arrays, metrics)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Serve an evaluation message."""
+    """Handle an evaluation message."""
     with closing(build_client(context)) as client, computing(client):
         _, _, metrics = client.evaluate(*_call(message))
     return _reply(message, client.identity, [], [], metrics)
@@ -103,21 +103,21 @@ def train_together(
     contexts: Sequence[Context],
     on_done: Callable[[int], None] = lambda clients: None,
 ) -> list[Outcome]:
-    """Serve train messages of one exchange, clients of one architecture side by side.
+    """Handle the train messages of one exchange, clients of one architecture together.
 
     Parameters
     ----------
     messages : sequence of Message
-        One a client.
+        One per client.
     contexts : sequence of Context
-        Theirs; changed as `train` changes them.
+        The contexts of the clients, changed as by `train`.
     on_done : callable, optional
-        Is called with the number of clients that have just been served.
+        Is called with the number of clients that were just handled.
 
     Returns
     -------
     list
-        Replies in the order of the messages; an exception for a client that failed.
+        Replies in the order of the messages. A client that failed has an exception.
     """
     outcomes: dict[int, Outcome] = {}
     cohorts: dict[Architecture, list[int]] = defaultdict(list)

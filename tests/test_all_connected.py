@@ -114,7 +114,9 @@ def test_what_is_impossible_with_so_many_is_refused_then(everybody):
 
 def test_a_node_has_to_know_of_how_many_it_is_one(everybody):
     context = Context(1, 1, {"partition-id": 0}, RecordDict(), read_config(everybody).flat())
-    with pytest.raises(ValueError, match="needs num-partitions in the node's config"):
+    with pytest.raises(
+        ValueError, match="needs num-partitions, the number of all nodes, in the node's config"
+    ):
         build_client(context)
     context.node_config["num-partitions"] = 4
     client = client_of({**everybody, "num-clients": 4})

@@ -164,7 +164,7 @@ def test_a_client_that_lost_its_memory_is_sent_all_of_it_again(cached, tmp_path,
     run, _ = run_with(app, cached, tmp_path / "run", strategy="kt-pfl")
     failures = run.clients.dropna(subset="failure")
     assert failures[["round", "partition_id"]].to_numpy().tolist() == [[3, 1]]
-    assert "does not remember all lessons" in failures["failure"].iloc[0]
+    assert "has lost teacher predictions" in failures["failure"].iloc[0]
     assert witness.down[4, "train", 1]["teacher"].shape == (P, K)
     assert witness.down[4, "train", 0]["teacher"].shape[0] < P
 

@@ -116,7 +116,7 @@ def test_a_model_that_cannot_be_exported_does_not_cost_the_evaluation(small, tmp
         client_app, small, tmp_path / "run", node_configs=nodes, strategy="local", models="mlp"
     )
     assert run.clients.query("round == 2")["accuracy"].notna().sum() == SMALL["num-clients"]
-    assert any("Client 1: its model is not exported" in line for line in logged())
+    assert any("Client 1: its model was not exported" in line for line in logged())
 
 
 def test_a_setting_that_cannot_be_met_is_said(small, tmp_path, logged):

@@ -528,7 +528,9 @@ def test_a_run_that_was_forgotten_is_not_continued_in_silence(settings, tmp_path
     assert len(memories(tmp_path / "state" / "0")) == 2
     run("c", 2)
     assert len(memories(tmp_path / "state" / "0")) == 2
-    with pytest.raises(TooFewRepliesError, match=r"this node has forgotten run .*\(keep-runs\)"):
+    with pytest.raises(
+        TooFewRepliesError, match=r"this node has removed its memory of run .*\(keep-runs\)"
+    ):
         run("cut", 2, resume=True)
     # Whoever removes the mark wants the node to start over.
     for mark in (tmp_path / "state").rglob("forgotten"):

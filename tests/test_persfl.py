@@ -263,7 +263,7 @@ def test_the_pair_with_the_best_validation_result_is_kept(results, kept, small, 
 
 
 def test_without_any_pair_that_converged_stage_2_fails(small, monkeypatch):
-    with pytest.raises(DivergedError, match="no pair converged"):
+    with pytest.raises(DivergedError, match="all pairs diverged"):
         kept_pair([None, None, None], small, monkeypatch)
 
 

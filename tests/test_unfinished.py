@@ -227,4 +227,4 @@ def test_a_disk_that_refuses_notes_costs_nothing_else(small, tmp_path, monkeypat
     whole = personalized(noting_client(small, None), monkeypatch)
     (tmp_path / "file").write_text("in the way")
     assert personalized(noting_client(small, tmp_path / "file"), monkeypatch) == whole
-    assert any("cannot be noted" in line for line in logged())
+    assert any("cannot be saved" in line for line in logged())

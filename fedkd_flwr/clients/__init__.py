@@ -1,1 +1,1 @@
-"""Client side of every method: NumPyClients, one module a method."""
+"""Client side of the methods: NumPyClients, one module per method."""

@@ -1,4 +1,4 @@
-"""Which architecture each client of a run has."""
+"""The architecture of each client of a run."""
 
 from functools import lru_cache
 

@@ -1,8 +1,9 @@
-"""The memories of all clients of one process on disk: a file a round, of those that changed.
+"""The memories of all clients of one process on disk, one file per round with those that changed.
 
-Where 10 of 1,000 clients take part, a round writes 10 memories. Each file says in which round's
-file every client's memory is. Once as many have been added as there are clients, all are written
-again, so that the disk holds three times what they remember at most, where all remember as much.
+If 10 of 1,000 clients take part in a round, the round writes 10 memories. Each file records which
+round's file has each client's memory. All memories are written again once as many have been added
+as there are clients. The disk then holds at most three times the size of all memories, if they
+are equally large.
 """
 
 from collections import defaultdict
@@ -30,7 +31,7 @@ class Archive:
     Parameters
     ----------
     folder : Path
-        Of the run, ``STATE-DIR/RUN``, made if missing.
+        Folder of the run, ``STATE-DIR/RUN``. It is created if missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,14 +41,14 @@ class Archive:
         self._added = 0
 
     def take_up(self, contexts: Mapping[int, Context], before_round: int) -> None:
-        """Fill contexts with what was kept of their clients, here or in their own folders.
+        """Load the memories of clients into their contexts, from here or from their own folders.
 
         Parameters
         ----------
         contexts : mapping of int to Context
-            By partition-id; those of whose clients nothing was kept stay as they are.
+            By partition-id. The context of a client without a stored memory is not changed.
         before_round : int
-            Memory of this round or later is passed over.
+            Memories of this round or later are ignored.
 
         Raises
         ------
@@ -67,15 +68,15 @@ class Archive:
             read_memories(file, owners)
 
     def save(self, contexts: Mapping[int, Context], server_round: int) -> None:
-        """Write what has changed since the last time, the first time all; whole or not at all.
+        """Write the memories that changed since the last call, or all in the first call.
 
-        It need not reach the disk at once: it outlives the process, if not a power cut. What a
-        repeated round would start from stays.
+        The file is written completely or not at all. It survives the end of the process, but not
+        always a power cut. The memories from which a repeated round would start are kept.
 
         Parameters
         ----------
         contexts : mapping of int to Context
-            All, by partition-id.
+            All contexts, by partition-id.
         server_round : int
             The round that is complete.
         """
@@ -84,7 +85,7 @@ class Archive:
         self._added += len(changed)
         if self._added >= len(marks):
             changed, self._added = set(marks), 0
-        # What only older rounds need goes first, so that a full disk has room for this one.
+        # Remove files that only older rounds need first, so that a full disk has room for this one.
         for file in self._folder.glob(MEMORIES):
             if round_of(file) not in self._places.values():
                 file.unlink()
@@ -92,11 +93,11 @@ class Archive:
         memories = {prefix_of(n): contexts[n] for n in sorted(changed)}
         write_memories(memory_file(self._folder, server_round), memories, places, durable=False)
         self._places, self._written = places, marks
-        # Those of this round stay until its checkpoint is written.
+        # The notes of this round stay until its checkpoint is written.
         remove_notes(self._folder, server_round)
 
 
 def _marks(contexts: Mapping[int, Context]) -> dict[int, MetricRecord]:
-    """Return by partition-id a record that is another one whenever a memory has changed."""
+    """Return each client's record that is replaced whenever its memory changes, by partition-id."""
     records = {n: context.state.metric_records.get(PROGRESS) for n, context in contexts.items()}
     return {n: record for n, record in records.items() if record is not None}

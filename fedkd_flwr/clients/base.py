@@ -1,8 +1,8 @@
-"""What every client shares: its data, its model, its memory and its evaluation.
+"""The base class of all clients: data, model, memory and evaluation.
 
-A method overrides `PersonalClient.train`, and `prepare_evaluation` where the evaluated model
-is not simply the kept one. Whatever the method, batch normalization is evaluated with the
-statistics that ``batch-norm-statistics`` names, by default fresh ones of the training images.
+A method overrides `PersonalClient.train`. It also overrides `prepare_evaluation` if it evaluates
+another model than the one the client keeps. ``batch-norm-statistics`` selects the statistics with
+which batch normalization is evaluated. The default is fresh statistics of the training images.
 """
 
 import itertools
@@ -61,34 +61,34 @@ from strategies.core.randomness import random_generator
 
 
 class PersonalClient(NumPyClient):
-    """A client with a model of its own, trained on its own data: the baseline `local`.
+    """A client that trains its own model on its own data: the baseline `local`.
 
     Parameters
     ----------
     context : Context
-        Flower's context; the client's memory is its `state`.
+        Flower's context. Its `state` is the client's memory.
     run : RunConfig
         The common run config.
     settings : Settings
-        The method's own settings.
+        The settings of the method.
 
     Notes
     -----
-    `NumPyClient` exchanges lists of arrays. Their names travel beside them, under ``names`` in
+    `NumPyClient` exchanges lists of arrays. Their names are sent under ``names``, in
     the config of a call and in the metrics of its result.
     """
 
     keeps_model = True
-    """Whether the model lives on from round to round, and is not sent anew in each."""
+    """Whether the client keeps its model between rounds instead of receiving one in each round."""
 
     trains_alone = False
-    """Whether more than its model is trained, so that it cannot be served side by side."""
+    """Whether it trains more than its model, so that it cannot be trained in a cohort."""
 
     needs_head = False
-    """Whether the method works on what enters a model's head; a model without one is refused."""
+    """Whether the method uses the input of the model's head. Models without a head are refused."""
 
     keeps_optimizer = True
-    """Whether momentum lives on from round to round, as the model does."""
+    """Whether the optimizer's state, such as momentum, is kept between rounds."""
 
     def __init__(self, context: Context, run: RunConfig, settings: Settings) -> None:
         self.context = context
@@ -101,11 +101,11 @@ class PersonalClient(NumPyClient):
         self.partition_id = self.node.partition_id
         self.device = run.torch_device
 
-    # ---- Hooks: what a method may override -------------------------------------------
+    # ---- Hooks that a method may override --------------------------------------------
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Train on private data; a method adds what it exchanges.
+        """Train on private data. Methods override this to add what they exchange.
 
         Parameters
         ----------
@@ -114,17 +114,17 @@ class PersonalClient(NumPyClient):
         server_round : int
             Round of the run, from 1.
         phase : str
-            ``train``, or the name of a method's further exchange.
+            ``train``, or the name of another exchange of the method.
 
         Yields
         ------
         Job
-            What is to be computed; its result is sent back.
+            A job to run. The caller sends its result back.
 
         Returns
         -------
         TrainReply
-            What the server gets.
+            The reply to the server.
         """
         before = parameters_of(self.model)
         loss = yield from self.train_locally(server_round)
@@ -132,26 +132,26 @@ class PersonalClient(NumPyClient):
         return TrainReply(metrics={"train-loss": loss, "moved-private": moved})
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
-        """Bring `model` into the state that is to be evaluated; return further metrics."""
+        """Prepare `model` for its evaluation, and return further metrics."""
         return {}
 
     # ---- Data and model --------------------------------------------------------------
 
     @cached_property
     def data(self) -> ClientData:
-        """The client's own data and the public pool, on the device."""
+        """The client's data and the public pool, on the device."""
         return load_client(self.run.data_plan, self.partition_id, self.node.data_path)
 
     @cached_property
     def model_name(self) -> str:
-        """The architecture: the node's own choice, else the assignment of the run."""
+        """The architecture: the node's choice if it has one, else the run's assignment."""
         if self.node.model:
             return self.node.model
         return assigned_models(self.run.models, self.run.data_plan)[self.partition_id]
 
     @cached_property
     def model(self) -> nn.Module:
-        """The client's model as it was kept, or with the initial weights of its partition-id."""
+        """The client's stored model, or a new one with the initial weights of its partition-id."""
         model = borrow(self.architecture)
         if not memory.load_model(self.context, "model", model) and self.keeps_model:
             memory.fill_model(model, self.new_model().state_dict())
@@ -159,12 +159,12 @@ class PersonalClient(NumPyClient):
 
     @property
     def classifier(self) -> nn.Module:
-        """What is evaluated, once it is prepared: the client's model."""
+        """The module that is evaluated after `prepare_evaluation`: the client's model."""
         return self.model
 
     @property
     def architecture(self) -> Architecture:
-        """What the client's model is, but for its numbers."""
+        """The architecture of the client's model, without its weights."""
         data, search_space = self.data, self.run.models.search_space
         return Architecture(self.model_name, data.shape, data.classes, search_space, self.device)
 
@@ -175,7 +175,7 @@ class PersonalClient(NumPyClient):
         return model.to(self.device)
 
     def close(self) -> None:
-        """Let other clients have the model object; its numbers are kept where they belong."""
+        """Return the model object to the pool. Its weights were stored before."""
         if "model" in vars(self):
             give_back(vars(self).pop("model"))
 
@@ -189,10 +189,10 @@ class PersonalClient(NumPyClient):
         return random_generator(self.run.plan.seed, purpose, server_round, self.partition_id)
 
     def tensor(self, array: NDArray[Any]) -> Tensor:
-        """Bring an array of a message to the device."""
+        """Return an array of a message as a tensor on the device."""
         return torch.from_numpy(array).to(self.device)
 
-    # ---- Steps that methods share ----------------------------------------------------
+    # ---- Steps shared by methods -----------------------------------------------------
 
     def optimizer(
         self,
@@ -201,19 +201,19 @@ class PersonalClient(NumPyClient):
         momentum: float = 0.0,
         weight_decay: float = 0.0,
     ) -> torch.optim.Optimizer:
-        """Build the optimizer that the run config names."""
+        """Build the optimizer named in the run config."""
         name = self.run.training.optimizer
         return build_optimizer(name, parameters, rate, momentum, weight_decay)
 
     def private_optimizer(
         self, parameters: Iterable[nn.Parameter], server_round: int
     ) -> torch.optim.Optimizer:
-        """Build the optimizer for private data, at the round's step size."""
+        """Build the optimizer for private data with the round's learning rate."""
         training, rate = self.run.training, self.private_rate(server_round)
         return self.optimizer(parameters, rate, training.momentum, training.weight_decay)
 
     def private_rate(self, server_round: int) -> float:
-        """Return the round's step size on private data."""
+        """Return the round's learning rate on private data."""
         training = self.run.training
         rounds = self.run.plan.num_server_rounds
         return scheduled_rate(
@@ -231,18 +231,18 @@ class PersonalClient(NumPyClient):
         beside: Iterator[Batch] | None = None,
         model: nn.Module | None = None,
     ) -> Steps[float]:
-        """Train a model on private data as the run config asks.
+        """Train a model on private data with the settings of the run config.
 
         Parameters
         ----------
         server_round : int
-            Round of the run; batches depend on it.
+            Round of the run. Batches depend on it.
         loss : callable
-            Mean loss on a private batch, images and labels.
+            Mean loss on a private batch of images and labels.
         beside : iterator of tuple of Tensor, optional
-            Further batches that the loss takes after each private one, without end.
+            Endless batches, one of which the loss takes after each private batch.
         model : nn.Module, optional
-            What is trained, the client's own if left out.
+            The model to train. The default is the client's model.
 
         Returns
         -------
@@ -255,7 +255,7 @@ class PersonalClient(NumPyClient):
             memory.load_optimizer(self.context, "optimizer", optimizer)
         batches = self.private_batches(server_round)
         if beside is not None:
-            # The private batches come first: they end, the others do not.
+            # The private batches come first because they end and the others do not.
             batches = ((*own, *other) for own, other in zip(batches, beside, strict=False))
         mean_loss: float = yield TrainJob(model, loss, optimizer, batches)
         if self.keeps_optimizer:
@@ -268,14 +268,14 @@ class PersonalClient(NumPyClient):
         return gathered(positions, self.data.train_images, self.data.train_labels)
 
     def private_positions(self, server_round: int, num_samples: int) -> Iterator[Tensor]:
-        """Yield where a round's batches lie: tau random ones where set, else E epochs.
+        """Yield the positions of a round's batches: tau random batches if set, else E epochs.
 
         Parameters
         ----------
         server_round : int
-            Round of the run; batches depend on it.
+            Round of the run. Batches depend on it.
         num_samples : int
-            Samples to draw from.
+            Number of samples to draw from.
         """
         training, generator = self.run.training, self.generator("batches", server_round)
         if training.local_iterations:
@@ -310,11 +310,11 @@ class PersonalClient(NumPyClient):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a client says with every reply."""
+        """The client's identity, which is part of every reply."""
         return {"partition-id": self.partition_id, "model": self.model_name}
 
     def get_properties(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Say who the client is: its model, data and public set."""
+        """Return the client's properties: its model, data and public set."""
         data = self.data
         return {
             **self.identity,
@@ -328,7 +328,7 @@ class PersonalClient(NumPyClient):
     def fit(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        """Serve a train message and keep the model; count its answers where asked to."""
+        """Handle a train message, store the model, and evaluate it if the message asks for that."""
         server_round, phase = int(config["server-round"]), str(config["phase"])
         with seeded(self.device, self.run.plan.seed, phase, server_round, self.partition_id):
             reply = complete(self.serve(parameters, config))
@@ -341,7 +341,7 @@ class PersonalClient(NumPyClient):
     def serve_and_count(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
     ) -> Training:
-        """Serve a train message as `fit` does, job by job, for a model that draws nothing."""
+        """Handle a train message job by job. The model must not draw random numbers."""
         reply = yield from self.serve(parameters, config)
         if config.get("evaluate"):
             counts = yield from self.count_answers({}, int(config["server-round"]))
@@ -349,7 +349,7 @@ class PersonalClient(NumPyClient):
         return reply
 
     def serve(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Training:
-        """Train as a message asks, and keep what is to live on."""
+        """Train as a message asks, and store the state that is needed later."""
         received = dict(zip(config["names"], parameters, strict=True))
         self.course = Course.read(config)
         server_round, phase = int(config["server-round"]), str(config["phase"])
@@ -369,7 +369,7 @@ class PersonalClient(NumPyClient):
     def evaluate(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Evaluate the client's model on its own test split; nothing is kept."""
+        """Evaluate the client's model on its test split. Nothing is stored."""
         received = dict(zip(config["names"], parameters, strict=True))
         self.course = Course.read(config)
         server_round = int(config["server-round"])
@@ -380,15 +380,15 @@ class PersonalClient(NumPyClient):
         return metrics.get("loss", math.nan), int(metrics["total"]), metrics
 
     def seeded_evaluation(self, server_round: int) -> AbstractContextManager[None]:
-        """Make what PyTorch draws in an evaluation a function of the round and the client."""
+        """Seed PyTorch's draws in an evaluation by the round and the client."""
         seed = self.run.plan.seed
         return seeded(self.device, seed, "evaluate", server_round, self.partition_id)
 
     def count_answers(self, received: Arrays, server_round: int) -> Steps[dict[str, float]]:
-        """Evaluate the client's model, and export it where that is due; return its metrics."""
+        """Evaluate the client's model, export it if the run asks for it, and return its metrics."""
         further = self.prepare_evaluation(received, server_round)
         if self.run.models.batch_norm_statistics == "fresh":
-            # Whatever the method: else a comparison would measure running statistics.
+            # For every method: otherwise a comparison would measure running statistics.
             refresh_statistics(self.model, self.data.train_images)
         counts = yield from self.evaluation_metrics()
         metrics = {**counts, **further}
@@ -396,19 +396,19 @@ class PersonalClient(NumPyClient):
             try:
                 self.export_model(folder, {**metrics, "round": server_round})
             except (OSError, RuntimeError, SafetensorError) as error:
-                # A disk that refuses, or a tensor that no file takes, must not cost the results.
-                log(WARNING, "Client %d: its model is not exported, %s", self.partition_id, error)
+                # A full disk, or a tensor that cannot be written, must not lose the results.
+                log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
         return metrics
 
     def export_model(self, folder: Path, metrics: Mapping[str, float]) -> Path:
-        """Write the personalized model and its card; return the safetensors file.
+        """Write the personalized model and its model card, and return the safetensors file.
 
         Parameters
         ----------
         folder : Path
-            Gets ``<partition-id>.safetensors`` and ``<partition-id>.json``; made if missing.
+            For ``<partition-id>.safetensors`` and ``<partition-id>.json``. Created if missing.
         metrics : mapping of str to float
-            Results of the model, for the card.
+            Results of the model, for the model card.
         """
         card = model_card(self.run, self.model_name, self.partition_id, metrics)
         return save_personalized_model(self.model, card, folder)

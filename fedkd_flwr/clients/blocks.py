@@ -1,7 +1,7 @@
-"""Where the tensors that many clients keep lie: in blocks of memory outside the heap.
+"""Memory blocks outside the heap for the tensors that clients keep.
 
-Each round replaces what every client keeps. On the heap, between the short-lived tensors of the
-training, that leaves holes which fit nothing, and the process grows to twice what is kept.
+Each round replaces the stored tensors of every client. On the heap they would lie between the
+short-lived tensors of training. The resulting fragmentation doubles the size of the process.
 """
 
 import math
@@ -14,34 +14,34 @@ import torch
 from torch import Tensor
 
 BLOCK = 2**24
-"""Bytes of a block, unless a single tensor needs more."""
+"""Bytes of a block. A larger tensor gets a block of its own size."""
 
 ALIGNMENT = 64
-"""Bytes to a multiple of which a tensor's place in a block is rounded, a processor's cache line."""
+"""Bytes of a cache line. The size of each place in a block is a multiple of it."""
 
 
 class Blocks:
-    """Places for tensors, used again once nobody keeps what is there."""
+    """Places for tensors, which are reused after they are freed."""
 
     def __init__(self) -> None:
         self._free: dict[Hashable, list[Tensor]] = defaultdict(list)
         self._rest = torch.empty(0, dtype=torch.uint8)
 
     def copy_of(self, tensor: Tensor) -> Tensor:
-        """Return a copy of a tensor, in a place that is free."""
+        """Return a copy of a tensor in a free place."""
         alike = self._free[tensor.shape, tensor.dtype, tensor.device]
         place = alike.pop() if alike else self._new_place(tensor)
         return place.copy_(tensor.detach())
 
     def free(self, tensors: Iterable[Tensor]) -> None:
-        """Free the places of tensors that nobody reads any more."""
+        """Free the places of tensors that are no longer read."""
         for tensor in tensors:
-            # What fills a block of its own, or lies in none, is gone with its last reader.
+            # A tensor with its own block, or without one, is freed with its last reference.
             if tensor.untyped_storage().nbytes() > _place(tensor):
                 self._free[tensor.shape, tensor.dtype, tensor.device].append(tensor)
 
     def _new_place(self, tensor: Tensor) -> Tensor:
-        """Cut a place for a tensor of this kind from the current block, or from a new one."""
+        """Take a place for a tensor of this kind from the current block, or from a new one."""
         if tensor.device.type != "cpu" or not tensor.nbytes:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         needed = _place(tensor)
@@ -57,7 +57,7 @@ def _place(tensor: Tensor) -> int:
 
 
 def _new_block(size: int) -> Tensor:
-    """Return so many bytes from the system itself, where one can ask it."""
+    """Allocate bytes directly from the operating system, where it allows that."""
     if sys.platform == "win32":
         return torch.empty(size, dtype=torch.uint8)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,4 +1,4 @@
-"""Where the run is, as a message says it, and where a client's models go by that."""
+"""The state of the run according to a message, and where a client's models are exported."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from fedkd_flwr.export import keep_only_best, round_folder
 
 @dataclass(frozen=True)
 class Course:
-    """What a message says of the run.
+    """The state of the run, as a message states it.
 
     Attributes
     ----------
     is_last_round : bool
-        Whether the message is of the run's last round.
+        Whether the message belongs to the run's last round.
     best_round : int
-        The round before with the best accuracy on validation data, 0 for none.
+        The earlier round with the best validation accuracy, 0 for none.
     trained_rounds : int
-        Rounds of training that were over when the client came; 0 if it is in training.
+        Rounds of training before a new client joined; 0 if the client takes part in the training.
     """
 
     is_last_round: bool = False
@@ -37,27 +37,27 @@ class Course:
         )
 
     def drawn_in(self, server_round: int) -> int:
-        """Return the round that draws the public samples of a round; 0 for those of all rounds.
+        """Return the round whose draw selects the public samples of a round; 0 for all rounds.
 
-        After the training none are drawn any more, and those of its last round serve.
+        After the training there are no new draws, and the samples of its last round are used.
         """
         return self.trained_rounds if self.trained_rounds and server_round else server_round
 
     def starts_over(self, server_round: int) -> bool:
-        """Return whether a client comes in this round, after the training, from nothing."""
+        """Return whether a new client joins in this round, after the training."""
         return self.trained_rounds > 0 and server_round == 1
 
     def export_folders(self, node: Node, server_round: int, keep_best: bool) -> list[Path]:
-        """Return where the evaluated model goes, after making room for it.
+        """Return the folders for the evaluated model, after removing older models there.
 
         Parameters
         ----------
         node : Node
-            Whose model it is.
+            The node whose model is exported.
         server_round : int
             The round.
         keep_best : bool
-            Whether models of the best round are kept besides those of the last.
+            Whether models of the best round are kept in addition to those of the last round.
         """
         folder = node.models_folder
         if folder is None:

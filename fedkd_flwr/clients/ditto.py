@@ -8,13 +8,13 @@ from strategies.ditto import DittoSettings
 
 
 class DittoClient(PersonalModelClient):
-    """Trains the global model and sends it back, then its own, which it keeps."""
+    """Trains the global model and sends it back, then trains a personal model and keeps it."""
 
     settings: DittoSettings
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Train w, then v towards the w that was sent."""
+        """Train w, then v with a proximal term towards the received w."""
         self.receive_model(received)
         center = parameters_of(self.model)
         loss = yield from self.train_locally(server_round)

@@ -14,7 +14,7 @@ from strategies.fd import FDSettings
 
 @dataclass(frozen=True)
 class ClassDistillation:
-    """Cross-entropy plus a weight times that to the mean prediction of a sample's class.
+    """Cross-entropy plus weighted cross-entropy to the mean prediction of a sample's class.
 
     Attributes
     ----------
@@ -25,20 +25,20 @@ class ClassDistillation:
     weight: float
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss; `targets` is (K, K), one row a class, and zeros add nothing."""
+        """Return the loss. `targets` is (K, K), one row per class. Zero rows add nothing."""
         logits = model(images)
         distilled = functional.cross_entropy(logits, targets[labels])
         return functional.cross_entropy(logits, labels) + self.weight * distilled
 
 
 class FDClient(ClassMeanClient):
-    """Trains with a pull towards the others' mean prediction, replies with its own (Alg. 1)."""
+    """Trains towards the mean prediction of the others, and replies with its own (Alg. 1)."""
 
     settings: FDSettings
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Train locally, reply with the mean soft prediction of each class."""
+        """Train locally, and reply with the mean soft prediction of each class."""
         if "targets" in received:
             targets = itertools.repeat((self.tensor(received["targets"]),))
             distillation = ClassDistillation(self.settings.gamma)

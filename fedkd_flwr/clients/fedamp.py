@@ -8,7 +8,7 @@ from strategies.fedamp import FedAMPSettings
 
 
 class FedAMPClient(ParameterClient):
-    """Trains the model that the cloud has mixed for it, and is held near it."""
+    """Trains with a proximal term towards the model that the server mixed for the client."""
 
     settings: FedAMPSettings
 

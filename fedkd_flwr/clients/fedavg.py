@@ -1,4 +1,4 @@
-"""Clients of FedAvg and of methods that send models as it does, without and with fine-tuning."""
+"""Clients of FedAvg and of methods that exchange models like it, with or without fine-tuning."""
 
 from fedkd_flwr.clients.base import Arrays
 from fedkd_flwr.clients.parameters import ParameterClient
@@ -9,7 +9,7 @@ from strategies.feddf import PFedDFSettings
 
 
 class FedAvgClient(ParameterClient):
-    """Trains the global model; what it has itself is gone with the next one."""
+    """Trains the global model. The next global model replaces it."""
 
     keeps_model = False
 

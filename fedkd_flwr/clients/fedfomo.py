@@ -16,18 +16,18 @@ from strategies.parameters import BUFFERS, Model
 
 
 class FedFomoClient(ParameterClient):
-    """Weighs the models that it is sent, mixes them into its own, and trains that."""
+    """Weighs the received models, mixes them into its own, and trains the result."""
 
     settings: FedFomoSettings
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Mix, train, and reply with the model and the weights of the others."""
+        """Mix, train, and reply with the model and the weights of the other clients."""
         if not memory.holds(self.context, "model"):
             self.receive_model(received)
         others = models_by_position(received)
         own, own_loss = model_vectors(self.model), self.validation_loss()
-        # Beside numbers too large for a loss, rounding leaves nothing of the others.
+        # With extremely large weights, rounding would erase the other models.
         start = own if np.isfinite(own_loss) else zeros_like(own)
         weights = self.weigh(start, own_loss, others)
         fill_from_vectors(self.model, mixed(start, others, weights) if weights.any() else own)
@@ -44,9 +44,9 @@ class FedFomoClient(ParameterClient):
         Parameters
         ----------
         own : dict of str to ndarray
-            The model that the others are mixed into; `model` is another one afterwards.
+            The model into which the others are mixed. `model` is overwritten.
         loss : float
-            Of the client's model.
+            Loss of the client's model.
         others : sequence of dict
             M models.
         """
@@ -64,7 +64,7 @@ class FedFomoClient(ParameterClient):
 
 
 def models_by_position(received: Arrays) -> list[Model]:
-    """Return the models that came as ``<position>/<kind>``, in their order."""
+    """Return the models received as ``<position>/<kind>``, in order."""
     models: dict[int, Model] = {}
     for name, vector in received.items():
         position, _, kind = name.rpartition("/")
@@ -74,12 +74,12 @@ def models_by_position(received: Arrays) -> list[Model]:
 
 
 def zeros_like(model: Model) -> Model:
-    """Return a model of which every number is 0."""
+    """Return a model whose entries are all 0."""
     return {kind: np.zeros_like(vector) for kind, vector in model.items()}
 
 
 def distance(one: Model, other: Model) -> float:
-    """Return how far two models' parameters are apart."""
+    """Return the distance between the parameters of two models."""
     squares = (np.square(one[kind] - other[kind]).sum() for kind in one if kind != BUFFERS)
     return float(np.sqrt(sum(squares)))
 
@@ -87,7 +87,7 @@ def distance(one: Model, other: Model) -> float:
 def mixed(
     own: Mapping[str, NDArray[np.float32]], others: Sequence[Model], weights: NDArray[np.float64]
 ) -> Model:
-    """Return ``w_i + Σ_j weight_j (w_j - w_i)``, for the vectors of each kind."""
+    """Return ``w_i + Σ_j weight_j (w_j - w_i)`` for the vectors of each kind."""
     result = {kind: vector.copy() for kind, vector in own.items()}
     for other, weight in zip(others, weights, strict=True):
         for kind, vector in own.items():

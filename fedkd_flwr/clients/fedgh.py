@@ -6,11 +6,11 @@ from fedkd_flwr.clients.steps import yields_jobs
 
 
 class FedGHClient(CommonWidthClient):
-    """Takes over the global head, trains, and replies with its mean features (Algorithm 1)."""
+    """Uses the global head, trains, and replies with its mean features (Algorithm 1)."""
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Train the whole model from the global head on, reply with the mean of each class."""
+        """Train the model starting from the global head, and reply with the mean of each class."""
         self.receive_head(received)
         loss = yield from self.train_locally(server_round)
         entered = yield from self.features()

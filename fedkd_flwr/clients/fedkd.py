@@ -16,16 +16,16 @@ from strategies.core.low_rank import compressed
 from strategies.fedkd import FACTORS, RANKS, FedKDSettings
 
 SMALLEST_TASK_LOSS = 0.1
-"""Imitation is divided by the sum of the task losses, but not by less than this."""
+"""Smallest divisor of the distillation terms, which are divided by the task losses' sum."""
 
 
 class FeaturePair(Pair):
-    """A mentor and a mentee, with the matrix between their features.
+    """A mentor and a mentee, with the matrix that maps between their features.
 
     Parameters
     ----------
     private, shared : nn.Module
-        Mentor and mentee; stay the same objects.
+        Mentor and mentee. They are not copied.
     """
 
     def __init__(self, private: nn.Module, shared: nn.Module) -> None:
@@ -37,7 +37,7 @@ def adaptive_mutual_loss(pair: FeaturePair, images: Tensor, labels: Tensor) -> T
     """Return the sum of both losses of FedKD (Eqs. 1 to 7).
 
     With the task losses ``C_t`` and ``C_s`` it is ``C_t + C_s + (KL(s || t) + KL(t || s) +
-    |h_t - W h_s|²) / (C_t + C_s)``, where each model takes the other's predictions as given.
+    |h_t - W h_s|²) / (C_t + C_s)``. Gradients do not flow through the other model's predictions.
     """
     own, mentor = features_and_logits(pair.private, images)
     other, mentee = features_and_logits(pair.shared, images)
@@ -51,14 +51,14 @@ def adaptive_mutual_loss(pair: FeaturePair, images: Tensor, labels: Tensor) -> T
 
 
 class FedKDClient(SharedModelClient):
-    """Trains both models, and sends the factors of the shared one's update."""
+    """Trains both models, and sends the low-rank factors of the shared model's update."""
 
     needs_head = True
     settings: FedKDSettings
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Train the pair locally, reply with the compressed update of the shared model."""
+        """Train the pair locally, and reply with the compressed update of the shared model."""
         with self.shared_model(received) as shared:
             with seeded("cpu", self.run.plan.seed, "between-features", self.partition_id):
                 pair = FeaturePair(self.model, shared).to(self.device)
@@ -69,7 +69,7 @@ class FedKDClient(SharedModelClient):
         return TrainReply(arrays, {"train-loss": loss})
 
     def update(self, received: Arrays, trained: nn.Module, server_round: int) -> Arrays:
-        """Return the factors of a model's update, and all else of it whole."""
+        """Return the factors of a model's update, and everything else uncompressed."""
         vectors, shapes = model_vectors(trained), matrix_shapes(trained)
         change = vectors.pop(WEIGHTS) - received[WEIGHTS]
         stretches = np.split(change, np.cumsum(shapes.prod(axis=1))[:-1])

@@ -1,4 +1,4 @@
-"""FedKMA's client: search, report mean logits, weigh the others."""
+"""The client of FedKMA: search, report mean logits, weigh the other clients."""
 
 from collections.abc import Iterator
 
@@ -33,10 +33,10 @@ from strategies.fedkma import (
 
 
 class FedKMAClient(ParameterClient):
-    """Trains a supernet's omega and alpha in turns (first-order DARTS).
+    """Trains a supernet's omega and alpha alternately (first-order DARTS).
 
-    Both see all training data, unless a share of it is set aside for alpha: then alpha is judged
-    on samples that omega has not seen.
+    Both use all training data by default. With an `alpha_share`, alpha is trained on samples that
+    are not used for omega.
     """
 
     keeps_model = False
@@ -44,7 +44,7 @@ class FedKMAClient(ParameterClient):
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Train and reply with model and mean logits, or turn a row of H into a row of M."""
+        """Train and reply with model and mean logits, or compute a row of M from a row of H."""
         if phase == SHARE_KNOWLEDGE:
             row = sharing_row(
                 received["irrelevancy"],
@@ -64,19 +64,19 @@ class FedKMAClient(ParameterClient):
         return TrainReply(arrays, {"train-loss": loss})
 
     def label_distribution(self) -> np.ndarray:
-        """Return p_i, the shares of the classes in the training data, shape (K,)."""
+        """Return p_i, the class distribution of the training data, shape (K,)."""
         counts = self.data.class_counts.cpu().numpy().astype(np.float64)
         return counts / counts.sum()
 
     def search_samples(self) -> tuple[Tensor, Tensor]:
         """Return the positions of the training samples for omega and for alpha.
 
-        They stay the same in all rounds. With an `alpha_share` of 0 both are all of them.
+        They are the same in all rounds. With an `alpha_share` of 0, both are all samples.
 
         Raises
         ------
         ValueError
-            If there is a single sample to share.
+            If there is only one sample to divide.
         """
         share = self.settings.alpha_share
         if not share:
@@ -84,7 +84,7 @@ class FedKMAClient(ParameterClient):
             return everything, everything
         if self.num_examples < 2:
             raise ValueError(
-                "a search needs at least 2 training samples, one for each part, or "
+                "a search needs at least 2 training samples, one for each part; or set "
                 "fedkma.alpha-share = 0"
             )
         generator = random_generator(self.run.plan.seed, "search-halves", self.partition_id)
@@ -96,8 +96,8 @@ class FedKMAClient(ParameterClient):
     def search(self, server_round: int) -> Steps[float]:
         """Alternate one alpha step and one omega step for E epochs over omega's samples.
 
-        A network without architecture weights, such as that of a fixed genotype, needs no
-        samples for them: all its weights are trained on all training samples.
+        A network without architecture weights, such as one with a fixed genotype, is trained on
+        all training samples.
 
         Returns
         -------
@@ -134,7 +134,7 @@ class FedKMAClient(ParameterClient):
         return mean_loss
 
     def alpha_optimizer(self, alphas: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Build the optimizer of the architecture weights, anew in each round."""
+        """Build the optimizer of the architecture weights, a new one in each round."""
         settings = self.settings
         rate, decay = settings.alpha_learning_rate, settings.alpha_weight_decay
         if settings.alpha_optimizer == "adam":
@@ -142,7 +142,7 @@ class FedKMAClient(ParameterClient):
         return SGD(alphas, rate, self.run.training.momentum, weight_decay=decay)
 
     def batches_of(self, samples: Tensor, positions: Iterator[Tensor]) -> Iterator[Batch]:
-        """Yield batches of one part of the training data, given by positions in that part."""
+        """Yield batches of one part of the training data, by positions in that part."""
         data = self.data
         return gathered(positions, data.train_images[samples], data.train_labels[samples])
 
@@ -155,16 +155,16 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
 
 
 def step(model: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> Tensor:
-    """Take one step on the parameters of an optimizer; the model's others get no gradient.
+    """Take one optimizer step. Parameters outside the optimizer get no gradient.
 
     Parameters
     ----------
     model : nn.Module
-        Changed in those parameters alone, batch normalization's statistics aside.
+        Only those parameters and the statistics of batch normalization change.
     batch : tuple of Tensor
         Images and labels, on the model's device.
     optimizer : torch.optim.Optimizer
-        Over some parameters of the model, in one group.
+        Has some parameters of the model, in one group.
 
     Returns
     -------

@@ -16,7 +16,7 @@ from fedkd_flwr.training.losses import cross_entropy
 from strategies.fedproto import PROTOTYPE_FLAGS, PROTOTYPES, PrototypeSettings
 
 FARTHEST = 1e5
-"""What a class without a prototype counts as far; a loss beyond it would leave every mean."""
+"""Squared distance of a class without a prototype. A larger loss would be left out of means."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class TowardsPrototypes:
     Attributes
     ----------
     tensors : sequence of Tensor
-        The prototypes, (K, d), and flags, (K,), 1 for a class that has a prototype, else 0;
-        samples of the others add nothing.
+        The prototypes, (K, d), and flags, (K,), 1 for a class that has a prototype, else 0.
+        Samples of classes without a prototype add nothing.
     weight : float
         lambda.
     """
@@ -50,9 +50,9 @@ class NearestPrototype(nn.Module):
     Parameters
     ----------
     model : nn.Module
-        Gives the features.
+        Computes the features.
     prototypes, flags : Tensor
-        Shapes (K, d) and (K,); a class whose flag is 0 is never chosen.
+        Shapes (K, d) and (K,). A class with flag 0 is never predicted.
     """
 
     def __init__(self, model: nn.Module, prototypes: Tensor, flags: Tensor) -> None:
@@ -68,14 +68,14 @@ class NearestPrototype(nn.Module):
 
 @torch.no_grad()
 def nearest_prototype_head(prototypes: Tensor, flags: Tensor) -> nn.Linear:
-    """Return the linear layer that does what `NearestPrototype` does up to `FARTHEST`.
+    """Return the linear layer that is equivalent to `NearestPrototype` up to `FARTHEST`.
 
     ``-||h - C||² = 2 C h - ||C||² - ||h||²``, and the last term is the same for all classes.
 
     Parameters
     ----------
     prototypes, flags : Tensor
-        As for `NearestPrototype`.
+        See `NearestPrototype`.
     """
     has_prototype, nearness = flags > 0, -prototypes.square().sum(dim=1)
     classes, width = prototypes.shape
@@ -86,13 +86,13 @@ def nearest_prototype_head(prototypes: Tensor, flags: Tensor) -> nn.Linear:
 
 
 class FedProtoClient(CommonWidthClient):
-    """Trains with a pull towards the prototypes, and replies with its own (Algorithm 1)."""
+    """Trains with a term towards the prototypes, and replies with its own (Algorithm 1)."""
 
     settings: PrototypeSettings
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Train locally, reply with the mean feature of each class."""
+        """Train locally, and reply with the mean feature of each class."""
         loss: Loss = cross_entropy
         if received:
             loss = TowardsPrototypes(self.prototypes(received), self.settings.prototype_weight)
@@ -101,20 +101,20 @@ class FedProtoClient(CommonWidthClient):
         return TrainReply(self.class_mean_arrays(entered), {"train-loss": mean_loss})
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
-        """Take up the prototypes by which samples are classified."""
+        """Read the prototypes that classify samples."""
         self.classifies_by = self.prototypes(received)
         return {}
 
     @property
     def classifier(self) -> nn.Module:
-        """The nearest prototype, or the head where the settings say so."""
+        """The nearest-prototype classifier, or the model's head if the settings say so."""
         if self.settings.predict == "head":
             return self.model
         return NearestPrototype(self.model, *self.classifies_by)
 
     @property
     def evaluated_head(self) -> nn.Linear:
-        """The nearest prototype as a linear layer, or the head where the settings say so."""
+        """The nearest-prototype classifier as a linear layer, or the head if so set."""
         if self.settings.predict == "head":
             return super().evaluated_head
         return nearest_prototype_head(*self.classifies_by)

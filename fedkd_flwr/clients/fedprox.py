@@ -8,7 +8,7 @@ from strategies.fedprox import FedProxSettings
 
 
 class FedProxClient(ParameterClient):
-    """Trains the global model on its own data, and is held near it."""
+    """Trains the global model on its own data, with a proximal term towards it."""
 
     keeps_model = False
     settings: FedProxSettings

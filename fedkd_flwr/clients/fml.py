@@ -1,4 +1,4 @@
-"""The client of FML (Shen et al. 2020), and what clients with two models share."""
+"""The client of FML (Shen et al. 2020), and the base class of clients with two models."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ class Pair(nn.Module):
     Parameters
     ----------
     private, shared : nn.Module
-        Stay the same objects.
+        They are not copied.
     """
 
     def __init__(self, private: nn.Module, shared: nn.Module) -> None:
@@ -32,7 +32,7 @@ class Pair(nn.Module):
 
 @dataclass(frozen=True)
 class MutualLearning:
-    """The sum of both losses of FML; each has a gradient in its own model alone.
+    """The sum of both losses of FML. Each has a gradient only for its own model.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class MutualLearning:
 
 
 def taught(logits: Tensor, labels: Tensor, teacher: Tensor, weight: float) -> Tensor:
-    """Return ``weight * CE + (1 - weight) * KL(teacher || student)``; the teacher stays.
+    """Return ``weight * CE + (1 - weight) * KL(teacher || student)``, for the student only.
 
     Parameters
     ----------
@@ -69,16 +69,16 @@ def taught(logits: Tensor, labels: Tensor, teacher: Tensor, weight: float) -> Te
 
 
 class SharedModelClient(PersonalClient):
-    """A client that trains a copy of the shared model beside its own."""
+    """A client that trains a copy of the shared model together with its own."""
 
     settings: SharedModelSettings
-    # The shared model is replaced each round, so old momentum points nowhere.
+    # The shared model is replaced in each round, so old momentum is meaningless.
     keeps_optimizer = False
     trains_alone = True
 
     @contextmanager
     def shared_model(self, received: Arrays) -> Iterator[nn.Module]:
-        """Lend the shared model as it was sent."""
+        """Provide the shared model as it was received."""
         with borrowed(replace(self.architecture, name=self.settings.shared_model)) as model:
             fill_from_vectors(model, received)
             yield model
@@ -91,7 +91,7 @@ class FMLClient(SharedModelClient):
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Train the pair locally, reply with the shared model."""
+        """Train the pair locally, and reply with the shared model."""
         loss = MutualLearning(self.settings.alpha, self.settings.beta)
         with self.shared_model(received) as shared:
             pair = Pair(self.model, shared)

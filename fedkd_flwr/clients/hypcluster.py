@@ -1,4 +1,4 @@
-"""The client of HypCluster: choose a hypothesis, train it, send it back with its number."""
+"""The client of HypCluster: choose a hypothesis, train it, return it with its index."""
 
 import numpy as np
 from torch import Tensor
@@ -18,7 +18,7 @@ class HypClusterClient(ParameterClient):
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Choose, train locally, reply with the result and the number of the choice."""
+        """Choose, train locally, and reply with the model and the index of the choice."""
         chosen = yield from self.choose(received)
         loss = yield from self.train_locally(server_round)
         number = np.array([chosen], dtype=np.int64)
@@ -31,7 +31,7 @@ class HypClusterClient(ParameterClient):
 
     @yields_jobs
     def choose(self, received: Arrays) -> Steps[int]:
-        """Make the hypothesis with the lowest training loss the model; return its number.
+        """Load the hypothesis with the lowest training loss into the model, and return its index.
 
         Parameters
         ----------
@@ -46,7 +46,7 @@ class HypClusterClient(ParameterClient):
             self.receive_model(hypothesis)
             logits: Tensor = yield PredictJob(self.model, self.data.train_images)
             losses.append(float(functional.cross_entropy(logits, self.data.train_labels)))
-        # A hypothesis whose loss is no number suits nobody.
+        # A hypothesis whose loss is NaN is never chosen.
         chosen = int(np.argmin(np.nan_to_num(losses, nan=np.inf)))
         self.receive_model(hypotheses[chosen])
         return chosen

@@ -1,4 +1,4 @@
-"""KT-pFL's client (Zhang et al., NeurIPS 2021): distil, train, predict."""
+"""The client of KT-pFL (Zhang et al., NeurIPS 2021): distill, train, predict."""
 
 from torch import Tensor
 
@@ -19,7 +19,7 @@ class KTpFLClient(SoftPredictionClient):
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Distil towards the teacher if one came, train locally, reply with soft predictions."""
+        """Distill from the teacher if there is one, train locally, reply with soft predictions."""
         metrics = {}
         teacher = self.lessons("teacher", received, drawn_in=server_round - 1)
         if teacher is not None:
@@ -35,14 +35,14 @@ class KTpFLClient(SoftPredictionClient):
 
     @yields_jobs
     def distil(self, teacher: Tensor, server_round: int) -> Steps[float]:
-        """Train R epochs towards the teacher on last round's public subset (Eq. 6).
+        """Distill from the teacher for R epochs on the last round's public subset (Eq. 6).
 
         Parameters
         ----------
         teacher : Tensor
             Shape (P, K), rows on the simplex.
         server_round : int
-            The current round; the teacher belongs to the one before.
+            The current round. The teacher belongs to the previous one.
 
         Returns
         -------

@@ -9,12 +9,12 @@ from strategies.parameters import step_towards
 
 
 class KTpFLParamsClient(ParameterClient):
-    """FedAvg's client, but goes only part of the way to the model that it is sent."""
+    """A client like FedAvg's that moves only part of the way to the received model."""
 
     settings: KTpFLParamsSettings
 
     def receive_model(self, received: Arrays) -> None:
-        """Move the own model to ``w + tau (sent - w)``; take the first one over."""
+        """Move the model to ``w + tau (received - w)``. The first received model replaces it."""
         is_first = not memory.holds(self.context, "model")
         tau = 1.0 if is_first else self.settings.transfer_step
         moved = step_towards(model_vectors(self.model), dict(received), tau)

@@ -8,11 +8,11 @@ from strategies.prototypes import HEAD_BIAS, HEAD_WEIGHT
 
 
 class LGFedAvgClient(CommonWidthClient):
-    """Trains the mean head and its own body together, and sends the head back."""
+    """Trains the averaged head and its own body together, and sends the head back."""
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Take over the head where one came, train locally, reply with the head."""
+        """Load the head if one was received, train locally, and reply with the head."""
         self.receive_head(received)
         loss = yield from self.train_locally(server_round)
         head = head_of(self.model)
@@ -20,6 +20,6 @@ class LGFedAvgClient(CommonWidthClient):
         return TrainReply({HEAD_WEIGHT: weight, HEAD_BIAS: bias}, {"train-loss": loss})
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
-        """Evaluate the mean head on the client's own body."""
+        """Evaluate the averaged head with the client's own body."""
         self.receive_head(received)
         return {}

@@ -1,8 +1,8 @@
-"""A client's memory: tensors and numbers that it keeps between messages, by name.
+"""A client's memory: named tensors and numbers that it keeps between messages.
 
-They lie in Flower's ``context.state`` as arrays, so that any process of any machine can serve
-the client's next message. Where all messages are served by one process, in a `LiveContext`,
-they stay the tensors they are.
+They are stored as arrays in Flower's ``context.state``, so that any process on any machine can
+handle the client's next message. If one process handles all messages, a `LiveContext` stores the
+tensors themselves.
 """
 
 from collections.abc import Mapping
@@ -18,17 +18,17 @@ from fedkd_flwr.clients.blocks import Blocks
 
 
 class LiveContext(Context):
-    """A context whose client is always served by this process.
+    """A context of a client whose messages are all handled by this process.
 
     Parameters
     ----------
     blocks : Blocks
-        Where its tensors lie, and those of the other clients of this process.
+        Memory for its tensors and those of the other clients of this process.
 
     Attributes
     ----------
     tensors : dict of str to dict
-        What the client keeps, by record and name. Records are replaced, never changed.
+        The stored tensors, by record and name. Records are replaced, never changed.
     """
 
     def __init__(self, *arguments: Any, blocks: Blocks, **named: Any) -> None:
@@ -38,16 +38,16 @@ class LiveContext(Context):
         self._written: list[dict[str, Tensor]] = []
 
     def draft(self) -> "LiveContext":
-        """Return a copy for a message to change; one of both replaces the other afterwards."""
+        """Return a copy that a message may change. Afterwards one of the two replaces the other."""
         draft = copy(self)
         draft.tensors, draft._written = dict(self.tensors), []
         return draft
 
     def keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Keep copies of named tensors as a record, in place of what was there."""
+        """Store copies of named tensors as a record, and replace the previous record."""
         before = self.tensors.get(name, {})
         record = {
-            # The places of what changes its size would fit nothing later.
+            # Places of tensors that change their size could not be reused.
             key: self._blocks.copy_of(value)
             if before.get(key, value).shape == value.shape
             else value.detach().clone()
@@ -57,7 +57,7 @@ class LiveContext(Context):
         self._written.append(record)
 
     def replace(self, other: "LiveContext") -> None:
-        """Be the client's memory in place of the other, which nobody reads any more."""
+        """Become the client's memory instead of the other context, which is no longer read."""
         records = (*other.tensors.values(), *other._written, *self._written)
         kept = {id(record) for record in self.tensors.values()}
         for key, record in {id(record): record for record in records}.items():
@@ -67,7 +67,7 @@ class LiveContext(Context):
 
 
 def save_tensors(context: Context, name: str, tensors: Mapping[str, Tensor]) -> None:
-    """Keep named tensors under a name, in place of what was there."""
+    """Store named tensors under a name, and replace what was stored there."""
     if isinstance(context, LiveContext):
         context.keep(name, tensors)
         return
@@ -76,17 +76,16 @@ def save_tensors(context: Context, name: str, tensors: Mapping[str, Tensor]) -> 
 
 
 def holds(context: Context, name: str) -> bool:
-    """Return whether tensors are kept under a name."""
+    """Return whether tensors are stored under a name."""
     if isinstance(context, LiveContext):
         return name in context.tensors
     return name in context.state.array_records
 
 
 def load_tensors(context: Context, name: str) -> dict[str, Tensor] | None:
-    """Return the tensors kept under a name; None where there are none.
+    """Return the tensors stored under a name, or None.
 
-    They are not to be changed, nor read once the message is answered: what is kept next may lie
-    in their place.
+    Do not change them, and do not read them after the reply: their memory may be reused.
     """
     if isinstance(context, LiveContext):
         return context.tensors.get(name)
@@ -97,7 +96,7 @@ def load_tensors(context: Context, name: str) -> dict[str, Tensor] | None:
 
 
 def all_arrays(context: Context) -> dict[str, dict[str, NDArray[Any]]]:
-    """Return everything that is kept as tensors, by record and name."""
+    """Return all stored tensors, by record and name."""
     if isinstance(context, LiveContext):
         return {
             name: {key: value.cpu().numpy() for key, value in record.items()}
@@ -117,23 +116,23 @@ def forget(context: Context) -> None:
 
 
 def save_numbers(context: Context, name: str, numbers: Mapping[str, float]) -> None:
-    """Keep named numbers under a name, in place of what was there."""
+    """Store named numbers under a name, and replace what was stored there."""
     context.state[name] = MetricRecord(dict(numbers))
 
 
 def load_numbers(context: Context, name: str) -> dict[str, float]:
-    """Return the numbers kept under a name; empty where there are none."""
+    """Return the numbers stored under a name, or an empty dictionary."""
     record = context.state.metric_records.get(name, MetricRecord())
     return {key: float(value) for key, value in record.items()}  # type: ignore[arg-type]
 
 
 def save_model(context: Context, name: str, model: nn.Module) -> None:
-    """Keep a model's parameters and buffers."""
+    """Store a model's parameters and buffers."""
     save_tensors(context, name, model.state_dict())
 
 
 def load_model(context: Context, name: str, model: nn.Module) -> bool:
-    """Fill a model with what was kept; return False where nothing was."""
+    """Load stored weights into a model. Return False if there are none."""
     tensors = load_tensors(context, name)
     if tensors is None:
         return False
@@ -143,12 +142,12 @@ def load_model(context: Context, name: str, model: nn.Module) -> bool:
 
 @torch.no_grad()
 def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Overwrite the named parameters and buffers of a model, leaving the others as they are.
+    """Overwrite the named parameters and buffers of a model. The others do not change.
 
     Raises
     ------
     ValueError
-        If the model has no such name, or another shape.
+        If the model has no such name, or a tensor of another shape.
     """
     own = model.state_dict()
     for name, tensor in tensors.items():
@@ -158,9 +157,9 @@ def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def save_optimizer(context: Context, name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Keep an optimizer's whole state, such as momenta and counts of steps.
+    """Store an optimizer's state, such as momenta and step counts.
 
-    Each entry is named by the position of its parameter and its own name, ``3/exp_avg``.
+    An entry's name is its parameter's position and its own name, such as ``3/exp_avg``.
     """
     entries = {
         f"{position}/{key}": torch.as_tensor(value)
@@ -173,13 +172,13 @@ def save_optimizer(context: Context, name: str, optimizer: torch.optim.Optimizer
 
 
 def load_optimizer(context: Context, name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Give an optimizer the state that was kept, if any; its step size stays its own."""
+    """Load the stored state into an optimizer, if any. Its learning rate does not change."""
     entries = load_tensors(context, name)
     if entries is None:
         return
     state: dict[int, dict[str, Tensor]] = {}
     for entry, value in entries.items():
         position, _, key = entry.partition("/")
-        # The optimizer changes its state in place, and the memory has to stay as it is.
+        # The optimizer changes its state in place, but the memory must not change.
         state.setdefault(int(position), {})[key] = value.clone()
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

@@ -1,6 +1,6 @@
-"""Files of clients' memories: what of their contexts is written to one, and read from it.
+"""Files with clients' memories.
 
-A file holds one client's memory, or those of several, each under its client's prefix.
+A file has the memory of one client, or of several clients, each under its own prefix.
 """
 
 import json
@@ -19,14 +19,14 @@ from fedkd_flwr.clients.memory import LiveContext, all_arrays, forget
 from fedkd_flwr.files import write_arrays
 
 MEMORIES = "round-*.safetensors"
-"""The files of a run's folder, one a round."""
+"""Pattern of the files in a run's folder, one per round."""
 
 PLACES = "places"
-"""What a file of several clients says besides: in which round's file each client's memory is."""
+"""Metadata of a file of several clients: the round whose file has each client's memory."""
 
 
 class DamagedMemoryError(RuntimeError):
-    """A memory on disk that cannot be read; the message is one sentence."""
+    """A memory on disk that cannot be read. The message is one sentence."""
 
 
 def memory_file(folder: Path, server_round: int) -> Path:
@@ -35,18 +35,18 @@ def memory_file(folder: Path, server_round: int) -> Path:
 
 
 def round_of(file: Path) -> int:
-    """Return the round whose memory a file holds."""
+    """Return the round of a memory file."""
     return int(file.stem.removeprefix("round-"))
 
 
 def newest_before(folder: Path, before_round: int) -> Path | None:
-    """Return the newest file of a folder from before a round, if there is one."""
+    """Return the newest file in a folder from before a round, if there is one."""
     older = (file for file in folder.glob(MEMORIES) if round_of(file) < before_round)
     return max(older, key=round_of, default=None)
 
 
 def prefix_of(partition_id: int) -> str:
-    """Return how the names of a client's records begin in a file of several clients."""
+    """Return the prefix of a client's records in a file of several clients."""
     return f"{partition_id}/"
 
 
@@ -56,16 +56,16 @@ def write_memories(
     places: Mapping[int, int] | None = None,
     durable: bool = True,
 ) -> None:
-    """Write memories to a file, whole or not at all.
+    """Write memories to a file, completely or not at all.
 
     Parameters
     ----------
     file : Path
-        Its folder is made if missing.
+        Its folder is created if missing.
     contexts : mapping of str to Context
-        By prefix; a single one has none.
+        By prefix. The prefix of a single client is empty.
     places : mapping of int to int, optional
-        Rounds of the files with the clients' memories, by partition-id.
+        The round whose file has the client's memory, by partition-id.
     durable : bool
         Whether to wait until it is on the disk.
     """
@@ -91,7 +91,7 @@ def _records(records: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, An
 
 
 def places_in(file: Path) -> dict[int, int]:
-    """Return in which rounds' files memories are, by partition-id, as a file of several says.
+    """Return the rounds whose files have the memories, by partition-id, as recorded in a file.
 
     Raises
     ------
@@ -102,14 +102,14 @@ def places_in(file: Path) -> dict[int, int]:
         words = stored.metadata() or {}
         if PLACES in words:
             return {int(n): place for n, place in json.loads(words[PLACES]).items()}
-        # A file from before there were places holds all clients, or is a client's own.
+        # A file without places is from an older version and has all clients, or is a client's own.
         metrics = json.loads(words["metrics"]).items()
         clients = (int(prefix[:-1]) for prefix, records in metrics if prefix and records)
         return dict.fromkeys(clients, round_of(file))
 
 
 def archived_places(folder: Path, before_round: int) -> dict[int, int]:
-    """Return in which rounds' files an archive has memories from before a round.
+    """Return the rounds whose files have an archive's memories from before a round.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def archived_places(folder: Path, before_round: int) -> dict[int, int]:
 
 
 def needed_files(folder: Path) -> set[Path]:
-    """Return the files of a folder that hold a client's newest memory.
+    """Return the files of a folder that have a client's newest memory.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def needed_files(folder: Path) -> set[Path]:
 
 
 def require_readable(file: Path) -> None:
-    """Make sure that a file of memories is there, and whole.
+    """Check that a memory file exists and is complete.
 
     Raises
     ------
@@ -145,19 +145,19 @@ def require_readable(file: Path) -> None:
 
 
 def read_memories(file: Path, contexts: Mapping[str, Context]) -> None:
-    """Replace the memory of contexts by what a file holds of them.
+    """Replace the memories of contexts by those in a file.
 
     Parameters
     ----------
     file : Path
-        Holds the memories of all of them, and maybe of more.
+        Has the memories of all of them, and possibly of others.
     contexts : mapping of str to Context
-        By prefix; a single one has none.
+        By prefix. The prefix of a single client is empty.
 
     Raises
     ------
     DamagedMemoryError
-        If it cannot be read, or does not hold one of them.
+        If it cannot be read, or one of the memories is missing.
     """
     with _opened(file) as stored:
         words = {kind: json.loads(text) for kind, text in (stored.metadata() or {}).items()}
@@ -171,13 +171,13 @@ def read_memories(file: Path, contexts: Mapping[str, Context]) -> None:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """Open a file of memories, and say of whatever is missing in it that the file is damaged."""
+    """Open a memory file. Any error while it is read is reported as damage."""
     try:
         with safe_open(file, framework="numpy") as stored:
             yield stored
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else error
-        remedy = "restore it from a copy, or do the run again"
+        remedy = "restore it from a backup, or repeat the run"
         raise DamagedMemoryError(f"{file} is damaged ({reason}); {remedy}.") from None
 
 
@@ -187,7 +187,7 @@ def _replace(
     numbers: Mapping[str, dict[str, Any]],
     words: Mapping[str, dict[str, Any]],
 ) -> None:
-    """Replace a context's memory by arrays, named after their records, and other records."""
+    """Replace a context's memory by arrays, which are named by record, and other records."""
     records: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
     for key, array in arrays.items():
         name, _, array_name = key.partition("/")

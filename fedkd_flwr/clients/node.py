@@ -1,4 +1,4 @@
-"""What a node's own config says, and the run's where it says nothing."""
+"""A node's config, with the run's values as defaults."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,22 +11,22 @@ from fedkd_flwr.config import RunConfig
 
 @dataclass(frozen=True)
 class Node:
-    """Who a node is, and where its things are.
+    """A node's identity, data and folders.
 
     Attributes
     ----------
     partition_id : int
-        Which client it is, 0..N-1.
+        The client's number, 0..N-1.
     data_path : str
-        Its own folder of images or Parquet file; empty for a share of the data set.
+        Its own image folder or Parquet file. Empty for a part of the data set.
     model : str
-        Its own choice of architecture; empty for the run's assignment.
+        Its own choice of architecture. Empty for the run's assignment.
     state_folder : Path or None
-        Where it keeps its memory besides the context, if anywhere.
+        Folder for its memory in addition to the context, if any.
     models_folder : Path or None
-        Where its personalized model goes after the last round, if anywhere.
+        Folder for its personalized model after the last round, if any.
     runs_kept : int
-        Of how many runs its memory stays on disk, 0 for all.
+        Number of runs whose memory is kept on disk, 0 for all.
     """
 
     partition_id: int
@@ -37,27 +37,27 @@ class Node:
     runs_kept: int
 
     def memory_folder(self, run_id: str) -> Path | None:
-        """Return where the node keeps its memory of one run, if anywhere."""
+        """Return the folder for the node's memory of a run, if any."""
         return self.state_folder / run_id if self.state_folder and run_id else None
 
 
 def with_known_clients(
     run_config: Mapping[str, Any], node_config: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return a flat run config whose number of clients is known to the node.
+    """Return a flat run config in which the number of clients is known.
 
     Raises
     ------
     ValueError
-        If the run is of all that are connected, and the node's config does not say how many.
+        If the run is for all connected clients, and the node's config has no number.
     """
     if run_config.get("num-clients") != 0:
         return run_config
     clients = node_config.get("num-partitions", 0)
     if not isinstance(clients, int) or clients < 1:
         raise ValueError(
-            "num-clients = 0 needs num-partitions in the node's config, the number of all nodes; "
-            "or set num-clients to it"
+            "num-clients = 0 needs num-partitions, the number of all nodes, in the node's config; "
+            "or set num-clients to that number"
         )
     return {**run_config, "num-clients": clients}
 
@@ -68,8 +68,8 @@ def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
     Raises
     ------
     ValueError
-        If a number is missing or none, or the run has no such partition; the server then leaves
-        the node out.
+        If a number is missing or invalid, or the run has no such partition. The server then
+        leaves the node out.
     """
     partition_id = _whole_number(node_config, "partition-id")
     if not 0 <= partition_id < run.plan.num_clients:
@@ -89,12 +89,12 @@ def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
 
 
 def _whole_number(node_config: Mapping[str, Any], key: str) -> int:
-    """Return a number of a node's config.
+    """Return a number from a node's config.
 
     Raises
     ------
     ValueError
-        If it is missing, or no whole number of at least 0.
+        If it is missing, or not a whole number of at least 0.
     """
     text = str(node_config.get(key, "missing"))
     if not text.isdecimal():

@@ -1,4 +1,4 @@
-"""What clients share that exchange model parameters: receive a model, train it, send it back."""
+"""Base classes of clients that receive a model, train it and send it back."""
 
 from contextlib import nullcontext
 
@@ -14,55 +14,55 @@ from fedkd_flwr.training.losses import cross_entropy
 
 
 class ParameterClient(PersonalClient):
-    """Trains the model that it is sent on its own data and sends it back: FedAvg's client.
+    """Trains the received model on its own data and sends it back: FedAvg's client.
 
     A method overrides `local_loss`, `extra_parts`, or `train` itself.
     """
 
-    # The model is replaced each round, so old momentum points nowhere.
+    # The model is replaced in each round, so old momentum is meaningless.
     keeps_optimizer = False
 
     # ---- Hooks of parameter methods --------------------------------------------------
 
     def local_loss(self, received: Arrays) -> Loss:
-        """Return the loss on private batches, once the model has been received."""
+        """Return the loss on private batches. It is called after the model was received."""
         return cross_entropy
 
     def extra_parts(self) -> Arrays:
-        """Return what travels beside the trained model."""
+        """Return further arrays to send with the trained model."""
         return {}
 
     # ---- Hooks of every client -------------------------------------------------------
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Take over the model that came, train locally, reply with the result."""
+        """Load the received model, train locally, and reply with the result."""
         self.receive_model(received)
         loss = yield from self.train_locally(server_round, self.local_loss(received))
         return TrainReply({**self.model_arrays(), **self.extra_parts()}, {"train-loss": loss})
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
-        """Evaluate the model that came with the message."""
+        """Evaluate the model in the message."""
         self.receive_model(received)
         return {}
 
     @property
     def shared_layers(self) -> slice:
-        """Which of the model's layers cross the network."""
+        """The layers of the model that are exchanged."""
         return self.run.method.strategy.shared_layers(self.settings)
 
     def receive_model(self, received: Arrays) -> None:
-        """Overwrite the model with the vectors that the server sent; its other layers stay."""
+        """Overwrite the model with the received vectors. Other layers do not change."""
         fill_from_vectors(self.model, received, self.shared_layers)
 
     def model_arrays(self) -> dict[str, NDArray[np.float32]]:
-        """Return what is shared of the model as flat vectors by kind."""
+        """Return the shared part of the model as flat vectors by kind."""
         return model_vectors(self.model, self.shared_layers)
 
     def test_result(self) -> Evaluation:
-        """Evaluate `model` on the client's test split, with the statistics of every evaluation.
+        """Evaluate `model` on the client's test split, as in an evaluation.
 
-        Its own statistics are put back: training may go on from them.
+        Its previous statistics are restored, because training may continue with them.
         """
         data, fresh = self.data, self.run.models.batch_norm_statistics == "fresh"
         with statistics_of(self.model, data.train_images) if fresh else nullcontext():
@@ -75,20 +75,20 @@ class ParameterClient(PersonalClient):
 
 
 class PersonalModelClient(ParameterClient):
-    """Keeps a personal model beside the global one, and is evaluated with it.
+    """Keeps a personal model in addition to the global one, and is evaluated with it.
 
-    The personal model is what `model` is when a training ends. Before its first, a client has
-    the model that it is sent. The accuracy of that model is reported too.
+    The personal model is `model` at the end of a training. Before its first training, a client
+    uses the received model. The accuracy of that model is reported too.
     """
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
-        """Evaluate the personal model, after a look at the global one."""
+        """Evaluate the global model for comparison, then prepare the personal model."""
         self.receive_model(received)
         global_accuracy = self.test_accuracy()
         self.recall_personal_model(received)
         return {"global-accuracy": global_accuracy}
 
     def recall_personal_model(self, received: Arrays) -> None:
-        """Let `model` be the personal model of the last training, else the one that was sent."""
+        """Load the personal model of the last training, or the received model if there is none."""
         if not memory.load_model(self.context, "model", self.model):
             self.receive_model(received)

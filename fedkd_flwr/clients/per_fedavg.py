@@ -20,8 +20,8 @@ from strategies.per_fedavg import PerFedAvgSettings
 class LossAfterStep:
     """``f(w'; b2)`` at ``w' = w - a ∇f(w; b1)``, with the gradient ``∇f(w'; b2)`` in w.
 
-    The step is taken as a constant, which makes that gradient the first-order one. It needs the
-    model's own parameters, so that no two clients' losses are equal and done at once.
+    The step is treated as a constant, which gives the first-order gradient. The loss needs the
+    model's own parameters, so clients with it are not trained together.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class LossAfterStep:
             if parameter.requires_grad
         }
         own_loss = cross_entropy(model, own, own_labels)
-        # A network of the user's own may have parameters that its answers do not depend on.
+        # A custom network may have parameters that its outputs do not depend on.
         gradients = torch.autograd.grad(own_loss, list(trained.values()), allow_unused=True)
         stepped = {
             name: parameter - self.rate * gradient
@@ -53,7 +53,7 @@ class LossAfterStep:
 
 
 class PerFedAvgClient(ParameterClient):
-    """Trains the global model for what it is after one step, and is evaluated after one."""
+    """Trains the global model for its loss after one step, and evaluates it after one step."""
 
     keeps_model = False
     settings: PerFedAvgSettings
@@ -68,7 +68,7 @@ class PerFedAvgClient(ParameterClient):
         return TrainReply(self.model_arrays(), {"train-loss": mean_loss})
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
-        """Take one step from the global model on a batch of training data, if asked to."""
+        """Take one step from the global model on a training batch, if the settings ask for it."""
         self.receive_model(received)
         if self.settings.evaluate_on == "adapted":
             optimizer = SGD(self.model.parameters(), self.settings.inner_learning_rate)
@@ -77,7 +77,7 @@ class PerFedAvgClient(ParameterClient):
         return {}
 
     def random_batches(self, purpose: str, server_round: int) -> Iterator[Batch]:
-        """Yield random private batches without end."""
+        """Yield endless random private batches."""
         generator = self.generator(purpose, server_round)
         size = self.run.training.batch_size
         positions = random_batches(self.num_examples, size, generator)

@@ -1,4 +1,4 @@
-"""PerFed-CKT's client (Cho et al. 2021): find the nearest centroid, train towards it."""
+"""The client of PerFed-CKT (Cho et al. 2021): find the nearest centroid, train towards it."""
 
 from torch import Tensor
 
@@ -26,13 +26,13 @@ def nearest_centroid(centroids: Tensor, predictions: Tensor) -> int:
 
 
 class PerFedCKTClient(SoftPredictionClient):
-    """Trains on private data with a pull towards its nearest centroid on public data."""
+    """Trains on private data, with a term towards its nearest centroid on public data."""
 
     settings: PerFedCKTSettings
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Train tau iterations of the two-term loss (Eq. 2), reply with soft predictions."""
+        """Train tau iterations of the two-term loss (Eq. 2), and reply with soft predictions."""
         images = self.public_images(FIXED_SUBSET)
         metrics: dict[str, float] = {}
         centroids = self.lessons("centroids", received, drawn_in=FIXED_SUBSET)
@@ -48,7 +48,7 @@ class PerFedCKTClient(SoftPredictionClient):
 
     @yields_jobs
     def co_distil(self, images: Tensor, centroid: Tensor, server_round: int) -> Steps[float]:
-        """Train on private data with a pull towards the centroid on public samples (Eq. 1).
+        """Train on private data, with a term towards the centroid on public samples (Eq. 1).
 
         Parameters
         ----------
@@ -57,7 +57,7 @@ class PerFedCKTClient(SoftPredictionClient):
         centroid : Tensor
             Shape (P, K).
         server_round : int
-            Round of the run; batches depend on it.
+            Round of the run. Batches depend on it.
         """
         positions = random_batches(
             len(images),

@@ -1,4 +1,4 @@
-"""PersFL's client (Divi et al. 2021): keep the best teacher, then distil from it."""
+"""The client of PersFL (Divi et al. 2021): keep the best teacher, then distill from it."""
 
 import math
 from collections.abc import Mapping
@@ -31,11 +31,11 @@ from strategies.core.flower import log
 from strategies.persfl import CONSIDER, DIVERGED, PAIRS, PERSONALIZE, PersFLSettings
 
 BEST, RANDOM = "best/", "random/"
-"""How names begin in the notes of stage 2: of the best model's weights, of generators' states."""
+"""Prefixes of names in the notes of stage 2: the best model's weights, generators' states."""
 
 
 class SoftLoss(Protocol):
-    """A loss towards a teacher's soft labels, from logits (batch, K), soft labels and T."""
+    """A distillation loss: a function of logits (batch, K), soft labels and T."""
 
     def __call__(self, logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
         """Return the mean over samples."""
@@ -60,7 +60,7 @@ class Imitation:
     def __call__(
         self, model: nn.Module, images: Tensor, labels: Tensor, soft_labels: Tensor
     ) -> Tensor:
-        """Return the loss; `soft_labels` is (batch, K), the teacher's at temperature T."""
+        """Return the loss. `soft_labels` is (batch, K), the teacher's at temperature T."""
         logits = model(images)
         hard = functional.cross_entropy(logits, labels)
         soft = self.soft_loss(logits, soft_labels, self.temperature)
@@ -76,7 +76,7 @@ class Candidate:
     imitation, temperature : float
         lambda and T.
     validation, test : Evaluation
-        On validation data, by which it is chosen, and on test data, by which nothing is.
+        On validation data, which select the model, and on test data, which select nothing.
     weights : dict of str to Tensor
         The model's parameters and buffers.
     """
@@ -90,17 +90,17 @@ class Candidate:
 
 @dataclass
 class Search:
-    """How far a client is with the pairs of the grid.
+    """A client's progress through the pairs of the grid.
 
     Attributes
     ----------
     counts : ndarray
-        Shape (pairs, 2): correct answers of each pair's model on validation and on test data,
-        `DIVERGED` for both where it is left out or not tried yet.
+        Shape (pairs, 2): correct predictions of each pair's model on validation and on test data,
+        `DIVERGED` for both if the pair diverged or was not tried yet.
     tried : int
-        Pairs that were tried, in the order of the grid.
+        Number of pairs that were tried, in the order of the grid.
     best : Candidate or None
-        The best on validation data of those that converged.
+        The best pair on validation data that did not diverge.
     """
 
     counts: NDArray[np.int32]
@@ -108,7 +108,7 @@ class Search:
     best: Candidate | None = None
 
     def add(self, candidate: Candidate | None) -> None:
-        """Take note of what came of the next pair: its model, or none if it diverged."""
+        """Record the result of the next pair: its model, or None if it diverged."""
         self.tried += 1
         if candidate is None:
             return
@@ -117,7 +117,7 @@ class Search:
             self.best = candidate
 
     def written(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return it as named tensors, and as what JSON holds."""
+        """Return the progress as named tensors and as values for JSON."""
         tensors = {"counts": torch.from_numpy(self.counts)}
         if self.best is None:
             return tensors, {"tried": self.tried}
@@ -132,7 +132,7 @@ class Search:
 
     @classmethod
     def read(cls, tensors: Mapping[str, Tensor], words: Mapping[str, Any]) -> "Search":
-        """Return what was `written`."""
+        """Read the progress from the result of `written`."""
         search = cls(tensors["counts"].numpy(), words["tried"])
         if best := words.get("best"):
             search.best = Candidate(
@@ -150,7 +150,7 @@ class Search:
 
 
 class PersFLClient(ParameterClient):
-    """FedAvg's client that watches the global models, and distils from the best at the end."""
+    """A FedAvg client that keeps the best global model and distills from it at the end."""
 
     keeps_model = False
     settings: PersFLSettings
@@ -158,13 +158,13 @@ class PersFLClient(ParameterClient):
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Stage 1: look at the global model, then train it. Stage 2: personalize."""
+        """Stage 1: evaluate the global model, then train it. Stage 2: personalize."""
         self.receive_model(received)
         if phase == CONSIDER:
             self.consider_teacher(server_round)
             return TrainReply()
         if phase == PERSONALIZE:
-            # The final model has gone through every round's average.
+            # The final model is the average of the last round.
             self.consider_teacher(server_round)
             pairs = yield from self.personalize(server_round)
             return TrainReply({PAIRS: pairs})
@@ -178,10 +178,10 @@ class PersFLClient(ParameterClient):
         if self.personalized_in() == server_round:
             memory.load_model(self.context, "personalized", self.model)
             return self.choice()
-        # Stage 2 failed here: the teacher is the best model that the client has.
+        # Stage 2 failed on this client: the teacher is its best model.
         if memory.load_model(self.context, "teacher", self.model):
             return {"teacher-round": self.teacher_choice()["round"]}
-        # It never took part: what it has is the model that it began with.
+        # The client never took part and only has its initial model.
         self.model.load_state_dict(self.new_model().state_dict())
         return {}
 
@@ -191,10 +191,10 @@ class PersFLClient(ParameterClient):
         Parameters
         ----------
         aggregations : int
-            How many averages the global model has gone through; names the teacher's round.
+            Number of aggregations so far. It is recorded as the teacher's round.
         """
         loss = evaluate(self.model, self.data.validation_images, self.data.validation_labels).loss
-        # NaN compares with nothing, and would stay the best for ever.
+        # NaN never compares as larger, so it would remain the best.
         loss = loss if math.isfinite(loss) else math.inf
         best = self.teacher_choice()
         if best and self.settings.teacher == "optimal" and loss >= best["loss"]:
@@ -206,24 +206,24 @@ class PersFLClient(ParameterClient):
 
     @yields_jobs
     def personalize(self, server_round: int) -> Steps[NDArray[np.int32]]:
-        """Distil from the teacher for every pair of the grid, keep the best on validation data.
+        """Distill from the teacher for every pair of the grid, and keep the best model.
 
-        Where a stop cut the same message short, it goes on after the last pair that was tried.
+        If the same message was interrupted before, it continues after the last pair that was tried.
 
-        Of the kept model remain ``lambda``, ``temperature`` and ``teacher-round``; for comparison
-        the test accuracies ``global-accuracy`` of the final global model, which `model` is at
-        the start, and ``teacher-accuracy``. All are reported with the evaluation.
+        The evaluation reports ``lambda``, ``temperature`` and ``teacher-round`` of the kept
+        model. For comparison it also reports the test accuracies ``global-accuracy``, of the
+        final global model in `model`, and ``teacher-accuracy``.
 
         Returns
         -------
         ndarray
-            Shape (pairs, 2): correct answers of each pair's model on validation and on test
-            data, `DIVERGED` for both where it is left out.
+            Shape (pairs, 2): correct predictions of each pair's model on validation and on
+            test data, `DIVERGED` for both if the pair diverged.
 
         Raises
         ------
         DivergedError
-            If the distillation diverged for every pair; pairs for which it did are left out.
+            If the distillation diverged for every pair.
         """
         global_accuracy = self.test_accuracy()
         memory.load_model(self.context, "teacher", self.model)
@@ -242,12 +242,12 @@ class PersFLClient(ParameterClient):
                 )
             except DivergedError as error:
                 pair = f"lambda {imitation:g} and T {temperature:g}"
-                log(WARNING, "Client %d: %s left out, %s", self.partition_id, pair, error)
+                log(WARNING, "Client %d: left out %s: %s", self.partition_id, pair, error)
             search.add(candidate)
             self.note_search(search)
         best = search.best
         if best is None:
-            raise DivergedError("no pair converged; lower persfl.distillation-learning-rate")
+            raise DivergedError("all pairs diverged; lower persfl.distillation-learning-rate")
         self.model.load_state_dict(best.weights)
         memory.save_model(self.context, "personalized", self.model)
         choice = {
@@ -258,7 +258,7 @@ class PersFLClient(ParameterClient):
             "global-accuracy": global_accuracy,
         }
         memory.save_numbers(self.context, "choice", choice)
-        # A run that grows has a second stage in a later round again.
+        # A run that is extended has stage 2 again in a later round.
         memory.save_numbers(self.context, "personalized-in", {"round": server_round})
         return search.counts
 
@@ -267,12 +267,12 @@ class PersFLClient(ParameterClient):
         return int(memory.load_numbers(self.context, "personalized-in").get("round", 0))
 
     def search_so_far(self) -> Search:
-        """Return the search that a stop cut short, if it had this teacher; else a new one."""
+        """Return the interrupted search if it had this teacher, else a new search."""
         noted = self.unfinished.noted()
         if noted and _are_alike(noted[1]["teacher"], self.teacher_choice()):
             tensors, words = noted
             for number, generator in enumerate(generators_of(self.device)):
-                # It may go on with another device, whose generator has no state here.
+                # The run may continue on another device, for whose generator there is no state.
                 if f"{RANDOM}{number}" in tensors:
                     generator.set_state(tensors[f"{RANDOM}{number}"])
             return Search.read(tensors, words)
@@ -280,27 +280,27 @@ class PersFLClient(ParameterClient):
         return Search(np.full(shape, DIVERGED, dtype=np.int32))
 
     def note_search(self, search: Search) -> None:
-        """Note how far stage 2 is, so that the same message goes on from there after a stop."""
+        """Note the progress of stage 2, so that an interrupted message can continue."""
         tensors, words = search.written()
         for number, generator in enumerate(generators_of(self.device)):
             tensors[f"{RANDOM}{number}"] = generator.get_state()
         self.unfinished.note(tensors, {**words, "teacher": self.teacher_choice()})
 
     def teacher_choice(self) -> dict[str, float]:
-        """Return the round that the teacher is from, and its loss; empty before there is one."""
+        """Return the teacher's round and loss, or an empty dictionary."""
         return memory.load_numbers(self.context, "teacher-choice")
 
     def choice(self) -> dict[str, float]:
-        """Return what remains of the kept pair; empty before stage 2."""
+        """Return the recorded values of the kept pair, or an empty dictionary before stage 2."""
         return memory.load_numbers(self.context, "choice")
 
     @yields_jobs
     def distilled(
         self, teacher_logits: Tensor, imitation: float, temperature: float, server_round: int
     ) -> Steps[Candidate]:
-        """Train `model`, which starts as the teacher, for one pair of the grid (Eq. 3).
+        """Train `model`, which is initialized with the teacher, for one pair of the grid (Eq. 3).
 
-        It may be validated while it is trained; its best state is returned then.
+        If the settings validate it during training, its best state is returned.
 
         Parameters
         ----------
@@ -314,7 +314,7 @@ class PersFLClient(ParameterClient):
         Raises
         ------
         DivergedError
-            If the loss is no finite number, in training or on the validation data.
+            If the loss is not finite, in training or on the validation data.
         """
         settings, data = self.settings, self.data
         soft_labels = functional.softmax(teacher_logits / temperature, dim=1)
@@ -334,12 +334,12 @@ class PersFLClient(ParameterClient):
         return max(candidates, key=_validated)
 
     def candidate(self, imitation: float, temperature: float) -> Candidate:
-        """Return `model` as it is, trained for one pair, with its results.
+        """Return the current `model`, trained for one pair, with its results.
 
         Raises
         ------
         DivergedError
-            If its loss on the validation data is no finite number.
+            If its loss on the validation data is not finite.
         """
         data = self.data
         validation = evaluate(self.model, data.validation_images, data.validation_labels)
@@ -355,11 +355,11 @@ class PersFLGDClient(PersFLClient):
 
 
 def _are_alike(noted: Mapping[str, float], teacher: Mapping[str, float]) -> bool:
-    """Return whether two choices of a teacher are one; a GPU may repeat a round not to the bit."""
+    """Return whether two teachers are the same. A GPU may not repeat a round bit for bit."""
     same_round = noted["round"] == teacher["round"]
     return same_round and math.isclose(noted["loss"], teacher["loss"], rel_tol=1e-3)
 
 
 def _validated(candidate: Candidate) -> tuple[int, float]:
-    """Return by what a candidate is held against others; more is better."""
+    """Return the value by which candidates are compared. Larger is better."""
     return candidate.validation.correct, -candidate.validation.loss

@@ -21,15 +21,15 @@ def moved_towards(local: list[Tensor], personal: Iterable[Tensor], share: float)
 
 
 class PFedMeClient(PersonalModelClient):
-    """Trains theta near w, and lets w follow; sends w, keeps theta."""
+    """Trains theta close to w and moves w towards it. Sends w and keeps theta."""
 
     settings: PFedMeSettings
 
     def private_positions(self, server_round: int, num_samples: int) -> Iterator[Tensor]:
-        """Yield random batches of full size, as many as the round has.
+        """Yield the round's number of random batches, all of full size.
 
-        theta is what the last batch makes it: the few samples that an epoch leaves over would
-        make a poor one.
+        theta depends on the last batch only. The small last batch of an epoch would give a poor
+        theta.
         """
         size, generator = self.run.training.batch_size, self.generator("batches", server_round)
         count = sum(1 for _ in super().private_positions(server_round, num_samples))
@@ -37,7 +37,7 @@ class PFedMeClient(PersonalModelClient):
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Take K steps on theta for each batch of the round, and one on w."""
+        """For each batch of the round, take K steps on theta and one on w."""
         self.receive_model(received)
         settings, training = self.settings, self.run.training
         weight = settings.personalization_weight

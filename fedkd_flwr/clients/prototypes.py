@@ -1,4 +1,4 @@
-"""What clients share that exchange class means, and those that agree on a width of features."""
+"""Base classes of clients that exchange class means or features of a common width."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,7 +24,7 @@ def class_means(values: Tensor, labels: Tensor, num_classes: int) -> tuple[Tenso
     Parameters
     ----------
     values : Tensor
-        Shape (n, d), one row a sample.
+        Shape (n, d), one row per sample.
     labels : Tensor
         Shape (n,), int64.
     num_classes : int
@@ -33,40 +33,40 @@ def class_means(values: Tensor, labels: Tensor, num_classes: int) -> tuple[Tenso
     Returns
     -------
     means : Tensor
-        Shape (K, d); the rows of absent classes are zeros.
+        Shape (K, d). Rows of absent classes are zero.
     counts : Tensor
-        Shape (K,), samples of each class, of the values' type.
+        Shape (K,), samples of each class, with the values' type.
     """
     members = functional.one_hot(labels, num_classes).to(values.dtype)
     counts = members.sum(dim=0)
-    # What is sent has all digits, whatever networks multiply in.
+    # The means are sent in full precision, whatever the precision of the networks.
     with torch.autocast(values.device.type, enabled=False):
         sums = members.T @ values
     return sums / counts.clamp(min=1)[:, None], counts
 
 
 class ClassMeanClient(PersonalClient):
-    """A client that tells the means of its classes."""
+    """A client that sends the means of its classes."""
 
     def class_mean_arrays(self, values: Tensor) -> Arrays:
-        """Return the class means and counts of one row a training sample, (D_n, d)."""
+        """Return class means and counts of values with one row per training sample, (D_n, d)."""
         means, counts = class_means(values, self.data.train_labels, self.data.classes)
         return {CLASS_MEANS: means.cpu().numpy(), CLASS_COUNTS: counts.cpu().numpy()}
 
 
 class CommonWidthClient(ClassMeanClient):
-    """A client whose features have the width that all clients agree on."""
+    """A client whose features have the same width as those of all clients."""
 
     needs_head = True
 
     @property
     def architecture(self) -> Architecture:
-        """What the client's model is, with a projection where its own width is another."""
+        """The architecture of the client's model, with a projection if its own width differs."""
         return replace(super().architecture, feature_width=self.settings.feature_width)
 
     @torch.no_grad()
     def receive_head(self, received: Arrays) -> None:
-        """Overwrite the model's head where one came."""
+        """Overwrite the model's head if one was received."""
         if HEAD_WEIGHT in received:
             head = head_of(self.model)
             head.weight.copy_(self.tensor(received[HEAD_WEIGHT]))
@@ -80,11 +80,11 @@ class CommonWidthClient(ClassMeanClient):
 
     @property
     def evaluated_head(self) -> nn.Linear:
-        """What classifies by features when the client is evaluated: the model's head."""
+        """The layer that classifies features in the evaluation: the model's head."""
         return head_of(self.model)
 
     def export_model(self, folder: Path, metrics: Mapping[str, float]) -> Path:
-        """Write what was evaluated as the model's architecture is, the projection in its head."""
+        """Write the evaluated model in its plain architecture, with the projection in its head."""
         card = model_card(self.run, self.model_name, self.partition_id, metrics)
         plain = fold_into(super().architecture.build(), self.model, self.evaluated_head)
         return save_personalized_model(plain, card, folder)

@@ -19,7 +19,7 @@ class ScaffoldClient(ParameterClient):
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Train, renew c_n, and reply with the model and the change of c_n."""
+        """Train, update c_n, and reply with the model and the change of c_n."""
         self.receive_model(received)
         start = flat_parameters(self.model)
         own = self.own_control(start)
@@ -33,12 +33,12 @@ class ScaffoldClient(ParameterClient):
         return TrainReply({**self.model_arrays(), CONTROL: change}, {"train-loss": loss})
 
     def own_control(self, start: Tensor) -> Tensor:
-        """Return c_n, shape (parameters,); zero before the client has trained."""
+        """Return c_n, shape (parameters,). It is zero before the client has trained."""
         kept = memory.load_tensors(self.context, CONTROL)
         return torch.zeros_like(start) if kept is None else kept[CONTROL].to(self.device)
 
     def distance_scale(self, server_round: int) -> float:
-        """Return K eta of the round's training: what a unit gradient would move the model by."""
+        """Return K eta of the round: the distance that a unit gradient would move the model."""
         steps = sum(1 for _ in self.private_positions(server_round, self.num_examples))
         momentum = self.run.training.momentum
         return self.private_rate(server_round) * counted_steps(steps, momentum)

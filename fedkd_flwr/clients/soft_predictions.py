@@ -1,4 +1,4 @@
-"""What clients share that exchange soft predictions: receive lessons, release predictions."""
+"""The base class of clients that exchange soft predictions."""
 
 import math
 
@@ -17,27 +17,27 @@ from strategies.core.randomness import random_generator
 from strategies.soft_predictions import PREDICTIONS, SoftPredictionSettings
 
 LESSONS = "lessons"
-"""Name of a client's memory of what it was taught on the public pool, with `cache_rounds`."""
+"""Name of a client's stored teacher predictions on the public pool, with `cache_rounds`."""
 
 
 class LostLessonsError(RuntimeError):
-    """A client that does not remember what the server has sent it; it is sent all of it again."""
+    """A client has lost teacher predictions of earlier rounds. The server sends all again."""
 
 
 def shelved(shelf: Tensor | None, rows: Tensor, samples: Tensor, pool: int) -> Tensor:
-    """Return a client's lessons with new ones in their places.
+    """Return a client's stored teacher predictions, updated with new ones.
 
     Parameters
     ----------
     shelf : Tensor or None
-        Shape (..., pool, K), NaN where nothing was taught; None before the first. One with more
-        or fewer centroids than come now is out of date as a whole.
+        Shape (..., pool, K), NaN where there was no prediction yet; None before the first. If
+        the number of centroids has changed, everything stored is outdated.
     rows : Tensor
-        Shape (..., n, K), the new ones.
+        Shape (..., n, K), the new predictions.
     samples : Tensor
-        Shape (n,), to which samples of the pool they belong.
+        Shape (n,), the samples of the pool to which the rows belong.
     pool : int
-        Samples of the public pool.
+        Number of samples in the public pool.
     """
     shape = (*rows.shape[:-2], pool, rows.shape[-1])
     if shelf is None or shelf.shape != shape:
@@ -53,26 +53,26 @@ class SoftPredictionClient(PersonalClient):
     settings: SoftPredictionSettings
 
     def lessons(self, name: str, received: Arrays, drawn_in: int) -> Tensor | None:
-        """Return what a message teaches, with what the client holds of it already.
+        """Return the teacher predictions of a message, completed with those stored before.
 
         Parameters
         ----------
         name : str
-            Name of the array in which lessons travel.
+            Name of the array with the teacher predictions.
         received : dict of str to ndarray
             Arrays of the message.
         drawn_in : int
-            The round that drew the public samples of these lessons.
+            The round that drew the public samples of these predictions.
 
         Returns
         -------
         Tensor or None
-            Shape (..., P, K) float32, on the device; None before there are lessons.
+            Shape (..., P, K) float32, on the device; None if there are no predictions yet.
 
         Raises
         ------
         LostLessonsError
-            If the client should hold a lesson and does not.
+            If a prediction that the client should have stored is missing.
         """
         if name not in received and TAUGHT not in received:
             return None
@@ -87,12 +87,12 @@ class SoftPredictionClient(PersonalClient):
             shelf = shelved(shelf, rows, subset[self._mask(TAUGHT, received)], pool)
             memory.save_tensors(self.context, LESSONS, {name: shelf})
         if shelf is None or (lessons := shelf.to(self.device)[..., subset, :]).isnan().any():
-            raise LostLessonsError("it does not remember all lessons that it was sent")
+            raise LostLessonsError("it has lost teacher predictions of earlier rounds")
         return lessons
 
     @yields_jobs
     def answers(self, received: Arrays, images: Tensor, temperature: float) -> Steps[Tensor]:
-        """Predict on those of a round's public samples that the message asks for.
+        """Predict on the public samples that the message asks for.
 
         Parameters
         ----------
@@ -106,7 +106,7 @@ class SoftPredictionClient(PersonalClient):
         Returns
         -------
         Tensor
-            Shape (A, K), rows on the simplex; no rows where nothing is asked.
+            Shape (A, K), rows on the simplex. It has no rows if nothing is asked for.
         """
         if ASKED in received:
             images = images[self._mask(ASKED, received)]
@@ -116,7 +116,7 @@ class SoftPredictionClient(PersonalClient):
         return predictions
 
     def _mask(self, name: str, received: Arrays) -> Tensor:
-        """Return a message's mask of P samples; all where there is none."""
+        """Return a message's mask of P samples. Without one, all samples are selected."""
         size = self.run.plan.public_size
         mask = unpacked(received[name], size) if name in received else np.ones(size, np.bool_)
         return self.tensor(mask)
@@ -134,18 +134,18 @@ class SoftPredictionClient(PersonalClient):
     def release(
         self, predictions: Tensor, metrics: dict[str, float], server_round: int
     ) -> TrainReply:
-        """Reply with predictions, clipped and noised where the settings ask for it.
+        """Reply with predictions, clipped and with noise if the settings ask for it.
 
-        With noise no further number goes along: losses and clusters are private too.
+        With noise no metrics are sent, because losses and clusters are private too.
 
         Parameters
         ----------
         predictions : Tensor
-            Shape (A, K), rows on the simplex; without rows nothing is released.
+            Shape (A, K), rows on the simplex. Without rows, nothing is sent.
         metrics : dict of str to float
-            Numbers for the server where there is no noise.
+            Numbers for the server, if there is no noise.
         server_round : int
-            Repeatable noise depends on it.
+            Reproducible noise depends on it.
         """
         settings, wire = self.settings, self.settings.wire
         if not len(predictions):
@@ -161,7 +161,7 @@ class SoftPredictionClient(PersonalClient):
         return TrainReply(wire.encode(PREDICTIONS, released), metrics)
 
     def _noise(self, server_round: int) -> np.random.Generator:
-        """Return the generator of the noise: secret, unless the settings give a seed."""
+        """Return the generator of the noise. It is secret unless the settings have a seed."""
         if self.settings.noise_seed < 0:
             return np.random.default_rng()
         return random_generator(

@@ -23,23 +23,23 @@ PRUNED = -1e4
 
 
 def most_needed(without: Sequence[Evaluation]) -> int:
-    """Return which operation to keep: the one whose absence costs most.
+    """Return the operation to keep: the one whose removal costs most accuracy.
 
     Parameters
     ----------
     without : sequence of Evaluation
-        Validation results with each operation left out in turn.
+        Validation results with each operation removed in turn.
     """
     return min(range(len(without)), key=lambda k: (without[k].correct, -without[k].loss))
 
 
 def tie_to(shared: nn.Module, personal: nn.Module) -> list[Tensor]:
-    """Return the center of the proximal term: w, and for architecture weights v's own.
+    """Return the center of the proximal term: w, but v for architecture weights.
 
     Parameters
     ----------
     shared, personal : nn.Module
-        w as received and v, of one architecture.
+        w as received, and v. Both have the same architecture.
     """
     pairs = zip(personal.named_parameters(), shared.parameters(), strict=True)
     return [
@@ -49,13 +49,13 @@ def tie_to(shared: nn.Module, personal: nn.Module) -> list[Tensor]:
 
 
 class SpiderClient(ParameterClient):
-    """Keeps a personal supernet and replies with the shared one; `model` is the personal one."""
+    """Keeps a personal supernet, which is `model`, and replies with the shared supernet."""
 
     settings: SpiderSettings
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Prune where it is time, then train both supernets on the same batches."""
+        """Prune if the round is due, then train both supernets on the same batches."""
         if memory.load_tensors(self.context, "model") is None:
             self.receive_model(received)
         if self.settings.prunes_in(server_round):
@@ -70,7 +70,7 @@ class SpiderClient(ParameterClient):
 
     @yields_jobs
     def train_weights(self, model: nn.Module, loss: Loss, server_round: int) -> Steps[float]:
-        """Train a supernet on private data, all of it but its architecture weights."""
+        """Train a supernet on private data, except its architecture weights."""
         _, weights = split_parameters(model)
         optimizer = self.private_optimizer(weights, server_round)
         batches = self.private_batches(server_round)
@@ -82,12 +82,12 @@ class SpiderClient(ParameterClient):
         return {}
 
     def num_operations(self) -> int:
-        """Return how many operations the personal supernet has left."""
+        """Return the number of remaining operations of the personal supernet."""
         alphas = split_parameters(self.model)[0]
         return sum(int((alpha > PRUNED).sum()) for alpha in alphas)
 
     def prune(self, server_round: int) -> None:
-        """Decide one edge of the normal and one of the reduction cells, drawn at random."""
+        """Choose the operation of one random edge in the normal and in the reduction cells."""
         generator = self.generator("pruning", server_round)
         for alpha in split_parameters(self.model)[0]:
             undecided = torch.nonzero((alpha > PRUNED).sum(dim=1) > 1).flatten().tolist()
@@ -96,12 +96,12 @@ class SpiderClient(ParameterClient):
 
     @torch.no_grad()
     def decide(self, alpha: Tensor, edge: int) -> None:
-        """Keep the operation of an edge that validation accuracy needs most.
+        """Keep the operation of an edge that matters most for the validation accuracy.
 
         Parameters
         ----------
         alpha : Tensor
-            Architecture weights of the model, (edges, operations); the edge's row is changed.
+            Architecture weights of the model, (edges, operations). The edge's row is changed.
         edge : int
             The row.
         """

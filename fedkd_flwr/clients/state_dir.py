@@ -1,14 +1,14 @@
-"""A client's memory on disk, beside Flower's context.
+"""A client's memory on disk, in addition to Flower's context.
 
-A context lives as long as its SuperNode or simulation. With a ``state-dir`` a client also
-keeps its memory in files, one a round, so that a restarted node or a resumed run goes on
-where it stopped. The last two rounds are kept: the server may have to repeat the newest.
+A context exists as long as its SuperNode or simulation. With a ``state-dir`` a client also writes
+its memory to files, one per round, so that a restarted node or a resumed run can continue. The
+last two rounds are kept, because the server may have to repeat the newest one.
 
-Each run has a folder of its own, and the last few runs are kept. Of a run that had to go a
-mark stays, so that a node which is asked to continue it says so instead of starting over.
+Each run has its own folder, and the last few runs are kept. The memory of older runs is removed,
+but a mark remains. A node that is asked to continue such a run refuses instead of starting over.
 
-Clients that are all served by one process share an `Archive` instead, in the folder ``RUN``
-beside those of the partitions.
+If one process handles all clients, they share an `Archive` in the folder ``RUN``, next to the
+folders of the partitions.
 """
 
 from collections.abc import Mapping
@@ -32,37 +32,37 @@ from fedkd_flwr.clients.unfinished import Unfinished, remove_notes
 from strategies.core.flower import log
 
 PROGRESS = "progress"
-"""Name of the record that says which round the memory belongs to."""
+"""Name of the record with the round of the memory."""
 
 ROUNDS_KEPT = 2
-"""Rounds whose memory stays on disk."""
+"""Number of rounds whose memory is kept on disk."""
 
 RUNS_KEPT = 5
-"""Runs whose memory stays on disk, where the node config has no ``keep-runs``."""
+"""Number of runs whose memory is kept on disk, if the node config has no ``keep-runs``."""
 
 FORGOTTEN = "forgotten"
-"""Name of the file that marks the folder of a run whose memory is gone."""
+"""Name of the file that marks the folder of a run whose memory was removed."""
 
 
 class ForgottenRunError(RuntimeError):
-    """A run that goes on after the node has removed its memory of it."""
+    """A run that continues after the node has removed its memory of it."""
 
 
 def remembered_round(context: Context) -> int:
-    """Return the last round that the memory of a context went through, 0 for none."""
+    """Return the last round in a context's memory, 0 for none."""
     record = context.state.metric_records.get(PROGRESS)
     return int(record["round"]) if record else 0  # type: ignore[arg-type]
 
 
 def note_round(context: Context, server_round: int) -> None:
-    """Note that the memory of a context has gone through a round."""
+    """Note that a context's memory includes a round."""
     context.state[PROGRESS] = MetricRecord({"round": server_round})
 
 
 def keep_context(context: Context, folder: Path | None, runs_kept: int) -> None:
-    """Write the memory of a context to its client's folder, if it has one, and make room.
+    """Write a context's memory to its client's folder, if it has one, and remove old memories.
 
-    A live context belongs to an engine that keeps the memory of all its clients.
+    A live context is skipped: its engine stores the memory of all its clients.
     """
     if folder is None or isinstance(context, LiveContext):
         return
@@ -71,14 +71,14 @@ def keep_context(context: Context, folder: Path | None, runs_kept: int) -> None:
 
 
 def save_context(context: Context, folder: Path) -> None:
-    """Write the memory of a context to a client's folder, whole or not at all.
+    """Write a context's memory to a client's folder, completely or not at all.
 
     Parameters
     ----------
     context : Context
         With its round noted.
     folder : Path
-        The client's own folder of the run, made if missing.
+        The client's own folder of the run. Created if missing.
     """
     write_memories(memory_file(folder, remembered_round(context)), {"": context})
     (folder / FORGOTTEN).unlink(missing_ok=True)
@@ -92,21 +92,26 @@ def _remove_old_rounds(folder: Path) -> None:
 
 
 def forget_old_runs(current: Path, keep: int) -> None:
-    """Remove the memories of all but the last few runs that a client served.
+    """Remove the memories of all but the last few runs of a client.
 
     Parameters
     ----------
     current : Path
-        The client's folder of the run that is being served, beside those of other runs; it
-        stays, and counts.
+        The client's folder of the current run, next to those of other runs. It is kept, and
+        counts as one of them.
     keep : int
-        Runs that are kept, the latest by modification time; 0 for all.
+        Number of runs to keep, the latest by modification time; 0 for all.
     """
     runs = [folder for folder in current.parent.iterdir() if next(folder.glob(MEMORIES), None)]
     others = sorted(set(runs) - {current}, key=lambda folder: folder.stat().st_mtime)
     too_many = max(0, len(others) + 1 - keep) if keep else 0
     for folder in others[:too_many]:
-        log(WARNING, "Forgetting run %s: this node keeps %d runs (keep-runs)", folder.name, keep)
+        log(
+            WARNING,
+            "Removing the memory of run %s: this node keeps %d runs (keep-runs)",
+            folder.name,
+            keep,
+        )
         (folder / FORGOTTEN).touch()
         for memory in folder.glob(MEMORIES):
             memory.unlink()
@@ -114,22 +119,22 @@ def forget_old_runs(current: Path, keep: int) -> None:
 
 
 def recall(context: Context, folder: Path | None, server_round: int, phase: str) -> None:
-    """Take up the memory from disk where the context has none that fits the round.
+    """Load the memory from disk if the context has none that fits the round.
 
-    A context that has trained in this round already belongs to a round that the server
-    repeats after a crash; the memory of the round before is what it starts from. A live context
-    belongs to an engine that takes up the memory of all its clients.
+    If a context has trained in this round before, the server repeats the round after a crash.
+    The client then starts from the memory of the previous round. A live context is skipped: its
+    engine loads the memory of all its clients.
 
     Parameters
     ----------
     context : Context
-        Its state is replaced where the memory on disk is the one to start from.
+        Its state is replaced if the client has to start from the memory on disk.
     folder : Path or None
         The client's own folder of the run, if it has one.
     server_round : int
         The round of the message.
     phase : str
-        ``train``, ``evaluate``, or the name of a method's further exchange.
+        ``train``, ``evaluate``, or the name of another exchange of the method.
 
     Raises
     ------
@@ -150,12 +155,12 @@ def recall(context: Context, folder: Path | None, server_round: int, phase: str)
 
 
 def unfinished(context: Context, folder: Path | None, server_round: int) -> Unfinished:
-    """Return the notes on how far a client is with a message of a round.
+    """Return the notes on a client's progress with a message of a round.
 
     Parameters
     ----------
     context : Context
-        A live one's memory is kept in its engine's archive, and the notes are there too.
+        The notes of a live context are in its engine's archive, like its memory.
     folder : Path or None
         The client's own folder of the run, if it has one.
     server_round : int
@@ -168,7 +173,7 @@ def unfinished(context: Context, folder: Path | None, server_round: int) -> Unfi
 
 
 def start_over(context: Context, folder: Path | None) -> None:
-    """Forget what a client remembers of a run, in its context and on disk."""
+    """Remove a client's memory of a run, in its context and on disk."""
     forget(context)
     if folder is None:
         return
@@ -178,7 +183,7 @@ def start_over(context: Context, folder: Path | None) -> None:
 
 
 def load_context(context: Context, folder: Path, before_round: int) -> bool:
-    """Fill a context with the newest memory from before a round, its own or the archive's.
+    """Load the newest memory from before a round into a context, its own or the archive's.
 
     Parameters
     ----------
@@ -187,7 +192,7 @@ def load_context(context: Context, folder: Path, before_round: int) -> bool:
     folder : Path
         The client's own folder of the run, ``STATE-DIR/PARTITION-ID/RUN``.
     before_round : int
-        Memory of this round or later is passed over.
+        Memories of this round or later are ignored.
 
     Returns
     -------
@@ -212,21 +217,21 @@ def load_context(context: Context, folder: Path, before_round: int) -> bool:
 def newest_memory(
     folder: Path, before_round: int, places: Mapping[int, int]
 ) -> tuple[Path | None, str]:
-    """Return the file with a client's newest memory from before a round, and its prefix there.
+    """Return the file with a client's newest memory from before a round, and the prefix in it.
 
     Parameters
     ----------
     folder : Path
         The client's own folder of the run, ``STATE-DIR/PARTITION-ID/RUN``.
     before_round : int
-        Memory of this round or later is passed over.
+        Memories of this round or later are ignored.
     places : mapping of int to int
-        Rounds of the archive's files with the clients' memories, by partition-id.
+        The round of the archive's file with each client's memory, by partition-id.
 
     Returns
     -------
     tuple
-        The client's own file, without a prefix; the archive's, with one; or none.
+        The client's own file with an empty prefix, or the archive's with a prefix, or None.
 
     Raises
     ------
@@ -235,8 +240,8 @@ def newest_memory(
     """
     if (folder / FORGOTTEN).exists():
         raise ForgottenRunError(
-            f"this node has forgotten run {folder.name} for later ones (keep-runs); "
-            f"without {folder} it starts over"
+            f"this node has removed its memory of run {folder.name} for later runs (keep-runs); "
+            f"remove {folder} to start over"
         )
     n, own = int(folder.parent.name), newest_before(folder, before_round)
     if n in places and (own is None or round_of(own) <= places[n]):
@@ -252,7 +257,7 @@ def files_to_start_from(archive: Path, before_round: int) -> set[Path]:
     archive : Path
         The archive's folder of the run, ``STATE-DIR/RUN``, which may be missing.
     before_round : int
-        Memory of this round or later is passed over.
+        Memories of this round or later are ignored.
 
     Raises
     ------
@@ -270,5 +275,5 @@ def files_to_start_from(archive: Path, before_round: int) -> set[Path]:
 
 
 def _archive_beside(folder: Path) -> Path:
-    """Return the archive's folder of the run of which a client has a folder of its own."""
+    """Return the archive's folder of a run, from a client's own folder of it."""
     return folder.parent.parent / folder.name

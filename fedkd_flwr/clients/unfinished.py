@@ -1,9 +1,9 @@
-"""What a long message has come to so far, on disk, so that the same message goes on from there.
+"""Notes on disk on the progress of a long message, so that it can continue after an interruption.
 
-A client's memory is written when its round is complete. Where a single message takes hours, as in
-PersFL's second stage, that would lose all of them to a stop; so the client notes besides how far it
-is, where its memory of the run is kept. Since the round may have to be repeated, the notes go in a
-later one, or with the end of the run where they are in its directory.
+A client's memory is written at the end of its round. A single message can take hours, as in
+PersFL's second stage, and an interruption would lose that time. The client therefore also writes
+notes on its progress next to its memory. The round may have to be repeated, so the notes are
+removed in a later round, or at the end of the run if they are in its directory.
 """
 
 import json
@@ -22,19 +22,19 @@ from fedkd_flwr.files import write_arrays
 from strategies.core.flower import log
 
 NOTES = "unfinished-*.safetensors"
-"""The notes in a run's folder of memories, a file a client and round."""
+"""Pattern of the notes in a run's memory folder, one file per client and round."""
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """Notes on how far a client is with a message.
+    """Notes on a client's progress with a message.
 
     Attributes
     ----------
     folder : Path or None
-        Where its memory of the run is kept, if anywhere; else nothing is noted.
+        The folder of its memory of the run. Without one, nothing is noted.
     partition_id : int
-        Which client it is.
+        The client's number.
     server_round : int
         The round of the message.
     """
@@ -44,9 +44,9 @@ class Unfinished:
     server_round: int = 0
 
     def note(self, tensors: Mapping[str, Tensor], words: Mapping[str, Any]) -> None:
-        """Write named tensors and what JSON holds, in place of what was there; whole or not at all.
+        """Write named tensors and values for JSON, completely or not at all.
 
-        A disk that refuses costs the notes, and not the message.
+        They replace earlier notes. If they cannot be written, the message continues without them.
         """
         if self.folder is None:
             return
@@ -55,10 +55,10 @@ class Unfinished:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_arrays(self._file, arrays, {"words": json.dumps(words)}, durable=False)
         except OSError as error:
-            log(WARNING, "How far this message is cannot be noted: %s", error)
+            log(WARNING, "The progress of this message cannot be saved: %s", error)
 
     def noted(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Return tensors and words as they were noted last; None where there are none to read."""
+        """Return the latest tensors and values; None if there are none to read."""
         if self.folder is None or not self._file.exists():
             return None
         try:
@@ -78,7 +78,7 @@ class Unfinished:
 
 
 def remove_notes(folder: Path, before_round: float = math.inf) -> None:
-    """Remove the notes of all rounds before one in a folder, which may be missing."""
+    """Remove the notes of all rounds before a round. The folder may be missing."""
     for file in folder.glob(NOTES):
         if int(file.stem.rpartition("-")[2]) < before_round:
             file.unlink(missing_ok=True)

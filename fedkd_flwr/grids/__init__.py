@@ -1,1 +1,1 @@
-"""Flower's grids, asked in the ways that suit these methods, and one without a network."""
+"""Wrappers of Flower's grids, and a grid that runs clients in this process."""

@@ -1,7 +1,7 @@
-"""A Flower Grid that serves its clients in this process.
+"""A Flower Grid that runs its clients in this process.
 
-No start-up cost, one CUDA context, one decoded copy of the data: for tests, notebooks and
-single-GPU machines. The apps are the same as everywhere else.
+It has no start-up cost, one CUDA context and one decoded copy of the data. It is meant for tests,
+notebooks and machines with one GPU. The apps are the same as in the other engines.
 """
 
 import itertools
@@ -24,45 +24,45 @@ from fedkd_flwr.listeners import ClientsListener
 from strategies.core.flower import ErrorCode, Run, TaskIdentity
 
 SERVED_AT_ONCE = {"cpu": 36, "cuda": 64}
-"""Messages that are served at once at most, by device.
+"""Largest number of messages that are handled at once, by device.
 
-Until clients are done, their old and their new memory are both there; a GPU is busy only with many.
+Clients need their old and their new memory until they are done. A GPU needs many clients at once.
 """
 
 TogetherCall = Callable[
     [Sequence[Message], Sequence[Context], Callable[[int], None]], list[Message | Exception]
 ]
-"""What serves many messages at once and says of each few that they are served: replies in their
-order, or why there is none."""
+"""Handles several messages at once, and reports how many are done in between. It returns replies,
+or exceptions, in the order of the messages."""
 
 ClientCall = Callable[[Message, Context], Message]
-"""What serves a message: a ClientApp, or a test's stand-in for a broken one."""
+"""Handles a message: a ClientApp, or a broken one in tests."""
 
 
 class InProcessGrid(MessageGrid):
-    """Delivers messages by calling the ClientApp, one client after the other.
+    """Delivers messages by calling the ClientApp, one client after another.
 
     Parameters
     ----------
     client_app : ClientApp or callable
-        Serves the messages.
+        Handles the messages.
     num_clients : int
-        N; client n gets partition-id n.
+        N. Client n gets partition-id n.
     run_config : mapping
-        Flower's flat run config, as every client sees it.
+        Flower's flat run config for all clients.
     node_configs : dict of int to mapping, optional
         Further node config of some clients, by partition-id.
     live : bool
-        Whether clients keep their memory as the tensors it is, and the grid writes it for all
-        of them; else as arrays in their contexts, as nodes of a federation do.
+        Whether clients keep their memory as tensors, which the grid writes to disk for all of
+        them. Otherwise it is arrays in their contexts, as on the nodes of a federation.
     together : callable, optional
-        Serves the train messages of one exchange at once, in the place of `client_app`.
+        Handles the train messages of one exchange at once, instead of `client_app`.
     on_clients : callable, optional
-        Is told how many clients have answered, while they do.
+        Is called with the number of clients that have replied so far.
     """
 
     serves_in_turn = True
-    """Whether a message is done with before the next is made, where they are made in turn."""
+    """Whether each message is handled before the next one is created."""
 
     def __init__(
         self,
@@ -78,11 +78,11 @@ class InProcessGrid(MessageGrid):
         self._together = together
         self._on_clients = on_clients or (lambda kind, done, total: None)
         self._run = Run.create_empty(1)
-        # Flower's Message reads who sends it from here.
+        # Flower's Message reads its sender from here.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         context_kind = partial(LiveContext, blocks=Blocks()) if live else Context
         self._contexts = {
-            # Node ids are arbitrary keys; a distance from the partition-ids keeps mix-ups visible.
+            # Node ids are arbitrary. They differ from partition-ids so that mix-ups are visible.
             1000 + n: context_kind(
                 run_id=1,
                 node_id=1000 + n,
@@ -111,7 +111,7 @@ class InProcessGrid(MessageGrid):
 
     @property
     def contexts(self) -> dict[int, Context]:
-        """Every client's context by partition-id, its memory included."""
+        """Every client's context with its memory, by partition-id."""
         return {int(c.node_config["partition-id"]): c for c in self._contexts.values()}
 
     def get_node_ids(self) -> Iterable[int]:
@@ -119,17 +119,17 @@ class InProcessGrid(MessageGrid):
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Serve each message at once and keep the reply."""
+        """Handle each message immediately and keep the reply."""
         return [self._push(message) for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Hand out the kept replies, each once."""
+        """Return the kept replies, each once."""
         return [self._replies.pop(key) for key in message_ids if key in self._replies]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Serve messages in order; those after the timeout stay without a reply."""
+        """Handle messages in order. Messages after the timeout get no reply."""
         total, waiting = length_hint(messages), iter(messages)
         first = next(waiting, None)
         if first is None:
@@ -152,7 +152,7 @@ class InProcessGrid(MessageGrid):
         return replies
 
     def _teller(self, message_type: str, total: int) -> Callable[[int], None]:
-        """Return what to call when some more of as many messages are answered."""
+        """Return a function that reports that further messages were handled."""
         answered, started_at = 0, time.monotonic()
 
         def tell(more: int) -> None:
@@ -186,7 +186,7 @@ class InProcessGrid(MessageGrid):
         assert self._together
         replies: list[Message] = []
         tell = self._teller(MessageType.TRAIN, len(messages))
-        return_free_memory()  # what the server needed for its step
+        return_free_memory()  # memory of the server's step
         at_once = SERVED_AT_ONCE["cuda" if torch.cuda.is_available() else "cpu"]
         for start in range(0, len(messages), at_once):
             chunk = messages[start : start + at_once]
@@ -199,16 +199,16 @@ class InProcessGrid(MessageGrid):
         return replies
 
     def _draft_for(self, message: Message) -> Context:
-        """Return a copy of a client's context, for the message to change."""
+        """Return a copy of a client's context, which a message may change."""
         kept = self._contexts[message.metadata.dst_node_id]
         draft = kept.draft() if isinstance(kept, LiveContext) else copy(kept)
         draft.state = RecordDict(dict(kept.state))
         return draft
 
     def _answered(self, message: Message, draft: Context, outcome: Message | Exception) -> Message:
-        """Return the reply, or that there is none; the draft is kept only with a reply.
+        """Return the reply or an error message. The draft is kept only with a reply.
 
-        As in Flower's own engines, a client that fails forgets the failed message.
+        As in Flower's own engines, a client that fails keeps nothing of the failed message.
         """
         before = self._contexts[draft.node_id]
         succeeded = isinstance(outcome, Message)
@@ -223,7 +223,7 @@ class InProcessGrid(MessageGrid):
 
 
 def _are_for_different_clients(messages: Sequence[Message]) -> bool:
-    """Return whether no message has to wait for what a client remembers of another."""
+    """Return whether no two messages are for the same client."""
     return len({message.metadata.dst_node_id for message in messages}) == len(messages)
 
 

@@ -1,7 +1,7 @@
-"""The order of messages in Flower's simulation: who takes longest begins first.
+"""The order of messages in Flower's simulation: the slowest clients start first.
 
-Ray's processes serve one message after the other. Where a large network is the last to begin, all
-other processes wait for it. Results do not depend on the order.
+Ray's processes handle one message after another. If a large network starts last, all other
+processes wait for it. Results do not depend on the order.
 """
 
 import itertools
@@ -15,18 +15,18 @@ from fedkd_flwr.grids.prompt import PromptGrid
 from strategies.core.flower import InMemoryGrid
 
 PAUSE = 0.05
-"""Seconds between two looks; Flower's own are 0.1 apart."""
+"""Seconds between two polls. Flower's own interval is 0.1."""
 
 LONGEST_WAIT = 2.0
-"""Seconds after which messages are sent though those before them still lie there."""
+"""Seconds after which messages are sent although earlier ones were not taken yet."""
 
 
 class LongestFirstGrid(PromptGrid):
-    """A simulation's grid that sends messages in the order of what they took the last time.
+    """A simulation's grid that sends messages to the slowest clients first.
 
-    Flower hands out what lies there by partition-id, in whatever order it came. So messages to
-    clients that take twice as long as others, and more than a second, are sent first, and the
-    others once these are taken; each such step costs about a tenth of a second.
+    Flower distributes waiting messages by partition-id, whatever their order. So messages to
+    clients that took twice as long as others, and more than a second, are sent first. The others
+    are sent once these were taken. Each such step costs about a tenth of a second.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class LongestFirstGrid(PromptGrid):
         self._seconds: dict[int, float] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages, those that take longest first."""
+        """Send messages, to the slowest clients first."""
         message_ids: list[str] = []
         sent: list[Message] = []
         for equals in self._longest_first(messages):
@@ -49,7 +49,7 @@ class LongestFirstGrid(PromptGrid):
         return message_ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Take the replies that are there, and note how long clients took."""
+        """Return the available replies, and note how long clients took."""
         replies = list(super().pull_messages(message_ids))
         for reply in replies:
             seconds = _seconds_of(reply)
@@ -58,11 +58,11 @@ class LongestFirstGrid(PromptGrid):
         return replies
 
     def pause(self, waited: float) -> float:
-        """Return the seconds until the next look: Flower's grid is in this process."""
+        """Return the seconds until the next poll. Flower's grid is in this process."""
         return PAUSE
 
     def _longest_first(self, messages: Iterable[Message]) -> Iterator[list[Message]]:
-        """Group messages by how often what they took can be halved until it is a second."""
+        """Group messages by the binary logarithm of their last duration in seconds."""
 
         def halvings(message: Message) -> int:
             seconds = self._seconds.get(message.metadata.dst_node_id, 0.0)
@@ -73,7 +73,7 @@ class LongestFirstGrid(PromptGrid):
 
 
 def _wait_until_taken(messages: Iterable[Message]) -> None:
-    """Wait until Flower has handed messages to the processes."""
+    """Wait until Flower has passed messages to the processes."""
     deadline = time.monotonic() + LONGEST_WAIT
     while not all(message.metadata.delivered_at for message in messages):
         if time.monotonic() > deadline:
@@ -82,7 +82,7 @@ def _wait_until_taken(messages: Iterable[Message]) -> None:
 
 
 def _seconds_of(reply: Message) -> float | None:
-    """Return how long a client says that it trained; None where it does not."""
+    """Return the training time that a client reports, or None."""
     if reply.has_error():
         return None
     told = reply.content.config_records.get("info", ConfigRecord()).get("seconds")

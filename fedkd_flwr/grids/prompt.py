@@ -1,7 +1,7 @@
-"""A grid that asks for replies soon.
+"""A grid that polls for replies quickly.
 
-Flower's own way to wait for replies looks every three seconds in a federation, which costs a
-round of short messages more than its clients do.
+Flower's own grid polls every three seconds in a federation. In rounds of short messages that takes
+longer than the clients' work.
 """
 
 import math
@@ -15,14 +15,14 @@ from fedkd_flwr.grids.base import MessageGrid
 from strategies.core.flower import Run
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
-"""Seconds between two looks for replies over a network."""
+"""Seconds between two polls for replies over a network."""
 
 SHARE_OF_WAITING = 0.05
-"""By how much of the time that replies take a look may come late."""
+"""Pause between two polls, as a share of the time waited so far."""
 
 
 class PromptGrid(MessageGrid):
-    """A grid that looks for replies often at first, and the less the longer they take.
+    """A grid that polls for replies often at first, and less often the longer they take.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class PromptGrid(MessageGrid):
         return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Take the replies that are there."""
+        """Return the available replies."""
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(
@@ -71,7 +71,7 @@ class PromptGrid(MessageGrid):
             if now >= deadline:
                 break
             if missing:
-                # The last look is at the deadline, whatever the pause would be.
+                # The last poll is at the deadline, however long the pause would be.
                 time.sleep(min(self.pause(now - started_at), deadline - now))
         if self.duration and sent and sent[0].metadata.message_type == MessageType.TRAIN:
             # Clients train at the same time, so only the whole exchange tells how long it takes.
@@ -79,5 +79,5 @@ class PromptGrid(MessageGrid):
         return replies
 
     def pause(self, waited: float) -> float:
-        """Return the seconds until the next look, after so many seconds of waiting."""
+        """Return the seconds until the next poll, after some seconds of waiting."""
         return min(LONGEST_PAUSE, max(SHORTEST_PAUSE, waited * SHARE_OF_WAITING))

@@ -1,10 +1,10 @@
-"""Clients of one architecture side by side: one batched model in place of many small ones.
+"""Training of several clients with one architecture as a cohort: one batched model.
 
-A small network leaves a processor idle: launching its operations costs more than their
-arithmetic. Here the models of a cohort are stacked, parameter by parameter, and every operation is
-done for all of them at once (`torch.func`). Each client keeps its own batches, its own numbers of
-samples, its own optimizer state, and its own divergence; ragged batches are grouped by shape, never
-padded. Results are those of the plain loop up to rounding.
+A small network does not use a processor fully: launching its operations takes longer than their
+arithmetic. The models of a cohort are therefore stacked, parameter by parameter, and each
+operation runs for all of them at once (`torch.func`). Each client keeps its own batches, sample
+counts, optimizer state and divergence check. Batches of different shapes are grouped, not padded.
+Results equal those of the plain loop up to rounding.
 """
 
 from collections import defaultdict
@@ -37,30 +37,30 @@ from fedkd_flwr.training.stackable import StackableFunctions
 Answer = TypeVar("Answer")
 
 Tensors = dict[str, Tensor]
-"""Named tensors; stacked ones have one more dimension, clients first."""
+"""Named tensors. Stacked tensors have one more dimension in front, the clients."""
 
 LARGEST_COHORT = 64
-"""Clients that are stacked at most."""
+"""Largest number of clients in a cohort."""
 
 STACKED_NUMBERS = {"cpu": 1_500_000, "cuda": 2**25}
-"""Parameters of all stacked models together at most, by device.
+"""Largest number of parameters of all stacked models together, by device.
 
-Those of a step, with their gradients and momenta, have to stay in a processor's cache.
+The parameters of a step, with gradients and momenta, have to fit into a processor's cache.
 """
 
 
 def run_together(steps: Sequence[Steps[Answer]]) -> list[Answer | Exception]:
-    """Do the jobs of many clients, equal ones at once, until each has its answer.
+    """Run the jobs of several clients, equal jobs together, until each client has its answer.
 
     Parameters
     ----------
     steps : sequence of generator
-        One a client; see `fedkd_flwr.training.jobs`.
+        One per client; see `fedkd_flwr.training.jobs`.
 
     Returns
     -------
     list
-        Answers in the order of the clients; an exception for a client that failed.
+        Answers in the order of the clients. A client that failed has an exception.
     """
     answers: dict[int, Answer | Exception] = {}
     results: dict[int, Any] = dict.fromkeys(range(len(steps)))
@@ -78,19 +78,19 @@ def run_together(steps: Sequence[Steps[Answer]]) -> list[Answer | Exception]:
 
 
 def _advance(steps: Steps[Answer], result: Any) -> Job:
-    """Tell a client the result of its last job, and return its next one."""
+    """Send a client the result of its last job, and return its next job."""
     if isinstance(result, Exception):
         return steps.throw(result)
     return steps.send(result)
 
 
 def _do(jobs: Mapping[int, Job]) -> dict[int, Any]:
-    """Return the result of every job, or the error that it ended with."""
+    """Return the result of every job, or its error."""
     results: dict[int, Any] = {}
     cohorts: dict[Hashable, list[int]] = defaultdict(list)
     for position, job in jobs.items():
         kind = kind_of(job)
-        # An object that equals nothing else stands for a job that is done alone.
+        # A new object equals no other, so a job without a kind runs alone.
         cohorts[kind if kind is not None else object()].append(position)
     for members in cohorts.values():
         results |= zip(members, _do_equal([jobs[n] for n in members]), strict=True)
@@ -98,20 +98,20 @@ def _do(jobs: Mapping[int, Job]) -> dict[int, Any]:
 
 
 def _do_equal(jobs: Sequence[Job]) -> list[Any]:
-    """Do jobs of one kind."""
+    """Run jobs of one kind."""
     try:
         if len(jobs) == 1:
             return [run_job(jobs[0])]
         if isinstance(jobs[0], PredictJob):
             return list(predict_together(jobs))  # type: ignore[arg-type]
         return train_together(jobs)  # type: ignore[arg-type]
-    # Losses and networks may be a user's own: whatever they raise costs these clients alone.
+    # Custom losses and networks may raise anything. Only these clients fail.
     except Exception as error:
         return [error] * len(jobs)
 
 
 class Stack:
-    """The models of a cohort as one.
+    """The models of a cohort as one stacked model.
 
     Parameters
     ----------
@@ -140,13 +140,13 @@ class Stack:
         """Return the sum of each model's weights and running statistics."""
         names = [name for name in self.buffers if name.endswith(RUNNING_STATISTICS)]
         trained = [*self.parameters.values(), *(self.buffers[name] for name in names)]
-        # A weight may be a single number, which has no dimension but the clients'.
+        # A weight may be a scalar, whose only dimension is the clients.
         rows = [tensor.detach().unsqueeze(-1).flatten(1).sum(1) for tensor in trained]
         return torch.stack(rows).sum(0).tolist()
 
     @torch.no_grad()
     def unstack(self) -> None:
-        """Write the numbers back into the models, unless they are theirs."""
+        """Write the values back into the models, unless the models share them."""
         for position, model in enumerate(self._models):
             if self._is_copy:
                 for name, parameter in model.named_parameters():
@@ -157,20 +157,20 @@ class Stack:
 
 @torch.no_grad()
 def _stacked(named: Iterable[Iterable[tuple[str, Tensor]]]) -> Tensors:
-    """Return the tensors of many models by name, one model after another in each."""
+    """Return the stacked tensors of several models, by name."""
     columns = zip(*named, strict=True)
     return {column[0][0]: torch.stack([tensor for _, tensor in column]) for column in columns}
 
 
 class _Objective(nn.Module):
-    """A model and its loss as one module, so that the loss may look at the weights too."""
+    """A model and its loss as one module, so that the loss can use the weights too."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         super().__init__()
         self.model, self.loss = model, loss
 
     def forward(self, tensors: Sequence[Tensor], batch: Batch) -> Tensor:
-        """Return one client's loss; `tensors` are those that its loss has of its own."""
+        """Return one client's loss. `tensors` are the client-specific tensors of its loss."""
         loss: Any = self.loss
         own = replace(loss, tensors=tensors) if tensors else loss
         with StackableFunctions():
@@ -179,18 +179,18 @@ class _Objective(nn.Module):
 
 
 def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
-    """Take the optimizer steps of a cohort, side by side.
+    """Run the optimizer steps of a cohort.
 
     Parameters
     ----------
     jobs : sequence of TrainJob
-        Of one kind; their models and optimizers are changed in place.
+        Jobs of one kind. Their models and optimizers are changed in place.
 
     Returns
     -------
     list
-        Each client's mean loss over all samples seen, or its error where that or a weight is no
-        number, or where its batches raised one.
+        Each client's mean loss over all samples seen, or an error if the loss or a weight is not
+        finite, or if its batches raised one.
     """
     stack = Stack([job.model for job in jobs], training=True)
     descent = _Descent(jobs, stack.parameters)
@@ -231,21 +231,21 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
 
 
 def _tensors_of(job: TrainJob) -> Sequence[Tensor]:
-    """Return what the loss of a job has of its client's own."""
+    """Return the client-specific tensors of a job's loss."""
     return getattr(job.loss, "tensors", ())
 
 
 class _Chosen:
-    """Those clients of a cohort that take a step together, often all of them.
+    """The clients of a cohort that take a step together, often all of them.
 
     Parameters
     ----------
     members : sequence of int
         Their positions.
     clients : int
-        C, how many the cohort has.
+        C, the number of clients in the cohort.
     device : torch.device
-        Where their tensors lie.
+        Device of their tensors.
     """
 
     def __init__(self, members: Sequence[int], clients: int, device: torch.device) -> None:
@@ -253,24 +253,24 @@ class _Chosen:
         self.index = torch.tensor(members, device=device)
 
     def of(self, stacked: Tensor) -> Tensor:
-        """Return their part of a stacked tensor: itself where they are all clients."""
+        """Return their part of a stacked tensor, or the tensor itself if they are all clients."""
         return stacked if self._are_all else stacked[self.index]
 
     def put(self, stacked: Tensor, values: Tensor) -> None:
-        """Write their part back into a stacked tensor, unless it never left."""
+        """Write their part back into a stacked tensor, unless it is the tensor itself."""
         if not self._are_all:
             stacked[self.index] = values
 
 
 class _Descent:
-    """Stochastic gradient descent on stacked parameters, for each client as PyTorch's would do.
+    """Stochastic gradient descent on stacked parameters, equal to PyTorch's for each client.
 
     Parameters
     ----------
     jobs : sequence of TrainJob
-        Whose optimizers say how, and have momenta or not.
+        Their optimizers have the settings and the momenta, if any.
     parameters : dict of str to Tensor
-        Shape (C, …); its tensors are changed in place.
+        Shape (C, …). The tensors are changed in place.
     """
 
     def __init__(self, jobs: Sequence[TrainJob], parameters: Tensors) -> None:
@@ -284,8 +284,8 @@ class _Descent:
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor | None], chosen: _Chosen) -> None:
-        """Take a step for some clients; `gradients` have the shape (members, …)."""
-        # Fused, a step reads and writes the numbers once: that takes longer than its arithmetic.
+        """Take a step for some clients. `gradients` have shape (members, …)."""
+        # A fused step reads and writes memory once, which takes longer than the arithmetic.
         own = {name: value.contiguous() for name, value in gradients.items() if value is not None}
         parameters = [chosen.of(self._parameters[name]) for name in own]
         momenta = [chosen.of(self._momenta[name]) for name in own if self._momentum]
@@ -307,11 +307,11 @@ class _Descent:
                 chosen.put(stacked[name], value)
 
     def _stacked_momenta(self) -> Tensors:
-        """Return the clients' momenta by parameter, zero for those that have none yet."""
+        """Return the clients' momenta by parameter. Clients without momenta have zeros."""
         return _stacked(_named_momenta(job) for job in self._jobs)
 
     def unstack(self) -> None:
-        """Leave the momenta to the clients' optimizers."""
+        """Store the momenta in the clients' optimizers."""
         for position, job in enumerate(self._jobs if self._momenta else ()):
             for name, parameter in job.model.named_parameters():
                 state = job.optimizer.state[parameter]
@@ -336,9 +336,9 @@ def _checked(loss: float, weights: float) -> float | DivergedError:
 def _steps_by_shape(
     jobs: Sequence[TrainJob], errors: dict[int, Exception]
 ) -> Iterator[tuple[list[int], Batch]]:
-    """Yield, step by step, the clients whose batches have one shape, and these stacked.
+    """Yield, step by step, groups of clients with batches of one shape, and the stacked batches.
 
-    A client whose batches raise an error takes no further steps; the error goes to `errors`.
+    A client whose batches raise an error takes no further steps. The error is added to `errors`.
     """
     batches = {position: iter(job.batches) for position, job in enumerate(jobs)}
     while batches:
@@ -360,7 +360,7 @@ def _steps_by_shape(
 
 @torch.inference_mode()
 def predict_together(jobs: Sequence[PredictJob]) -> Iterator[Tensor]:
-    """Yield each client's logits, (P, K) float32; images of one shape go through at once."""
+    """Yield each client's logits, (P, K) float32. Images of one shape are processed together."""
     stack = Stack([job.model for job in jobs], training=False)
 
     def model(parameters: Tensors, buffers: Tensors, images: Tensor) -> Tensor:
@@ -379,7 +379,7 @@ def predict_together(jobs: Sequence[PredictJob]) -> Iterator[Tensor]:
             for tensors in (stack.parameters, stack.buffers)
         )
         images = [jobs[n].images for n in members]
-        # Public images are one tensor for all clients of a process.
+        # All clients of a process share one tensor of public images.
         is_shared = all(image is images[0] for image in images)
         inputs = images[0] if is_shared else torch.stack(images)
         through = torch.func.vmap(model, in_dims=(0, 0, None if is_shared else 0))
@@ -392,15 +392,15 @@ def predict_together(jobs: Sequence[PredictJob]) -> Iterator[Tensor]:
 
 @lru_cache
 def cohort_size(architecture: Architecture, cohort: str) -> int:
-    """Return how many models of an architecture are best trained side by side; 1 for alone.
+    """Return how many models of an architecture to train together; 1 for one at a time.
 
-    A processor has fast kernels for one network's convolutions and none for many networks' at
-    once; a GPU is idle while it waits for a single small one.
+    A CPU has fast kernels for the convolutions of one network, but none for several networks at
+    once. A GPU is not busy with a single small network.
 
     Parameters
     ----------
     architecture : Architecture
-        Of the models.
+        Architecture of the models.
     cohort : str
         ``auto``, ``on`` or ``off``, as in the run config.
     """
@@ -410,7 +410,7 @@ def cohort_size(architecture: Architecture, cohort: str) -> int:
     numbers = sum(parameter.numel() for parameter in model.parameters())
     give_back(model)
     device = "cuda" if architecture.device.startswith("cuda") else "cpu"
-    # Not every network of a user's own can be stacked, or draws where one can see it.
+    # A custom network may not be stackable, or may draw random numbers unnoticed.
     stays_alone = (convolves and device == "cpu") or is_own(architecture.name)
     if draws or cohort == "off" or (cohort == "auto" and stays_alone):
         return 1

@@ -1,4 +1,4 @@
-"""Which jobs can be done at once: those of one kind."""
+"""The kind of a job. Jobs of one kind can run together."""
 
 from collections.abc import Hashable
 
@@ -10,15 +10,15 @@ from fedkd_flwr.training.jobs import Job, PredictJob, TrainJob
 from fedkd_flwr.training.loop import draws_while_training
 
 PLAIN_DESCENT = (torch.optim.SGD, optimizers.SGD)
-"""Stochastic gradient descent as PyTorch has it; a class derived from it may step otherwise."""
+"""PyTorch's stochastic gradient descent. A derived class may take other steps."""
 
 
 def kind_of(job: Job) -> Hashable | None:
-    """Return what two jobs have to share to be done at once; None for a job to be done alone.
+    """Return what two jobs must have in common to run together; None for a job that runs alone.
 
-    That is the architecture and, in training, loss and optimizer. Models that draw random
-    numbers, losses that are no values, and optimizers other than plain stochastic gradient
-    descent over all parameters are for one client alone.
+    That is the architecture and, in training, the loss and the optimizer. A job runs alone if its
+    model draws random numbers, its loss cannot be compared, or its optimizer is not plain
+    stochastic gradient descent over all parameters.
     """
     if not isinstance(job, TrainJob | PredictJob):
         return None
@@ -36,7 +36,7 @@ def kind_of(job: Job) -> Hashable | None:
 
 
 def _descends_plainly(job: TrainJob) -> bool:
-    """Return whether a job takes the plain step with all parameters of its model."""
+    """Return whether a job takes plain steps with all parameters of its model."""
     optimizer, groups = job.optimizer, job.optimizer.param_groups
     if type(optimizer) not in PLAIN_DESCENT or len(groups) != 1:
         return False
@@ -48,10 +48,10 @@ def _descends_plainly(job: TrainJob) -> bool:
 
 
 def _is_value(loss: object) -> bool:
-    """Return whether equal losses can be told from others."""
+    """Return whether a loss can be compared with others."""
     try:
         hash(loss)
-    # What a user's own loss is made of may have no hash.
+    # A custom loss may have attributes without a hash.
     except TypeError:
         return False
     return True

@@ -1,7 +1,7 @@
 """The local loop: batches, training, prediction, evaluation.
 
-Data are tensors that already lie on the model's device, and a batch is an index slice:
-nothing here loads, decodes or copies a data set.
+Data are tensors on the model's device, and a batch is a slice of them. Nothing in this module
+loads, decodes or copies a data set.
 """
 
 import math
@@ -18,24 +18,24 @@ from strategies.core.randomness import random_generator
 from strategies.core.replies import LARGEST_LOSS
 
 INFERENCE_BATCH = 256
-"""Samples in a prediction's batch: the heap does not keep memory for a convolution's outputs of
-many more, and the system makes its pages anew. Logits do not depend on it."""
+"""Samples in a batch of predictions. With many more, the heap does not reuse the memory of a
+convolution's outputs, and the system allocates new pages. Logits do not depend on it."""
 
 STATISTICS_BATCH = 1024
-"""Samples in a batch over which statistics of batch normalization are taken; these depend on it."""
+"""Samples in a batch that measures statistics of batch normalization. They depend on it."""
 
 RUNNING_STATISTICS = ("running_mean", "running_var")
-"""How the names of buffers end that a training moves. Others may be infinite, as masks are."""
+"""Name endings of buffers that training changes. Other buffers, such as masks, may be infinite."""
 
 Batch = tuple[Tensor, ...]
-"""Tensors on the device that a loss takes; the first has one row a sample."""
+"""Tensors on the device that a loss takes. The first has one row per sample."""
 
 Loss = Callable[..., Tensor]
 """``loss(model, *batch)``, the mean loss of a model on a batch; see `training.losses`."""
 
 
 class DivergedError(RuntimeError):
-    """A training whose loss or weights are no numbers any more."""
+    """A training whose loss or weights are no longer finite."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Evaluation:
     Attributes
     ----------
     correct : int
-        Samples classified right.
+        Correctly classified samples.
     total : int
-        Samples.
+        Number of samples.
     loss : float
         Mean cross-entropy over samples.
     """
@@ -57,7 +57,7 @@ class Evaluation:
     loss: float
 
     def numbers(self, prefix: str = "") -> dict[str, float]:
-        """Return the results by name; a loss that no mean could take stays out."""
+        """Return the results by name. A loss that is too large for a mean is left out."""
         counts: dict[str, float] = {
             f"{prefix}correct": self.correct,
             f"{prefix}total": self.total,
@@ -70,15 +70,15 @@ class Evaluation:
 def epoch_batches(
     num_samples: int, batch_size: int, epochs: int, generator: np.random.Generator
 ) -> Iterator[Tensor]:
-    """Yield the positions of batches that go through the data epoch by epoch, shuffled.
+    """Yield the positions of shuffled batches, epoch by epoch.
 
-    A last batch of a single sample joins the batch before it, since batch normalization
+    A last batch of one sample is merged with the batch before it, because batch normalization
     cannot train on one sample.
 
     Parameters
     ----------
     num_samples, batch_size, epochs : int
-        Samples in the data set and in a batch, and how often each sample comes.
+        Samples in the data set and in a batch, and the number of epochs.
     generator : numpy.random.Generator
         Draws the order.
 
@@ -99,12 +99,12 @@ def epoch_batches(
 def random_batches(
     num_samples: int, batch_size: int, generator: np.random.Generator
 ) -> Iterator[Tensor]:
-    """Yield, without end, the positions of batches drawn uniformly, each without repetition.
+    """Yield endless positions of uniformly drawn batches, each without repetition.
 
     Parameters
     ----------
     num_samples, batch_size : int
-        Samples in the data set and in a batch (all where there are fewer).
+        Samples in the data set and in a batch. A smaller data set is one batch.
     generator : numpy.random.Generator
         Draws the positions.
 
@@ -119,18 +119,18 @@ def random_batches(
 
 
 def gathered(positions: Iterable[Tensor], *columns: Tensor) -> Iterator[Batch]:
-    """Turn positions into batches: the rows of some columns at those positions.
+    """Yield the batches at some positions: the rows of each column.
 
     Parameters
     ----------
     positions : iterable of Tensor
         Positions of each batch, (batch,) int64.
     *columns : Tensor
-        Images, labels, teachers, …; one row a sample.
+        Images, labels, teachers, …, with one row per sample.
     """
     for chosen in positions:
         chosen = chosen.to(columns[0].device)
-        # Whole rows are copied several times as fast as an index gathers them.
+        # Copying whole rows is several times as fast as gathering them by an index.
         yield tuple(column.index_select(0, chosen) for column in columns)
 
 
@@ -140,7 +140,7 @@ def train_on(
     optimizer: torch.optim.Optimizer,
     batches: Iterable[Batch],
 ) -> float:
-    """Take one optimizer step a batch.
+    """Take one optimizer step per batch.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def train_on(
     loss : callable
         Mean loss of the model on a batch.
     optimizer : torch.optim.Optimizer
-        Steps once a batch.
+        Takes one step per batch.
     batches : iterable of tuple of Tensor
         On the model's device.
 
@@ -161,7 +161,7 @@ def train_on(
     Raises
     ------
     DivergedError
-        If that, or a weight in the end, is no finite number.
+        If the mean loss, or a weight at the end, is not finite.
     """
     model.train()
     device = next(model.parameters()).device
@@ -171,7 +171,7 @@ def train_on(
         batch_loss = loss(model, *batch)
         batch_loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        # Summed on the device: reading it here would wait for every batch.
+        # Summed on the device, because reading it here would wait for every batch.
         total += batch_loss.detach() * len(batch[0])
         seen += len(batch[0])
     mean_loss = float(total) / max(seen, 1)
@@ -188,29 +188,29 @@ def sum_of_trained(model: nn.Module) -> float:
 
 
 def require_finite(loss: float) -> None:
-    """Refuse a training that has diverged, so that a client keeps the model it had before.
+    """Refuse a training that has diverged. The client then keeps its previous model.
 
     Raises
     ------
     DivergedError
-        If the loss is no finite number.
+        If the loss is not finite.
     """
     if not math.isfinite(loss):
         raise DivergedError(f"training diverged (loss {loss}); lower the learning-rate")
 
 
 def require_finite_weights(total: float) -> None:
-    """Refuse a training that has diverged in its last step, which no loss has seen.
+    """Refuse a training that diverged in its last step, after the last loss.
 
     Parameters
     ----------
     total : float
-        Sum of weights and running statistics, which is finite where all of them are.
+        Sum of weights and running statistics. It is finite if all of them are.
 
     Raises
     ------
     DivergedError
-        If the sum is no finite number.
+        If the sum is not finite.
     """
     if not math.isfinite(total):
         raise DivergedError("training diverged (its model is not finite); lower the learning-rate")
@@ -220,18 +220,18 @@ def require_finite_weights(total: float) -> None:
 def refresh_statistics(model: nn.Module, images: Tensor) -> None:
     """Set the running statistics of batch normalization to those of some images.
 
-    The running averages of training lag behind the weights, and in a supernet, where every
-    operation is normalized, the lag adds up: a network that is right on every batch can be no
-    better than chance in evaluation mode. Averaged over clients they fit no client at all, for
-    the activations of a mean of networks spread less than theirs.
+    The running averages of training lag behind the weights. In a supernet every operation is
+    normalized, and the lags add up: a network that is correct on every batch can be at chance
+    level in evaluation mode. Averages over clients fit no client, because the activations of an
+    averaged network vary less than those of the clients' networks.
 
     Parameters
     ----------
     model : nn.Module
-        Its weights stay as they are, and all of it does that has no batch normalization; left
-        in evaluation mode.
+        Its weights do not change, nor does a model without batch normalization. It is left in
+        evaluation mode.
     images : Tensor
-        Shape (n, channels, height, width). A single one has no variance to measure and changes
+        Shape (n, channels, height, width). A single image has no variance and changes
         nothing.
     """
     layers = [
@@ -242,7 +242,7 @@ def refresh_statistics(model: nn.Module, images: Tensor) -> None:
     if not layers or len(images) < 2:
         return
     momenta = [layer.momentum for layer in layers]
-    model.eval()  # nothing is dropped out while activations are measured
+    model.eval()  # no dropout while activations are measured
     for layer in layers:
         layer.reset_running_stats()
         layer.momentum = None  # the plain mean over batches
@@ -256,12 +256,12 @@ def refresh_statistics(model: nn.Module, images: Tensor) -> None:
 
 @contextmanager
 def statistics_of(model: nn.Module, images: Tensor) -> Iterator[None]:
-    """Let batch normalization have the statistics of some images, and afterwards its own again.
+    """Use the statistics of some images in batch normalization, and restore them afterwards.
 
     Parameters
     ----------
     model : nn.Module
-        Left in evaluation mode, with the buffers that it had.
+        Left in evaluation mode, with its previous buffers.
     images : Tensor
         Shape (n, channels, height, width).
     """
@@ -295,7 +295,7 @@ def predict_logits(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def evaluate(model: nn.Module, images: Tensor, labels: Tensor) -> Evaluation:
-    """Count a model's correct answers and mean loss, sample by sample.
+    """Return a model's number of correct predictions and its mean loss over samples.
 
     Parameters
     ----------
@@ -308,35 +308,35 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor) -> Evaluation:
 
 
 def count_correct(logits: Tensor, labels: Tensor) -> Evaluation:
-    """Count correct answers and the mean loss of logits (n, K) on labels (n,)."""
+    """Return the correct predictions and the mean loss of logits (n, K) on labels (n,)."""
     correct = int((logits.argmax(dim=1) == labels).sum())
     loss = float(functional.cross_entropy(logits, labels))
     return Evaluation(correct, len(labels), loss)
 
 
 def draws_while_training(model: nn.Module) -> bool:
-    """Return whether a model takes random numbers from PyTorch when it is trained."""
+    """Return whether a model draws random numbers from PyTorch in training mode."""
     return any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in model.modules())
 
 
 def computing_in(precision: str, device: str) -> AbstractContextManager[None]:
-    """Make networks multiply in another precision than their weights have.
+    """Run networks in a precision that may differ from that of their weights.
 
     Parameters
     ----------
     precision : str
         ``float32`` or ``bf16``, as in the run config.
     device : str
-        Where the networks lie.
+        Device of the networks.
     """
     if precision == "float32":
         return nullcontext()
-    # Copies of weights kept from one step to the next would not have moved with the weights.
+    # Weight copies cached by autocast would be outdated after a step.
     return torch.autocast(torch.device(device).type, torch.bfloat16, cache_enabled=False)
 
 
 def generators_of(device: str) -> list[torch.Generator]:
-    """Return the process-wide generators that PyTorch draws from on a device: CPU's, and its."""
+    """Return PyTorch's process-wide generators for a device: the CPU's and the device's own."""
     if not device.startswith("cuda"):
         return [torch.default_generator]
     torch.cuda.init()  # type: ignore[no-untyped-call]
@@ -350,9 +350,9 @@ def generators_of(device: str) -> list[torch.Generator]:
 def seeded(device: str, seed: int, purpose: str, *indices: int) -> Iterator[None]:
     """Make PyTorch's own draws (initial weights, dropout) a function of seed and purpose.
 
-    The process-wide generators are put back afterwards, so that clients that share a process
-    do not feel each other. Only those of the CPU and of the device are touched: PyTorch's own
-    `manual_seed` visits every kind of accelerator that there might be.
+    The process-wide generators are restored afterwards, so that clients that share a process do
+    not affect each other. Only the generators of the CPU and the device are changed. PyTorch's
+    `manual_seed` would seed every kind of accelerator.
     """
     generators = generators_of(device)
     number = int(random_generator(seed, purpose, *indices).integers(2**62))

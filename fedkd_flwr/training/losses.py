@@ -1,8 +1,8 @@
-"""Losses: pure functions of logits, and of a model and a batch.
+"""Losses: pure functions of logits, or of a model and a batch.
 
-Those of a model and a batch are values: two clients with equal settings have equal losses, which
-is how an engine knows that it may train them side by side. What belongs to one client, such as
-the weights that it is held near, a loss has as `tensors`, which do not count when it is compared.
+Losses of a model and a batch can be compared: clients with equal settings have equal losses, and an
+engine may then train them together. Client-specific tensors, such as the center of a proximal
+term, are the `tensors` of a loss. They are not compared.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class Distillation:
     t_squared: bool
 
     def __call__(self, model: nn.Module, images: Tensor, teacher: Tensor) -> Tensor:
-        """Return the loss; `teacher` is (batch, K), rows on the simplex."""
+        """Return the loss. `teacher` is (batch, K), rows on the simplex."""
         return kl_to_teacher(model(images), teacher, self.temperature, self.t_squared)
 
 
@@ -56,7 +56,7 @@ class CoDistillation:
     def __call__(
         self, model: nn.Module, images: Tensor, labels: Tensor, public: Tensor, centroid: Tensor
     ) -> Tensor:
-        """Return the loss on private images and, towards the centroid, on public ones."""
+        """Return the loss on private images plus the distance to the centroid on public images."""
         pull = squared_distance(functional.softmax(model(public), dim=1), centroid)
         return self.private_loss(model, images, labels) + self.weight * pull
 
@@ -84,7 +84,7 @@ def kl_to_teacher(
         Scalar.
     """
     log_student = functional.log_softmax(logits / temperature, dim=1)
-    # PyTorch's own divergence cannot be computed for many clients at once.
+    # PyTorch's own divergence cannot be computed for several clients at once.
     divergence = (torch.xlogy(teacher, teacher) - teacher * log_student).sum() / len(logits)
     return divergence * temperature**2 if t_squared else divergence
 

@@ -1,4 +1,4 @@
-"""Optimizers by name, and how the step size goes over the rounds."""
+"""Optimizers by name, and learning-rate schedules over the rounds."""
 
 import inspect
 import math
@@ -11,17 +11,17 @@ from torch import nn
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 TELL_THE_COMPILER = ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad")
-"""Methods of an optimizer that PyTorch wraps in a word to its compiler."""
+"""Methods of an optimizer that PyTorch wraps for its compiler."""
 
 
 def _uncompiled(kind: type[Kind]) -> type[Kind]:
-    """Return a kind of optimizer without those wrappers; its steps are the same bit for bit.
+    """Return an optimizer class without those wrappers. Its steps are the same bit for bit.
 
-    At the first use of any of them PyTorch imports its compiler, which takes as long as
-    importing PyTorch itself, and a node pays that with every message. Nothing here compiles.
+    PyTorch imports its compiler when a wrapper is first used, which takes as long as importing
+    PyTorch itself. A node would pay that with every message, and nothing here is compiled.
     """
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in TELL_THE_COMPILER}
-    # The wrapper of `step` also turns gradients off.
+    # The wrapper of `step` also disables gradients.
     methods["step"] = torch.no_grad()(methods["step"])
     return type(kind.__name__, (kind,), methods)
 
@@ -45,13 +45,13 @@ def build_optimizer(
     name : str
         ``sgd``, ``adam`` or ``adamw``.
     parameters : iterable of nn.Parameter
-        What it steps on.
+        The parameters to optimize.
     rate : float
-        Step size.
+        Learning rate.
     momentum : float
-        Of stochastic gradient descent; the others have moments of their own.
+        Momentum of stochastic gradient descent. The other optimizers have their own moments.
     weight_decay : float
-        Weight of the penalty, decoupled in ``adamw``.
+        Weight decay, decoupled in ``adamw``.
     """
     if name == "adam":
         return Adam(parameters, rate, weight_decay=weight_decay)
@@ -77,20 +77,20 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": _cosine,
     "step": _step,
 }
-"""Factor on the step size, from the share of the rounds that are over, in [0, 1)."""
+"""Factors of the learning rate, as functions of the share of finished rounds in [0, 1)."""
 
 
 def scheduled_rate(rate: float, schedule: str, server_round: int, num_rounds: int) -> float:
-    """Return the step size in a round.
+    """Return the learning rate of a round.
 
     Parameters
     ----------
     rate : float
-        Step size in the first round.
+        Learning rate of the first round.
     schedule : str
-        ``constant``; ``cosine``, half a wave down to nearly 0 in the last round; or ``step``, a
-        tenth after half of the rounds and a hundredth after three quarters.
+        ``constant``; ``cosine``, half a cosine wave down to nearly 0 in the last round; or
+        ``step``, a tenth after half of the rounds and a hundredth after three quarters.
     server_round, num_rounds : int
-        The round, from 1, and how many there are.
+        The round, from 1, and the number of rounds.
     """
     return rate * SCHEDULES[schedule]((server_round - 1) / num_rounds)

@@ -1,4 +1,4 @@
-"""Losses with a term about the weights themselves, and what such terms are made of."""
+"""Losses with a regularization term on the weights, and helpers for such terms."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class Proximal:
     Attributes
     ----------
     tensors : sequence of Tensor
-        The center: one for each of the model's parameters, in their order.
+        The center: one tensor per parameter of the model, in order.
     weight : float
         mu of FedProx, lambda of Ditto and pFedMe.
     """
@@ -37,12 +37,12 @@ class Proximal:
 
 @dataclass(frozen=True)
 class Linear:
-    """Cross-entropy whose gradient is that of itself plus ``<direction, w>``: the direction more.
+    """Cross-entropy whose gradient is shifted by a direction, as if ``<direction, w>`` was added.
 
     Attributes
     ----------
     tensors : sequence of Tensor
-        The direction: one for each of the model's parameters, in their order; SCAFFOLD's
+        The direction: one tensor per parameter of the model, in order. In SCAFFOLD it is
         ``c - c_i``.
     """
 
@@ -54,7 +54,7 @@ class Linear:
             parameter * part
             for parameter, part in zip(model.parameters(), self.tensors, strict=True)
         )
-        # The product itself says nothing: where it is 0 is arbitrary.
+        # The value of the product is left out, because its zero is arbitrary.
         return cross_entropy(model, images, labels) + products - products.detach()
 
 
@@ -63,19 +63,19 @@ def _sum_over(parts: Iterable[Tensor]) -> Tensor:
 
 
 def flat_parameters(model: nn.Module) -> Tensor:
-    """Return a copy of a model's parameters as one vector, in their order."""
+    """Return a copy of a model's parameters as one vector, in order."""
     return parameters_to_vector(model.parameters()).detach()
 
 
 def split_like_parameters(vector: Tensor, model: nn.Module) -> list[Tensor]:
-    """Cut a flat vector into tensors of the shapes of a model's parameters, in their order."""
+    """Split a flat vector into tensors with the shapes of a model's parameters, in order."""
     parameters = list(model.parameters())
     parts = torch.split(vector, [parameter.numel() for parameter in parameters])
     return [part.view_as(like) for part, like in zip(parts, parameters, strict=True)]
 
 
 def parameters_of(model: nn.Module) -> list[Tensor]:
-    """Return copies of a model's parameters, in their order, cut off from its gradients."""
+    """Return detached copies of a model's parameters, in order."""
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
@@ -87,12 +87,12 @@ def relative_distance(model: nn.Module, before: Sequence[Tensor]) -> float:
 
 
 def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the norm of all tensors as one vector."""
+    """Return the norm of all tensors together."""
     return vector_norm(torch.stack([vector_norm(tensor) for tensor in tensors]))
 
 
 @torch.no_grad()
 def fill_parameters(model: nn.Module, values: Sequence[Tensor]) -> None:
-    """Overwrite a model's parameters, in their order; its buffers stay as they are."""
+    """Overwrite a model's parameters, in order. Its buffers do not change."""
     for parameter, value in zip(model.parameters(), values, strict=True):
         parameter.copy_(value)

@@ -1,4 +1,4 @@
-"""What a run config says of training on private data."""
+"""Settings of the training on private data."""
 
 from typing import Annotated, Literal
 
@@ -9,29 +9,30 @@ from strategies.core.slices import Slice
 
 
 class TrainingSettings(Slice):
-    """How a client trains on its private data in a round.
+    """Settings of a client's training on its private data in a round.
 
     Attributes
     ----------
     local_epochs : int
-        E, epochs on private data in a round.
+        E, epochs on private data per round.
     local_iterations : int
-        tau, random private batches in a round in place of epochs; 0 for epochs.
+        tau, random private batches per round instead of epochs; 0 for epochs.
     batch_size : int
         Batch size on private data.
     optimizer : str
         ``sgd``, ``adam`` or ``adamw``.
     learning_rate : float
-        Step size on private data, at the start of the run.
+        Learning rate on private data at the start of the run.
     learning_rate_schedule : str
-        How the step size goes on from round to round: ``constant``, ``cosine`` or ``step``.
+        Schedule of the learning rate over the rounds: ``constant``, ``cosine`` or ``step``.
     momentum : float
-        Of stochastic gradient descent.
+        Momentum of stochastic gradient descent.
     weight_decay : float
-        Of any optimizer.
+        Weight decay of any optimizer.
     precision : str
-        What clients multiply in: ``float32``, or ``bf16`` where PyTorch's autocast finds it safe,
-        which is faster on a GPU. Weights, losses and what is sent stay float32.
+        Precision of the clients' networks: ``float32``, or ``bf16`` for the operations that
+        PyTorch's autocast selects, which is faster on a GPU. Weights, losses and messages stay
+        float32.
     """
 
     local_epochs: int = Field(default=2, ge=1)

@@ -1,4 +1,4 @@
-"""PyTorch's functions in a form that can be computed for many clients at once."""
+"""PyTorch's functions in a form that can be computed for several clients at once."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 NO_LABEL = -100
-"""The label of samples that PyTorch's cross-entropy leaves out."""
+"""The label of samples that PyTorch's cross-entropy ignores."""
 
 USUAL = {
     "weight": None,
@@ -19,23 +19,23 @@ USUAL = {
     "reduction": "mean",
     "label_smoothing": 0.0,
 }.items()
-"""PyTorch's choices for a cross-entropy, where one says nothing."""
+"""PyTorch's defaults for a cross-entropy."""
 
 
 class StackableFunctions(TorchFunctionMode):
-    """While it is entered, calls some functions in the form that is fast for many clients.
+    """While active, replaces some functions by forms that are fast for several clients.
 
-    Cross-entropy is taken apart where labels are whole numbers. Under `torch.func.vmap` PyTorch
-    does so itself, step by step in Python, and loads half a second of symbolic mathematics for
-    it. Gradients are the same to the last bit.
+    Cross-entropy with integer labels is decomposed. Under `torch.func.vmap` PyTorch does so
+    itself in Python, and first imports a library for symbolic mathematics, which takes half a
+    second. Gradients are the same to the last bit.
 
-    A linear layer is its weight times the inputs. As the inputs times its weight, which PyTorch
-    computes, its gradient would come transposed: it takes longer to compute, and a step across
-    two orders takes several times as long as one along the same.
+    A linear layer is computed as its weight times the inputs. PyTorch computes the inputs times
+    the weight, and the gradient is then transposed. That takes longer to compute, and an
+    optimizer step across two memory orders is several times as slow.
 
-    An order in memory that a network asks for is passed over: many networks' tensors have none.
+    Memory formats that a network asks for are ignored, because stacked tensors have none.
 
-    Alone, a client is faster with PyTorch's own.
+    A single client is faster with PyTorch's own functions.
     """
 
     def __torch_function__(
@@ -45,7 +45,7 @@ class StackableFunctions(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a function of PyTorch, or what stands for it."""
+        """Call a function of PyTorch, or its replacement."""
         named = kwargs or {}
         if func is functional.cross_entropy and _has_plain_labels(args, named):
             return mean_cross_entropy(*args)
@@ -72,7 +72,7 @@ def _is_matrix_product(arguments: tuple[Any, ...]) -> bool:
 def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean cross-entropy of logits (n, K) and labels (n,).
 
-    As in PyTorch, samples with the label `NO_LABEL` do not count.
+    As in PyTorch, samples with the label `NO_LABEL` are ignored.
     """
     counts = labels != NO_LABEL
     classes = labels.where(counts, 0).unsqueeze(1)
@@ -81,7 +81,7 @@ def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return a linear layer's outputs, (n, outputs), of inputs (n, features)."""
+    """Return a linear layer's outputs, (n, outputs), for inputs (n, features)."""
     outputs = (weight @ inputs.mT).mT
-    # In the order of PyTorch's own: a network may look at them in another shape.
+    # In PyTorch's own memory order, because a network may view them in another shape.
     return (outputs if bias is None else outputs + bias).contiguous()
