@@ -1,6 +1,6 @@
-"""Whether a node can take part in a run, found out on the node before the run.
+"""Check on a node, before a run, whether it can take part.
 
-Everything is built by the client that would serve the run, so that what holds here holds there.
+The checks use the same client code as the run, so they give the same results.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,14 +34,14 @@ NODE_KEYS = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check of a node came to.
+    """The result of one check of a node.
 
     Attributes
     ----------
     check : str
-        What was looked at.
+        What was checked.
     ok : bool
-        Whether the node can take part as far as this check goes.
+        Whether the check passed.
     text : str
         What was found, or what is wrong.
     """
@@ -57,15 +57,15 @@ def check_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) ->
     Parameters
     ----------
     run_config : mapping
-        Flat run config; what is left out has its default.
+        Flat run config; missing keys have their defaults.
     node_config : mapping
         As given to ``flower-supernode --node-config``.
 
     Returns
     -------
     list of Finding
-        One a check, in the order in which a node does these things. A check that needs what
-        an earlier one failed to get is left out.
+        One per check, in the order of a node's work. A check is left out if it depends on one
+        that failed.
     """
     try:
         configuration = read_config(with_known_clients(run_config, node_config))
@@ -91,10 +91,10 @@ def check_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) ->
 
 
 def _found(check: str, examine: Callable[[], str]) -> Finding:
-    """Turn what an examination says, or dies of, into a finding."""
+    """Turn the result or the exception of a check into a finding."""
     try:
         return Finding(check, True, examine())
-    # Whatever goes wrong here would go wrong in the run.
+    # Any error here would also occur in the run.
     except Exception as error:
         return Finding(check, False, f"{error or type(error).__name__}")
 
@@ -102,7 +102,7 @@ def _found(check: str, examine: Callable[[], str]) -> Finding:
 def _check_config(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> str:
     unknown = sorted(set(node_config) - set(NODE_KEYS))
     if unknown:
-        raise ValueError(f"unknown {', '.join(unknown)}; the keys are {', '.join(NODE_KEYS)}")
+        raise ValueError(f"unknown {', '.join(unknown)}; allowed are {', '.join(NODE_KEYS)}")
     partition_id, clients = node_config.get("partition-id"), run_config["num-clients"]
     if not isinstance(partition_id, int) or not 0 <= partition_id < clients:
         raise ValueError(f"partition-id is {partition_id!r}; it must be one of 0..{clients - 1}")
@@ -139,12 +139,14 @@ def _check_public_set(client: PersonalClient) -> str:
     require_pool(size, run.plan.public_size)
     found = hash_of_public_pool(run.data_plan)
     if run.plan.public_hash and found != run.plan.public_hash:
-        raise ValueError(f"public-hash is {found}, and the run's is {run.plan.public_hash}")
+        raise ValueError(
+            f"public-hash is {found}, and the run's is {run.plan.public_hash}"
+        )
     return f"{size} samples, public-hash {found}"
 
 
 def _check_model(client: PersonalClient) -> str:
-    """Take one training step, as a round would, on a model that is then dropped."""
+    """Take one training step as in a round; the model is then discarded."""
     name, run = client.model_name, client.run
     shared = run.models.models[0]
     if run.method.strategy.needs_one_model and name != shared:

@@ -1,4 +1,4 @@
-"""Runs that go on: more rounds after the end, what may change on the way, and what is refused."""
+"""Continued runs: more rounds after the end, what may change, and what is refused."""
 
 import json
 
@@ -120,7 +120,7 @@ def served(settings, **changes):
 def test_flwr_run_goes_on_with_more_rounds_and_refuses_other_settings(local, tmp_path):
     settings = {**local, "output-dir": str(tmp_path / "run"), "state-dir": str(tmp_path / "state")}
     served(settings)
-    with pytest.raises(ConfigError, match="learning-rate, seed would differ"):
+    with pytest.raises(ConfigError, match="with another learning-rate, seed; only"):
         served(settings, resume=True, **{"learning-rate": 0.1, "seed": 3, "num-server-rounds": 2})
     longer = served(settings, resume=True, **{"num-server-rounds": 2})
     whole = fedkd_flwr.run(local, output_dir=tmp_path / "whole", num_server_rounds=2)
@@ -154,15 +154,18 @@ def test_the_command_line_says_what_changes_and_goes_on(local, tmp_path):
     ("arguments", "sentence"),
     [
         (["-c", "learning-rate=0.5", "-c", "kt-pfl.rho=0.9"], "kt-pfl.rho, learning-rate would"),
-        (["-c", "num-server-rounds=1"], "num-server-rounds = 1 is less than the run's 2"),
-        (["--output-dir", "elsewhere"], "output-dir would differ; move the directory"),
-        (["-c", "state-dir=/nowhere"], "state-dir would differ"),
+        (
+            ["-c", "num-server-rounds=1"],
+            "num-server-rounds = 1 is less than the 2 rounds of the run",
+        ),
+        (["--output-dir", "elsewhere"], "output-dir must not change; move the directory"),
+        (["-c", "state-dir=/nowhere"], "with another state-dir"),
         (["-c", "nope=1"], "no key nope"),
         (
             ["--clients", "3", "-c", "num-server-rounds=3"],
             "needs 4 clients, but --clients 3 starts fewer",
         ),
-        ([], "finished run; nothing to resume, unless num-server-rounds grows above 2"),
+        ([], "finished run; to add rounds, type -c num-server-rounds=N with N above 2"),
     ],
 )
 def test_the_rest_is_refused_by_name(arguments, sentence, finished):
@@ -180,7 +183,7 @@ def test_a_preset_is_held_against_the_run(finished, tmp_path):
     preset.write_text("strategy = 'fedavg'\nnum-server-rounds = 3\n")
     result = command(preset, "--resume", finished)
     assert result.exit_code == 1
-    assert "strategy would differ" in result.stderr
+    assert "with another strategy" in result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -205,15 +208,18 @@ def test_models_go_where_the_run_was_moved_to(local, tmp_path):
 def test_a_schedule_that_spans_the_rounds_allows_no_more_of_them(local, tmp_path):
     settings = {**local, "learning-rate-schedule": "cosine"}
     run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
-    with pytest.raises(ConfigError, match="learning-rate-schedule = cosine spans the planned"):
+    with pytest.raises(ConfigError, match="learning-rate-schedule = cosine depends on the planned"):
         fedkd_flwr.resume(run.path, num_server_rounds=2)
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"strategy": "fedkd"}, "By fedkd.energy-end the numbers of fedkd depend on the planned"),
-        ({"strategy": "persfl", "patience": 1}, "By patience the numbers of persfl depend"),
+        (
+            {"strategy": "fedkd"},
+            "With fedkd.energy-end, the results of fedkd depend on the planned",
+        ),
+        ({"strategy": "persfl", "patience": 1}, "With patience, the results of persfl depend"),
     ],
 )
 def test_a_method_that_spans_the_rounds_allows_no_more_of_them(changes, sentence, local, tmp_path):

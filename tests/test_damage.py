@@ -99,7 +99,7 @@ def test_a_damaged_checkpoint_stops_a_run_that_is_to_go_on(damage, run):
     damage(run / CHECKPOINT)
     sentence = refusal(fedkd_flwr.resume, run, num_server_rounds=3)
     assert sentence.startswith(f"{run / CHECKPOINT} is damaged (")
-    assert f"remove {run} and do it again" in sentence
+    assert f"remove {run} and run it again" in sentence
     assert load_run(run).finished
 
 
@@ -152,7 +152,7 @@ def test_a_setting_that_this_version_does_not_know_is_told_with_its_file(run):
     (run / "config.json").write_text(json.dumps(description))
     assert len(load_run(run).rounds) == 2
     sentence = refusal(fedkd_flwr.resume, run, num_server_rounds=3)
-    assert sentence.startswith(f"{run / 'config.json'} holds no run config: ")
+    assert sentence.startswith(f"{run / 'config.json'} holds no valid run config: ")
     assert "no key magic" in sentence
 
 
@@ -185,7 +185,9 @@ def test_a_memory_that_went_for_later_runs_is_told_before_a_run_goes_on(run):
     own = archive.parent.parent / "1" / archive.parent.name
     own.mkdir(parents=True)
     (own / FORGOTTEN).touch()
-    with pytest.raises(RunDirectoryError, match=f"{run} cannot go on: this node has forgotten"):
+    with pytest.raises(
+        RunDirectoryError, match=f"{run} cannot be continued: this node has forgotten"
+    ):
         fedkd_flwr.resume(run, num_server_rounds=3)
     assert load_run(run).finished
 

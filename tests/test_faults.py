@@ -376,7 +376,7 @@ def test_a_run_that_ends_while_its_lock_is_waited_for_is_not_continued(
         return (path / "checkpoint" / "lock").open()
 
     monkeypatch.setattr(directory_module, "lock_directory", locked_late)
-    with pytest.raises(RunDirectoryError, match="finished run; nothing to resume"):
+    with pytest.raises(RunDirectoryError, match="finished run; to add rounds"):
         RunDirectory.reopen(run.path, read_config(run.config))
 
 

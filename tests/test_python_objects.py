@@ -164,6 +164,6 @@ def test_a_run_goes_on_when_the_same_objects_are_passed_again(own, tmp_path):
     with pytest.raises(RunDirectoryError, match=r"\(models = object:build\): pass the same"):
         fedkd_flwr.client_data(fedkd_flwr.load_run(folder), 0)
     again = {**given, "strategy": strategy}
-    with pytest.raises(ConfigError, match="dataset would differ"):
+    with pytest.raises(ConfigError, match="with another dataset"):
         fedkd_flwr.resume(folder, num_server_rounds=2, **{**again, "dataset": table(1)})
     assert len(fedkd_flwr.resume(folder, num_server_rounds=2, **again).rounds) == 2

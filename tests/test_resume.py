@@ -124,7 +124,7 @@ def test_half_written_lines_and_rounds_without_a_checkpoint_are_taken_back(small
 def test_a_finished_or_missing_run_cannot_be_resumed(small, tmp_path):
     finished = fedkd_flwr.run({**small, "strategy": "local", "models": "mlp"},
                               output_dir=tmp_path / "run")  # fmt: skip
-    with pytest.raises(RunDirectoryError, match="finished run; nothing to resume"):
+    with pytest.raises(RunDirectoryError, match="finished run; to add rounds"):
         fedkd_flwr.resume(finished.path)
     with pytest.raises(RunDirectoryError, match="holds no run"):
         fedkd_flwr.resume(tmp_path / "nowhere")
@@ -168,7 +168,7 @@ def test_a_disk_that_is_full_at_the_very_end_says_so_and_the_run_ends_later(
 
 def test_another_method_with_settings_of_its_own_is_refused(small, tmp_path):
     fedkd_flwr.run({**small, "strategy": "local", "models": "mlp"}, output_dir=tmp_path / "run")
-    with pytest.raises(ConfigError, match="strategy would differ"):
+    with pytest.raises(ConfigError, match="with another strategy"):
         fedkd_flwr.resume(tmp_path / "run", strategy="examples.own_method:nearest")
 
 

@@ -79,7 +79,7 @@ def test_what_cannot_go_side_by_side_is_refused(sweep, tmp_path):
 
 
 def test_a_method_that_other_processes_cannot_find_is_refused(mine, sweep, tmp_path):
-    with pytest.raises(ConfigError, match="mine is registered in this process, and runs side by"):
+    with pytest.raises(ConfigError, match="mine is registered in this process, and parallel runs"):
         run_sweep(sweep, tmp_path / "runs", jobs=2, settings={"strategy": "mine"})
     assert not (tmp_path / "runs").exists()
 
@@ -123,7 +123,7 @@ def test_a_killed_process_costs_its_run_alone(sweep, killer, tmp_path):
 
 @pytest.mark.slow
 def test_more_than_any_machine_has_is_refused(sweep, tmp_path):
-    with pytest.raises(ConfigError, match="given 1 CPUs and 1000 GPUs, which no machine has"):
+    with pytest.raises(ConfigError, match="needs 1 CPUs and 1000 GPUs, and no machine has"):
         run_sweep(sweep, tmp_path / "runs", jobs=2, gpus_per_run=1000)
 
 

@@ -90,7 +90,7 @@ def test_a_stopped_run_whose_damage_shows_on_the_way_is_done_anew(sweep, tmp_pat
     newest.write_bytes(newest.read_bytes()[:20])
     runs = run_sweep(sweep, folder, on_run=told.append, settings=FOUR_ROUNDS)
     assert [progress.state for progress in told] == ["skipped", "continued", "finished"]
-    assert f"{stopped.name} is done anew" in " ".join(logged())
+    assert f"{stopped.name} is rerun" in " ".join(logged())
     assert runs[1].matrices["coefficients"].shape[0] == 4
     assert (folder / "aside" / f"{stopped.name}-1" / "rounds.jsonl").exists()
 

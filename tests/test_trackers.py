@@ -41,7 +41,7 @@ def without_summary(series):
 
 
 def failures_in(warnings):
-    return [warning for warning in warnings if "goes on without it" in warning]
+    return [warning for warning in warnings if "continues without it" in warning]
 
 
 class Eavesdropper:
@@ -208,7 +208,7 @@ def test_a_tracker_that_fails_is_one_warning(small, offline, tmp_path, logged, m
     assert run.finished
     warnings = failures_in(logged())
     for name, warning in zip(("mlflow", "tensorboard"), warnings, strict=True):
-        assert warning.startswith(f"{name} fails, and the run goes on without it: ")
+        assert warning.startswith(f"{name} failed, and the run continues without it: ")
         assert "\n" not in warning
 
 
@@ -223,7 +223,7 @@ def test_a_tracker_that_fails_on_the_way_is_one_warning(small, offline, tmp_path
     run = fedkd_flwr.run(settings, output_dir=tmp_path, on_round=spoil)
     assert run.finished
     (warning,) = failures_in(logged())
-    assert warning.startswith("mlflow fails, and the run goes on without it: ")
+    assert warning.startswith("mlflow failed, and the run continues without it: ")
 
 
 def test_a_run_without_a_round_leaves_no_tracker_behind(small, offline, tmp_path):

@@ -1,4 +1,4 @@
-"""Where a run takes place: in this process, or in Flower's Ray simulation."""
+"""Engines: where clients run. In this process, in Flower's Ray simulation, or on nodes."""
 
 from fedkd_flwr.engines.deployment import deployed_to, run_deployment
 from fedkd_flwr.engines.in_process import flower_log_level

@@ -1,4 +1,4 @@
-"""The engine ``in-process``: all clients in this process, side by side where that is faster."""
+"""The engine ``in-process``: all clients in this process, in cohorts where that is faster."""
 
 import logging
 import threading
@@ -23,7 +23,7 @@ FLOWER = logging.getLogger("flwr")
 """Flower's logger, which this project writes to as well."""
 
 _ONE_RUN = threading.RLock()
-"""Held during a run: all of a process draw from PyTorch's one generator."""
+"""Held during a run, since all runs of a process share PyTorch's random generator."""
 
 
 def run_in_process(
@@ -43,13 +43,13 @@ def run_in_process(
     on_round : callable, optional
         Is called with each finished round's row.
     on_line : callable, optional
-        Is called with each line of Flower's log, which else shows warnings alone.
+        Is called with each line of Flower's log; by default only warnings are printed.
     clients : int, optional
-        Clients to start, the config's N if left out.
+        Number of clients; by default that of the config.
     resources : mapping, optional
-        Flower's federation config, of which there is none here.
+        Flower's federation config, which this engine refuses.
     on_clients : callable, optional
-        Is told how many clients have answered, while they do.
+        Is called with the number of clients that have replied.
 
     Raises
     ------
@@ -57,7 +57,9 @@ def run_in_process(
         If the device cannot be used, or there is a federation config.
     """
     if resources:
-        raise ConfigError("The in-process engine takes no federation config; use simulation.")
+        raise ConfigError(
+            "The engine in-process takes no federation config; type --engine simulation."
+        )
     require_device(configuration.run.torch_device)
     started = clients or configuration.run.plan.num_clients
     together = None if configuration.run.cohort == "off" else train_together
@@ -74,16 +76,16 @@ def run_in_process(
         try:
             return serve(grid, configuration, on_round, lambda: grid.contexts)
         finally:
-            # The next run may leave their number open.
+            # The next run may not set their number.
             torch.set_num_threads(threads)
-            # A network of the user's own may be another one in the next run, by the same name.
+            # A custom network may have changed by the next run and keep its name.
             pool.clear()
             cohort_size.cache_clear()
             return_free_memory()
 
 
 def require_device(device: str) -> None:
-    """Make sure that PyTorch can use a device.
+    """Check that PyTorch can use a device.
 
     Raises
     ------
@@ -99,7 +101,7 @@ def require_device(device: str) -> None:
 
 @contextmanager
 def flower_log_level(level: int) -> Iterator[None]:
-    """Set the lowest level of Flower's log that is shown, and put it back afterwards."""
+    """Set the level of Flower's log, and restore it afterwards."""
     before = FLOWER.level
     FLOWER.setLevel(level)
     try:
@@ -122,7 +124,7 @@ def flower_log_to(on_line: LineListener) -> Iterator[None]:
 
 
 class _LineHandler(logging.Handler):
-    """Passes log records on as lines like those of ``flwr run``."""
+    """Passes log records on as lines in the format of ``flwr run``."""
 
     def __init__(self, on_line: LineListener) -> None:
         super().__init__()

@@ -40,7 +40,7 @@ def run_simulation(
     on_line : callable, optional
         Is called with each line of Flower's log.
     clients : int, optional
-        SuperNodes to simulate, the config's N if left out.
+        Number of SuperNodes; by default the number of clients in the config.
     resources : mapping, optional
         Flower's federation config, such as ``client-resources-num-gpus``.
     on_clients : callable, optional

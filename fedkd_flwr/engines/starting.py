@@ -1,4 +1,4 @@
-"""Starting a run and continuing one, from Python."""
+"""Start and continue runs from Python."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,7 +71,7 @@ def resume(
     on_round: RoundListener | None = None,
     **settings: Any,
 ) -> Run:
-    """Continue a stopped run, or a finished one with more rounds, and return it finished.
+    """Continue a stopped run, or extend a finished one, and return the finished run.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def resume(
         Is called with each finished round's row.
     **settings
         Run config values that change, with underscores for dashes: ``num_server_rounds=40``
-        goes on to 40 rounds. See `fedkd_flwr.runs.continuing.MAY_CHANGE` for those that may.
+        extends it to 40 rounds. See `fedkd_flwr.runs.continuing.MAY_CHANGE` for those that may.
         A run with Python objects needs the same objects again: ``models=TinyNet``.
 
     Raises
@@ -98,9 +98,9 @@ def resume(
 
 
 def resolve_output(configuration: Configuration, parent: Path) -> Configuration:
-    """Return the config with absolute folders, and a new run directory if it names none.
+    """Return the config with absolute folders, and with a new run directory if it names none.
 
-    Clients keep their memory in the run directory, so that the run can be continued. With
+    Clients save their memory in the run directory, so that the run can be continued. With
     ``client-column`` and ``num-clients = 0`` the run has a client for each value of the column.
     """
     configuration = with_clients_of_column(configuration)
@@ -129,21 +129,21 @@ def with_clients_of_column(configuration: Configuration) -> Configuration:
 
 
 def resumed(path: str | Path, changes: Mapping[str, Any] | None = None) -> Configuration:
-    """Return the config with which a run goes on.
+    """Return the config with which a run is continued.
 
     Parameters
     ----------
     path : str or Path
         The run directory; it may have been moved.
     changes : mapping, optional
-        Flat run config values that replace the run's own; `check_run` says whether they may.
+        Flat run config values that replace recorded ones; `check_run` refuses those that may not.
 
     Raises
     ------
     RunDirectoryError
         If there is no run, or it is damaged.
     ConfigError
-        If the changes are no run config, or name another directory.
+        If the changes are not valid, or name another directory.
     """
     stopped = load_run(path)
     place = {"output-dir": str(stopped.path)}
@@ -152,14 +152,14 @@ def resumed(path: str | Path, changes: Mapping[str, Any] | None = None) -> Confi
     )
     if absolute(configuration.run.output_dir) != stopped.path:
         raise ConfigError(
-            f"{stopped.path} goes on where it is, and output-dir would differ; "
+            f"{stopped.path} is continued in place, so output-dir must not change; "
             "move the directory instead."
         )
     return with_absolute_folders(configuration)
 
 
 def with_absolute_folders(configuration: Configuration, **update: str) -> Configuration:
-    """Return the config with `update`, and with absolute paths of all folders that it names."""
+    """Return the config with `update`, and with absolute paths of all folders."""
     run = configuration.run.model_copy(update=update)
     names = ("output_dir", "models_dir", "state_dir")
     folders = {name: _absolute(getattr(run, name)) for name in names}

@@ -1,7 +1,7 @@
-"""What a run continues from: the server's state, and the clients' memory beside it.
+"""Checkpoints: the server's state, with the clients' memory beside it.
 
-A finished run keeps its checkpoint, so that it can be given more rounds. It is as large as the
-clients' models and optimizers; whoever needs the room removes the folder ``checkpoint``.
+A finished run keeps its checkpoint, so that more rounds can be added. It is as large as the
+clients' models and optimizers. To save space, remove the folder ``checkpoint``.
 """
 
 import shutil
@@ -33,9 +33,9 @@ class Checkpoint:
     completed_rounds : int
         Rounds of the run that are complete; 0 before the first.
     state : dict of str to ndarray
-        The strategy's own state; what it had written down since goes before.
+        The strategy's state. Notes that it wrote later take precedence.
     seconds : float
-        How long the run had taken then, all its legs together.
+        Duration of the run so far, over all processes that continued it.
     """
 
     completed_rounds: int = 0
@@ -49,35 +49,35 @@ def server_file(run_directory: Path) -> Path:
 
 
 def notes_file(run_directory: Path) -> Path:
-    """Return the file of what must not be forgotten with an incomplete round."""
+    """Return the file of state that must survive an incomplete round."""
     return run_directory / "checkpoint" / "notes.safetensors"
 
 
 def clients_folder(run_directory: Path) -> Path:
-    """Return the folder of the clients' memory, where it is part of the run directory."""
+    """Return the folder of the clients' memory, if it is in the run directory."""
     return run_directory / "checkpoint" / "clients"
 
 
 def write_checkpoint(run_directory: Path, strategy: "PersonalizedStrategy", seconds: float) -> None:
-    """Write a strategy's state, in place of the checkpoint before, whole or not at all."""
+    """Replace the checkpoint by a strategy's state, atomically."""
     file = server_file(run_directory)
     file.parent.mkdir(exist_ok=True)
     arrays = {f"state/{name}": np.ascontiguousarray(v) for name, v in strategy.state().items()}
-    # A safetensors file cannot be without arrays, and `local` has none.
+    # A safetensors file needs at least one array, and `local` has none.
     arrays["completed_rounds"] = np.array([strategy.completed_rounds])
     arrays["seconds"] = np.array([seconds])
     write_arrays(file, arrays)
 
 
 def write_notes(run_directory: Path, state: Mapping[str, NDArray[Any]]) -> None:
-    """Write a part of a strategy's state that holds even if the round is never completed."""
+    """Write state that is valid even if the round is never completed."""
     file = notes_file(run_directory)
     file.parent.mkdir(exist_ok=True)
     write_arrays(file, {name: np.ascontiguousarray(array) for name, array in state.items()})
 
 
 def read_checkpoint(run_directory: Path) -> Checkpoint:
-    """Read a run directory's checkpoint and notes; an empty one if no round was completed.
+    """Read a run's checkpoint and notes; the checkpoint is empty if no round was completed.
 
     Raises
     ------
@@ -93,11 +93,11 @@ def read_checkpoint(run_directory: Path) -> Checkpoint:
         return Checkpoint(
             completed_rounds=int(arrays["completed_rounds"][0]),
             state={**_part(arrays, "state/"), **notes},
-            # Runs from before legs were summed have none.
+            # Older runs did not record it.
             seconds=float(arrays.get("seconds", np.zeros(1))[0]),
         )
     except (SafetensorError, OSError, KeyError, IndexError) as error:
-        remedy = f"the run cannot go on: remove {run_directory} and do it again"
+        remedy = f"the run cannot be continued: remove {run_directory} and run it again"
         raise damaged(file, str(error), remedy) from None
 
 
@@ -106,10 +106,9 @@ def _part(arrays: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any
 
 
 def keep_last_memories(run_directory: Path) -> None:
-    """Remove all but the newest memory of every client, where they are in the run directory.
+    """Remove all but the newest memory of every client in the run directory.
 
-    While a run goes on, two are kept, since the newest round may have to be repeated, and notes on
-    what is unfinished.
+    During a run, two memories are kept, since the newest round may have to be repeated.
     """
     for notes in clients_folder(run_directory).rglob(NOTES):
         notes.unlink()
@@ -120,5 +119,5 @@ def keep_last_memories(run_directory: Path) -> None:
 
 
 def remove_checkpoint(run_directory: Path) -> None:
-    """Give the room of a finished run's checkpoint back; the run can then not be continued."""
+    """Remove the checkpoint of a finished run to save space; it can then not be continued."""
     shutil.rmtree(run_directory / "checkpoint", ignore_errors=True)

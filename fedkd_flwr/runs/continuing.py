@@ -1,7 +1,7 @@
-"""Which settings may change when a run goes on.
+"""Which settings may change when a run is continued.
 
-The numbers of a run that goes on are those of one that never stopped, so nothing that they
-depend on may change, but for the number of rounds, which may grow.
+A continued run gives the same numbers as one that never stopped. So no setting that they depend
+on may change, except that the number of rounds may grow.
 """
 
 from collections.abc import Mapping
@@ -21,26 +21,26 @@ ROUNDS = "num-server-rounds"
 """The key of the planned rounds."""
 
 OF_THE_CALL = ("output-dir", "resume")
-"""Keys that say that a run goes on, and where it is now."""
+"""Keys that say that a run is continued, and where it is now."""
 
 MAY_CHANGE = (
     ROUNDS,
     # Clients would not find their memory in another folder.
     *(key for key in PLACE_KEYS if key not in (*OF_THE_CALL, "state-dir")),
 )
-"""Keys that say how long a run goes on, and where and how it takes place."""
+"""Keys for the number of rounds, and for where and how a run is computed."""
 
 Changes = dict[str, tuple[Any, Any]]
-"""Old and new value of the keys that differ."""
+"""Old and new value of each key that differs."""
 
 
 def recorded_config(run: Run) -> dict[str, Any]:
-    """Return the flat config that a run was started with; it may have been moved since.
+    """Return the flat config of a run, which may have been moved.
 
     Raises
     ------
     DamagedRunError
-        If it is no run config.
+        If the file does not hold a valid run config.
     RunDirectoryError
         If it was started with Python objects that this process does not have.
     """
@@ -49,8 +49,8 @@ def recorded_config(run: Run) -> dict[str, Any]:
         recorded = dict(read_config(run.config).flat())
     except ConfigError as error:
         raise DamagedRunError(
-            f"{run.path / 'config.json'} holds no run config: {error} "
-            "Continue with the version of fedkd-flwr that wrote it, or do the run again."
+            f"{run.path / 'config.json'} holds no valid run config: {error} "
+            "Continue with the version of fedkd-flwr that wrote it, or run it again."
         ) from None
     was = Path(str(recorded["output-dir"]))
     for key in ("state-dir", "models-dir"):
@@ -79,31 +79,31 @@ def _require_objects(run: Run) -> None:
 
 
 def changeable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a flat run config that may be another when a run goes on."""
+    """Return the part of a flat run config that may change when a run is continued."""
     return {key: config[key] for key in MAY_CHANGE}
 
 
 def changed_settings(run: Run, wanted: Configuration) -> Changes:
-    """Return what changes when a run goes on, after making sure that it can.
+    """Return what changes when a run is continued, after checking that it may.
 
     Parameters
     ----------
     run : Run
         Stopped or finished.
     wanted : Configuration
-        The config with which it is to go on.
+        The new config.
 
     Returns
     -------
     dict of str to tuple
-        Old and new value of the keys that differ.
+        Old and new value of each key that differs.
 
     Raises
     ------
     RunDirectoryError
-        If the run is finished and there are no more rounds to do, or its checkpoint is gone.
+        If the run is finished and no rounds are added, or its checkpoint is gone.
     ConfigError
-        If a key differs that has to stay.
+        If a key differs that must not change.
     """
     recorded = recorded_config(run)
     changes = {
@@ -114,8 +114,8 @@ def changed_settings(run: Run, wanted: Configuration) -> Changes:
     refused = [key for key in changes if key not in MAY_CHANGE]
     if refused:
         raise ConfigError(
-            f"{run.path} goes on with the settings that it was started with, and "
-            f"{', '.join(refused)} would differ; what may change is {', '.join(MAY_CHANGE)}."
+            f"{run.path} cannot be continued with another {', '.join(refused)}; "
+            f"only {', '.join(MAY_CHANGE)} may change."
         )
     _require_growth(wanted, recorded[ROUNDS])
     _require_continuable(run, wanted.run.plan.num_server_rounds)
@@ -123,7 +123,7 @@ def changed_settings(run: Run, wanted: Configuration) -> Changes:
 
 
 def described(changes: Changes) -> str:
-    """Return changes in one line, ``num-server-rounds 20 → 40, device auto → cpu``."""
+    """Describe changes in one line: ``num-server-rounds 20 → 40, device auto → cpu``."""
     return ", ".join(
         f"{key} {before if before != '' else 'none'} → {now if now != '' else 'none'}"
         for key, (before, now) in changes.items()
@@ -131,21 +131,23 @@ def described(changes: Changes) -> str:
 
 
 def _require_growth(wanted: Configuration, before: int) -> None:
-    """Refuse fewer rounds, and more where each depends on how many are planned."""
+    """Refuse fewer rounds, and more rounds where results depend on the planned number."""
     run, now = wanted.run, wanted.run.plan.num_server_rounds
     if now < before:
-        raise ConfigError(f"{ROUNDS} = {now} is less than the run's {before}; it can only grow.")
+        raise ConfigError(
+            f"{ROUNDS} = {now} is less than the {before} rounds of the run; it can only grow."
+        )
     if now == before:
         return
-    another = f"so that {now} rounds are another run than {before}; do a new one."
+    new_run = f"so {now} rounds need a new run."
     schedule = run.training.learning_rate_schedule
     if schedule != "constant":
         raise ConfigError(
-            f"learning-rate-schedule = {schedule} spans the planned rounds, {another}"
+            f"learning-rate-schedule = {schedule} depends on the planned rounds, {new_run}"
         )
     if setting := run.method.strategy.spanning_setting(run.plan, wanted.settings):
         raise ConfigError(
-            f"By {setting} the numbers of {run.strategy} depend on the planned rounds, {another}"
+            f"With {setting}, the results of {run.strategy} depend on the planned rounds, {new_run}"
         )
 
 
@@ -155,45 +157,45 @@ def _require_continuable(run: Run, rounds: int) -> None:
     completed = run.summary["rounds"]
     if rounds <= completed:
         raise RunDirectoryError(
-            f"{run.path} holds a finished run; nothing to resume, unless {ROUNDS} grows "
-            f"above {completed}."
+            f"{run.path} holds a finished run; to add rounds, type "
+            f"-c {ROUNDS}=N with N above {completed}."
         )
     if not server_file(run.path).exists():
         raise RunDirectoryError(
-            f"{run.path} holds a finished run without its checkpoint, which more rounds would "
-            "start from; do a new run with more rounds."
+            f"{run.path} holds a finished run without its checkpoint, so no rounds can be added; "
+            "start a new run with more rounds."
         )
 
 
 def require_memories(run: Run, state_dir: str) -> None:
-    """Make sure that clients on this machine find what they remember of a run's last round.
+    """Check that clients on this machine find their memory of a run's last round.
 
-    A client without its memory would start over in silence, in the middle of the run.
+    A client without its memory would restart from scratch in the middle of the run.
 
     Raises
     ------
     RunDirectoryError
-        If rounds are complete and no client has a memory of the last, or one is damaged or was
-        removed to make room for later runs.
+        If rounds are complete and no client has a memory of the last one, or if a memory is
+        damaged or was evicted for later runs.
     """
     completed = read_checkpoint(run.path).completed_rounds
     if not completed:
         return
     run_id = str(run.description.get("id", ""))
     if not run_id or not state_dir or not _any_remembers(run_id, Path(state_dir), completed):
-        where = f"in the state-dir {state_dir}" if state_dir else "kept, for want of a state-dir"
-        learned = f"what its clients learned in round {completed}"
-        raise RunDirectoryError(f"{run.path} cannot go on: {learned} is not {where}.")
+        where = f"found in the state-dir {state_dir}" if state_dir else "kept without a state-dir"
+        missing = f"its clients' memory of round {completed}"
+        raise RunDirectoryError(f"{run.path} cannot be continued: {missing} is not {where}.")
     try:
         for memory in files_to_start_from(Path(state_dir) / run_id, completed + 1):
             require_readable(memory)
     except DamagedMemoryError as error:
         raise DamagedRunError(str(error)) from None
     except ForgottenRunError as error:
-        raise RunDirectoryError(f"{run.path} cannot go on: {error}.") from None
+        raise RunDirectoryError(f"{run.path} cannot be continued: {error}.") from None
 
 
 def _any_remembers(run_id: str, state_dir: Path, server_round: int) -> bool:
-    """Return whether an archive of this process's clients, or a client, has memory of a round."""
+    """Return whether any client, or an archive of clients, has memory of a round."""
     folders = (state_dir / run_id, *state_dir.glob(f"*/{run_id}"))
     return any(memory_file(folder, server_round).exists() for folder in folders)

@@ -1,23 +1,23 @@
-"""The run directory, written as a run goes.
+"""The run directory, written during the run.
 
 ==================  =================================================================
-``config.json``     everything needed to repeat the run, versions included
+``config.json``     everything needed to repeat the run, including versions
 ``split.json``      a line for each client: its samples, by number and digest
-``rounds.jsonl``    one line a round
-``clients.jsonl``   one line a client and round
-``NAME.jsonl``      further tables of a method, one line a client and whatever it is about;
-                    ``new_clients`` has a line for each client that was not in the training
-``matrices.npz``    the method's matrices, one array each, rounds first
+``rounds.jsonl``    one line per round
+``clients.jsonl``   one line per client and round
+``NAME.jsonl``      further tables of a method, one line per client and subject;
+                    ``new_clients`` has a line for each client outside the training
+``matrices.npz``    the method's matrices, one array each; rounds are the first axis
 ``models/``         global models of the methods that need them, ``global-ROUND``;
                     personalized models on request, by partition-id
 ``checkpoint/``     what the run continues from: the server's state, the clients' memory
                     (in ``clients/``), and the lock of the process that writes
 ``summary.json``    written last: it marks a finished run
-``TRACKER/``        what trackers of experiments keep here, such as ``tensorboard/``
+``TRACKER/``        files of experiment trackers, such as ``tensorboard/``
 ==================  =================================================================
 
-Results are appended to, never rewritten, so a crash loses at most one round. Until the run is
-finished each round's matrices are files of their own in ``matrices/``.
+Results are appended, never rewritten, so a crash loses at most one round. Until the run is
+finished, each round's matrices are separate files in ``matrices/``.
 """
 
 import json
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
 class RunDirectory:
     """Writes one run; a `strategies.core.rounds.RunObserver`.
 
-    One process at a time: `create` and `reopen` lock the directory until `close`, or until
-    the process is gone, however it ends.
+    Only one process at a time may write: `create` and `reopen` lock the directory until `close`
+    or the end of the process.
 
     Parameters
     ----------
@@ -77,9 +77,9 @@ class RunDirectory:
     Attributes
     ----------
     observers : list of Observer
-        Are told of the run as it goes; see `watched_by`.
+        Are informed of the events of the run; see `watched_by`.
     keep_memories : callable, optional
-        Is called with each finished round, to write what clients of this process remember.
+        Is called with each completed round, to save the memory of clients in this process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -94,7 +94,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, configuration: "Configuration") -> "RunDirectory":
-        """Make a directory for a new run and record its config.
+        """Create the directory of a new run and record its config.
 
         Raises
         ------
@@ -118,28 +118,28 @@ class RunDirectory:
     def reopen(
         cls, path: Path, configuration: "Configuration"
     ) -> tuple["RunDirectory", Checkpoint]:
-        """Open the directory of a run that goes on, and take back what its checkpoint lacks.
+        """Open the directory of a run to continue it; drop what is newer than its checkpoint.
 
         Parameters
         ----------
         path : Path
             The run directory.
         configuration : Configuration
-            With which it goes on; see `fedkd_flwr.runs.continuing`.
+            The config of the continued run; see `fedkd_flwr.runs.continuing`.
 
         Returns
         -------
         RunDirectory
-            Goes on after the checkpoint's round.
+            Ready for the round after the checkpoint.
         Checkpoint
             Where the run stopped.
 
         Raises
         ------
         RunDirectoryError
-            If there is no run, it is finished, damaged, or another process is writing it.
+            If there is no run, or it is finished, damaged, or written by another process.
         ConfigError
-            If a setting differs that has to stay.
+            If a setting differs that must not change.
         """
         directory = cls(path)
         changed_settings(load_run(directory.path), configuration)
@@ -153,12 +153,12 @@ class RunDirectory:
 
     @property
     def run_id(self) -> str:
-        """The name under which clients remember the run; a resumed run has it too."""
+        """The id under which clients store their memory; a resumed run has the same."""
         return str(Run(self.path).description.get("id", ""))
 
     @property
     def seconds(self) -> float:
-        """How long the run has taken so far, without what was lost when it stopped."""
+        """Duration of the run so far, without the time of lost rounds."""
         return self._seconds_before + monotonic() - self._started_at
 
     def record_data(self, digests: Mapping[str, str], split: list[Row]) -> None:
@@ -169,7 +169,7 @@ class RunDirectory:
         Raises
         ------
         RunDirectoryError
-            If the disk refuses.
+            If the disk refuses to write.
         """
         description = Run(self.path).description
         recorded = description.get("data")
@@ -183,18 +183,18 @@ class RunDirectory:
             log(WARNING, "The %s of this run has changed since the run was started.", key)
 
     def watched_by(self, observers: Iterable[Observer]) -> None:
-        """Tell observers, in their order, that the run begins, and of all that follows."""
+        """Inform observers, in their order, of the start and all later events of the run."""
         for observer in observers:
             self.observers.append(observer)
             observer.run_started(Run(self.path))
 
     def round_finished(self, record: "RoundRecord", strategy: "PersonalizedStrategy") -> None:
-        """Append a round; the checkpoint comes last and completes it.
+        """Append a round; the checkpoint is written last and completes it.
 
         Raises
         ------
         RunDirectoryError
-            If the disk refuses; the run can be resumed from the round before.
+            If the disk refuses to write; the run can be resumed from the previous round.
         """
         try:
             for name, rows in {"clients": record.clients, **record.tables}.items():
@@ -211,19 +211,19 @@ class RunDirectory:
             go_on = f"continue with `fedkd run --resume {self.path}`"
             raise RunDirectoryError(
                 f"Round {record.server_round} cannot be written to {self.path} "
-                f"({error.strerror or error}); make room and "
+                f"({error.strerror or error}). Free space on the disk, then "
                 f"{go_on if self._has_rounds else 'start the run again'}."
             ) from error
         for observer in self.observers:
             observer.round_finished(record)
 
     def about_to_ask(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Write down a part of the state that a round which is cut off must not undo.
+        """Save state that must survive if the round is interrupted.
 
         Raises
         ------
         RunDirectoryError
-            If the disk refuses.
+            If the disk refuses to write.
         """
         with self._writing():
             write_notes(self.path, state)
@@ -234,13 +234,13 @@ class RunDirectory:
         Raises
         ------
         DamagedRunError
-            If it is not there, or cannot be read.
+            If it is missing or cannot be read.
         """
         file = self.path / "models" / f"global-{server_round:06d}.safetensors"
         try:
             return load_file(file)
         except (SafetensorError, OSError) as error:
-            remedy = f"the run cannot go on: remove {self.path} and do it again"
+            remedy = f"the run cannot be continued: remove {self.path} and run it again"
             raise damaged(file, str(error), remedy) from None
 
     def finish(self) -> Run:
@@ -249,7 +249,7 @@ class RunDirectory:
         Raises
         ------
         RunDirectoryError
-            If the disk refuses; the run can be resumed, and comes to its end at once.
+            If the disk refuses to write; the run can be resumed and then ends at once.
         """
         run = Run(self.path)
         with self._writing():
@@ -263,10 +263,9 @@ class RunDirectory:
         return Run(self.path)
 
     def give_up(self) -> None:
-        """Stop before the end, and remove what a new run has left that never completed a round.
+        """Stop early, and remove the files of a new run that never completed a round.
 
-        A run that completed one is left as it is, to be continued; so is one that has noted
-        something which must not be forgotten.
+        A run with a completed round, or with notes that must survive, stays and can be continued.
         """
         for observer in self.observers:
             observer.run_stopped()
@@ -284,7 +283,7 @@ class RunDirectory:
         remove_empty([self.path / "models", *self._made])
 
     def close(self) -> None:
-        """Let other processes continue the run."""
+        """Release the lock, so that other processes can continue the run."""
         if self._lock_file:
             self._lock_file.close()
         self._lock_file = None
@@ -294,13 +293,13 @@ class RunDirectory:
         return server_file(self.path).exists()
 
     def _describe(self, configuration: "Configuration") -> None:
-        """Write down what makes the directory that of a run."""
+        """Write the file that marks the directory as a run."""
         with self._writing():
             self._write_json("config.json", describe_run(configuration))
 
     def _continue(self, configuration: "Configuration") -> Checkpoint:
-        """Bring the files to where the checkpoint is, and note what changes."""
-        # It may have come to its end just before the lock was free.
+        """Bring the files back to the checkpoint's round, and record changed settings."""
+        # The run may have finished while this process waited for the lock.
         run = load_run(self.path)
         changes = changed_settings(run, configuration)
         if changes:
@@ -308,7 +307,7 @@ class RunDirectory:
         checkpoint = read_checkpoint(self.path)
         completed = checkpoint.completed_rounds
         if not completed and len(run.round_rows) > 1:
-            remedy = f"the run cannot go on: remove {self.path} and do it again"
+            remedy = f"the run cannot be continued: remove {self.path} and run it again"
             raise damaged(server_file(self.path), "it is missing", remedy)
         run.require_rounds(completed)
         with self._writing():
@@ -321,7 +320,7 @@ class RunDirectory:
         return checkpoint
 
     def _forget_after(self, completed_rounds: int) -> None:
-        """Drop lines and matrices of rounds that the checkpoint does not know of."""
+        """Drop lines and matrices of rounds after the checkpoint."""
         run = Run(self.path)
         tables = {"rounds": run.round_rows, "clients": run.client_rows, **run.further_rows}
         for name, rows in tables.items():
@@ -332,18 +331,18 @@ class RunDirectory:
                 file.unlink()
 
     def _require_matrices(self, before: Run, completed_rounds: int) -> None:
-        """Find a lost or damaged matrix now, and not when they are gathered at the end."""
+        """Find missing or damaged matrices now instead of at the end of the run."""
         there = {name: len(matrices) for name, matrices in Run(self.path).matrices.items()}
         due = before.summary.get("matrices", []) if before.summary else []
         for name in {*there, *due}:
             rounds = there.get(name, 0)
             if rounds != completed_rounds:
                 reason = f"{name} is there for {rounds} of {completed_rounds} rounds"
-                remedy = f"the run cannot go on: remove {self.path} and do it again"
+                remedy = f"the run cannot be continued: remove {self.path} and run it again"
                 raise damaged(self.path / "matrices.npz", reason, remedy)
 
     def _note_continuation(self, run: Run, completed_rounds: int, changes: Changes) -> None:
-        """Record in ``config.json`` that the run goes on, and with which settings."""
+        """Record in ``config.json`` that the run is continued, and with which settings."""
         description = dict(run.description)
         config = {**run.config, **{key: value for key, (_, value) in changes.items()}}
         note = {"after_round": completed_rounds, "started": now(), "changes": changes}
@@ -376,7 +375,7 @@ class RunDirectory:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Say in one sentence that the disk refuses what is written meanwhile."""
+        """Turn errors of the disk into one sentence."""
         try:
             yield
         except OSError as error:
@@ -392,7 +391,7 @@ def _as_lines(rows: list[Row]) -> str:
 
 
 def _finite(row: Mapping[str, Any]) -> Row:
-    """Return a row that JSON can hold: a loss that is no number becomes null."""
+    """Return a row that JSON can hold: NaN and infinite losses become null."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in row.items()

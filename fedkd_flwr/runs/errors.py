@@ -1,4 +1,4 @@
-"""What can be wrong with a run directory."""
+"""Errors about run directories."""
 
 
 class RunDirectoryError(OSError):
@@ -6,4 +6,4 @@ class RunDirectoryError(OSError):
 
 
 class DamagedRunError(RunDirectoryError):
-    """A run directory with a file that cannot be read; the message names it, and the remedy."""
+    """A run directory with an unreadable file; the message names the file and the remedy."""

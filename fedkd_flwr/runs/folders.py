@@ -1,4 +1,4 @@
-"""Folders: where a run goes, and whether one can be written before any client works."""
+"""Folders of runs: their names, and checks before any client works."""
 
 import contextlib
 import tempfile
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def default_run_directory(configuration: "Configuration", parent: Path) -> Path:
-    """Return a new directory's path, named after method, data, seed and time."""
+    """Return the path of a new directory, named after method, data, seed and time."""
     run = configuration.run
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
     data, seed = run.data, run.plan.seed
@@ -28,27 +28,27 @@ def absolute(path: str | Path) -> Path:
     Raises
     ------
     RunDirectoryError
-        If there can be no such path.
+        If the path is not valid.
     """
     try:
         found = Path(path).expanduser().resolve()
-        # The operating system has its say on a name's length when it is asked.
+        # The operating system refuses names that are too long only when it is asked.
         found.exists()
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise RunDirectoryError(f"{str(path)!r} cannot be a path: {reason}.") from None
+        raise RunDirectoryError(f"{str(path)!r} is not a valid path: {reason}.") from None
     return found
 
 
 def require_writable(folder: Path, name: str) -> None:
-    """Make sure that files can be written to a folder, without leaving anything there.
+    """Check that files can be written to a folder; leave nothing there.
 
     Parameters
     ----------
     folder : Path
         Need not exist.
     name : str
-        What to call it in the error, such as ``models-dir``.
+        How the error calls it, such as ``models-dir``.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def require_writable(folder: Path, name: str) -> None:
 
 
 def require_new(path: Path) -> None:
-    """Make sure that a new run can be written to a directory, without leaving anything there.
+    """Check that a new run can be written to a directory; leave nothing there.
 
     Raises
     ------
@@ -82,8 +82,8 @@ def require_new(path: Path) -> None:
 
 
 def remove_empty(folders: list[Path]) -> None:
-    """Remove those of some folders that are empty, the innermost given first."""
+    """Remove the empty ones of some folders; inner folders come first."""
     for folder in folders:
-        # A folder that is gone, or that somebody has used since, is none of ours.
+        # The folder may be gone, or hold files of somebody else.
         with contextlib.suppress(OSError):
             folder.rmdir()

@@ -1,4 +1,4 @@
-"""The lock of a run directory: one process at a time writes a run."""
+"""The lock of a run directory: only one process at a time writes a run."""
 
 import contextlib
 import errno
@@ -17,11 +17,11 @@ if sys.platform != "win32":
     import fcntl
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-"""How a file system says that it knows no locks, as some network file systems do."""
+"""Errors of file systems without locks, such as some network file systems."""
 
 
 def lock_directory(path: Path) -> IO[str]:
-    """Keep other processes from writing a run directory.
+    """Lock a run directory against other processes.
 
     Parameters
     ----------
@@ -31,12 +31,12 @@ def lock_directory(path: Path) -> IO[str]:
     Returns
     -------
     file
-        Holds the lock until it is closed, or until the process is gone, however it ends.
+        Holds the lock until it is closed or the process ends.
 
     Raises
     ------
     RunDirectoryError
-        If another process holds the lock; with its name.
+        If another process holds the lock; with its process id.
     """
     folder = path / "checkpoint"
     try:
@@ -52,7 +52,7 @@ def lock_directory(path: Path) -> IO[str]:
             f"{path} is being written by {holder}; stop that run "
             "(`flwr stop`, or end the process) before you continue it."
         )
-    # On a full disk the lock holds without a name.
+    # On a full disk the lock works without the name of its holder.
     with contextlib.suppress(OSError):
         file.truncate()
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -62,7 +62,7 @@ def lock_directory(path: Path) -> IO[str]:
 
 
 def _lock_exclusively(file: IO[str]) -> bool:
-    """Lock a file for this process; return whether that worked, at once."""
+    """Try to lock a file for this process; return whether it worked, without waiting."""
     if sys.platform == "win32":
         return True
     try:
@@ -74,7 +74,7 @@ def _lock_exclusively(file: IO[str]) -> bool:
             raise RunDirectoryError(f"{file.name} cannot be locked: {error.strerror}.") from error
         log(
             WARNING,
-            "%s is on a file system without locks: see that no second run writes there",
+            "%s is on a file system without locks: make sure that no other run writes there",
             Path(file.name).parent.parent,
         )
     return True

@@ -1,4 +1,4 @@
-"""Who is told of a run while its directory is written: progress bars, trackers, listeners."""
+"""Observers of a run: progress bars, trackers and listeners."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,27 +8,27 @@ from strategies.core.rounds import RoundRecord
 
 
 class Observer:
-    """Is told of a run as it goes; a subclass overrides what it wants to hear.
+    """Is informed of the events of a run; subclasses override the methods that they need.
 
-    What it is told is in the run directory already. The first call is `run_started`, the last
-    either `run_finished` or `run_stopped`.
+    Each event is in the run directory before observers are informed. The first call is
+    `run_started`, the last either `run_finished` or `run_stopped`.
     """
 
     def run_started(self, run: Run) -> None:
-        """Hear that a run begins, or goes on after the rounds that it has."""
+        """Handle the start of a run, or the continuation of one that has rounds already."""
 
     def round_finished(self, record: RoundRecord) -> None:
-        """Hear of a round that is complete."""
+        """Handle a completed round."""
 
     def run_finished(self, summary: Mapping[str, Any]) -> None:
-        """Hear of the end, with what ``summary.json`` holds."""
+        """Handle the end of the run, with the content of ``summary.json``."""
 
     def run_stopped(self) -> None:
-        """Hear that the run ends before its end; it may be continued, by another process."""
+        """Handle an early stop; another process may continue the run."""
 
 
 class RowObserver(Observer):
-    """Passes each finished round's row on to a function.
+    """Passes the row of each completed round to a function.
 
     Parameters
     ----------
@@ -40,5 +40,5 @@ class RowObserver(Observer):
         self._listener = listener
 
     def round_finished(self, record: RoundRecord) -> None:
-        """Pass the row on."""
+        """Pass the row to the function."""
         self._listener(record.row)

@@ -1,4 +1,4 @@
-"""A run directory read back: settings, rounds, clients, matrices and summary."""
+"""Reading a run directory: settings, rounds, clients, matrices and summary."""
 
 import json
 import zipfile
@@ -23,28 +23,28 @@ Row = dict[str, Any]
 """One line of ``rounds.jsonl``, ``clients.jsonl`` or a method's further table."""
 
 Types = Mapping[str, type | tuple[type, ...]]
-"""What a JSON object has to hold."""
+"""Names and types that a JSON object must hold."""
 
 CONFIG: Types = {"strategy": str, "seed": int, "num-clients": int, "num-server-rounds": int}
-"""What every run config holds, whatever else has a default."""
+"""Keys that every run config holds."""
 
 CLIENT_KEYS = ("round", "partition_id")
-"""What every line about a client holds."""
+"""Keys that every line about a client holds."""
 
 RESULT = (dict, type(None))
-"""A round's accuracy, or nothing where no client was evaluated."""
+"""A round's accuracy, or null where no client was evaluated."""
 
 SUMMARY: Types = {
     "strategy": str, "rounds": int, "seconds": float, "last_round": RESULT,
     "validation_round": RESULT, "numbers_up": int, "numbers_down": int, "bytes_up": int,
     "bytes_down": int, "failures": int,
 }  # fmt: skip
-"""What every summary holds."""
+"""Keys that every summary holds."""
 
 NO_ARRAYS = (
     OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-"""How NumPy and the zip archive say that a file holds no arrays."""
+"""Errors of NumPy and zipfile about a file without arrays."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Run:
 
     @cached_property
     def round_rows(self) -> list[Row]:
-        """One row a round, rounds 1, 2, 3, … in order."""
+        """One row per round: rounds 1, 2, 3, … in order."""
         rows = self._rows("rounds.jsonl", ("round",))
         if [row["round"] for row in rows] != list(range(1, len(rows) + 1)):
             raise self._damaged_lines("rounds.jsonl", "rounds are missing or out of order")
@@ -83,7 +83,7 @@ class Run:
 
     @cached_property
     def client_rows(self) -> list[Row]:
-        """One row a client and round."""
+        """One row per client and round."""
         return self._rows("clients.jsonl", CLIENT_KEYS)
 
     @cached_property
@@ -93,21 +93,21 @@ class Run:
         return {name: self._rows(f"{name}.jsonl", CLIENT_KEYS) for name in sorted(names)}
 
     def table(self, name: str) -> "pd.DataFrame":
-        """Return a further table of the method, empty where it has none of that name."""
+        """Return a further table of the method; empty if there is none of that name."""
         import pandas as pd
 
         return pd.DataFrame(self.further_rows.get(name, []))
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
-        """One row a round."""
-        import pandas as pd  # deferred: whoever only writes or continues runs needs no frames
+        """One row per round."""
+        import pandas as pd  # deferred: writing and continuing runs needs no data frames
 
         return pd.DataFrame(self.round_rows)
 
     @cached_property
     def clients(self) -> "pd.DataFrame":
-        """One row a client and round."""
+        """One row per client and round."""
         import pandas as pd
 
         return pd.DataFrame(self.client_rows)
@@ -119,7 +119,7 @@ class Run:
         rounds: dict[str, list[NDArray[Any]]] = defaultdict(list)
         for file in sorted((self.path / "matrices").glob("*.npy")):
             name, _, server_round = file.stem.rpartition("-")
-            # Of a run that was cut after gathering, or goes on after its end, both are there.
+            # A run that was stopped after gathering, or was extended, has both.
             if int(server_round) > len(gathered.get(name, ())):
                 rounds[name].append(self._matrix(file))
         for name, later in rounds.items():
@@ -130,7 +130,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run is finished."""
         return (self.path / "summary.json").exists()
 
     @cached_property
@@ -138,16 +138,16 @@ class Run:
         """Content of ``summary.json``; None for an unfinished run."""
         if not self.finished:
             return None
-        remedy = f"remove it, and `fedkd run --resume {self.path}` writes it anew"
+        remedy = f"remove it, and `fedkd run --resume {self.path}` writes a new one"
         return _read_object(self.path / "summary.json", SUMMARY, remedy)
 
     def check(self) -> None:
-        """Read every file once, so that damage is found here and not half-way through.
+        """Read every file once, so that damage is found early.
 
         Raises
         ------
         DamagedRunError
-            With the file, what is wrong with it, and what to do.
+            With the file, what is wrong with it, and the remedy.
         """
         _ = self.description, self.round_rows, self.client_rows, self.further_rows
         if self.summary:
@@ -157,12 +157,12 @@ class Run:
             raise self._damaged_matrices(archive)
 
     def require_rounds(self, rounds: int) -> None:
-        """Make sure that rounds are there, from the first to a last one.
+        """Check that no round is missing.
 
         Raises
         ------
         DamagedRunError
-            If lines are lost.
+            If lines are missing.
         """
         if len(self.round_rows) < rounds:
             reason = f"it holds {len(self.round_rows)} of {rounds} rounds"
@@ -172,7 +172,7 @@ class Run:
             raise self._damaged_lines("clients.jsonl", f"it has no line of round {min(lost)}")
 
     def _rows(self, name: str, keys: tuple[str, ...]) -> list[Row]:
-        """Return the rows of a file of JSON lines; a last line that a crash cut is passed over."""
+        """Return the rows of a file of JSON lines; an incomplete last line is ignored."""
         file = self.path / name
         if not file.exists():
             return []
@@ -210,8 +210,8 @@ class Run:
 
     @property
     def _redo(self) -> str:
-        """The remedy for what cannot be done without."""
-        return f"restore it from a copy, or remove {self.path} and do the run again"
+        """The remedy for a damaged file that is necessary."""
+        return f"restore it from a copy, or remove {self.path} and run it again"
 
     def _damaged_lines(self, name: str, reason: str) -> DamagedRunError:
         return damaged(self.path / name, reason, self._redo)
@@ -222,12 +222,12 @@ class Run:
 
 
 def load_run(path: str | Path) -> Run:
-    """Open a run directory, after making sure that all of it can be read.
+    """Open a run directory after checking that all of it can be read.
 
     Parameters
     ----------
     path : str or Path
-        A directory that a run was written to.
+        The run directory.
 
     Returns
     -------
@@ -255,7 +255,7 @@ def damaged(file: Path, reason: str, remedy: str) -> DamagedRunError:
 
 
 def _read_object(file: Path, needed: Types, remedy: str) -> dict[str, Any]:
-    """Read a JSON object that has to hold some names."""
+    """Read a JSON object and check its names and types."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -270,7 +270,7 @@ def _require_types(file: Path, content: Any, needed: Types, remedy: str) -> None
         raise damaged(file, "it holds no JSON object", remedy)
     for name, kind in needed.items():
         if name not in content or not isinstance(content[name], kind):
-            raise damaged(file, f"{name} is missing or of another type", remedy)
+            raise damaged(file, f"{name} is missing or has the wrong type", remedy)
 
 
 def _is_whole_archive(path: Path) -> bool:

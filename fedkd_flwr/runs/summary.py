@@ -1,4 +1,4 @@
-"""What a run is summed up in: ``config.json`` before it, ``summary.json`` after it."""
+"""The content of ``config.json``, written first, and ``summary.json``, written last."""
 
 import uuid
 from datetime import UTC, datetime
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
 
 NEW = "new_"
-"""Begins the columns of a round that are about new clients."""
+"""Prefix of a round's columns about new clients."""
 
 COUNTED = ("numbers_up", "numbers_down", "numbers_down_broadcast", "bytes_up", "bytes_down")
-"""Traffic that is summed over rounds."""
+"""Traffic columns that are summed over rounds."""
 
 
 def describe_run(configuration: "Configuration") -> dict[str, Any]:
@@ -28,27 +28,28 @@ def describe_run(configuration: "Configuration") -> dict[str, Any]:
 
 
 def now() -> str:
-    """Return the time, as files of a run hold it."""
+    """Return the time in the format of the run's files."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def summarize(run: Run, seconds: float) -> dict[str, Any]:
-    """Return what ``summary.json`` holds.
+    """Return the content of ``summary.json``.
 
-    Accuracy is reported at the last round, and at the round whose mean validation accuracy is
-    best (the earliest of equals) where there is validation data; never at the best test round.
+    Accuracy is reported at the last round. With validation data, it is also reported at the round
+    with the best mean validation accuracy, the earliest of equals. The best test round is never
+    reported.
 
     Parameters
     ----------
     run : Run
         With all its rounds.
     seconds : float
-        How long they took, all legs of a resumed run together.
+        Duration over all processes that continued the run.
     """
     rows = run.round_rows
     evaluated = [row for row in rows if row["accuracy_mean"] is not None]
     every = run.config.get("evaluate-every", 1)
-    # Before it grew, a run may have ended with a round that it would else not have evaluated.
+    # A run that was extended evaluated its former last round in addition.
     due = [row for row in evaluated if row["round"] % every == 0 or row is rows[-1]]
     validated = [row for row in due if row["validation_accuracy_mean"] is not None]
     # `max` returns the first of equals.
@@ -67,13 +68,13 @@ def summarize(run: Run, seconds: float) -> dict[str, Any]:
 
 
 def _of_new_clients(row: Row) -> Row | None:
-    """Return what a round tells of new clients, without the prefix; None without such."""
+    """Return a round's values about new clients without the prefix; None without new clients."""
     own = {name.removeprefix(NEW): value for name, value in row.items() if name.startswith(NEW)}
     return {"round": row["round"], **own} if own else None
 
 
 def _result(row: Row) -> dict[str, float | None]:
-    """Return a round's number and its statistics over clients."""
+    """Return a round's number and statistics over clients."""
     return {
         name: None if value is None else float(value)
         for name, value in row.items()

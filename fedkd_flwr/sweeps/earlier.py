@@ -1,4 +1,4 @@
-"""What earlier attempts at a run of a sweep left: a finished run, one to go on with, or neither."""
+"""What earlier attempts left of a sweep's run: a finished run, one to continue, or neither."""
 
 import itertools
 from collections.abc import Mapping
@@ -21,29 +21,29 @@ from fedkd_flwr.runs import (
 from fedkd_flwr.runs.lock import lock_directory
 
 EXTRAS = ("models-dir", "keep-best", "measures", "tracker")
-"""Keys that no number of a run depends on, and that leave something more of it."""
+"""Keys that add files or columns and do not change other results."""
 
 
 def finished_run(path: Path, values: Mapping[str, Scalar]) -> Run | None:
-    """Return the finished run of a directory, if there is one with these settings."""
+    """Return the finished run of a directory if it has these settings."""
     run = _run_with(path, values)
     return run if run and run.finished else None
 
 
-def rounds_to_go_on_from(path: Path, values: Mapping[str, Scalar]) -> int:
-    """Return how many rounds of a stopped run need not be done again.
+def rounds_to_continue_from(path: Path, values: Mapping[str, Scalar]) -> int:
+    """Return how many rounds of a stopped run need not be repeated.
 
     Parameters
     ----------
     path : Path
         The run directory, which may be missing.
     values : mapping
-        The flat run config that the run has in the sweep.
+        The flat run config of the run in the sweep.
 
     Returns
     -------
     int
-        0 if there is no such run, it has other settings, or lacks what it would go on from.
+        0 if there is no such run, it has other settings, or it cannot be continued.
     """
     run = _run_with(path, values)
     if run is None or run.finished:
@@ -59,7 +59,7 @@ def rounds_to_go_on_from(path: Path, values: Mapping[str, Scalar]) -> int:
 
 
 def require_unlocked(path: Path) -> None:
-    """Make sure that no other process is writing a run.
+    """Check that no other process is writing a run.
 
     Raises
     ------
@@ -67,16 +67,16 @@ def require_unlocked(path: Path) -> None:
         If one is.
     """
     if path.exists():
-        lock_directory(path).close()  # a folder with an open file cannot be renamed everywhere
+        lock_directory(path).close()  # some systems cannot rename a folder with an open file
 
 
 def move_aside(path: Path) -> None:
-    """Keep what an earlier attempt left behind, out of the way of the next.
+    """Move what an earlier attempt left to the folder ``aside``.
 
     Raises
     ------
     RunDirectoryError
-        If the disk refuses.
+        If the disk refuses to move it.
     """
     if not path.exists():
         return
@@ -92,14 +92,14 @@ def move_aside(path: Path) -> None:
 
 
 def done_without(run: Run, values: Mapping[str, Scalar]) -> list[str]:
-    """Return which extras of a sweep a finished run lacks, since it was done before.
+    """Return which extras of a sweep an earlier finished run lacks.
 
     Parameters
     ----------
     run : Run
         A finished run.
     values : mapping
-        The flat run config that it has in the sweep.
+        Its flat run config in the sweep.
 
     Returns
     -------
@@ -117,7 +117,7 @@ def done_without(run: Run, values: Mapping[str, Scalar]) -> list[str]:
 
 
 def _run_with(path: Path, values: Mapping[str, Any]) -> Run | None:
-    """Return the run of a directory; not one from before a default changed, nor a damaged one."""
+    """Return the run of a directory if it is intact and has these settings."""
     try:
         run = load_run(path)
     except RunDirectoryError:

@@ -1,4 +1,4 @@
-"""Doing the runs of a sweep, one by one or side by side."""
+"""Do the runs of a sweep, one by one or in parallel."""
 
 import json
 import traceback
@@ -30,7 +30,7 @@ from fedkd_flwr.sweeps.earlier import (
     finished_run,
     move_aside,
     require_unlocked,
-    rounds_to_go_on_from,
+    rounds_to_continue_from,
 )
 from fedkd_flwr.sweeps.folder import require_own_folder, sweep_folder
 from fedkd_flwr.sweeps.grid import Part, read_sweep, run_labels
@@ -38,34 +38,34 @@ from fedkd_flwr.sweeps.side_by_side import SideBySide
 from strategies.core.flower import log
 
 State = Literal["started", "continued", "finished", "failed", "skipped"]
-"""How far a run of a sweep is."""
+"""State of a run of a sweep."""
 
 
 @dataclass(frozen=True)
 class SweepProgress:
-    """What is told of one run of a sweep.
+    """An event of one run of a sweep.
 
     Attributes
     ----------
     number, total : int
-        Which run of how many, counted from 1.
+        Position of the run, counted from 1, and number of runs.
     name : str
         Name of its directory.
     label : str
-        The method, and the settings that tell the run from the others.
+        The method, and the settings in which the run differs from others.
     state : str
-        ``started``, or ``continued`` where it was stopped before, then ``finished`` or
-        ``failed``; ``skipped`` where it was finished before.
+        ``started``, or ``continued`` if it was stopped before; then ``finished`` or ``failed``.
+        ``skipped`` if it was finished before.
     rounds : int
-        How many the run has.
+        Planned rounds.
     completed : int
-        How many of them were done when it was continued.
+        Rounds that were complete when it was continued.
     run : Run or None
-        The run, where it is finished or skipped.
+        The run, if it is finished or skipped.
     error : str
-        Why it failed, else empty.
+        Why it failed; otherwise empty.
     done_without : tuple of str
-        Where it is skipped: keys of what is asked for now, and was not when it was done.
+        If it is skipped: keys of extras that the sweep asks for and the run lacks.
     """
 
     number: int
@@ -86,22 +86,22 @@ SweepListener = Callable[[str, Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class SweepRun:
-    """What it takes to do one run of a sweep, in this process or another.
+    """One run of a sweep, with everything that any process needs to do it.
 
     Attributes
     ----------
     number, total : int
-        Which run of how many, counted from 1.
+        Position of the run, counted from 1, and number of runs.
     label : str
-        The method, and the settings that tell the run from the others.
+        The method, and the settings in which the run differs from others.
     path : Path
         Its directory.
     values : mapping
         Its flat run config.
     engine : str
-        Where it takes place.
+        Where its clients run.
     completed : int
-        Rounds that an earlier attempt has done, from which this one goes on.
+        Rounds of an earlier attempt that need not be repeated.
     """
 
     number: int
@@ -119,18 +119,18 @@ class SweepRun:
 
     @property
     def threads(self) -> int:
-        """Threads that it asks for; 0 if it leaves that to PyTorch."""
+        """Its number of threads; 0 leaves the choice to PyTorch."""
         return int(self.values["torch-threads"])
 
     def with_threads(self, threads: int) -> "SweepRun":
-        """Return the run with a number of threads, unless it has one of its own."""
+        """Return the run with a number of threads, unless it sets one."""
         return replace(self, values={**self.values, "torch-threads": self.threads or threads})
 
     def progress(self, state: State, run: Run | None = None, error: str = "") -> SweepProgress:
-        """Return what is told of the run."""
+        """Return an event of the run."""
         rounds = int(self.values["num-server-rounds"])
-        told = (self.number, self.total, self.name, self.label, state, rounds)
-        return SweepProgress(*told, self.completed, run, error)
+        event = (self.number, self.total, self.name, self.label, state, rounds)
+        return SweepProgress(*event, self.completed, run, error)
 
 
 @dataclass(frozen=True)
@@ -151,13 +151,13 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":
-        """Describe an exception in words, which go from process to process whatever it is."""
+        """Describe an exception as text, which can be sent between processes."""
         lines = "".join(traceback.format_exception(error))
         return cls(type(error).__name__, str(error), lines)
 
 
 Ended = Generator[tuple[SweepRun, Failure | None], None, None]
-"""Runs as they end, each with why it failed, where it did."""
+"""Runs as they end, each with its failure or None."""
 
 
 def run_sweep(
@@ -174,46 +174,45 @@ def run_sweep(
     on_round: SweepListener | None = None,
     only: Part | None = None,
 ) -> list[Run]:
-    """Do the runs of a sweep that are not done yet.
+    """Do the runs of a sweep that are not finished.
 
-    A finished run is not repeated. One that was stopped goes on after its last complete round;
-    where that cannot be, it is moved to the folder ``aside`` and done anew. One that another
-    process is writing is left to it, as a failure of this sweep. A run that fails is recorded in
-    ``failures.jsonl`` and does not stop the others. Finished runs keep no checkpoint: they are
-    there to be compared, and the checkpoints of many would fill a disk.
+    A finished run is not repeated. A stopped run is continued after its last complete round. If
+    that is not possible, it is moved to the folder ``aside`` and rerun. A run that another process
+    is writing is not touched and counts as a failure. A failed run is recorded in
+    ``failures.jsonl`` and does not stop the others. Checkpoints of finished runs are removed,
+    since those of many runs would fill a disk.
 
-    Several runs at a time are tasks of Ray, each a process of its own. If the environment
-    variable ``RAY_ADDRESS`` names a cluster, they are spread over its machines, which need the
-    same packages, and the folder of the runs at the same path. Their numbers are those of one
-    run at a time with as many threads.
+    Parallel runs are Ray tasks, each in its own process. If the environment variable
+    ``RAY_ADDRESS`` names a cluster, they are spread over its machines. These need the same
+    packages, and the folder of the runs at the same path. Results equal those of one run at a time
+    with as many threads.
 
     Parameters
     ----------
     path : str or Path
         The sweep file.
     output_dir : str or Path, optional
-        Folder of the run directories, ``./runs/NAME-OF-THE-FILE`` if left out.
+        Folder of the run directories; by default ``./runs/NAME-OF-THE-FILE``.
     engine : str
         ``in-process`` or ``simulation``.
     on_run : callable, optional
-        Is told when a run starts and how it ends.
+        Is called when a run starts and when it ends.
     settings : mapping, optional
-        Settings that hold for every run, whatever the file says. With a ``models-dir`` each
-        run has a folder of its own in it.
+        Settings of every run; they override the file. With a ``models-dir``, each run has its own
+        folder in it.
     save_models : bool
-        Whether each run exports its personalized models into its own directory.
+        Whether each run saves its personalized models in its directory.
     jobs : int
         Runs at a time.
     cpus_per_run : int
-        Threads of a run that sets no ``torch-threads``, and the CPUs that Ray keeps for it; 0
-        for the most ``torch-threads`` of any run, or 1.
+        Threads of each run without ``torch-threads``, and CPUs that Ray reserves for it. 0 means
+        the largest ``torch-threads`` of any run, or 1.
     gpus_per_run : float
-        GPUs that Ray keeps for a run, which sees no other; with 0.5 two share one.
+        GPUs that Ray reserves for a run; the run sees no others. With 0.5, two runs share one.
     on_round : callable, optional
         Is called with a run's name and each of its finished rounds' rows.
     only : mapping, optional
-        The values that a run may have for some settings, such as ``{"seed": [0, 1]}``, if not
-        all runs are wanted.
+        Do only the runs with these values, such as ``{"seed": [0, 1]}``.
 
     Returns
     -------
@@ -257,13 +256,13 @@ def run_sweep(
                 continue
             try:
                 require_unlocked(run.path)
-                completed = rounds_to_go_on_from(run.path, run.values)
+                completed = rounds_to_continue_from(run.path, run.values)
                 if not completed:
                     move_aside(run.path)
             except RunDirectoryError as error:
                 fail(run, Failure.of(error))
                 continue
-            # Runs that begin at once would take it for theirs to remove after they have tried it.
+            # A run that creates the folder removes it if it fails, even while others use it.
             folder.mkdir(parents=True, exist_ok=True)
             begun = replace(run, completed=completed)
             tell(begun.progress("continued" if completed else "started"))
@@ -285,23 +284,23 @@ def run_sweep(
 
 
 def attempt(run: SweepRun, on_round: RoundListener | None = None) -> Failure | None:
-    """Do one run of a sweep; return why that failed, where it did."""
+    """Do one run of a sweep; return its failure or None."""
     try:
-        if not run.completed or not _went_on(run, on_round):
+        if not run.completed or not _continued(run, on_round):
             engines.run(run.values, engine=run.engine, output_dir=run.path, on_round=on_round)
         remove_checkpoint(run.path)
-    except Exception as error:  # whatever a method does, the others get their turn
+    except Exception as error:  # the other runs are done in any case
         return Failure.of(error)
     return None
 
 
-def _went_on(run: SweepRun, on_round: RoundListener | None) -> bool:
-    """Go on with a stopped run to its end; return whether that could be, else move it aside."""
+def _continued(run: SweepRun, on_round: RoundListener | None) -> bool:
+    """Continue a stopped run; if it is damaged, move it aside and return False."""
     changes = changeable(run.values)
     try:
         engines.resume(run.path, engine=run.engine, on_round=on_round, **changes)
     except DamagedRunError as error:
-        log(WARNING, "%s is done anew: %s", run.name, error)
+        log(WARNING, "%s is rerun: %s", run.name, error)
         move_aside(run.path)
         return False
     return True
@@ -318,16 +317,16 @@ def _side_by_side(
     together: SideBySide[SweepRun, Failure | None],
     listen: SweepListener,
 ) -> Ended:
-    """Do several runs at a time in processes of their own, whose rounds are read from files."""
-    told: dict[str, int] = {}
+    """Do runs in parallel processes; their rounds are read from their directories."""
+    seen: dict[str, int] = {}
 
     def look(running: Collection[SweepRun]) -> None:
         for run in running:
-            # A shared folder may show a file half-way; what a run ends with is read with care.
+            # On a shared folder a file may be incomplete; the final result is checked.
             with suppress(RunDirectoryError):
-                for row in Run(run.path).round_rows[told.get(run.name, run.completed) :]:
+                for row in Run(run.path).round_rows[seen.get(run.name, run.completed) :]:
                     listen(run.name, row)
-                    told[run.name] = row["round"]
+                    seen[run.name] = row["round"]
 
     with closing(together.over(runs, look)) as outcomes:
         for run, outcome in outcomes:
@@ -336,16 +335,16 @@ def _side_by_side(
 
 def _check_jobs(jobs: int, engine: str, configurations: Iterable[Configuration]) -> None:
     if jobs < 1:
-        raise ConfigError(f"jobs = {jobs} is less than the one run that there is at least.")
+        raise ConfigError(f"jobs = {jobs} is less than 1.")
     if jobs == 1:
         return
     if engine != "in-process":
         raise ConfigError(
-            f"Runs are done side by side by the engine in-process alone; the engine {engine} "
-            "takes jobs = 1, since it spreads the clients of one run."
+            f"Parallel runs need the engine in-process; with the engine {engine}, which runs "
+            "clients in parallel, type --jobs 1."
         )
     for configuration in configurations:
-        require_importable(configuration, "runs side by side have")
+        require_importable(configuration, "parallel runs have")
 
 
 def _plan(
@@ -361,7 +360,7 @@ def _plan(
             labels[name],
             folder / name,
             {
-                # Another process may have another working directory.
+                # Other processes may have another working directory.
                 **engines.with_absolute_folders(configuration.without_unread()).flat(),
                 "models-dir": _models_folder(configuration, folder / name, save_models),
             },
@@ -372,7 +371,7 @@ def _plan(
 
 
 def _models_folder(configuration: Configuration, run_directory: Path, save_models: bool) -> str:
-    """Return where one run exports its models, a folder that no other run writes to."""
+    """Return the folder where one run saves its models; no other run writes there."""
     if save_models:
         return str(run_directory / "models")
     shared = configuration.run.models_dir

@@ -1,4 +1,4 @@
-"""Calls side by side in processes of their own, as tasks of Ray.
+"""Parallel calls in separate processes, as Ray tasks.
 
 On this machine, or on the Ray cluster that ``RAY_ADDRESS`` names.
 """
@@ -18,24 +18,24 @@ Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
 LOOK_SECONDS = 0.5
-"""How often is looked at what the calls have done so far."""
+"""Interval at which the progress of the calls is read."""
 
 OBJECT_STORE_BYTES = 100_000_000
-"""Memory that Ray may share between processes here; items and outcomes are small."""
+"""Memory that Ray may share between processes; items and outcomes are small."""
 
 
 @dataclass(frozen=True)
 class SideBySide(Generic[Item, Outcome]):
-    """How many calls there are at once, and what each of them has to itself.
+    """How many calls run at a time, and which resources each of them has.
 
     Attributes
     ----------
     call : callable
-        What is called in another process, with one item; both have to be picklable.
+        The function that other processes call with one item; both must be picklable.
     jobs : int
-        Calls at a time, at most.
+        Maximal number of calls at a time.
     cpus, gpus : float
-        What one call is given; a GPU may be shared.
+        Resources of one call; a GPU may be shared.
     """
 
     call: Callable[[Item], Outcome]
@@ -48,26 +48,26 @@ class SideBySide(Generic[Item, Outcome]):
         items: Iterable[Item],
         look: Callable[[Collection[Item]], None] = lambda items: None,
     ) -> Generator[tuple[Item, Outcome | Exception], None, None]:
-        """Call with each item, and yield the outcomes as they come.
+        """Call with each item, and yield the outcomes as they arrive.
 
-        Whatever ends the iteration, no call goes on after it.
+        When the iteration ends for any reason, running calls are stopped.
 
         Parameters
         ----------
         items : iterable
-            Taken from only when there is room for one more.
+            Read only when another call can start.
         look : callable, optional
-            Is given the items in progress from time to time.
+            Is called regularly with the items in progress.
 
         Yields
         ------
         tuple
-            An item, and what the call returned, or why its process is gone.
+            An item, and the call's result or why its process ended.
 
         Raises
         ------
         ConfigError
-            If no machine has what one call is given.
+            If no machine has the resources of one call.
         """
         with _ray(self.jobs * self.cpus):
             import ray
@@ -94,10 +94,10 @@ class SideBySide(Generic[Item, Outcome]):
 
 @contextmanager
 def _ray(cpus: int) -> Iterator[None]:
-    """Connect to the cluster of ``RAY_ADDRESS``, or start Ray on this machine, and leave it."""
-    # Under `uv run` Ray would start its processes by `uv run` too, from a copy of this folder.
+    """Connect to the cluster of ``RAY_ADDRESS`` or start Ray here; disconnect at the end."""
+    # Under `uv run`, Ray would start its processes with `uv run` too, in a copy of this folder.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    # Ray hides GPUs from calls that have asked for none, as is meant, and says that it may not.
+    # Ray hides GPUs from calls that reserve none, as intended, and warns that this will change.
     warnings.filterwarnings("ignore", ".*override accelerator visible devices", FutureWarning)
     import ray
 
@@ -119,7 +119,7 @@ def _ray(cpus: int) -> Iterator[None]:
 
 
 def _require_room(cpus: int, gpus: float) -> None:
-    """Refuse to wait for ever for what no machine has."""
+    """Refuse resources that no machine has, which Ray would wait for forever."""
     import ray
 
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
@@ -127,13 +127,13 @@ def _require_room(cpus: int, gpus: float) -> None:
     if not any(m.get("CPU", 0) >= cpus and m.get("GPU", 0) >= gpus for m in machines):
         had = ", ".join(f"{m.get('CPU', 0):g} and {m.get('GPU', 0):g}" for m in machines)
         raise ConfigError(
-            f"A run is given {cpus} CPUs and {gpus:g} GPUs, which no machine has; "
-            f"Ray's machines have {had}."
+            f"A run needs {cpus} CPUs and {gpus:g} GPUs, and no machine has them; "
+            f"Ray's machines have {had}. Change --cpus-per-run or --gpus-per-run."
         )
 
 
 def _outcome(reference: Any) -> Any:
-    """Return what a call returned, or why there is nothing."""
+    """Return the result of a call, or the error of Ray."""
     import ray
 
     try:

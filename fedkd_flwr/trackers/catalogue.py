@@ -1,12 +1,12 @@
-"""The trackers by name, known without loading any."""
+"""The trackers by name; no tracker is imported."""
 
 TRACKERS = {
     "tensorboard": "fedkd_flwr.trackers.tensorboard:TensorBoard",
     "wandb": "fedkd_flwr.trackers.wandb:WeightsAndBiases",
     "mlflow": "fedkd_flwr.trackers.mlflow:MLflow",
 }
-"""What writes to each.
+"""The class that writes to each tracker.
 
-A name is also that of the extra that installs the tracker, of the module that it is, and of the
-folder in the run directory that it writes to.
+Its name is also the name of the extra, of the tracker's package, and of its folder in the run
+directory.
 """

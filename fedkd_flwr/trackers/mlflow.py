@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# MLflow prefers data bases, which take ten seconds to begin, and refuses folders unasked.
+# MLflow prefers databases, which take ten seconds to start; folders must be allowed.
 os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-# A run tells nobody but whom its user names.
+# Nothing is sent to third parties by default.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 from mlflow import MlflowClient
@@ -19,7 +19,7 @@ from mlflow.entities import Metric, Param
 from fedkd_flwr.runs.reading import Run
 
 RUN_ID = "fedkd-run"
-"""Tag of the run's own id, by which it is found again."""
+"""Tag with the run's id, by which a continued run is found."""
 
 METRICS_AT_ONCE, PARAMS_AT_ONCE = 1000, 100
 """Limits of one request."""
@@ -31,7 +31,7 @@ class MLflow:
     Parameters
     ----------
     run : Run
-        That begins or goes on.
+        The run that starts or is continued.
 
     Attributes
     ----------
@@ -61,12 +61,12 @@ class MLflow:
             self._client.log_batch(self._id, metrics=some)
 
     def finish(self, values: Mapping[str, float]) -> None:
-        """Write what sums the run up, and mark it as finished."""
+        """Write the summary, and mark the run as finished."""
         self.log(self._round, values)
         self._client.set_terminated(self._id)
 
     def stop(self) -> None:
-        """Mark the run as one that was stopped."""
+        """Mark the run as stopped."""
         self._client.set_terminated(self._id, "KILLED")
 
     def _begin(self, experiment: str, run: Run) -> str:

@@ -1,4 +1,4 @@
-"""Trackers among the observers of a run: told of each round, and never the end of one."""
+"""Observers that write to trackers; a failing tracker never stops a run."""
 
 import importlib.util
 from collections import defaultdict
@@ -18,14 +18,14 @@ from strategies.core.rounds import RoundRecord
 
 
 class Tracker(Protocol):
-    """Writes the series of one run to where a tracker reads them; any method may fail.
+    """Writes the series of one run to a tracker; any method may fail.
 
-    It is made with the `Run`, and begins it or goes on with it by the run's id.
+    It is constructed with the `Run`, and starts or continues it by the run's id.
 
     Attributes
     ----------
     is_new : bool
-        Whether it has none of the rounds before.
+        Whether the tracker has no earlier rounds of the run.
     """
 
     is_new: bool
@@ -34,21 +34,21 @@ class Tracker(Protocol):
         """Write the values of one round."""
 
     def finish(self, values: Mapping[str, float]) -> None:
-        """Write what sums the run up, and mark it as finished."""
+        """Write the summary, and mark the run as finished."""
 
     def stop(self) -> None:
-        """Leave the run as one that stopped before its end."""
+        """Mark the run as stopped."""
 
 
 class TrackerObserver(Observer):
-    """Tells a tracker of a run; once it fails, the run goes on without it.
+    """Writes a run to a tracker; if the tracker fails, the run continues without it.
 
     Parameters
     ----------
     name : str
         One of `TRACKERS`.
     with_clients : bool
-        Whether each client's numbers are series of their own.
+        Whether to write each client's numbers too.
     """
 
     def __init__(self, name: str, with_clients: bool) -> None:
@@ -57,13 +57,13 @@ class TrackerObserver(Observer):
         self._tracker: Tracker | None = None
 
     def run_started(self, run: Run) -> None:
-        """Open the tracker, and write what it has missed of a run that goes on."""
+        """Open the tracker, and write the rounds that it lacks."""
 
-        def begin() -> None:
+        def start() -> None:
             self._tracker = tracker = resolve_name(TRACKERS[self._name])(run)
-            self._catch_up(tracker, run, after=0 if tracker.is_new else self._last_told(run))
+            self._catch_up(tracker, run, after=0 if tracker.is_new else self._last_tracked(run))
 
-        self._attempt(begin)
+        self._attempt(start)
 
     def round_finished(self, record: RoundRecord) -> None:
         """Write a round."""
@@ -80,8 +80,8 @@ class TrackerObserver(Observer):
         if tracker := self._tracker:
             self._attempt(tracker.stop)
 
-    def _last_told(self, run: Run) -> int:
-        """Return the round at which the last leg ended that the tracker was told of."""
+    def _last_tracked(self, run: Run) -> int:
+        """Return the last round that was written to the tracker."""
         before = self._name
         for leg in reversed(run.description.get("continued", [])):
             before, _ = leg["changes"].get("tracker", (before, before))
@@ -103,29 +103,29 @@ class TrackerObserver(Observer):
     def _attempt(self, step: Callable[[], None]) -> None:
         try:
             step()
-        # Another library's network or disk, and nothing that the run depends on.
+        # Errors of another library, which the run does not depend on.
         except Exception as error:
             self._tracker = None
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            log(WARNING, "%s fails, and the run goes on without it: %s", self._name, reason)
+            log(WARNING, "%s failed, and the run continues without it: %s", self._name, reason)
 
 
 def trackers_of(settings: TrackerSettings) -> list[Observer]:
-    """Return an observer for each tracker that a run is to be followed in."""
+    """Return an observer for each tracker in the settings."""
     return [TrackerObserver(name, settings.tracker_clients) for name in settings.tracker]
 
 
 def require_trackers(settings: TrackerSettings) -> None:
-    """Make sure that the trackers of a run are installed here.
+    """Check that the trackers of a run are installed here.
 
     Raises
     ------
     ConfigError
-        With how to install the first that is not.
+        With the command that installs the first missing one.
     """
     for name in settings.tracker:
         found = importlib.util.find_spec(name)
-        # A folder of that name, such as `wandb` leaves behind, is found too, without an origin.
+        # A folder of that name, such as those that `wandb` writes, is found too, without an origin.
         if found is None or found.origin is None:
             raise ConfigError(
                 f"tracker = {name} is not installed where the server runs: "

@@ -1,4 +1,4 @@
-"""What trackers draw: the numbers of a run, as series by name."""
+"""The numbers of a run as named series for trackers."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -8,15 +8,15 @@ from fedkd_flwr.flat import flatten
 
 
 def round_values(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a round's row by column; what is no number has no value."""
+    """Return the numbers in a round's row by column; other values are left out."""
     return _numbers({name: value for name, value in row.items() if name != "round"})
 
 
 def client_values(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Return the numbers of some clients' rows in one round, ``client_accuracy/3``.
 
-    Trackers draw what stands before the slash as one group, and none may be a column of rounds:
-    where MLflow keeps a file for that, there cannot be a folder.
+    Trackers group series by the text before the slash. It must differ from the columns of rounds,
+    since MLflow stores a column as a file and a group as a folder.
     """
     return {
         f"client_{name}/{row['partition_id']}": value

@@ -13,7 +13,7 @@ class TensorBoard:
     Parameters
     ----------
     run : Run
-        That begins or goes on.
+        The run that starts or is continued.
 
     Attributes
     ----------
@@ -26,7 +26,7 @@ class TensorBoard:
         self.is_new = not any(folder.glob("events.out.*"))
         self._config = run.config
         self._round = len(run.round_rows)
-        # Whatever an earlier leg wrote after the last complete round is hidden.
+        # Hide what was written after the last complete round before the run stopped.
         purged_from = None if self.is_new else self._round + 1
         self._writer = SummaryWriter(str(folder), purge_step=purged_from)
         settings = "\n".join(f"| {key} | {value} |" for key, value in run.config.items())
@@ -34,14 +34,14 @@ class TensorBoard:
         self._writer.add_text("settings", table, self._round)
 
     def log(self, server_round: int, values: Mapping[str, float]) -> None:
-        """Write the values of one round, so that they can be seen at once."""
+        """Write the values of one round; they are visible at once."""
         self._round = server_round
         for name, value in values.items():
             self._writer.add_scalar(name, value, server_round)
         self._writer.flush()
 
     def finish(self, values: Mapping[str, float]) -> None:
-        """Write what sums the run up, beside its settings."""
+        """Write the summary beside the settings."""
         self._writer.add_hparams(self._config, dict(values), run_name=".", global_step=self._round)
         self._writer.close()
 

@@ -1,13 +1,13 @@
-"""Weights & Biases: a run of its own name, online or, with ``WANDB_MODE=offline``, in the folder.
+"""Weights & Biases: online or, with ``WANDB_MODE=offline``, in the run directory.
 
-``WANDB_PROJECT``, ``WANDB_ENTITY`` and the other variables of wandb hold; the project is
-``fedkd-flwr`` where none is named.
+``WANDB_PROJECT``, ``WANDB_ENTITY`` and the other variables of wandb apply. The default project is
+``fedkd-flwr``.
 """
 
 import os
 from collections.abc import Mapping
 
-# A run tells nobody but whom its user names.
+# Nothing is sent to third parties by default.
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 import wandb
@@ -24,24 +24,26 @@ class WeightsAndBiases:
     Parameters
     ----------
     run : Run
-        That begins or goes on, under its id: wandb puts the legs of a run together.
+        The run that starts or is continued; wandb joins the parts of a run by its id.
 
     Attributes
     ----------
     is_new : bool
-        Whether the folder had nothing of the run.
+        Whether the folder had no files of the run.
 
     Raises
     ------
     PermissionError
-        If wandb would have to ask for a key.
+        If there is no API key.
     """
 
     def __init__(self, run: Run) -> None:
-        # It would ask in the middle of the progress bar, and wait for an answer.
+        # wandb would ask for the key below the progress bar, and wait.
         mode = wandb.setup().settings.mode
         if mode not in WITHOUT_NETWORK and not wandb.login(prompt=False, verify=False):
-            raise PermissionError("there is no key; `wandb login`, or set WANDB_MODE=offline")
+            raise PermissionError(
+                "there is no API key; type `wandb login` or set WANDB_MODE=offline"
+            )
         run_id = run.description["id"]
         self.is_new = not any((run.path / "wandb").glob(f"*run-*-{run_id}"))
         self._run = wandb.init(
@@ -60,10 +62,10 @@ class WeightsAndBiases:
         self._run.log(dict(values), step=server_round, commit=True)
 
     def finish(self, values: Mapping[str, float]) -> None:
-        """Write what sums the run up, and wait until everything is written or sent."""
+        """Write the summary, and wait until everything is written or sent."""
         self._run.summary.update(dict(values))
         self._run.finish()
 
     def stop(self) -> None:
-        """Mark the run as one that failed; it can go on all the same."""
+        """Mark the run as failed; it can be continued."""
         self._run.finish(exit_code=1)
