@@ -45,7 +45,7 @@ def test_square_brackets_are_printed_as_they_are(tmp_path, monkeypatch):
     assert "'/no[where]'" in command("doctor", *node, "-c", "models=mlp").stdout
 
 
-def test_figures_into_an_unwritable_place_cost_one_line_and_not_the_table(small, tmp_path):
+def test_unwritable_figures_still_print_the_table(small, tmp_path):
     (tmp_path / "file").write_text("")
     run = fedkd_flwr.run(
         small, output_dir=tmp_path / "run", strategy="local", models="mlp", num_server_rounds=1
@@ -82,7 +82,7 @@ def test_a_file_in_another_encoding_is_refused(content, sentence, tmp_path):
     assert f"file.toml {sentence}" in refusal("doctor", tmp_path / "file.toml")
 
 
-def test_a_byte_order_mark_is_passed_over(tmp_path):
+def test_a_byte_order_mark_is_ignored(tmp_path):
     (tmp_path / "preset.toml").write_text("strategy = 'nope'\n", encoding="utf-8-sig")
     assert "strategy = 'nope'" in refusal("run", tmp_path / "preset.toml")
 
@@ -140,11 +140,11 @@ def test_the_settings_of_one_method_and_of_one_without_any():
         ("local_epochs", "local-epochs?"),
     ],
 )
-def test_common_words_lead_to_the_key(word, meant):
+def test_common_words_suggest_the_key(word, meant):
     assert f"did you mean {meant}" in refusal("run", "-c", f"{word}=3")
 
 
-def test_a_word_means_the_setting_of_the_chosen_method():
+def test_suggestions_prefer_the_chosen_method():
     line = refusal("run", "-c", "strategy=fesem", "-c", "models=mlp", "-c", "clusters=2")
     assert "did you mean fesem.clusters?" in line
 
@@ -206,7 +206,7 @@ def test_an_unknown_engine_is_refused_with_a_suggestion():
         assert line.endswith("did you mean simulation?\n")
 
 
-def test_a_deployment_is_checked_before_flower_has_it():
+def test_a_deployment_is_checked_before_flower_starts_it():
     def refused(*options):
         return refusal("run", "--engine", "deployment:silos", *options)
 
@@ -219,7 +219,7 @@ def test_a_deployment_is_checked_before_flower_has_it():
     )
 
 
-def test_a_node_is_asked_about_the_run_of_a_federation():
+def test_doctor_checks_a_run_of_a_federation():
     found = command("doctor", "--node-config", "partition-id=0").stdout
     assert "num-clients = 0 needs num-partitions" in found
     node = "partition-id=1 num-partitions=2"

@@ -56,7 +56,7 @@ def command(*arguments):
 @pytest.mark.parametrize(
     "strategy", ["kt-pfl", "perfed-ckt", "persfl", "fedavg-ft", "fedkma", "fedkd"]
 )
-def test_a_finished_run_goes_on_to_the_numbers_of_a_longer_one(strategy, small, tmp_path):
+def test_an_extended_run_equals_a_longer_run(strategy, small, tmp_path):
     settings = settings_for(strategy, small)
     whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole", num_server_rounds=3)
     fedkd_flwr.run(settings, output_dir=tmp_path / "run", num_server_rounds=2)
@@ -74,13 +74,13 @@ def test_a_finished_run_goes_on_to_the_numbers_of_a_longer_one(strategy, small, 
     assert [note["after_round"] for note in longer.description["continued"]] == [2]
 
 
-def test_a_finished_run_keeps_the_memory_of_its_last_round_and_no_more(local, tmp_path):
+def test_a_finished_run_keeps_only_the_memory_of_its_last_round(local, tmp_path):
     run = fedkd_flwr.run(local, output_dir=tmp_path / "run", num_server_rounds=3)
     kept = sorted(path.name for path in (run.path / "checkpoint").rglob("*.safetensors"))
     assert kept == ["round-000003.safetensors", "server.safetensors"]
 
 
-def test_a_run_goes_on_a_second_time_and_where_it_was_moved_to(local, tmp_path):
+def test_a_moved_run_can_be_continued_twice(local, tmp_path):
     whole = fedkd_flwr.run(local, output_dir=tmp_path / "whole", num_server_rounds=3)
     fedkd_flwr.run(local, output_dir=tmp_path / "run")
     fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
@@ -90,10 +90,10 @@ def test_a_run_goes_on_a_second_time_and_where_it_was_moved_to(local, tmp_path):
     assert [note["after_round"] for note in longer.description["continued"]] == [1, 2]
 
 
-def test_a_run_without_its_checkpoint_or_memories_says_so(local, tmp_path):
+def test_a_run_without_checkpoint_or_memories_is_refused(local, tmp_path):
     run = fedkd_flwr.run(local, output_dir=tmp_path / "run")
     (run.path / "checkpoint" / "clients").rename(tmp_path / "clients")
-    with pytest.raises(RunDirectoryError, match="learned in round 1 is not in the state-dir"):
+    with pytest.raises(RunDirectoryError, match="memory of round 1 is not found in the state-dir"):
         fedkd_flwr.resume(run.path, num_server_rounds=2)
     (run.path / "checkpoint" / "server.safetensors").unlink()
     with pytest.raises(RunDirectoryError, match="finished run without its checkpoint"):
@@ -101,7 +101,7 @@ def test_a_run_without_its_checkpoint_or_memories_says_so(local, tmp_path):
     assert load_run(run.path).finished
 
 
-def test_the_seconds_of_all_legs_are_summed(local, tmp_path):
+def test_seconds_are_summed_over_continuations(local, tmp_path):
     fedkd_flwr.run(local, output_dir=tmp_path / "run", num_server_rounds=8)
     longer = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=9)
     phases = longer.rounds[["seconds_train", "seconds_server", "seconds_evaluate"]]
@@ -117,7 +117,7 @@ def served(settings, **changes):
     return serve(InProcessGrid(client_app, 4, configuration.flat()), configuration)
 
 
-def test_flwr_run_goes_on_with_more_rounds_and_refuses_other_settings(local, tmp_path):
+def test_flwr_run_adds_rounds_and_refuses_other_settings(local, tmp_path):
     settings = {**local, "output-dir": str(tmp_path / "run"), "state-dir": str(tmp_path / "state")}
     served(settings)
     with pytest.raises(ConfigError, match="with another learning-rate, seed; only"):
@@ -127,17 +127,17 @@ def test_flwr_run_goes_on_with_more_rounds_and_refuses_other_settings(local, tmp
     same_rounds(longer, whole)
 
 
-def test_clients_that_kept_nothing_do_not_start_over_in_silence(local, tmp_path):
+def test_clients_without_memory_are_not_restarted_silently(local, tmp_path):
     settings = {**local, "output-dir": str(tmp_path / "run")}
     served(settings)
-    with pytest.raises(RunDirectoryError, match=r"is not kept, for want of a state-dir"):
+    with pytest.raises(RunDirectoryError, match=r"is not kept without a state-dir"):
         check_run(read_config({**settings, "resume": True, "num-server-rounds": 2}))
 
 
 # ---- What may change -------------------------------------------------------------------
 
 
-def test_the_command_line_says_what_changes_and_goes_on(local, tmp_path):
+def test_the_command_line_prints_changes_and_continues(local, tmp_path):
     run = fedkd_flwr.run(local, output_dir=tmp_path / "run")
     result = command(
         "--resume", run.path, "-c", "num-server-rounds=2", "-c", "device=auto", "--save-models"
@@ -153,7 +153,10 @@ def test_the_command_line_says_what_changes_and_goes_on(local, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["-c", "learning-rate=0.5", "-c", "kt-pfl.rho=0.9"], "kt-pfl.rho, learning-rate would"),
+        (
+            ["-c", "learning-rate=0.5", "-c", "kt-pfl.rho=0.9"],
+            "with another kt-pfl.rho, learning-rate; only",
+        ),
         (
             ["-c", "num-server-rounds=1"],
             "num-server-rounds = 1 is less than the 2 rounds of the run",
@@ -168,7 +171,7 @@ def test_the_command_line_says_what_changes_and_goes_on(local, tmp_path):
         ([], "finished run; to add rounds, type -c num-server-rounds=N with N above 2"),
     ],
 )
-def test_the_rest_is_refused_by_name(arguments, sentence, finished):
+def test_other_changes_are_refused_by_name(arguments, sentence, finished):
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     result = command("--resume", finished, *arguments)
     assert result.exit_code == 1
@@ -178,7 +181,7 @@ def test_the_rest_is_refused_by_name(arguments, sentence, finished):
     assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
 
 
-def test_a_preset_is_held_against_the_run(finished, tmp_path):
+def test_a_preset_is_compared_with_the_run(finished, tmp_path):
     preset = tmp_path / "preset.toml"
     preset.write_text("strategy = 'fedavg'\nnum-server-rounds = 3\n")
     result = command(preset, "--resume", finished)
@@ -195,7 +198,7 @@ def finished(tmp_path_factory):
     return fedkd_flwr.run(settings, output_dir=tmp_path_factory.mktemp("finished") / "run").path
 
 
-def test_models_go_where_the_run_was_moved_to(local, tmp_path):
+def test_models_are_saved_in_the_moved_run(local, tmp_path):
     models = str(tmp_path / "a" / "models")
     fedkd_flwr.run(local, output_dir=tmp_path / "a", models_dir=models)
     moved = (tmp_path / "a").rename(tmp_path / "b")
@@ -205,7 +208,7 @@ def test_models_go_where_the_run_was_moved_to(local, tmp_path):
     assert card["rounds"] == 2
 
 
-def test_a_schedule_that_spans_the_rounds_allows_no_more_of_them(local, tmp_path):
+def test_rounds_cannot_be_added_to_a_schedule(local, tmp_path):
     settings = {**local, "learning-rate-schedule": "cosine"}
     run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
     with pytest.raises(ConfigError, match="learning-rate-schedule = cosine depends on the planned"):
@@ -222,7 +225,9 @@ def test_a_schedule_that_spans_the_rounds_allows_no_more_of_them(local, tmp_path
         ({"strategy": "persfl", "patience": 1}, "With patience, the results of persfl depend"),
     ],
 )
-def test_a_method_that_spans_the_rounds_allows_no_more_of_them(changes, sentence, local, tmp_path):
+def test_rounds_cannot_be_added_to_methods_that_depend_on_their_number(
+    changes, sentence, local, tmp_path
+):
     run = fedkd_flwr.run({**local, **changes}, output_dir=tmp_path / "run")
     with pytest.raises(ConfigError, match=sentence):
         fedkd_flwr.resume(run.path, num_server_rounds=2)

@@ -95,7 +95,7 @@ def test_a_damaged_file_is_named_with_a_remedy(name, damage, run):
 
 
 @pytest.mark.parametrize("damage", [half, garbage, empty, folder], ids=lambda d: d.__name__)
-def test_a_damaged_checkpoint_stops_a_run_that_is_to_go_on(damage, run):
+def test_a_damaged_checkpoint_cannot_be_continued(damage, run):
     damage(run / CHECKPOINT)
     sentence = refusal(fedkd_flwr.resume, run, num_server_rounds=3)
     assert sentence.startswith(f"{run / CHECKPOINT} is damaged (")
@@ -124,14 +124,14 @@ def test_a_missing_config_is_no_run_and_a_missing_summary_an_unfinished_one(run)
         load_run(run)
 
 
-def test_missing_matrices_can_be_done_without_but_not_gone_on_from(run):
+def test_a_run_without_matrices_can_be_read_but_not_continued(run):
     (run / "matrices.npz").unlink()
     assert load_run(run).matrices == {}
     sentence = refusal(fedkd_flwr.resume, run, num_server_rounds=3)
     assert "coefficients is there for 0 of 2 rounds" in sentence
 
 
-def test_a_stopped_run_that_lost_lines_or_its_checkpoint_does_not_go_on(run):
+def test_a_stopped_run_without_lines_or_checkpoint_cannot_be_continued(run):
     """What a crash leaves may go on; what lacks rounds that were complete may not."""
     (run / "summary.json").unlink()
     lines = (run / "rounds.jsonl").read_text().splitlines(keepends=True)
@@ -146,7 +146,7 @@ def test_a_stopped_run_that_lost_lines_or_its_checkpoint_does_not_go_on(run):
     assert len(load_run(run).rounds) == 2
 
 
-def test_a_setting_that_this_version_does_not_know_is_told_with_its_file(run):
+def test_an_unknown_setting_is_reported_with_its_file(run):
     description = json.loads((run / "config.json").read_text())
     description["config"]["magic"] = 1
     (run / "config.json").write_text(json.dumps(description))
@@ -156,19 +156,19 @@ def test_a_setting_that_this_version_does_not_know_is_told_with_its_file(run):
     assert "no key magic" in sentence
 
 
-def test_a_damaged_or_lost_memory_stops_a_run_that_is_to_go_on(run):
+def test_a_run_with_a_damaged_or_lost_memory_cannot_be_continued(run):
     (memory,) = (run / "checkpoint" / "clients").rglob("*.safetensors")
     half(memory)
     sentence = refusal(fedkd_flwr.resume, run, num_server_rounds=3)
     assert sentence.startswith(f"{memory} is damaged (")
     # An older memory would not fit the server's state.
     memory.rename(memory.with_name("round-000001.safetensors"))
-    with pytest.raises(RunDirectoryError, match="learned in round 2 is not in the state-dir"):
+    with pytest.raises(RunDirectoryError, match="memory of round 2 is not found in the state-dir"):
         fedkd_flwr.resume(run, num_server_rounds=3)
     assert load_run(run).finished
 
 
-def test_an_older_memory_of_a_client_that_was_not_asked_is_looked_at_first(run):
+def test_older_memories_of_clients_that_were_not_sampled_are_checked(run):
     """What is refused is refused before the run directory has changed."""
     (archive,) = (run / "checkpoint" / "clients").rglob("*.safetensors")
     run_id = archive.parent.name
@@ -180,7 +180,7 @@ def test_an_older_memory_of_a_client_that_was_not_asked_is_looked_at_first(run):
     assert load_run(run).finished
 
 
-def test_a_memory_that_went_for_later_runs_is_told_before_a_run_goes_on(run):
+def test_an_evicted_memory_is_reported_before_a_run_is_continued(run):
     (archive,) = (run / "checkpoint" / "clients").rglob("*.safetensors")
     own = archive.parent.parent / "1" / archive.parent.name
     own.mkdir(parents=True)
@@ -192,7 +192,7 @@ def test_a_memory_that_went_for_later_runs_is_told_before_a_run_goes_on(run):
     assert load_run(run).finished
 
 
-def test_the_command_line_says_it_in_one_line(run):
+def test_the_command_line_reports_damage_in_one_line(run):
     half(run / "config.json")
     for arguments in (["run", "--resume", run], ["genotypes", run], ["compare", run]):
         result = CliRunner().invoke(app, [str(argument) for argument in arguments])
@@ -202,7 +202,7 @@ def test_the_command_line_says_it_in_one_line(run):
 
 
 @pytest.mark.parametrize("path", ["a\0b", "~nobody-has-this-name/run", "x" * 5000])
-def test_what_can_be_no_path_is_refused(path, small):
+def test_an_invalid_path_is_refused(path, small):
     with pytest.raises((RunDirectoryError, fedkd_flwr.ConfigError)) as refused:
         load_run(path)
     assert "\n" not in str(refused.value)

@@ -71,7 +71,7 @@ def numbers(runs):
 
 
 def test_what_cannot_go_side_by_side_is_refused(sweep, tmp_path):
-    with pytest.raises(ConfigError, match="by the engine in-process alone"):
+    with pytest.raises(ConfigError, match="Parallel runs need the engine in-process"):
         run_sweep(sweep, tmp_path / "runs", "simulation", jobs=2)
     with pytest.raises(ConfigError, match="jobs = 0 is less than"):
         run_sweep(sweep, tmp_path / "runs", jobs=0)

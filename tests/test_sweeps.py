@@ -56,7 +56,7 @@ def write(tmp_path, text):
     return path
 
 
-def test_what_no_run_reads_is_said_once(tmp_path, logged):
+def test_settings_that_no_run_reads_are_logged_once(tmp_path, logged):
     base = TINY + "kt-pfl.rho = 0.7\nfd.gamma = 0.2\ndata-root = '.'\n[grid]\nseed = [0, 1]\n"
     both = write(tmp_path, base + 'strategy = ["local", "kt-pfl"]\n')
     read_sweep(both)
@@ -116,7 +116,7 @@ def test_settings_from_outside_hold_for_every_run(sweep):
     ]  # fmt: skip
 
 
-def test_a_part_of_a_sweep_is_those_runs_that_have_the_values_wanted(sweep):
+def test_only_selects_runs_by_values(sweep):
     def chosen(**only):
         configurations = read_sweep(sweep, only=only).values()
         return [(c.run.strategy, c.run.plan.seed) for c in configurations]
@@ -127,7 +127,7 @@ def test_a_part_of_a_sweep_is_those_runs_that_have_the_values_wanted(sweep):
     assert read_sweep(sweep, only={"seed": [1]}).keys() < read_sweep(sweep).keys()
 
 
-def test_a_part_is_chosen_by_what_runs_have_from_elsewhere_too(tmp_path):
+def test_only_selects_by_defaults_too(tmp_path):
     text = "[grid]\ncombinations = [{strategy = 'local'}, {strategy = 'local', alpha = 0.1}]\n"
     path = write(tmp_path, "[base]\npartition = 'dirichlet'\n" + text)
     (default,) = read_sweep(path, only={"alpha": [0.5]}).values()
@@ -154,7 +154,7 @@ def test_a_part_of_a_sweep_is_run_alone(sweep, tmp_path, told):
     assert [state for _, state in states(told)] == ["skipped", "skipped", "finished", "finished"]
 
 
-def test_what_holds_in_place_of_the_grid_is_said(sweep, caplog, monkeypatch):
+def test_settings_that_replace_the_grid_are_logged(sweep, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     read_sweep(sweep, {"num-clients": 4})
     assert caplog.messages == []
@@ -211,7 +211,7 @@ def test_a_missing_sweep_and_an_unknown_engine_are_refused(tmp_path, sweep):
         run_sweep(sweep, tmp_path / "runs", engine="nope")
 
 
-def test_the_folder_is_there_before_runs_begin_at_once(sweep, tmp_path):
+def test_the_folder_exists_before_parallel_runs_start(sweep, tmp_path):
     """Else one that began would remove it, as it found it missing, while another begins."""
     folder = tmp_path / "runs"
     there = {}
@@ -245,7 +245,7 @@ def test_a_sweep_runs_once_and_only_what_is_missing_again(sweep, tmp_path, told)
     assert compare(folder).notes == []
 
 
-def test_what_is_aside_already_is_left_there(sweep, tmp_path, told):
+def test_earlier_runs_in_aside_are_kept(sweep, tmp_path, told):
     settings, folder = {"strategy": "local"}, tmp_path / "runs"
     (run, *_) = run_sweep(sweep, folder, settings=settings)
     second = folder / "aside" / f"{run.path.name}-2"
@@ -259,7 +259,7 @@ def test_what_is_aside_already_is_left_there(sweep, tmp_path, told):
     assert [path.name for path in second.iterdir()] == ["mine.txt"]
 
 
-def test_a_folder_aside_that_cannot_be_written_costs_its_run_alone(sweep, tmp_path, told):
+def test_an_unwritable_folder_aside_fails_one_run(sweep, tmp_path, told):
     settings, folder = {"strategy": "local"}, tmp_path / "runs"
     (run, *_) = run_sweep(sweep, folder, settings=settings)
     (run.path / "summary.json").write_text("{")
@@ -269,7 +269,7 @@ def test_a_folder_aside_that_cannot_be_written_costs_its_run_alone(sweep, tmp_pa
     assert "cannot be moved" in told[0].error
 
 
-def test_a_finished_run_says_what_it_was_done_without(sweep, tmp_path, told):
+def test_a_finished_run_reports_missing_extras(sweep, tmp_path, told):
     settings, folder = {"strategy": "local"}, tmp_path / "runs"
     (run, *_) = run_sweep(sweep, folder, settings=settings)
     assert done_without(run, run.config) == []
@@ -307,14 +307,14 @@ def test_the_runs_of_a_sweep_keep_no_checkpoint(sweep, tmp_path):
     assert not (run.path / "checkpoint").exists()
 
 
-def test_a_damaged_run_is_done_anew(sweep, tmp_path, told):
+def test_a_damaged_run_is_rerun(sweep, tmp_path, told):
     (run, *_) = run_sweep(sweep, tmp_path / "runs", settings={"strategy": "local"})
     (run.path / "summary.json").write_text("{")
     run_sweep(sweep, tmp_path / "runs", on_run=told.append, settings={"strategy": "local"})
     assert states(told) == [(1, "finished"), (2, "skipped")]
 
 
-def test_a_run_that_another_process_is_writing_is_left_to_it(sweep, tmp_path, told):
+def test_a_run_that_another_process_writes_is_not_touched(sweep, tmp_path, told):
     folder, settings = tmp_path / "runs", {"strategy": "local"}
     (run, *_) = run_sweep(sweep, folder, settings=settings)
     (run.path / "summary.json").unlink()
@@ -328,7 +328,7 @@ def test_a_run_that_another_process_is_writing_is_left_to_it(sweep, tmp_path, to
     assert load_run(run.path).finished
 
 
-def test_a_run_from_before_a_default_changed_is_done_anew(sweep, tmp_path, told):
+def test_a_run_with_an_older_default_is_rerun(sweep, tmp_path, told):
     (run, *_) = run_sweep(sweep, tmp_path / "runs", settings={"strategy": "local"})
     description = json.loads((run.path / "config.json").read_text())
     description["config"]["learning-rate"] = 0.5

@@ -128,7 +128,7 @@ def test_the_path_of_a_run_is_printed_first_and_its_clients_on_request(small, tm
         assert told in [" ".join(line.split()[:5]) for line in result.stdout.splitlines()]
 
 
-def test_an_interrupted_run_says_in_one_line_how_it_goes_on(small, tmp_path, monkeypatch):
+def test_an_interrupted_run_prints_the_command_that_continues_it(small, tmp_path, monkeypatch):
     def press(self, row):
         raise KeyboardInterrupt
 
