@@ -254,5 +254,5 @@ def test_a_folder_that_a_tracker_left_is_no_tracker(small, tmp_path, monkeypatch
 
 
 def test_an_unknown_tracker_is_refused():
-    with pytest.raises(ConfigError, match="allowed tensorboard, wandb, mlflow"):
+    with pytest.raises(ConfigError, match="did you mean tensorboard"):
         read_config({"tracker": "tensorbord"})
