@@ -168,7 +168,7 @@ def test_a_disk_that_is_full_at_the_very_end_says_so_and_the_run_ends_later(
 
 def test_another_method_with_settings_of_its_own_is_refused(small, tmp_path):
     fedkd_flwr.run({**small, "strategy": "local", "models": "mlp"}, output_dir=tmp_path / "run")
-    with pytest.raises(ConfigError, match="with another .*strategy; only"):
+    with pytest.raises(ConfigError, match=r"with another .*strategy; only"):
         fedkd_flwr.resume(tmp_path / "run", strategy="examples.own_method:nearest")
 
 
