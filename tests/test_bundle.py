@@ -47,7 +47,14 @@ def test_the_bundle_holds_the_app_and_its_documents_alone(bundle):
         for folder, pattern in parts.items()
         for path in (ROOT / folder).rglob(pattern)
     }
-    expected |= {"pyproject.toml", "LICENSE", "README.md", "CONTRIBUTING.md", ".info/CONTENT"}
+    expected |= {
+        "pyproject.toml",
+        "LICENSE",
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        ".info/CONTENT",
+    }
     assert set(bundle[0].namelist()) == expected
 
 
