@@ -24,7 +24,7 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.flat import Scalar
 from fedkd_flwr.methods import find_method
 from fedkd_flwr.runs import Run, RunDirectoryError, changeable, load_run
-from fedkd_flwr.sweeps.earlier import finished_run, move_aside, rounds_to_go_on_from
+from fedkd_flwr.sweeps.earlier import finished_run, move_aside, rounds_to_continue_from
 from fedkd_flwr.tuning.space import Dimension, search_space
 from strategies.core.flower import log
 
@@ -174,7 +174,7 @@ class MethodSearch:
         stop = partial(_stop_at, None if is_last else rung)
         if not (finished_run(path, values) or (not is_last and _has_rounds(path, rung))):
             try:
-                if rounds_to_go_on_from(path, values):
+                if rounds_to_continue_from(path, values):
                     engines.resume(path, on_round=stop, **changeable(values))
                 else:
                     move_aside(path)
