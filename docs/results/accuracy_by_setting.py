@@ -24,7 +24,7 @@ def draw(table: pd.DataFrame, names: list[str], path: Path) -> None:
     table : DataFrame
         Of `tables.accuracies`.
     names : list of str
-        The settings that a line is told apart by, beside the method.
+        Settings that distinguish the lines, in addition to the method.
     path : Path
         The figure.
     """

@@ -1,13 +1,12 @@
-"""Turn finished runs on the same splits into what is committed: a small JSON file.
+"""Publish finished runs on the same splits as a small JSON file.
 
     python docs/results/publish_runs.py [--add] RUNS OUTPUT
 
-writes OUTPUT.json: what the runs have in common, and of each run its own settings, mean accuracy
-by round, accuracy of every client after the last round and of every client that came after the
-training, traffic and seconds. With ``--add`` the file keeps what it holds of other runs, so that a
-long sweep can be published in parts. Then all tables are written anew, as by
-``python docs/results/check_tables.py --write``. A new table is what a page asks for, such as
-``<!-- from: tables.comparison OUTPUT.json --><!-- end -->``.
+OUTPUT.json has the common settings of all runs. For each run it has the other settings, mean
+accuracy by round, the accuracy of every client after the last round and of every new client,
+traffic and seconds. With ``--add``, the file keeps its other runs, so a long sweep can be published
+in parts. Then all tables are updated, as by ``python docs/results/check_tables.py --write``. To add
+a table to a page, write ``<!-- from: tables.comparison OUTPUT.json --><!-- end -->``.
 """
 
 import argparse
@@ -32,10 +31,10 @@ from strategies.core.newcomers import NEW_CLIENTS
 
 HERE = Path(__file__).parent
 TRAFFIC = ("numbers_up", "numbers_down", "bytes_up", "bytes_down")
-"""Columns of the rounds that are summed."""
+"""Columns that are summed over rounds."""
 
 MEANS = ("moved_private", "moved_public")
-"""Columns of the clients whose mean is kept: how far a round moves a client's weights."""
+"""Columns whose mean over clients is stored: how far a round moves a client's weights."""
 
 
 MADE_BY = (
@@ -53,7 +52,7 @@ MADE_BY = (
 
 
 def published(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
-    """Return what is kept of one run.
+    """Return the stored part of one run.
 
     Parameters
     ----------
@@ -79,7 +78,7 @@ def published(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
     if len(last) != due or last["round"].max() != run.summary["rounds"]:
         raise ValueError(
             f"{run.path.name} has {len(last)} of {due} clients' results after its last round, "
-            "and is published with all of them only; do it again."
+            "which are all required. Run it again."
         )
     result = {
         "settings": {name: value for name, value in settings.items() if name not in shared},
@@ -108,7 +107,7 @@ def published(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
 
 
 def line(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
-    """Return what is kept of a run, which may have been published before; see `published`."""
+    """Return the stored part of a run, which may already be published; see `published`."""
     if not isinstance(run, PublishedRun):
         return published(run, shared)
     settings = {name: value for name, value in run.settings.items() if name not in shared}
@@ -116,7 +115,7 @@ def line(run: Run, shared: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_json(runs: Sequence[Run], output: Path) -> None:
-    """Write what is kept of runs, one line each, beside the settings that they share."""
+    """Write the common settings, and one line per run."""
     settings = [defining_settings(run.config) for run in runs]
     shared = {
         name: value
@@ -129,12 +128,12 @@ def write_json(runs: Sequence[Run], output: Path) -> None:
     output.write_text(text)
 
 
-# ---- And back --------------------------------------------------------------------------
+# ---- From JSON to runs --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PublishedRun(Run):
-    """A run as far as its line in a published file goes; `fedkd_flwr.compare` takes it.
+    """A run of a published file, which `fedkd_flwr.compare` accepts.
 
     Attributes
     ----------
@@ -151,7 +150,7 @@ class PublishedRun(Run):
 
     @cached_property
     def accuracies(self) -> list[float]:
-        """Mean accuracy at each evaluated round; the last from all clients, to more digits."""
+        """Mean accuracy at each evaluated round; the last is recomputed from clients."""
         last = float(np.mean(self.kept["accuracy_of_clients"]))
         return [*self.kept["accuracy_mean"][:-1], last]
 
@@ -162,7 +161,7 @@ class PublishedRun(Run):
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """One row a round; traffic and seconds of several rounds stand at the evaluated one."""
+        """One row per evaluated round; traffic and seconds include the rounds before it."""
         kept = self.kept
         columns = {
             "accuracy_mean": self.accuracies,
@@ -187,7 +186,7 @@ class PublishedRun(Run):
 
     @cached_property
     def client_rows(self) -> list[dict[str, Any]]:
-        """One row a client after the last round."""
+        """One row per client after the last round."""
         last_round = self.kept["rounds"][-1]
         return [
             {"round": last_round, "partition_id": n, "accuracy": accuracy}
@@ -196,7 +195,7 @@ class PublishedRun(Run):
 
     @cached_property
     def further_rows(self) -> dict[str, list[dict[str, Any]]]:
-        """The clients that came after the training, where there were any."""
+        """The new clients, if there are any."""
         new = self.kept.get("accuracy_of_new_clients", {})
         rows = [
             {"round": self.kept["rounds"][-1], "partition_id": int(n), "accuracy": accuracy}
@@ -206,7 +205,7 @@ class PublishedRun(Run):
 
     @property
     def finished(self) -> bool:
-        """True: no other run is published."""
+        """True, because only finished runs are published."""
         return True
 
     @cached_property
@@ -228,7 +227,7 @@ class PublishedRun(Run):
         return {"rounds": rounds, "last_round": last_round, "validation_round": chosen, **totals}
 
     def check(self) -> None:
-        """Do nothing: the file was read whole."""
+        """Do nothing, because the whole file was read."""
 
 
 @functools.cache
@@ -246,7 +245,7 @@ def read_published(path: Path) -> list[PublishedRun]:
 
 
 def others(runs: Iterable[Run], file: Path) -> list[PublishedRun]:
-    """Return the runs of a published file, if there is one, that are none of these by settings."""
+    """Return the runs of a published file whose settings differ from those of the given runs."""
     if not file.exists():
         return []
     settings = [defining_settings(run.config) for run in runs]
@@ -254,11 +253,11 @@ def others(runs: Iterable[Run], file: Path) -> list[PublishedRun]:
 
 
 def main(folder: Path, output: Path, add: bool) -> None:
-    """Publish a folder of runs, and write all tables anew."""
+    """Publish a folder of runs, and update all tables."""
     file = output.with_suffix(".json")
     opened = [run for group in fedkd_flwr.compare(folder).groups.values() for run in group]
     runs = [*others(opened, file), *opened] if add else opened
-    # Refuses runs on other splits than those that are there.
+    # Refuses runs whose splits differ from the stored ones.
     fedkd_flwr.compare(runs)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(runs, file)

@@ -102,7 +102,7 @@ def moved(file: Path, method: str, which: str) -> str:
 
 
 def _tables(folder: str) -> list[Path]:
-    """Return the published final runs of a benchmark's folder, which lie beside their tuning."""
+    """Return the published final runs of a benchmark's folder, which are next to their tuning."""
     tunings = sorted((HERE / folder).glob("*-tuning.json"))
     return [file.with_name(file.name.replace("-tuning", "")) for file in tunings]
 

@@ -1,8 +1,9 @@
 """Show whether FedKMA's matrix M finds the groups of clients that share their classes.
 
-Writes, for finished runs on ``k-classes-grouped``, the mean weight that clients give each other
-within a group and across groups, round by round, and draws M of the last round. To run it:
-``python docs/results/fedkma/fedkma_groups.py OUTPUT.json RUN...``; figures go beside OUTPUT.json.
+    python docs/results/fedkma/fedkma_groups.py OUTPUT.json RUN...
+
+For finished runs on ``k-classes-grouped``, writes the mean weight that clients give each other
+within a group and across groups, by round. Also draws M of the last round, next to OUTPUT.json.
 """
 
 import json

@@ -2,10 +2,9 @@
 
     python docs/results/persfl/publish_persfl.py RUNS
 
-writes into ``mnist.json``, beside this file, what is kept of every run under the folder RUNS, in
-the place of an equal run that is there already; then figures of those under RUNS that are PersFL by
-its presets, and all tables of the results anew. Runs with other settings than a preset's are
-refused: `publish_runs.py` is for those.
+Adds every run under the folder RUNS to ``mnist.json``, next to this file, and replaces equal runs.
+Then it draws figures of PersFL's runs with the preset's settings, and updates all tables. Runs
+whose settings differ from a preset's are refused; use `publish_runs.py` for those.
 """
 
 import json
