@@ -1,4 +1,4 @@
-"""Models by name, and the rules that give each client its model.
+"""Models by name, and the rules that assign models to clients.
 
-Everything is imported from its own module, so that a run config is read without PyTorch.
+Import names from their own modules, so that a run config can be read without PyTorch.
 """

@@ -1,4 +1,4 @@
-"""Which client gets which model, when the clients of a run do not share one."""
+"""Assignment of models to clients, if the clients of a run do not share one model."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 from strategies.core.randomness import random_generator
 
 ASSIGNMENTS = ("cyclic", "blocks", "by-size")
-"""Names of the rules that `assign_models` knows."""
+"""Names of the rules of `assign_models`."""
 
 
 def assign_models(
@@ -17,18 +17,18 @@ def assign_models(
     sizes: Sequence[int] | None = None,
     seed: int = 0,
 ) -> list[str]:
-    """Name the model of every client.
+    """Return the name of every client's model.
 
     Parameters
     ----------
     models : sequence of str
-        The models to hand out; for ``"by-size"`` from the largest to the smallest.
+        The models to assign. For ``"by-size"``, in order from the largest to the smallest.
     rule : str
-        - ``"cyclic"``: the models in turn, and again from the first.
+        - ``"cyclic"``: the models in turn, starting again after the last.
         - ``"blocks"``: the first clients get the first model, the next the second, and so on,
           in blocks whose lengths differ by at most one.
-        - ``"by-size"``: drawn, a larger model likelier for a larger data set (PerFed-CKT,
-          section 5), see Notes.
+        - ``"by-size"``: random, with larger models more likely for larger data sets
+          (PerFed-CKT, section 5); see Notes.
     num_clients : int
         Number of clients N, at least 1.
     sizes : sequence of int, optional
@@ -50,9 +50,9 @@ def assign_models(
     Notes
     -----
     PerFed-CKT gives no formula. Here, with M models, client n gets model
-    ``m ~ Binomial(M - 1, 1 - u_n)``, counted from 0, the largest. ``u_n`` is the rank of the
-    client's size between 0 and 1: the share of clients with less data, where those with as
-    much, itself among them, count half. For two models the larger one has probability
+    ``m ~ Binomial(M - 1, 1 - u_n)``, where model 0 is the largest. ``u_n`` is the rank of the
+    client's size between 0 and 1: the share of clients with less data, where clients with the
+    same amount, including itself, count half. For two models the larger one has probability
     ``u_n``; for any number, every model has the same expected share of the clients, close to
     ``1 / M`` (exactly so for one or two models), unless many sizes are equal.
     """
@@ -74,7 +74,7 @@ def assign_models(
 
 
 def _size_ranks(sizes: Sequence[int] | None, num_clients: int) -> np.ndarray:
-    """Return u (N,) of the Notes above: ranks strictly between 0 and 1, equal sizes level."""
+    """Return u (N,) of the Notes above: ranks strictly between 0 and 1, equal for equal sizes."""
     if sizes is None:
         raise ValueError("assignment 'by-size' needs the size of every client's data set")
     values = np.asarray(sizes)

@@ -1,4 +1,4 @@
-"""Models from their names."""
+"""Building models by name."""
 
 from pkgutil import resolve_name
 
@@ -14,18 +14,18 @@ from fedkd_flwr.own import is_own
 def build_model(
     name: str, shape: Shape, classes: int, search_space: SearchSpace | None = None
 ) -> nn.Module:
-    """Build a model with fresh weights, drawn from torch's global generator.
+    """Build a model with new weights, drawn from PyTorch's global generator.
 
     Parameters
     ----------
     name : str
-        A key of `MODELS`, or an own model as ``module:object``.
+        A key of `MODELS`, or a custom model as ``module:object``.
     shape : tuple of int
-        Channels, height and width of an image; own models take samples of any shape.
+        Channels, height and width of an image. Custom models may take samples of any shape.
     classes : int
         Number of classes, at least 2.
     search_space : SearchSpace, optional
-        Size of ``darts`` and ``darts-fixed``, the paper's if left out.
+        Size of ``darts`` and ``darts-fixed``. The default is the paper's.
 
     Returns
     -------
@@ -35,8 +35,8 @@ def build_model(
     Raises
     ------
     ValueError
-        If the name is unknown, the shape is none that the model takes, there are fewer than two
-        classes, or an own model is not what `build_own` asks for.
+        If the name is unknown, the model does not take the shape, there are fewer than two
+        classes, or a custom model does not meet the requirements of `build_own`.
     """
     try:
         model_name(name)
@@ -59,7 +59,7 @@ def build_model(
 
 
 def num_parameters(model: nn.Module) -> int:
-    """Count the trainable numbers of a model; running statistics are not among them.
+    """Count the parameters of a model. Running statistics are not included.
 
     Parameters
     ----------

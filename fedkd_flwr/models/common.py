@@ -1,4 +1,4 @@
-"""What the architectures share: image shapes, the check on them, and first weights."""
+"""Helpers for architectures: image shapes, a check of them, and initial weights."""
 
 from torch import nn
 
@@ -7,16 +7,16 @@ Shape = tuple[int, ...]
 
 
 def require_side(name: str, shape: Shape, smallest: int) -> None:
-    """Refuse images that an architecture would shrink to nothing.
+    """Refuse images that are too small for an architecture.
 
     Parameters
     ----------
     name : str
-        Name of the model, for the message.
+        Name of the model, for the error message.
     shape : tuple of int
         Channels, height and width.
     smallest : int
-        Smallest height and width that the model takes.
+        Smallest height and width for the model.
 
     Raises
     ------
@@ -32,12 +32,12 @@ def require_side(name: str, shape: Shape, smallest: int) -> None:
 
 
 def with_he_weights(model: nn.Module) -> nn.Module:
-    """Draw the hidden layers of a plain network as He et al. [1]_ do, and return the network.
+    """Initialize the hidden layers of a plain network like He et al. [1]_, and return the network.
 
-    The papers do not say how their networks start. With torch's own draw the signal fades
-    from layer to layer, and with plain SGD at the papers' rates a network of six layers
-    without batch normalisation does not leave chance. The output layer keeps torch's draw,
-    which is smaller, so that the first predictions are not confident.
+    The papers do not state their initialization. With PyTorch's default the signal fades from
+    layer to layer. With plain SGD at the papers' learning rates, a network of six layers without
+    batch normalization then stays at chance level. The output layer keeps PyTorch's smaller
+    default, so that the first predictions are not confident.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What enters a model's head: its features, their width, and a common width for all models."""
+"""A model's features, the input of its head, and a common feature width for all models."""
 
 import torch
 from torch import Tensor, nn
@@ -7,12 +7,12 @@ from fedkd_flwr.models.parts import head_of, mark_head
 
 
 def feature_width(model: nn.Module) -> int:
-    """Return d, how many features enter a model's head."""
+    """Return d, the number of features of a model."""
     return head_of(model).in_features
 
 
 def features_and_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what enters a model's head, shape (n, d), and its logits (n, K), in one pass."""
+    """Return a model's features, (n, d), and its logits, (n, K), in one pass."""
     entered: list[Tensor] = []
     hook = head_of(model).register_forward_pre_hook(lambda head, inputs: entered.append(inputs[0]))
     try:
@@ -23,17 +23,17 @@ def features_and_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, Tenso
 
 
 def features(model: nn.Module, images: Tensor) -> Tensor:
-    """Return what enters a model's head, shape (n, d), with gradients where they are on."""
+    """Return a model's features, (n, d), with gradients if they are enabled."""
     return features_and_logits(model, images)[0]
 
 
 class FeatureExtractor(nn.Module):
-    """A model that answers with its features, for whatever predicts with models.
+    """A model that outputs its features, for functions that predict with a model.
 
     Parameters
     ----------
     model : nn.Module
-        Stays the same object; its weights are shared.
+        Not copied. Its weights are shared.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -46,15 +46,15 @@ class FeatureExtractor(nn.Module):
 
 
 def with_common_width(model: nn.Module, width: int) -> nn.Module:
-    """Bring a model's features to a common width by a linear layer of its own before its head.
+    """Give a model a common feature width, by a linear projection before its head.
 
-    A model of that width stays as it is. In another one the head is replaced by a projection
-    and a new head, whose features are then what leaves the projection.
+    A model with that width is not changed. Otherwise the head is replaced by a projection and a
+    new head, and the features are the output of the projection.
 
     Parameters
     ----------
     model : nn.Module
-        Changed in place; the new layers start as torch draws them.
+        Changed in place. New layers are initialized by PyTorch.
     width : int
         d, the same for all clients.
 
@@ -78,18 +78,18 @@ def with_common_width(model: nn.Module, width: int) -> nn.Module:
 
 @torch.no_grad()
 def fold_into(plain: nn.Module, model: nn.Module, head: nn.Linear | None = None) -> nn.Module:
-    """Write a model that has a projection into one of its architecture that has none.
+    """Write a model with a projection into a model of its plain architecture.
 
-    Two linear layers in a row are one, ``W_2 (W_1 h + b_1) + b_2``.
+    Two consecutive linear layers equal one, ``W_2 (W_1 h + b_1) + b_2``.
 
     Parameters
     ----------
     plain : nn.Module
-        As the architecture is built; overwritten.
+        A model as the architecture is built. It is overwritten.
     model : nn.Module
-        As `with_common_width` left it, whether or not it has a projection.
+        A result of `with_common_width`, with or without a projection.
     head : nn.Linear, optional
-        Stands in for the model's own head.
+        Replaces the model's own head.
 
     Returns
     -------
@@ -103,7 +103,7 @@ def fold_into(plain: nn.Module, model: nn.Module, head: nn.Linear | None = None)
     if name_of_last != name:
         inner, inner_bias = tensors.pop(f"{name}.0.weight"), tensors.pop(f"{name}.0.bias")
         outer, outer_bias = tensors.pop(f"{name}.1.weight"), tensors.pop(f"{name}.1.bias")
-        # Weights have all digits, whatever networks multiply in.
+        # Weights have full precision, whatever the precision of the networks.
         with torch.autocast(outer.device.type, enabled=False):
             tensors[f"{name}.weight"] = outer @ inner
             tensors[f"{name}.bias"] = outer @ inner_bias + outer_bias

@@ -1,24 +1,24 @@
-"""A model as layers, the last of which is its head: what methods share or keep by layer."""
+"""A model as a sequence of layers. Methods share or keep layers. The last one is the head."""
 
 from torch import Tensor, nn
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the modules that hold numbers of their own, in the order of the state dict.
+    """Return the modules with parameters or buffers of their own, in the order of the state dict.
 
-    Batch normalization is a layer like any other. A search network's architecture weights lie
-    in the network itself, which comes first.
+    Batch normalization counts as a layer. The architecture weights of a search network belong to
+    the network itself, which comes first.
     """
     return [module for module in model.modules() if own_tensors(module)]
 
 
 def own_tensors(layer: nn.Module) -> list[Tensor]:
-    """Return the parameters and buffers of a module, without those of modules inside it."""
+    """Return the parameters and buffers of a module, without those of its submodules."""
     return [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
 
 
 def mark_head(model: nn.Module, name: str) -> None:
-    """Note which linear layer of an own model is its head; an empty name for none."""
+    """Record which linear layer of a custom model is its head; an empty name for none."""
     vars(model)["name_of_head"] = name
 
 
@@ -28,7 +28,7 @@ def head_of(model: nn.Module) -> nn.Linear:
     Raises
     ------
     ValueError
-        If the model has no linear layer, or is an own one whose logits none gives.
+        If the model has no linear layer, or is a custom model whose logits none computes.
     """
     if "name_of_head" in vars(model):
         return _marked_head(model, vars(model)["name_of_head"])

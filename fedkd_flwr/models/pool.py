@@ -1,7 +1,7 @@
-"""Model objects kept per architecture, to be filled with one client's weights after another's.
+"""A pool of model objects per architecture, which are filled with the weights of clients in turn.
 
-Building a network and drawing its initial weights costs more than a small client's training.
-Those of clients that are served side by side lie side by side too.
+Building a network and drawing its initial weights takes longer than a small client's training. The
+models of clients in a cohort are adjacent in memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,30 +18,30 @@ from fedkd_flwr.models.features import with_common_width
 from fedkd_flwr.models.rows import Rows
 
 FREE_MODELS = 64
-"""Models of one architecture that a process keeps for the next client."""
+"""Largest number of free models of one architecture that a process keeps."""
 
 _Place = tuple[dict[str, Tensor | None], str, Tensor | None]
-"""A module's buffers, the name of one, and what it holds."""
+"""A module's buffers, the name of one, and its value."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What makes two models alike but for their numbers.
+    """The architecture of a model: everything but its weights.
 
     Attributes
     ----------
     name : str
-        As `fedkd_flwr.models.build.build_model` takes it.
+        Name for `fedkd_flwr.models.build.build_model`.
     shape : tuple of int
-        Of a sample: channels, height and width of an image.
+        Shape of a sample: channels, height and width of an image.
     classes : int
         Number of classes.
     search_space : SearchSpace
         Size of ``darts`` and ``darts-fixed``.
     device : str
-        Where the model lies.
+        Device of the model.
     feature_width : int
-        Width to which a projection brings the features that enter the head; 0 for their own.
+        Feature width, reached by a projection before the head; 0 for the model's own width.
     """
 
     name: str
@@ -52,11 +52,11 @@ class Architecture:
     feature_width: int = 0
 
     def build(self) -> nn.Module:
-        """Build a model with weights from torch's global generator, on the CPU."""
+        """Build a model on the CPU, with weights from PyTorch's global generator."""
         model = build_model(self.name, self.shape, self.classes, self.search_space)
         if self.feature_width:
             with_common_width(model, self.feature_width)
-        # Not by assignment, which modules reserve for tensors and modules.
+        # Not by assignment, which modules handle specially.
         vars(model)["architecture"] = self
         vars(model)["as_built"] = [
             (buffers, name, None if buffer is None else buffer.to(self.device, copy=True))
@@ -71,14 +71,14 @@ _ROWS: dict[Architecture, Rows] = {}
 
 
 def lay_out(architecture: Architecture, count: int) -> None:
-    """Have models at hand that lie side by side, for clients that are about to borrow them.
+    """Provide models that are adjacent in memory, for clients that will borrow them next.
 
     Parameters
     ----------
     architecture : Architecture
-        Of the models.
+        Architecture of the models.
     count : int
-        How many clients there are.
+        Number of clients.
     """
     if architecture in _ROWS and _ROWS[architecture].num_free >= count:
         return
@@ -86,7 +86,7 @@ def lay_out(architecture: Architecture, count: int) -> None:
 
 
 def parameters_side_by_side(models: Sequence[nn.Module]) -> dict[str, Tensor] | None:
-    """Return the parameters of models that lie side by side, as they lie.
+    """Return the stacked parameters of models that are adjacent in memory, without copying.
 
     Parameters
     ----------
@@ -96,17 +96,17 @@ def parameters_side_by_side(models: Sequence[nn.Module]) -> dict[str, Tensor] | 
     Returns
     -------
     dict of str to Tensor or None
-        Shape (M, …) by name, changed as the models change; None where they lie apart.
+        Shape (M, …) by name, sharing memory with the models; None if they are not adjacent.
     """
     rows = _ROWS.get(architecture_of(models[0]))
     return rows.parameters_of(models) if rows else None
 
 
 def borrow(architecture: Architecture) -> nn.Module:
-    """Return a model with whatever weights it was left with; all of them have to be filled.
+    """Return a model with arbitrary weights, all of which the caller has to overwrite.
 
-    What it has counted, whatever else it holds in whole numbers, and buffers outside its state
-    dict are as they were built: vectors of weights, or a memory, do not tell.
+    Integer buffers, such as counters, and buffers outside the state dict have their initial
+    values, because neither weight vectors nor memories include them.
     """
     free = _FREE.get(architecture)
     rows = _ROWS.get(architecture)
@@ -114,14 +114,14 @@ def borrow(architecture: Architecture) -> nn.Module:
     if model is None:
         return _built(architecture)
     for buffers, name, as_built in vars(model)["as_built"]:
-        # Not in place: a forward pass may have put a tensor of any kind there.
+        # Not in place, because a forward pass may have replaced the tensor by one of another kind.
         buffers[name] = None if as_built is None else as_built.clone()
     return model
 
 
 @contextmanager
 def borrowed(architecture: Architecture) -> Iterator[nn.Module]:
-    """Lend a model as `borrow` does, and take it back at the end or at an error."""
+    """Lend a model like `borrow`, and take it back at the end or after an error."""
     model = borrow(architecture)
     try:
         yield model
@@ -130,13 +130,13 @@ def borrowed(architecture: Architecture) -> Iterator[nn.Module]:
 
 
 def _built(architecture: Architecture) -> nn.Module:
-    # Whether a model is at hand must not move the draws of whoever borrows it.
+    # Whether a free model exists must not affect the random draws of the borrower.
     with torch.random.fork_rng(devices=[]):
         return architecture.build().to(architecture.device)
 
 
 def _buffers_that_stay(model: nn.Module) -> Iterator[_Place]:
-    """Yield what nobody fills: buffers of whole numbers, and those outside the state dict."""
+    """Yield the buffers that borrowers do not fill: integers, and those not in the state dict."""
     for module in model.modules():
         for name, buffer in module._buffers.items():
             is_outside = name in module._non_persistent_buffers_set
@@ -145,7 +145,7 @@ def _buffers_that_stay(model: nn.Module) -> Iterator[_Place]:
 
 
 def give_back(model: nn.Module) -> None:
-    """Let the next client of the architecture have a model; nobody may use it any more."""
+    """Return a model to the pool for the next client. The caller must not use it any more."""
     model.zero_grad(set_to_none=True)
     architecture = architecture_of(model)
     if architecture in _ROWS and _ROWS[architecture].put_back(model):
@@ -156,12 +156,12 @@ def give_back(model: nn.Module) -> None:
 
 
 def clear() -> None:
-    """Let go of all models that are kept."""
+    """Remove all models from the pool."""
     _FREE.clear()
     _ROWS.clear()
 
 
 def architecture_of(model: nn.Module) -> Architecture:
-    """Return the architecture that a model was built from."""
+    """Return the architecture of a model."""
     architecture: Architecture = vars(model)["architecture"]
     return architecture

@@ -1,6 +1,6 @@
-"""The models by name. A new model is one builder and one line in `MODELS`.
+"""The models by name. To add a model, write a builder and add a line to `MODELS`.
 
-A model of a user's own needs no line: it is named ``module:object`` (`fedkd_flwr.own`).
+A custom model needs no line. It is named ``module:object`` (`fedkd_flwr.own`).
 """
 
 from fedkd_flwr.own import is_own
@@ -22,24 +22,24 @@ MODELS: dict[str, str] = {
 }
 """Where each model's builder is; it takes an image shape and a number of classes.
 
-A builder is imported when its model is built, so that knowing the models loads none.
+A builder is imported when its model is built, so this module imports none.
 """
 
 DARTS = "darts"
-"""The supernet of a search."""
+"""The name of the supernet."""
 
 DARTS_MODELS = (DARTS, "darts-fixed")
-"""Models of a search space, which their builders take as well."""
+"""Models with a search space, which their builders take as a further argument."""
 
 ANY_SHAPE = ("mlp",)
-"""Models that take samples of any shape; the others take images."""
+"""Models that take samples of any shape. The others take images."""
 
 ALLOWED = [*MODELS, "or your own as module:object"]
 """Which names there are, for errors."""
 
 
 def model_name(name: str) -> str:
-    """Return a name that is a model's: one of `MODELS`, or ``module:object``.
+    """Return a name after checking that it is one of `MODELS`, or ``module:object``.
 
     Raises
     ------

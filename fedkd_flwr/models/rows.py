@@ -1,7 +1,7 @@
-"""Models of one architecture whose parameters lie side by side.
+"""Models of one architecture whose parameters are adjacent in memory.
 
-To train such models at once nothing has to be copied: a parameter of all of them is one tensor,
-with one row a model.
+Such models can be trained together without copying. Each parameter of all models is one tensor,
+with one row per model.
 """
 
 import heapq
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Rows:
-    """Models whose parameters are moved side by side, each on a row of its own.
+    """Models whose parameters are moved into shared tensors, one row per model.
 
     Parameters
     ----------
@@ -34,15 +34,15 @@ class Rows:
 
     @property
     def num_free(self) -> int:
-        """How many models nobody has taken."""
+        """Number of free models."""
         return len(self._free)
 
     def take(self) -> nn.Module | None:
-        """Return the first free model, with whatever weights it has; None where none is free."""
+        """Return the first free model, with arbitrary weights, or None."""
         return self._models[heapq.heappop(self._free)] if self._free else None
 
     def put_back(self, model: nn.Module) -> bool:
-        """Free a model, if it is one of these; return whether it is."""
+        """Free a model if it is one of these, and return whether it is."""
         row = self._row_of.get(id(model))
         if row is None:
             return False
@@ -50,7 +50,7 @@ class Rows:
         return True
 
     def parameters_of(self, models: Sequence[nn.Module]) -> dict[str, Tensor] | None:
-        """Return the parameters of some of these models as they lie, changed as they change.
+        """Return the stacked parameters of some of these models, sharing memory with them.
 
         Parameters
         ----------
@@ -60,7 +60,7 @@ class Rows:
         Returns
         -------
         dict of str to Tensor or None
-            Shape (M, …) by name; None unless the models are rows that follow one another.
+            Shape (M, …) by name; None unless the models are consecutive rows.
         """
         first = self._row_of.get(id(models[0]), 0)
         end = first + len(models)

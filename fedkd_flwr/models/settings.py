@@ -1,4 +1,4 @@
-"""What a run config says of its models."""
+"""Settings of a run's models."""
 
 from typing import Literal
 

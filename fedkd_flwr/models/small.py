@@ -1,7 +1,7 @@
-"""Small networks of the papers: LeNet-5 and its kin, an AlexNet, and a perceptron.
+"""Small networks of the papers: LeNet-5 and variants, an AlexNet, and a perceptron.
 
-Weights start from torch's global generator, those of the convolutional networks as
-`with_he_weights` draws them.
+Initial weights come from PyTorch's global generator. Convolutional networks use
+`with_he_weights`.
 """
 
 import itertools
@@ -80,7 +80,7 @@ def cnn_ckt(shape: Shape, classes: int) -> nn.Module:
     """Build the small network of PerFed-CKT [1]_, appendix E.
 
     Two convolutions with max-pooling and hidden layers of 120, 100, 84 and 50 units. The
-    paper leaves the convolutions open: they are LeNet-5's, 5x5 with 6 and 16 channels.
+    paper does not specify the convolutions. They are LeNet-5's, 5x5 with 6 and 16 channels.
 
     Parameters
     ----------
@@ -112,8 +112,8 @@ def cnn_persfl(shape: Shape, classes: int) -> nn.Module:
     """Build the CIFAR-10 network of PersFL [1]_, section 5.
 
     Two convolutions with max-pooling, then hidden layers of 120 and 84 units. The paper's
-    fully connected "400" is read as the 16x5x5 features that 32x32 images leave, as in the
-    pFedMe network it follows; pooling comes after both convolutions, or 400 is not reached.
+    fully connected "400" is taken as the 16x5x5 features of 32x32 images, as in the pFedMe
+    network that it follows. Only pooling after both convolutions gives 400 features.
 
     Parameters
     ----------
@@ -145,9 +145,9 @@ def alexnet(shape: Shape, classes: int) -> nn.Module:
 
     Channels, kernels past the first and overlapping pooling are those of torchvision's
     AlexNet. The stem is 3x3 with stride 2 in place of 11x11 with stride 4, pooling is padded,
-    and the head is a global mean and 256 units a layer: torchvision's, of 4096, holds 58 of
-    its 61 million parameters, and here every model state travels. It is not built from
-    torchvision's class, which would fill that head with random numbers just to drop it.
+    and the head is a global mean and 256 units per layer. torchvision's head of 4096 units has
+    58 of its 61 million parameters, and here model states are sent. The network is not built
+    from torchvision's class, which would initialize that head only to discard it.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Known architectures with stems and heads for small images, none pretrained.
 
-ResNet, ShuffleNet and the layers of VGG are torchvision's. A network takes images down to
-half of the factor by which it shrinks them; below that its last stages see a single pixel.
-Weights start from torch's global generator.
+ResNet, ShuffleNet and the layers of VGG are torchvision's. The smallest
+image side of a network is half of the factor by which it reduces images. With smaller images its
+last stages would have a single pixel. Initial weights come from PyTorch's global generator.
 """
 
 from torch import nn
@@ -15,8 +15,8 @@ from fedkd_flwr.models.common import Shape, require_side, with_he_weights
 def resnet18(shape: Shape, classes: int) -> nn.Module:
     """Build torchvision's ResNet-18 [1]_ with a 3x3 stem of stride 1.
 
-    The max-pooling after the stem stays: without it a training step costs almost three
-    times as much on a CPU.
+    The max-pooling after the stem is kept. Without it a training step takes almost three times
+    as long on a CPU.
 
     Parameters
     ----------
@@ -42,14 +42,14 @@ def resnet18(shape: Shape, classes: int) -> nn.Module:
     require_side("resnet18", shape, 8)
     model: nn.Module = models.resnet18(num_classes=classes)
     stem = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
-    # As torchvision draws every other convolution.
+    # The initialization that torchvision uses for all other convolutions.
     nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")
     model.conv1 = stem
     return model
 
 
 def shufflenetv2(shape: Shape, classes: int) -> nn.Module:
-    """Build torchvision's ShuffleNetV2 x1.0 [1]_ with a stem of stride 1 in place of 2.
+    """Build torchvision's ShuffleNetV2 x1.0 [1]_ with a stem of stride 1 instead of 2.
 
     Parameters
     ----------
@@ -82,11 +82,11 @@ def shufflenetv2(shape: Shape, classes: int) -> nn.Module:
 
 
 def vgg11(shape: Shape, classes: int) -> nn.Module:
-    """Build VGG-11 with batch normalisation [1]_, the main model of PerFed-CKT.
+    """Build VGG-11 with batch normalization [1]_, the main model of PerFed-CKT.
 
-    The layers are torchvision's, the head has 512 units a layer: 9,756,426 parameters on
-    3x32x32 images of ten classes. The five poolings round up, which changes nothing at
-    32x32 and lets 28x28 end at one pixel instead of none.
+    The layers are torchvision's, and the head has 512 units per layer. It has 9,756,426
+    parameters on 3x32x32 images of ten classes. The five poolings round up. That changes nothing
+    at 32x32, and 28x28 images end at one pixel instead of none.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def vgg11(shape: Shape, classes: int) -> nn.Module:
 
 
 def vgg13(shape: Shape, classes: int) -> nn.Module:
-    """Build VGG-13 with batch normalisation, on the pattern of `vgg11`.
+    """Build VGG-13 with batch normalization, in the same way as `vgg11`.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def vgg13(shape: Shape, classes: int) -> nn.Module:
 
 
 def _vgg(configuration: str, shape: Shape, classes: int) -> nn.Module:
-    """Return torchvision's layers of one VGG configuration, under a head of 512 units."""
+    """Return torchvision's layers of a VGG configuration with a head of 512 units."""
     features: nn.Sequential = vgg.make_layers(vgg.cfgs[configuration], batch_norm=True)
     features[0] = nn.Conv2d(shape[0], 64, 3, padding=1)
     for layer in features:

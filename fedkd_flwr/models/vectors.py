@@ -1,7 +1,7 @@
-"""A model as flat vectors, one a kind, in which parameter methods send it.
+"""A model as flat vectors, one per kind, as parameter methods send it.
 
-Both sides read the layout off the architecture: the floating-point entries of its state dict in
-their order. Batch normalization's counter of batches stays at home: it is no quantity to average.
+Both sides know the layout from the architecture: the floating-point entries of its state dict, in
+order. Batch normalization's counter of batches is not sent, because it cannot be averaged.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ ALL = slice(None)
 
 
 def tensors_by_kind(model: nn.Module, layers: slice = ALL) -> dict[str, list[Tensor]]:
-    """Return a model's floating-point tensors by kind, in the order in which they travel.
+    """Return a model's floating-point tensors by kind, in the order in which they are sent.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def tensors_by_kind(model: nn.Module, layers: slice = ALL) -> dict[str, list[Ten
     Returns
     -------
     dict of str to list of Tensor
-        The tensors themselves, detached; a kind that the model lacks is left out.
+        The tensors, detached but not copied. Kinds that the model lacks are left out.
     """
     parameters = {name for name, _ in model.named_parameters()}
     chosen = {id(tensor) for layer in layers_of(model)[layers] for tensor in own_tensors(layer)}
@@ -62,10 +62,10 @@ def model_vectors(model: nn.Module, layers: slice = ALL) -> dict[str, NDArray[np
 
 
 def matrix_shapes(model: nn.Module) -> NDArray[np.int64]:
-    """Return the rows and columns of each stretch of a model's weights, shape (L, 2).
+    """Return the rows and columns of each parameter in a model's weight vector, shape (L, 2).
 
-    A kernel has a row for each output channel, whatever has one dimension a single column, and a
-    single number is a matrix of its own.
+    A kernel has one row per output channel, a one-dimensional tensor has one column, and a scalar
+    is a 1x1 matrix.
     """
     tensors = map(torch.atleast_1d, tensors_by_kind(model)[WEIGHTS])
     shapes = [(len(tensor), tensor[0].numel()) for tensor in tensors]
@@ -76,16 +76,16 @@ def matrix_shapes(model: nn.Module) -> NDArray[np.int64]:
 def fill_from_vectors(
     model: nn.Module, vectors: Mapping[str, NDArray[Any]], layers: slice = ALL
 ) -> None:
-    """Overwrite a model with vectors; kinds that are not given stay as they are.
+    """Overwrite a model with vectors. Kinds that are not given do not change.
 
     Parameters
     ----------
     model : nn.Module
         Changed in place.
     vectors : mapping of str to ndarray
-        Shape (length,), by kind; other names are passed over.
+        Shape (length,), by kind. Other names are ignored.
     layers : slice
-        The layers that the vectors are made of; the others stay as they are.
+        The layers that the vectors contain. The others do not change.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The architecture that a supernet has found: its genotype, read from alpha."""
+"""The genotype of a supernet, derived from alpha."""
 
 from typing import Literal, get_args
 
@@ -10,27 +10,27 @@ from fedkd_flwr.models.darts.settings import CELL_INPUTS, NONE, SupernetSettings
 from fedkd_flwr.models.darts.supernet import Supernet
 
 Rule = Literal["two-edges", "every-edge"]
-"""How a genotype is read from alpha; `derive_genotype` says what each rule keeps."""
+"""How a genotype is derived from alpha; see `derive_genotype`."""
 
 
 def derive_genotype(supernet: Supernet, rule: Rule = "two-edges") -> Genotype:
-    """Read the strongest architecture from a supernet's alpha.
+    """Return the strongest architecture according to a supernet's alpha.
 
     Parameters
     ----------
     supernet : Supernet
-        Its `alpha_normal` and `alpha_reduce` decide.
+        The supernet, with `alpha_normal` and `alpha_reduce`.
     rule : {"two-edges", "every-edge"}
         "two-edges" is the rule of DARTS, section 2.4: each edge is as strong as the softmax
         weight of its strongest operation other than "none", and each node keeps its two
         strongest edges. "every-edge" is the rule of FedKMA, figure 3: each edge keeps the
-        operation of largest alpha, and goes where that is "none". A node that would lose
-        all its edges keeps its strongest one, so that the network stays connected.
+        operation with the largest alpha, and is removed if that is "none". A node that would
+        lose all its edges keeps its strongest one, so that the network stays connected.
 
     Returns
     -------
     Genotype
-        Edges of a node in the order of their sources. Of equal weights the first wins.
+        Edges of a node in the order of their sources. Of equal weights, the first is chosen.
 
     Raises
     ------

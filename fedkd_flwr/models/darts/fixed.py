@@ -19,7 +19,7 @@ class FixedNode(nn.Module):
     choices : tuple of Choice
         The edges into the node.
     plan : CellPlan
-        Place of its cell.
+        Position of its cell.
     """
 
     def __init__(self, choices: Node, plan: CellPlan) -> None:
@@ -50,7 +50,7 @@ class FixedCell(nn.Module):
     Parameters
     ----------
     plan : CellPlan
-        Place of the cell.
+        Position of the cell.
     nodes : tuple of tuple of Choice
         The edges into each inner node.
     """
@@ -77,8 +77,8 @@ class FixedCell(nn.Module):
 class FixedNetwork(nn.Module):
     """Network of one genotype, without the auxiliary head and drop-path of the paper.
 
-    Maps float32 images (N, channels, height, width) to logits (N, classes). Fresh weights
-    come from torch's global generator; batch normalization learns a scale and a shift.
+    Maps float32 images (N, channels, height, width) to logits (N, classes). Initial weights
+    come from PyTorch's global generator. Batch normalization learns a scale and a shift.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Architectures as discrete choices, written as text and read from it."""
+"""Discrete architectures, and their text form."""
 
 import json
 from collections.abc import Sequence
@@ -25,17 +25,17 @@ class Choice(NamedTuple):
 
 
 Node = tuple[Choice, ...]
-"""The edges into one inner node; the node is the sum of their outputs."""
+"""The edges into one inner node. The node is the sum of their outputs."""
 
 
 @dataclass(frozen=True)
 class Genotype:
-    """Architecture of a network: the edges of its normal and of its reduction cells.
+    """Architecture of a network: the edges of its normal and its reduction cells.
 
     Attributes
     ----------
     normal, reduce : tuple of tuple of Choice
-        For each inner node, in order, the edges into it. Both cells have as many nodes.
+        The edges into each inner node, in order. Both cells have the same number of nodes.
 
     Raises
     ------
@@ -84,7 +84,7 @@ class Genotype:
         Returns
         -------
         Genotype
-            Equal to the one that was written.
+            Equal to the genotype that was written.
 
         Raises
         ------

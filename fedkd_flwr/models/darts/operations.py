@@ -10,7 +10,7 @@ from torch.nn import functional
 class HalvedResolution(nn.Module):
     """Map (N, inputs, h, w) to (N, outputs, ceil(h/2), ceil(w/2)), using every pixel.
 
-    Half of the output channels see the pixels at even positions, half those at odd ones. Odd
+    Half of the output channels use the pixels at even positions, half those at odd positions. Odd
     sides are padded with zeros.
 
     Parameters
@@ -30,11 +30,11 @@ class HalvedResolution(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Halve the resolution of x (N, inputs, h, w)."""
         x = functional.relu(x)
-        # A shift by one pixel that keeps the size, so that odd sides give halves of one size.
+        # A shift by one pixel that keeps the size, so that odd sides give halves of equal size.
         shifted = functional.pad(x, (-1, 1, -1, 1))
-        # The pixels are chosen here and not by a stride: with few channels, PyTorch's gradient of a
-        # 1x1 convolution with a stride writes past its memory on processors without AVX-512 (an
-        # open bug of oneDNN, its issue 6035).
+        # The pixels are selected here instead of by a stride. With few channels, PyTorch's gradient
+        # of a 1x1 convolution with a stride writes out of bounds on processors without AVX-512
+        # (an open bug of oneDNN, issue 6035).
         halves = [self.even(x[:, :, ::2, ::2]), self.odd(shifted[:, :, ::2, ::2])]
         output: Tensor = self.normalization(torch.cat(halves, dim=1))
         return output
@@ -114,9 +114,9 @@ def build_operation(name: str, channels: int, stride: int, affine: bool) -> nn.M
     name : str
         One of `fedkd_flwr.models.darts.settings.OPERATIONS`, not ``none``.
     channels : int
-        Number of channels, in and out; even where `stride` is 2.
+        Number of input and output channels. Even if `stride` is 2.
     stride : int
-        1 keeps the resolution, 2 halves it (sides are rounded up).
+        1 keeps the resolution, 2 halves it and rounds up.
     affine : bool
         Whether batch normalization learns a scale and a shift.
 
@@ -128,7 +128,7 @@ def build_operation(name: str, channels: int, stride: int, affine: bool) -> nn.M
     Raises
     ------
     ValueError
-        If the operation is unknown or ``none``, which has nothing to build.
+        If the operation is unknown or ``none``.
     """
     if name not in _BUILDERS:
         raise ValueError(f"cannot build operation {name!r}; choose one of {', '.join(_BUILDERS)}")

@@ -1,4 +1,4 @@
-"""A search space: what a run config says of its supernet and of the network beside it."""
+"""The search space of a run: the size of its supernet and of its fixed network."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from fedkd_flwr.models.darts.settings import SupernetSettings
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Size of a supernet, and the genotype of the fixed network beside it.
+    """Size of a supernet, and the genotype of a fixed network of the same size.
 
     Attributes
     ----------

@@ -1,12 +1,12 @@
-"""Size and candidates of a search: what is known of a network without building it."""
+"""Size and candidate operations of a search, without building a network."""
 
 from dataclasses import dataclass
 
 NONE = "none"
-"""The operation whose output is zero: a missing edge."""
+"""The operation with output zero: a missing edge."""
 
 POOLING = ("max_pool_3x3", "avg_pool_3x3")
-"""The operations that have no batch normalization of their own."""
+"""The operations without batch normalization."""
 
 OPERATIONS = (
     NONE,
@@ -20,15 +20,15 @@ OPERATIONS = (
 """Names of the eight operations, in the paper's order of columns of alpha."""
 
 CELL_INPUTS = 2
-"""A cell reads the outputs of the two cells before it; its own nodes are numbered from here."""
+"""Number of inputs of a cell, the outputs of the two cells before it. Its nodes follow them."""
 
 SMALLEST_CELLS = 3
-"""Fewest cells of a network; with fewer there would be no normal cell."""
+"""Smallest number of cells of a network. With fewer there would be no normal cell."""
 
 
 @dataclass(frozen=True)
 class SupernetSettings:
-    """Size and search space of a supernet; the defaults are the paper's for CIFAR-10.
+    """Size and search space of a supernet. The defaults are the paper's for CIFAR-10.
 
     Attributes
     ----------
@@ -37,10 +37,10 @@ class SupernetSettings:
     cells : int
         Number of cells, at least 3; those at 1/3 and 2/3 of the depth are reduction cells.
     nodes : int
-        Inner nodes of a cell. Node i reads the two inputs and all nodes before it, so a cell
-        has ``2 + 3 + ... + (nodes + 1)`` edges: 14 with 4 nodes.
+        Inner nodes of a cell. Node i reads the two inputs and all nodes before it. A cell has
+        ``2 + 3 + ... + (nodes + 1)`` edges: 14 with 4 nodes.
     operations : tuple of str
-        Candidates on each edge, distinct names of `OPERATIONS`, at least one besides "none".
+        Candidates on each edge: distinct names of `OPERATIONS`, at least one other than "none".
     stem_multiplier : int
         The stem has this many times `channels` channels.
     stem_stride : int

@@ -1,4 +1,4 @@
-"""What the supernet and a fixed network share: stem, order of cells, a cell's two inputs."""
+"""Parts shared by the supernet and fixed networks: stem, order of cells, a cell's inputs."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from fedkd_flwr.models.darts.operations import HalvedResolution, pointwise
 
 
 class CellPlan(NamedTuple):
-    """Place of one cell in the network.
+    """Position and channels of one cell in the network.
 
     Attributes
     ----------
@@ -19,7 +19,7 @@ class CellPlan(NamedTuple):
     channels : int
         Channels of each of its nodes.
     reduces : bool
-        Whether it is a reduction cell: it halves the resolution of both its inputs.
+        Whether it is a reduction cell, which halves the resolution of both its inputs.
     last_reduces : bool
         Whether the cell before it was one.
     """
@@ -43,14 +43,14 @@ def plan_cells(channels: int, cells: int, nodes: int, stem_multiplier: int) -> I
     cells : int
         Number of cells, at least 3.
     nodes : int
-        Inner nodes of a cell; its output has `nodes` times as many channels as a node.
+        Inner nodes of a cell. Its output has `nodes` times as many channels as a node.
     stem_multiplier : int
         The stem has this many times `channels` channels.
 
     Yields
     ------
     CellPlan
-        One a cell.
+        One per cell.
     """
     before_last = last = stem_multiplier * channels
     last_reduces = False
@@ -86,24 +86,24 @@ class Stem(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return the features (N, outputs, ceil(h/stride), ceil(w/stride)) of images."""
         features: Tensor = self.normalization(self.convolution(images))
-        # All layers after it keep this memory format; depthwise convolutions are faster in it.
+        # All later layers keep this memory format, in which depthwise convolutions are faster.
         return features.contiguous(memory_format=torch.channels_last)
 
 
 class CellInputs(nn.Module):
-    """Bring the outputs of the two cells before to one number of channels and one resolution.
+    """Map the outputs of the two cells before to the same channels and resolution.
 
     Parameters
     ----------
     plan : CellPlan
-        Place of the cell.
+        Position of the cell.
     affine : bool
         Whether batch normalization learns a scale and a shift.
     """
 
     def __init__(self, plan: CellPlan, affine: bool) -> None:
         super().__init__()
-        # After a reduction cell, the output of the cell before it is still twice as large.
+        # After a reduction cell, the output of the cell before that is still twice as large.
         adapt = HalvedResolution if plan.last_reduces else pointwise
         self.before_last = adapt(plan.before_last, plan.channels, affine)
         self.last = pointwise(plan.last, plan.channels, affine)

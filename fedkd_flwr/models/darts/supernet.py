@@ -12,21 +12,21 @@ from fedkd_flwr.models.darts.settings import CELL_INPUTS, NONE, POOLING, Superne
 from fedkd_flwr.models.darts.skeleton import CellInputs, CellPlan, Stem, plan_cells
 
 INITIAL_ALPHA_SCALE = 1e-3
-"""Standard deviation of fresh architecture weights: nearly equal mixing at the start."""
+"""Standard deviation of initial architecture weights, which mix nearly equally."""
 
 MixingWeights = Sequence[Sequence[Tensor]]
-"""Softmax of alpha as scalars: one sequence an edge, one scalar an operation."""
+"""Softmax of alpha as scalars: one sequence per edge, one scalar per operation."""
 
 
 class MixedOperation(nn.Module):
     """One edge: the weighted sum of its candidate operations (DARTS, equation 2).
 
-    Poolings are followed by batch normalization, so that all candidates have one scale.
+    Poolings are followed by batch normalization, so that all candidates have the same scale.
 
     Parameters
     ----------
     channels : int
-        Number of channels, in and out.
+        Number of input and output channels.
     stride : int
         1 keeps the resolution, 2 halves it.
     operations : tuple of str
@@ -43,7 +43,7 @@ class MixedOperation(nn.Module):
             if name in POOLING:
                 operation = nn.Sequential(operation, nn.BatchNorm2d(channels, affine=False))
             self.candidates[name] = operation
-        # "none" takes its share of the softmax but adds zero, so nothing is computed for it.
+        # "none" has a weight in the softmax but adds zero, so nothing is computed for it.
         self._columns = [column for column, name in enumerate(operations) if name != NONE]
 
     def forward(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
@@ -54,7 +54,7 @@ class MixedOperation(nn.Module):
         x : Tensor
             Shape (N, channels, h, w).
         weights : sequence of Tensor
-            One scalar a candidate, "none" included: the softmax of the edge's row of alpha.
+            One scalar per candidate, including "none": the softmax of the edge's row of alpha.
 
         Returns
         -------
@@ -68,7 +68,7 @@ class MixedOperation(nn.Module):
                 mixed = weights[column] * output
             else:
                 mixed = torch.addcmul(mixed, weights[column], output)
-        assert mixed is not None  # the settings refuse an edge of nothing but "none"
+        assert mixed is not None  # the settings refuse an edge with only "none"
         return mixed
 
 
@@ -78,7 +78,7 @@ class SearchCell(nn.Module):
     Parameters
     ----------
     plan : CellPlan
-        Place of the cell.
+        Position of the cell.
     settings : SupernetSettings
         Nodes and operations.
     """
@@ -87,7 +87,7 @@ class SearchCell(nn.Module):
         super().__init__()
         self.nodes = settings.nodes
         self.inputs = CellInputs(plan, affine=False)
-        # Edges in the order of alpha's rows: node after node, and each node's inputs in order.
+        # Edges in the order of alpha's rows: by node, and by input within a node.
         self.edges = nn.ModuleList(
             MixedOperation(
                 plan.channels,
@@ -106,7 +106,7 @@ class SearchCell(nn.Module):
         before_last, last : Tensor
             Outputs of the two cells before.
         weights : sequence of sequence of Tensor
-            Mixing weights, one row an edge.
+            Mixing weights, one row per edge.
         """
         states: list[Tensor] = self.inputs(before_last, last)
         edges = zip(self.edges, weights, strict=True)
@@ -118,10 +118,10 @@ class SearchCell(nn.Module):
 
 
 class Supernet(nn.Module):
-    """Network that holds every candidate network, and the weights that choose among them.
+    """Network that contains every candidate network, and the weights that select among them.
 
-    Maps float32 images (N, channels, height, width) to logits (N, classes). Fresh weights
-    come from torch's global generator.
+    Maps float32 images (N, channels, height, width) to logits (N, classes). Initial weights
+    come from PyTorch's global generator.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class Supernet(nn.Module):
     ----------
     alpha_normal, alpha_reduce : nn.Parameter
         Architecture weights of all normal and of all reduction cells, each
-        (edges, operations). They carry these names in the state dict.
+        (edges, operations). They have these names in the state dict.
     """
 
     def __init__(self, settings: SupernetSettings, shape: Shape, classes: int) -> None:
@@ -179,7 +179,7 @@ class Supernet(nn.Module):
 
 
 def build_supernet(settings: SupernetSettings, shape: Shape, classes: int) -> Supernet:
-    """Build a supernet with fresh weights, drawn from torch's global generator.
+    """Build a supernet with new weights, drawn from PyTorch's global generator.
 
     Parameters
     ----------
@@ -204,5 +204,5 @@ def darts(shape: Shape, classes: int, search_space: SearchSpace) -> Supernet:
 
 
 def _mixing_weights(alpha: Tensor) -> MixingWeights:
-    # Split once a forward pass: one backward step for all scalars, instead of one for each.
+    # Split once per forward pass: one backward step for all scalars instead of one for each.
     return [row.unbind() for row in alpha.softmax(dim=1).unbind()]
