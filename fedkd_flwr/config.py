@@ -1,8 +1,8 @@
-"""The run config: the only reader of its keys, typed and validated once.
+"""Read and validate the run config.
 
-A run config is Flower's: flat names to numbers, words and booleans, in kebab case, with a
-table for each method (``kt-pfl.rho``). `read_config` turns it into a `RunConfig`, whose slices
-are declared beside what they are for, or refuses it in one sentence, before any client works.
+A run config is Flower's: flat names in kebab case with numbers, texts and booleans, and a table for
+each method (``kt-pfl.rho``). `read_config` converts it to a `Configuration`, or refuses it with one
+sentence before any client starts.
 """
 
 import json
@@ -30,18 +30,18 @@ from strategies.parameters import SharedModelSettings
 Part = TypeVar("Part", bound=Slice)
 
 OWN_SETTINGS = "own-settings"
-"""Key that holds settings of a method of the user's own, where Flower takes no further keys."""
+"""Key for the settings of a custom method, since Flower accepts no further keys."""
 
 ALL_CONNECTED = {"num-clients": 0}
-"""Where nodes connect, nobody who names no number of clients has to count them."""
+"""Default of runs to which nodes connect: use all connected clients."""
 
 
 class ConfigError(ValueError):
-    """A run config that cannot be used; the message is one sentence for the user."""
+    """An invalid run config; the message is one sentence for the user."""
 
 
 class Configuration(BaseModel):
-    """A whole run config: the common keys and every method's own.
+    """A complete run config: the common keys and the tables of all methods.
 
     Attributes
     ----------
@@ -57,14 +57,14 @@ class Configuration(BaseModel):
 
     @property
     def settings(self) -> Settings:
-        """The settings of the method that this run uses."""
+        """The settings of the run's method."""
         settings_type = self.run.method.strategy.settings_type
         settings: Settings = self.tables.get(settings_type.table, settings_type())
         return settings
 
     @property
     def unread(self) -> list[str]:
-        """The keys that the user has set and that this run does not read."""
+        """The keys that the user has set and this run does not read."""
         own = self.settings.flat_keys()
         keys = {
             key: None
@@ -103,7 +103,7 @@ class Configuration(BaseModel):
         }
 
     def without_unread(self) -> "Configuration":
-        """Return the config of the same run, with what it does not read at its default."""
+        """Return the same run config, with unread keys at their defaults."""
         unread = self.unread
         return read_config({key: v for key, v in self.flat().items() if key not in unread})
 
@@ -115,14 +115,14 @@ class Configuration(BaseModel):
         return {name: as_scalar(value) for name, value in sorted(values.items())}
 
     def for_flower(self) -> dict[str, Scalar]:
-        """Return `flat` in pyproject's keys, the only ones that Flower takes; others packed."""
+        """Return `flat` for Flower, with keys that pyproject.toml lacks in `OWN_SETTINGS`."""
         flat, known = self.flat(), set(known_names())
         own = [f"{key} = {json.dumps(value)}" for key, value in flat.items() if key not in known]
         return {key: flat[key] for key in flat if key in known} | {OWN_SETTINGS: ", ".join(own)}
 
 
 def method_tables(own: Method | None = None) -> dict[str, type[Settings]]:
-    """Return the settings type of every table that some method reads, `own` among them."""
+    """Return the settings type of every table, including that of a custom method."""
     methods = (*METHODS.values(), *([own] if own else []))
     types = (method.strategy.settings_type for method in methods)
     return {settings.table: settings for settings in types if settings.table}
@@ -134,8 +134,8 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
     Parameters
     ----------
     flat : mapping of str to bool, int, float, str or path
-        Names as in ``[tool.flwr.app.config]``, tables joined by dots; what is left out has
-        its default.
+        Names as in ``[tool.flwr.app.config]``, with tables joined by dots; missing keys have their
+        defaults.
 
     Returns
     -------
@@ -166,7 +166,7 @@ def _without_path_type(value: Any) -> Any:
 
 
 def _own_method(flat: Mapping[str, Any]) -> Method | None:
-    """Return the method of a run config if it is the user's own."""
+    """Return the method of a run config if it is a custom method."""
     name = str(flat.get("strategy", ""))
     if not is_own(name) and name not in REGISTERED:
         return None
@@ -199,7 +199,7 @@ def unpacked(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def known_names(own: Method | None = None) -> list[str]:
-    """Return every name that a run config may hold, those of an own method among them."""
+    """Return every key of a run config, including those of a custom method."""
     of_methods = [key for kind in method_tables(own).values() for key in kind.flat_keys()]
     return [*RunConfig.flat_keys(), OWN_SETTINGS, *dict.fromkeys(of_methods)]
 
@@ -253,7 +253,7 @@ def _unknown(name: str, flat: Mapping[str, Any], known: Sequence[str]) -> str:
 
 
 def _read(kind: type[Part], flat: Mapping[str, Any]) -> Part:
-    """Validate what concerns one slice or table of a flat run config, its own slices first."""
+    """Validate one slice or table of a flat run config, including its nested slices."""
     slices = kind.slices()
     values: dict[str, Any] = {name: _read(part, flat) for name, part in slices.items()}
     keys = {
@@ -275,7 +275,7 @@ def _sentence(text: str) -> str:
 
 
 def _check_combinations(configuration: Configuration) -> None:
-    """Refuse settings that are fine by themselves and impossible together."""
+    """Refuse impossible combinations of settings."""
     run, strategy = configuration.run, configuration.run.method.strategy
     models, plan = run.models.models, run.plan
     if strategy.needs_one_model and len(set(models)) > 1:
@@ -291,7 +291,7 @@ def _check_combinations(configuration: Configuration) -> None:
             name = f"{settings.table}.shared-model = {settings.shared_model!r}"
             raise ConfigError(f"{name}: {error}.") from None
     if run.uses_public_data and (run.data.public_dataset == NO_PUBLIC_SET or plan.public_size < 1):
-        does = "distils on the server" if strategy.distils_on_server else "exchanges predictions"
+        does = "distills on the server" if strategy.distils_on_server else "exchanges predictions"
         raise ConfigError(
             f"{run.strategy} {does} on public samples; set public-dataset to "
             "held-out or a data set, and public-size to at least 1."
@@ -303,7 +303,7 @@ def _check_combinations(configuration: Configuration) -> None:
     for key, is_set in (("patience", plan.patience), ("keep-best", run.keep_best)):
         if is_set and not min(read_split(run.data.client_split)[1]):
             raise ConfigError(
-                f"{key} looks at accuracy on validation data; set client-split to something like "
+                f"{key} needs accuracy on validation data; set client-split to something like "
                 "60/20/20."
             )
     if strategy.needs_plain_descent and run.training.optimizer != "sgd":

@@ -1,4 +1,4 @@
-"""Settings from where users write them: presets and other TOML files, and ``KEY=VALUE``."""
+"""Read settings from presets, other TOML files and ``KEY=VALUE`` assignments."""
 
 import functools
 import tomllib
@@ -18,7 +18,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     Parameters
     ----------
     path : str or Path
-        The file, or the name of a preset that comes with the project.
+        The file, or the name of a shipped preset.
 
     Raises
     ------
@@ -37,14 +37,14 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def upon_preset(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings on top of a preset, without what it says to a method that is not run.
+    """Return settings on top of a preset, without its settings of other methods.
 
     Parameters
     ----------
     path : str or Path
-        As `read_toml` takes it.
+        See `read_toml`.
     settings : mapping
-        A flat run config, which goes before the preset.
+        A flat run config, which takes precedence over the preset.
 
     Raises
     ------
@@ -55,50 +55,50 @@ def upon_preset(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]
     try:
         unread = set(read_config(values).unread) - settings.keys()
     except ConfigError:
-        # Whoever uses them as a whole run config says what is wrong; a resumed run need not.
+        # The caller reports the error when it reads the whole run config.
         return values
     return {key: value for key, value in values.items() if key not in unread}
 
 
 def load_toml(path: Path, name: str) -> dict[str, Any]:
-    """Read any TOML file, with or without a byte order mark.
+    """Read a TOML file, with or without a byte order mark.
 
     Parameters
     ----------
     path : Path
         The file.
     name : str
-        What to call it in the error.
+        What to call the file in error messages.
 
     Raises
     ------
     ConfigError
-        If it cannot be read, or is no TOML in UTF-8.
+        If it cannot be read or is not TOML in UTF-8.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"The {name} {path} is not in UTF-8: {error}.") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"The {name} {path} is no valid TOML: {error}.") from None
+        raise ConfigError(f"The {name} {path} is not valid TOML: {error}.") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"The {name} {path} cannot be read: {reason}.") from None
 
 
 def parse_assignment(text: str) -> tuple[str, Scalar]:
-    """Read one ``KEY=VALUE``; a value that is no TOML value is taken as a word.
+    """Parse one ``KEY=VALUE``; a value that is not TOML is taken as text.
 
-    Settings that are text keep it as it is written, but for quotes around it.
+    Values of text settings are kept as written, without surrounding quotes.
 
     Raises
     ------
     ConfigError
-        If there is no ``=`` or no name before it.
+        If ``=`` or the name is missing.
     """
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise ConfigError(f"{text!r} is no setting; write KEY=VALUE, such as seed=1.")
+        raise ConfigError(f"{text!r} is not a setting; write KEY=VALUE, such as seed=1.")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -112,7 +112,7 @@ def parse_assignment(text: str) -> tuple[str, Scalar]:
 
 @functools.cache
 def _text_keys() -> frozenset[str]:
-    """Return the settings that are text, or texts separated by commas."""
+    """Return the keys of text settings, including lists separated by commas."""
     kinds: list[type[Slice]] = [RunConfig, *method_tables().values()]
     return frozenset(key for kind in kinds for key in _text_keys_of(kind))
 

@@ -1,14 +1,14 @@
-"""A run config as Flower has it: one level of names, and values that are no containers."""
+"""Flower's flat run config: one level of names, and scalar values."""
 
 from collections.abc import Mapping
 from typing import Any
 
 Scalar = bool | int | float | str
-"""The values a Flower run config can hold."""
+"""Values of a Flower run config."""
 
 
 def as_scalar(value: Any) -> Scalar:
-    """Write a list the way a run config holds it, separated by commas."""
+    """Convert a list to text separated by commas; return other values unchanged."""
     if isinstance(value, tuple):
         return ",".join(str(item) for item in value)
     scalar: Scalar = value
@@ -16,7 +16,7 @@ def as_scalar(value: Any) -> Scalar:
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Join the names of nested tables by dots."""
+    """Flatten nested tables, with their names joined by dots."""
     flat: dict[str, Any] = {}
     for name, value in nested.items():
         if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""What the C library does with memory that is freed: keep it for the next use, or give it back.
+"""Control of the C library's heap: keep freed memory for reuse, or return it to the system.
 
-By itself it gives tensors of many megabytes back to the system as soon as they are freed, and has
-each page of them made anew a moment later. That takes small networks side by side a tenth of their
-time, and a convolutional network that predicts a sixth.
+By default large tensors are returned to the system when they are freed, and their pages are
+allocated again a moment later. This costs a tenth of the training time of small networks, and a
+sixth of the prediction time of a convolutional network.
 """
 
 import ctypes
@@ -11,17 +11,17 @@ from collections.abc import Callable
 from functools import cache
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
-"""What the C library's `mallopt` calls two of its limits: from which size on memory does not come
-from the heap, and from how much free memory at its end the heap gives some back."""
+"""Parameters of `mallopt`: the size from which memory is not taken from the heap, and the amount of
+free memory at the end of the heap from which some is returned."""
 
 LARGEST_TENSOR, KEPT_AT_MOST = 2**27, 2**28
-"""Both limits, in bytes: what a large network's predictions need. What is larger, such as a message
-without end, is gone once it is freed, and leaves no hole."""
+"""Both limits in bytes, enough for the predictions of a large network. Larger blocks, such as huge
+messages, are returned to the system when they are freed."""
 
 
 @cache
 def keep_free_memory() -> None:
-    """Keep what is freed for the next use, where the C library can be told to."""
+    """Keep freed memory for reuse, if the C library supports it."""
     set_option = _function("mallopt")
     if set_option:
         set_option(MMAP_THRESHOLD, LARGEST_TENSOR)
@@ -29,10 +29,9 @@ def keep_free_memory() -> None:
 
 
 def return_free_memory() -> None:
-    """Return what is free inside the C library's heap to the system, where the library can.
+    """Return free memory inside the heap to the system, if the C library supports it.
 
-    Replies and what the server makes of them outlive the training between them, and leave the
-    heap full of holes.
+    Replies and the server's results outlive the training between them and fragment the heap.
     """
     trim = _function("malloc_trim")
     if trim:
@@ -40,7 +39,7 @@ def return_free_memory() -> None:
 
 
 def _function(name: str) -> Callable[..., int] | None:
-    """Return a function of the C library by its name; None where there is none."""
+    """Return a function of the C library by name, or None if it is missing."""
     if sys.platform != "linux":
         return None
     function: Callable[..., int] | None = getattr(ctypes.CDLL(None), name, None)

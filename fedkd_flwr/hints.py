@@ -1,4 +1,4 @@
-"""Which setting is meant by a word that is none."""
+"""Suggestions for unknown settings."""
 
 import difflib
 from collections.abc import Collection, Sequence
@@ -22,20 +22,20 @@ COMMON_WORDS = {
     "rounds": "num-server-rounds",
     "threads": "torch-threads",
 }
-"""What the field calls settings that have another name here."""
+"""Common names of settings that have another name here."""
 
 
 def suggestions(name: str, known: Collection[str], own: Collection[str]) -> list[str]:
-    """Return the settings that a name may mean, the likeliest first.
+    """Return the settings that a name may refer to, the most likely first.
 
     Parameters
     ----------
     name : str
-        What was asked for.
+        The unknown name.
     known : collection of str
         All settings.
     own : collection of str
-        Those of the chosen method, which go before those of others.
+        The settings of the chosen method, which have priority.
     """
     word = name.lower().replace("_", "-")
     if word in known:
@@ -49,6 +49,6 @@ def suggestions(name: str, known: Collection[str], own: Collection[str]) -> list
 
 
 def either(names: Sequence[str]) -> str:
-    """Return names as a choice, ``a, b or c``."""
+    """Join names, ``a, b or c``."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last

@@ -1,10 +1,10 @@
-"""The methods by name: the only place where a name becomes a strategy and a client.
+"""All methods by name, with their strategies and clients.
 
-A new method is one file in `strategies`, one in `fedkd_flwr/clients` where the client does
-something new, and one line here. Strategy and client are named by module and class, and
-imported when they are first asked for: knowing the methods loads none of them.
+A new built-in method is one file in `strategies`, one in `fedkd_flwr/clients` unless an existing
+client fits, and one entry here. Strategies and clients are named by module and class, and imported
+on first use.
 
-A method of a user's own needs no line: `register` makes one of its classes.
+A custom method needs no entry: `register` creates it from its classes.
 """
 
 import re
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 FAMILIES = ("soft predictions", "parameters", "class means", "nothing")
-"""What can cross the network, in few words."""
+"""Kinds of information that methods exchange."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method: what runs on the server, what runs on the clients.
+    """A method: its strategy on the server and its client.
 
     Attributes
     ----------
     strategy_name, client_name : str
-        Where the two are, as ``module:class``.
+        Names of the classes, as ``module:class``.
     exchanged : str
-        What crosses the network, in a few words.
+        What is exchanged, in a few words.
     paper : str
-        Where the method comes from.
+        Source of the method.
     """
 
     strategy_name: str
@@ -46,7 +46,7 @@ class Method:
 
     @property
     def family(self) -> str:
-        """Which of `FAMILIES` the method belongs to; heads and other parts are parameters."""
+        """The member of `FAMILIES`; heads and other parts of models count as parameters."""
         if self.exchanged in FAMILIES:
             return self.exchanged
         return "class means" if self.exchanged.startswith("class-mean") else "parameters"
@@ -286,13 +286,13 @@ NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 
 def find_method(name: str) -> Method:
-    """Return the method of a name.
+    """Return a method by name.
 
     Parameters
     ----------
     name : str
-        A key of `METHODS`, a name that was registered in this process, or ``module:object``
-        where a module holds what `register` has returned.
+        A key of `METHODS`, a name registered in this process, or ``module:object`` for a result of
+        `register` in a module.
 
     Raises
     ------
@@ -323,33 +323,34 @@ def register(
     exchanged: str = "parameters",
     paper: str = "own",
 ) -> Method:
-    """Make a method of the user's own known under a name, in this process.
+    """Register a custom method under a name in this process.
 
-    In a module, keep what is returned: ``strategy = "module:object"`` finds it in every engine.
+    Assign the result to a variable of a module to use it in every engine, as
+    ``strategy = "module:object"``.
 
     Parameters
     ----------
     name : str
-        Small letters, digits and dashes; none of `METHODS`. A second call replaces the first.
+        Lowercase letters, digits and dashes; not in `METHODS`. A second call replaces the first.
     strategy, client : type
-        What runs on the server, and on the clients.
+        The classes for the server and the clients.
     settings : type, optional
-        Its settings, with a table of their own; those of the strategy if left out.
+        Settings with their own table; by default those of the strategy.
     exchanged, paper : str
         As in `Method`.
 
     Raises
     ------
     OwnError
-        In one sentence, if one of them is not what it should be.
+        With one sentence, if an argument is invalid.
     """
     from fedkd_flwr.clients.base import PersonalClient
     from strategies.base import PersonalizedStrategy
 
     if not NAME.fullmatch(name) or name in METHODS:
         raise OwnError(
-            f"{name!r} cannot be registered: small letters, digits and dashes, and not the name "
-            "of a built-in method"
+            f"{name!r} cannot be registered: use lowercase letters, digits and dashes, and not the "
+            "name of a built-in method"
         )
     _require_subclass(name, "strategy", strategy, PersonalizedStrategy)
     _require_subclass(name, "client", client, PersonalClient)
@@ -359,7 +360,7 @@ def register(
     elif strategy.settings_type.table:
         _require_own_table(name, strategy.settings_type)
     method = Method(_place_of(strategy), _place_of(client), exchanged, paper)
-    # What a cell of a notebook defines cannot be found again by its name.
+    # Classes defined in a notebook cannot be imported by name.
     vars(method).update(strategy=strategy, client=client)
     REGISTERED[name] = method
     return method
@@ -371,11 +372,11 @@ def _place_of(kind: type) -> str:
 
 def _require_subclass(name: str, role: str, given: object, base: type) -> None:
     if not (isinstance(given, type) and issubclass(given, base)):
-        raise OwnError(f"{name}: {role} is {given!r}, and should be a subclass of {base.__name__}")
+        raise OwnError(f"{name}: {role} is {given!r}; it should be a subclass of {base.__name__}")
 
 
 def _require_own_table(name: str, settings: "type[Settings]") -> None:
-    """Refuse settings without a table, or in the table of settings of another kind."""
+    """Refuse settings without a table, or with the table of unrelated settings."""
     from strategies.core.plan import Settings
 
     _require_subclass(name, "settings", settings, Settings)
@@ -385,5 +386,5 @@ def _require_own_table(name: str, settings: "type[Settings]") -> None:
         built_in = method.strategy.settings_type
         if built_in.table == settings.table and not issubclass(settings, built_in):
             raise OwnError(
-                f"{name}: the table {settings.table} is that of {built_in.__name__}; choose another"
+                f"{name}: the table {settings.table} belongs to {built_in.__name__}; choose another"
             )

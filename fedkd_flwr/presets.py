@@ -1,4 +1,4 @@
-"""The presets and sweeps that come with the project, found by name.
+"""Presets and sweeps that ship with the project, found by name.
 
 A name is a path below ``conf`` with or without its ending: ``kt-pfl/cifar10-two-groups``. A sweep
 needs no folder: ``digits-quick``.
@@ -10,19 +10,19 @@ from pathlib import Path
 from fedkd_flwr.hints import either
 
 SWEEPS = "sweeps"
-"""Folder of the sweeps among the presets."""
+"""Folder of the sweeps below the presets."""
 
 _PACKAGE = Path(__file__).resolve().parent
 
 
 def shipped_folder() -> Path:
-    """Return the folder of presets: in the installed package, or beside it in a checkout."""
+    """Return the folder of presets, in the installed package or in a checkout."""
     installed = _PACKAGE / "conf"
     return installed if installed.is_dir() else _PACKAGE.parent / "conf"
 
 
 def preset_names() -> list[str]:
-    """Return the names of the presets, sweeps left out."""
+    """Return the names of the presets without the sweeps."""
     return [name for name in _names() if not name.startswith(f"{SWEEPS}/")]
 
 
@@ -32,25 +32,25 @@ def sweep_names() -> list[str]:
 
 
 def find_preset(name: str | Path) -> Path | None:
-    """Return the file of a preset, None if there is none.
+    """Return the file of a preset, or None.
 
     Parameters
     ----------
     name : str or Path
-        A file, which goes before, or the name of a preset that comes with the project.
+        A file, which has priority, or the name of a shipped preset.
     """
     return _find(name, shipped_folder())
 
 
 def find_sweep(name: str | Path) -> Path | None:
-    """Return the file of a sweep, None if there is none; see `find_preset`."""
+    """Return the file of a sweep, or None; see `find_preset`."""
     return _find(name, shipped_folder() / SWEEPS) or find_preset(name)
 
 
 def close_names(name: str | Path, known: list[str]) -> str:
-    """Return which of the known names is meant, in a clause; all where none is close."""
+    """Return a clause that suggests similar names, or how to list all names."""
     close = difflib.get_close_matches(str(name).removesuffix(".toml"), known, n=3)
-    return f"did you mean {either(close)}?" if close else "`fedkd list presets` shows those."
+    return f"did you mean {either(close)}?" if close else "`fedkd list presets` shows them."
 
 
 def _find(name: str | Path, folder: Path) -> Path | None:
@@ -59,7 +59,7 @@ def _find(name: str | Path, folder: Path) -> Path | None:
         if path.is_file():
             return path
         return _shipped(path, folder)
-    except (OSError, ValueError):  # what can be no path
+    except (OSError, ValueError):  # not a valid path
         return None
 
 

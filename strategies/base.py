@@ -1,9 +1,9 @@
-"""What every personalized strategy shares: its hooks, and the protocol of a round.
+"""Base class of all strategies: the hooks of a method and the protocol of a round.
 
-A method overrides `PersonalizedStrategy.train_payload` (what one client is sent),
-`expected_arrays` and `check_reply` (what a reply has to look like) and `aggregate` (what the
-server learns from a round), declares the numbers that its clients report, and names in `kept`
-the attributes from which it can be continued. Everything else lives here once.
+A method overrides `PersonalizedStrategy.train_payload` (arrays for one client), `expected_arrays`
+and `check_reply` (validation of replies) and `aggregate` (update of the server's state). It
+declares the metrics of its clients, and lists the attributes of its state in `kept`. Everything
+else is here.
 """
 
 import time
@@ -43,10 +43,10 @@ from strategies.core.traits import Traits
 
 
 class PersonalizedStrategy(Traits, KeepsState, Strategy):
-    """A Flower strategy in which every client keeps a model of its own.
+    """A Flower strategy in which every client has a personalized model.
 
-    On its own it exchanges nothing: clients train by themselves and are evaluated. That
-    is the baseline `local`; every other method overrides hooks.
+    Without overrides it exchanges nothing: clients train locally and are evaluated. This is the
+    baseline `local`; every other method overrides hooks.
 
     Parameters
     ----------
@@ -55,11 +55,11 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
     settings : Settings
         The method's own settings.
     observer : RunObserver, optional
-        Is told of every finished round.
+        Is informed of every finished round.
     """
 
     server_models: ServerModels
-    """The run's models, for methods whose server builds some; given before `begin`."""
+    """The models of the run, for methods that use models on the server; set before `begin`."""
 
     def __init__(
         self, plan: RunPlan, settings: Settings, observer: RunObserver | None = None
@@ -83,29 +83,29 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
-        """Refuse settings that cannot work together.
+        """Refuse impossible combinations of settings.
 
         Raises
         ------
         ImpossiblePlanError
-            In one sentence that says what is allowed.
+            With one sentence that says what is allowed.
         """
 
     @classmethod
     def shared_layers(cls, settings: Settings) -> slice:
-        """Return which of a model's layers cross the network, by position; all of them here.
+        """Return which layers of a model are sent, by position; by default all.
 
-        Server and clients ask for it alike, so that their vectors have one length.
+        Server and clients use it, so that their vectors have the same length.
         """
         return slice(None)
 
     def begin(self, initial: Arrays) -> None:
-        """Set the attributes in `kept` to what they are before the first round.
+        """Initialize the attributes in `kept` before the first round.
 
         Parameters
         ----------
         initial : mapping of str to ndarray
-            The parts of the initial global model, for a method that shares one; else empty.
+            The parts of the initial global model; empty for a method without one.
         """
 
     def sample(self, server_round: int, candidates: Sequence[int]) -> list[int]:
@@ -113,31 +113,31 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         return sample_clients(candidates, self.plan.sample_size, self.plan.seed, server_round)
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Return the arrays that one client is sent before it trains."""
+        """Return the arrays that one client receives before training."""
         return {}
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
-        """Return what every array of a train reply has to be."""
+        """Return the specification of every array of a train reply."""
         return {}
 
     def check_reply(self, reply: Reply) -> None:
-        """Refuse a train reply whose arrays have the right shape and yet make no sense.
+        """Refuse a train reply with invalid values.
 
         Raises
         ------
         InvalidReplyError, NotOnSimplexError
-            With the reason; the client is then dropped from the round.
+            With the reason; the client is dropped from the round.
         """
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
-        """Learn from the valid replies of a round, given by ascending partition-id."""
+        """Update the state from the valid replies of a round, by ascending partition-id."""
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Return the arrays that one client is sent before it is evaluated."""
+        """Return the arrays that one client receives before evaluation."""
         return {}
 
     def global_model(self) -> Arrays:
-        """Return the parts of the global model where the method has one."""
+        """Return the parts of the global model, if the method has one."""
         return {}
 
     def matrices(self) -> dict[str, NDArray[Any]]:
@@ -152,19 +152,19 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         """Return further columns of the round's row, by name."""
         return {}
 
-    # ---- Hooks for new clients: what `strategies.core.newcomers` calls on a copy ---------
+    # ---- Hooks for new clients: `strategies.core.newcomers` calls them on a copy ---------
 
     def before_new_clients(self) -> None:
-        """Prepare the copy of the server that receives them."""
+        """Prepare the copy of the server that serves new clients."""
 
     def new_client_rounds(self) -> int:
-        """Return how many rounds they train."""
+        """Return the number of training rounds of new clients."""
         if not self.trains_new_clients:
             return 0
         return self.plan.new_client_rounds or self.plan.num_server_rounds
 
     def train_new_clients(self, step: int, newcomers: Sequence[int]) -> dict[int, Reply]:
-        """Let them train one round, and return the valid replies: who gives none is dropped."""
+        """Train new clients for one round, and return the valid replies."""
         self.before_asking(step, newcomers)
         replies = self.exchange(
             "train",
@@ -178,21 +178,21 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         return replies
 
     def new_client_payload(self, step: int, partition_id: int) -> Arrays:
-        """Return the arrays that one of them is sent before a round, counted from 1."""
+        """Return the arrays that one new client receives before a round, counted from 1."""
         return self.train_payload(step, partition_id)
 
     def welcome(self, step: int, replies: dict[int, Reply]) -> None:
-        """Learn from their replies what concerns each alone, for its next round or evaluation."""
+        """Update the state of each new client from its reply."""
 
     # ---- State -----------------------------------------------------------------------
 
     def restore(self, completed_rounds: int, state: Arrays) -> None:
-        """Continue after `completed_rounds` rounds from what `state` returned then."""
+        """Continue after `completed_rounds` rounds from a saved state."""
         self.completed_rounds = self._rounds_before = completed_rounds
         self.set_state(state)
 
     def look_back(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Take note of the rows of the rounds before, from the first, where a run goes on."""
+        """Replay the rows of earlier rounds of a resumed run for early stopping."""
         for row in rows:
             self.plan = self._patience.end_of(self.plan, row)
 
@@ -200,20 +200,20 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
 
     @property
     def clients(self) -> dict[int, ClientInfo]:
-        """Everybody that was met, by partition-id."""
+        """All clients that have joined, by partition-id."""
         return self.members.clients
 
     @property
     def trained(self) -> list[int]:
-        """Everybody that was met and is in training, all but the new clients."""
+        """All clients that have joined, except the new clients."""
         return [n for n in self.clients if n not in self._newcomers]
 
     def reachable(self, new: bool = False) -> list[int]:
-        """Return the partition-ids of the connected clients in training, or of the new ones."""
+        """Return the partition-ids of the connected training clients, or of the new ones."""
         return [n for n in self.members.reachable(self.grid) if (n in self._newcomers) == new]
 
     def sizes(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
-        """Return D_n of some clients, as they told when they were met; shape (R,)."""
+        """Return D_n of some clients, as reported when they joined; shape (R,)."""
         return np.array([self.clients[n].num_examples for n in partition_ids], dtype=np.float64)
 
     # ---- Protocol: Flower's strategy interface ---------------------------------------
@@ -226,7 +226,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Meet new clients, sample, and address one message to each sampled client."""
+        """Query unknown nodes, sample, and address one message to each sampled client."""
         server_round = self._round_of_run(server_round)
         if not all(hasattr(self, name) for name in self.kept):
             self.begin({name: array.numpy() for name, array in arrays.items()})
@@ -243,12 +243,12 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         return self._exchange.messages(MessageType.TRAIN, "train", payloads, evaluate)
 
     def before_asking(self, server_round: int, sampled: Sequence[int]) -> None:
-        """Take note of who is about to be asked to train."""
+        """Prepare for sending the training messages of a round."""
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Drop what fails the checks, and let the method learn from the rest."""
+        """Drop invalid replies, and let the method aggregate the rest."""
         server_round = self._round_of_run(server_round)
         self._seconds["train"] += time.perf_counter() - self._started_at
         valid = self._exchange.valid_replies(
@@ -263,7 +263,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         started_at = time.perf_counter()
         waited = self._seconds["train"]
         self.aggregate(server_round, valid)
-        # A second exchange inside aggregate is the clients' time, not the server's.
+        # A second exchange inside aggregate counts as training time, not as server time.
         exchanged = self._seconds["train"] - waited
         self._seconds["server"] += time.perf_counter() - started_at - exchanged
         shared = self.global_model()
@@ -272,7 +272,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Address an evaluation message to every client whose counts are not known yet."""
+        """Address an evaluation message to every client without current counts."""
         server_round = self._round_of_run(server_round)
         self._started_at = time.perf_counter()
         if not self.plan.is_evaluated(server_round):
@@ -283,7 +283,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Count accuracy per client, and close the round."""
+        """Compute accuracy per client, and finish the round."""
         server_round = self._round_of_run(server_round)
         self._seconds["evaluate"] += time.perf_counter() - self._started_at
         self._evaluations |= self._evaluations_in(replies)
@@ -314,20 +314,20 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         Parameters
         ----------
         phase : str
-            What the client is to do; reaches it as ``config["phase"]``.
+            What the client has to do, sent as ``config["phase"]``.
         payloads : mapping of int to mapping
             Arrays for each addressed client, by partition-id.
         due : callable
-            Gives what every array of one client's reply has to be.
+            Returns the specification of every array of one client's reply.
         check : callable, optional
             Refuses a reply as `check_reply` does.
         metrics : sequence of Metric
-            Every number that a reply may hold.
+            The allowed metrics of a reply.
 
         Returns
         -------
         dict of int to Reply
-            Valid replies by ascending partition-id; the others were dropped with a warning.
+            Valid replies by ascending partition-id; other clients are dropped with a warning.
         """
         started_at = time.perf_counter()
         messages = self._exchange.messages(MessageType.TRAIN, phase, payloads)
@@ -336,7 +336,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         return self._exchange.valid_replies(replies, due, metrics, check)
 
     def evaluations_of(self, asked: Iterable[int], server_round: int) -> dict[int, Evaluation]:
-        """Ask some clients for an evaluation within a round, and return the valid ones."""
+        """Evaluate some clients within a round, and return the valid evaluations."""
         payload_for = partial(self.evaluate_payload, server_round)
         messages = self._exchange.to_evaluate(asked, payload_for, self.grid)
         replies = self.grid.send_and_receive(messages, timeout=self.plan.round_timeout)
@@ -350,18 +350,18 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
     # ---- Steps of a round ------------------------------------------------------------
 
     def _round_of_run(self, server_round: int) -> int:
-        """Return the round of the whole run: a resumed run does not start at 1 again."""
+        """Return the round of the whole run, including rounds before it was resumed."""
         return self._rounds_before + server_round
 
     def begin_round(self, exchange: Exchange) -> None:
-        """Forget the messages, replies and times of the round before."""
+        """Reset the messages, replies and times of the previous round."""
         self._exchange = exchange
         self._num_replies = 0
         self._metrics: dict[int, dict[str, float]] = {}
         self._seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0}
 
     def _forget_evaluations(self, server_round: int, sampled: Iterable[int]) -> None:
-        """Drop the counts of models that change; after the last round everybody is counted."""
+        """Discard counts of models that change; after the last round all are evaluated."""
         if not self.evaluates_trained_model or server_round == self.plan.num_server_rounds:
             self._evaluations = {}
         for n in sampled:
@@ -376,7 +376,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         self.check_reply(reply)
 
     def _keep_metrics(self, replies: Mapping[int, Reply]) -> None:
-        """Keep what clients reported with their train replies: a method's numbers, and counts."""
+        """Store the metrics of train replies: those of the method, and counts."""
         counted = {metric.name for metric in self.counts}
         for n, reply in replies.items():
             counts = {name: v for name, v in reply.metrics.items() if name in counted}
@@ -394,7 +394,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
             f"{self.plan.min_replies} ({reasons}); {self.completed_rounds} rounds are complete."
         )
 
-    # ---- What a round leaves behind --------------------------------------------------
+    # ---- Results of a round ----------------------------------------------------------
 
     def _round_row(
         self, server_round: int, evaluations: Mapping[int, Mapping[str, float]]

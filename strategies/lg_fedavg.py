@@ -5,18 +5,18 @@ Morency, *Think Locally, Act Globally: Federated Learning with Local and Global
 Representations*, 2020, arXiv:2001.01523.
 
 A client trains its whole model; the server averages the heads, the clients' last linear layers,
-by their training samples, and the clients go on from the mean (Algorithm 1).
+by their training samples, and the clients continue from the mean (Algorithm 1).
 
 Differences from the paper
 --------------------------
-- The shared part is the head alone, so that the bodies may be of different architectures; models
-  of different widths agree on one by a linear layer of their own, which stays on the client. The
-  paper's models are alike and share two or more of their last layers.
-- Clients start from heads of their own, and there is no FedAvg beforehand, from whose model the
-  paper's better results start.
-- Momentum lives on from round to round, the head's too, though the head itself is replaced.
+- Only the head is shared, so that bodies may have different architectures. Models with different
+  feature widths get a linear layer, which stays on the client. The paper's models have one
+  architecture and share two or more of their last layers.
+- Clients start from different heads. The paper's better results start from a model trained by
+  FedAvg, which is not done here.
+- Momentum is kept from round to round, including that of the head, although the head is replaced.
 - A client is evaluated with its own body and the mean head, the paper's *local test*. Its test on
-  new clients by an ensemble, and its adversarial term for fair representations, are left out.
+  new clients by an ensemble and its adversarial term for fairness are not implemented.
 """
 
 import numpy as np
@@ -35,12 +35,12 @@ class LGFedAvgSettings(FeatureSettings):
 
 
 class LGFedAvg(PersonalizedStrategy):
-    """LG-FedAvg: heads up, their mean down.
+    """LG-FedAvg: clients send heads and receive their mean.
 
     Attributes
     ----------
     head : dict of str to ndarray
-        The mean head, as it travels; empty before the first round.
+        The mean head in network format; empty before the first round.
     """
 
     settings_type = LGFedAvgSettings
@@ -54,7 +54,7 @@ class LGFedAvg(PersonalizedStrategy):
         self.head = {}
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the mean head, the same to every client, from the second round on."""
+        """Send the mean head to every client, from the second round on."""
         return self.head
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
@@ -62,7 +62,7 @@ class LGFedAvg(PersonalizedStrategy):
         return self.head
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
-        """Ask for a head, (K, d) and (K,)."""
+        """Require a head, (K, d) and (K,)."""
         classes = self.plan.num_classes
         shape = classes, self.settings.feature_width
         return {HEAD_WEIGHT: Due(shape), HEAD_BIAS: Due((classes,))}

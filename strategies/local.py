@@ -1,6 +1,6 @@
-"""The baseline that exchanges nothing: every client trains by itself.
+"""Local training, the baseline without communication.
 
-What a personalized method has to beat to be worth its messages.
+A personalized method has to beat it to be worth its communication.
 """
 
 from strategies.base import PersonalizedStrategy

@@ -26,10 +26,10 @@ from strategies.core.simplex import MIXINGS, check_simplex
 from strategies.core.wire import NUMBER_FORMATS, NumberFormat
 
 PREDICTIONS = "predictions"
-"""Name of a reply's array of soft predictions."""
+"""Name of the array of soft predictions in a reply."""
 
 FIXED_SUBSET = 0
-"""The round that draws the public samples of methods whose samples serve all rounds."""
+"""The round that draws the public samples of methods with fixed samples."""
 
 
 class SoftPredictionSettings(Settings):
@@ -67,7 +67,7 @@ class SoftPredictionSettings(Settings):
 
     @property
     def wire(self) -> NumberFormat:
-        """The number format itself."""
+        """The number format object."""
         return NUMBER_FORMATS[self.number_format]
 
 
@@ -100,19 +100,19 @@ class DistillationSettings(SoftPredictionSettings):
 class SoftPredictionStrategy(PersonalizedStrategy):
     """A strategy whose clients reply with soft predictions on public samples, and nothing else.
 
-    Models stay with the clients, so they may differ. A method overrides `teach`: it makes of a
-    round's predictions the lessons that clients are sent in the next.
+    Models stay on the clients, so they may differ in architecture. A method overrides `teach`,
+    which computes the lessons of the next round from the predictions of a round.
 
     Attributes
     ----------
     releases : ndarray
-        Shape (N,), how often each client was asked for predictions.
+        Shape (N,), number of requests for predictions per client.
     lessons : ndarray
         Shape (..., P, K), on the public samples of the last round; empty before the first.
     cache : dict of str to ndarray
-        Empty without `cache_rounds`. Else by public sample of the pool: its ``lessons``
-        (..., pool, K), the round in which they were ``made`` (pool,), and the round of those that
-        each client ``holds`` (N, pool), both 0 for none.
+        Empty without `cache_rounds`. Otherwise for each sample of the public pool: its ``lessons``
+        (..., pool, K), the round in which they were ``made`` (pool,), and the round of the lessons
+        that each client ``holds`` (N, pool), both 0 for none.
     """
 
     settings_type = SoftPredictionSettings
@@ -124,35 +124,35 @@ class SoftPredictionStrategy(PersonalizedStrategy):
     cache: dict[str, NDArray[Any]]
 
     lesson_name: ClassVar[str] = "teacher"
-    """Name of the array in which lessons travel."""
+    """Name of the array of lessons in messages."""
 
     lessons_are_personal: ClassVar[bool] = False
-    """Whether each client has lessons of its own, (N, P, K); else all are sent the same."""
+    """Whether each client has its own lessons, (N, P, K), or all receive the same."""
 
     draws_samples_anew: ClassVar[bool] = True
-    """Whether each round has public samples of its own."""
+    """Whether each round draws new public samples."""
 
     asks_for_predictions = True
-    """Whether clients are asked for predictions; new ones are only for lessons of their own."""
+    """Whether clients are asked for predictions; False for new clients with common lessons."""
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
-        """Refuse noise without a bound on what it hides."""
+        """Refuse noise without clipping."""
         own = cls.settings_type.model_validate(settings)
         if own.noise_multiplier and not own.clip_norm:
             raise ImpossiblePlanError(
-                f"{own.table}.noise-multiplier = {own.noise_multiplier:g} needs a "
-                f"{own.table}.clip-norm above 0: noise hides no more than what is bounded."
+                f"{own.table}.noise-multiplier = {own.noise_multiplier:g} needs "
+                f"{own.table}.clip-norm above 0, since noise protects only clipped predictions."
             )
 
     def begin(self, initial: Arrays) -> None:
-        """Start with nothing released and nothing taught."""
+        """Start without releases and lessons."""
         plan = self.plan
         self.releases = np.zeros(plan.num_clients, dtype=np.int64)
         self.lessons = np.empty((0, plan.public_size, plan.num_classes), dtype=np.float32)
         self.cache = {}
         self._sampled: Sequence[int] = ()
-        # What several clients are sent is one object, and counted so.
+        # Arrays for several clients are one object, so that traffic counts them once.
         self._encoded: dict[Hashable, Arrays] = {}
         if self.settings.cache_rounds:
             pool = self.server_models.public_pool_size
@@ -162,16 +162,16 @@ class SoftPredictionStrategy(PersonalizedStrategy):
     # ---- Hook of methods -------------------------------------------------------------
 
     def teach(self, server_round: int, replies: dict[int, Reply]) -> NDArray[Any]:
-        """Return lessons, (..., A, K), from predictions on the A samples that were asked for."""
+        """Return lessons, (..., A, K), from predictions on the A requested samples."""
         raise NotImplementedError
 
     # ---- Hooks of every strategy -----------------------------------------------------
 
     def before_asking(self, server_round: int, sampled: Sequence[int]) -> None:
-        """Count the releases before clients are asked: each may release, heard or not.
+        """Count the releases before clients are asked, whether or not their replies arrive.
 
-        With noise the count is written down at once, so that a round that is cut off and
-        repeated counts twice.
+        With noise the count is saved at once, so that a round that is interrupted and repeated
+        counts twice.
         """
         self._sampled = sampled
         if not self.asked(server_round).any():
@@ -181,7 +181,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
             self.observer.about_to_ask({"releases": self.releases})
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the client last round's lessons, and on which samples it is asked if not on all."""
+        """Send the last lessons, and which samples to predict on unless all."""
         asked = self._bits(ASKED, self.asked(server_round))
         if not self.lessons.size:
             return asked
@@ -192,24 +192,24 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         return {**self._once(key, lambda: self._encode(self.lessons, missing)), **asked}
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
-        """Ask for soft predictions, (A, K), on the samples that were asked for."""
+        """Require soft predictions, (A, K), on the requested samples."""
         num_asked = int(self.asked(server_round).sum())
         if not num_asked:
             return {}
         return self.settings.wire.due(PREDICTIONS, (num_asked, self.plan.num_classes))
 
     def check_reply(self, reply: Reply) -> None:
-        """Refuse predictions whose rows are off the simplex."""
+        """Refuse predictions that are not probability distributions."""
         if not reply.arrays:
             return
         wire = self.settings.wire
         predictions = wire.decode(PREDICTIONS, reply.arrays)
         if not np.isfinite(predictions).all():
-            raise InvalidReplyError(f"{PREDICTIONS} spans a range that is too wide")
+            raise InvalidReplyError(f"{PREDICTIONS} has too wide a range")
         check_simplex(predictions, PREDICTIONS, wire.tolerance(self.plan.num_classes))
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
-        """Let the method teach on what was asked for; earlier lessons serve for the rest."""
+        """Compute lessons on the requested samples; use cached lessons for the others."""
         self._encoded.clear()
         self._note_holders(server_round, replies)
         asked = self.asked(server_round)
@@ -223,15 +223,15 @@ class SoftPredictionStrategy(PersonalizedStrategy):
     # ---- New clients -----------------------------------------------------------------
 
     def before_new_clients(self) -> None:
-        """Serve them without a cache, on the public samples of the last round: they hold nothing.
+        """Turn off the cache, and use the public samples of the last round.
 
-        With lessons for all alike, nothing can be learned from what they would predict.
+        Their predictions are not needed if all clients receive the same lessons.
         """
         self.cache, self._encoded = {}, {}
         self.asks_for_predictions = self.lessons_are_personal
 
     def new_client_payload(self, step: int, partition_id: int) -> Arrays:
-        """Send lessons from the second round on, as in the training."""
+        """Send lessons from the second round on, as in training."""
         if step == 1:
             return self._bits(ASKED, self.asked(step))
         return self.train_payload(step, partition_id)
@@ -239,7 +239,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
     # ---- Which lessons there are, and who holds them ---------------------------------
 
     def asked(self, server_round: int) -> NDArray[np.bool_]:
-        """Return on which of a round's public samples clients are asked, shape (P,)."""
+        """Return which of a round's public samples clients predict on, shape (P,)."""
         if not self.asks_for_predictions:
             return np.zeros(self.plan.public_size, dtype=np.bool_)
         if not self.cache:
@@ -248,7 +248,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         return are_due(made, server_round, self.settings.cache_rounds)
 
     def missing(self, server_round: int, partition_id: int) -> NDArray[np.bool_]:
-        """Return of which of last round's samples a client does not hold the lesson, (P,)."""
+        """Return for which of the last round's samples a client lacks the lesson, (P,)."""
         if not self.cache:
             return np.ones(self.plan.public_size, dtype=np.bool_)
         subset = self._subset(server_round - 1)
@@ -256,22 +256,22 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         return held != self.cache["made"][subset]
 
     def _subset(self, server_round: int) -> NDArray[np.int64]:
-        """Return where in the pool a round's public samples lie, (P,)."""
+        """Return the positions of a round's public samples in the pool, (P,)."""
         drawn_in = server_round if self.draws_samples_anew else FIXED_SUBSET
         return self.server_models.public_subset(drawn_in)
 
     def _shelve(self, server_round: int, asked: NDArray[np.bool_], lessons: NDArray[Any]) -> None:
-        """Keep new lessons, (..., A, K), by their samples of the pool."""
+        """Cache new lessons, (..., A, K), of some samples of the pool."""
         samples, made = self._subset(server_round)[asked], self.cache["made"]
         shape = (*lessons.shape[:-2], len(made), self.plan.num_classes)
-        # Where there are more or fewer clusters than before, all are new.
+        # If the number of clusters changes, all lessons are new.
         if "lessons" not in self.cache or self.cache["lessons"].shape != shape:
             self.cache["lessons"] = np.zeros(shape, dtype=lessons.dtype)
         self.cache["lessons"][..., samples, :] = lessons
         made[samples] = server_round
 
     def _note_holders(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Note that who answered holds what it was sent; of the others nothing is known."""
+        """Record that repliers hold what they were sent; nothing is known about the others."""
         if not self.cache:
             return
         for n in self._sampled:
@@ -282,7 +282,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
                 self.cache["holds"][n, subset] = self.cache["made"][subset]
 
     def _encode(self, lessons: NDArray[Any], missing: NDArray[np.bool_]) -> Arrays:
-        """Return the missing ones among lessons, (..., P, K), as they travel."""
+        """Encode the missing ones among lessons, (..., P, K)."""
         bits = self._bits(TAUGHT, missing)
         if not missing.any():
             return bits
@@ -290,18 +290,18 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         return {**self.settings.wire.encode(self.lesson_name, rows), **bits}
 
     def _bits(self, name: str, mask: NDArray[np.bool_]) -> Arrays:
-        """Return a mask as it travels; nothing where it is all."""
+        """Encode a mask; empty if all samples are selected."""
         if mask.all():
             return {}
         return self._once((name, mask.tobytes()), lambda: {name: packed(mask)})
 
     def _once(self, key: Hashable, make: Callable[[], Arrays]) -> Arrays:
-        """Return what was made for a key in this round, or make it."""
+        """Return the encoding of a key in this round, created on first use."""
         if key not in self._encoded:
             self._encoded[key] = make()
         return self._encoded[key]
 
-    # ---- What methods make of predictions --------------------------------------------
+    # ---- Tools for methods -----------------------------------------------------------
 
     def stack_predictions(self, replies: Mapping[int, Reply]) -> NDArray[np.float32]:
         """Return the repliers' soft predictions, shape (R, A, K), by ascending partition-id."""
@@ -309,11 +309,11 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         return np.stack([wire.probabilities(PREDICTIONS, r.arrays) for r in replies.values()])
 
     def mix(self, weights: NDArray[Any], predictions: NDArray[Any]) -> NDArray[Any]:
-        """Mix predictions as the settings ask: (N, M) and (M, P, K) to (N, P, K)."""
+        """Mix predictions by the configured rule: (N, M) and (M, P, K) to (N, P, K)."""
         return MIXINGS[self.settings.mixing](weights, predictions)
 
     def round_metrics(self) -> dict[str, float]:
-        """Return ``epsilon``, the most privacy that a client has spent, where there is noise."""
+        """Return ``epsilon``, the largest privacy loss of a client, if there is noise."""
         settings = self.settings
         if not settings.noise_multiplier:
             return {}
@@ -321,7 +321,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         epsilon = privacy_spent(settings.noise_multiplier, releases, settings.delta)
         log(
             INFO,
-            "Privacy spent by a client: epsilon %.3g at delta %.3g, %d releases of predictions",
+            "Privacy spent per client: epsilon %.3g at delta %.3g after %d releases of predictions",
             epsilon,
             settings.delta,
             releases,

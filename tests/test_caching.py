@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from helpers import Witness, breaking, key_of, replacing, run_with
-from test_hostile_replies import LIAR, LIES, liar, refuse, run_among
+from test_hostile_replies import ATTACKS, BYZANTINE, byzantine, refuse, run_among
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
@@ -179,14 +179,14 @@ def test_a_reply_that_answers_more_than_was_asked_is_dropped(strategy, cached, t
 
 
 @pytest.mark.slow
-def test_no_lie_changes_what_the_others_get(cached, tmp_path):
-    lies = list(LIES.values())
+def test_no_attack_changes_the_results_of_other_clients(cached, tmp_path):
+    attacks = list(ATTACKS.values())
     runs = [
-        run_among(liar(told), "ds-fl", cached, tmp_path / str(n), len(lies))
-        for n, told in enumerate((lies, [refuse] * len(lies)))
+        run_among(byzantine(told), "ds-fl", cached, tmp_path / str(n), len(attacks))
+        for n, told in enumerate((attacks, [refuse] * len(attacks)))
     ]
     columns = ["round", "partition_id", "loss", "train_loss", "numbers_up", "numbers_down"]
-    others = [run.clients[run.clients["partition_id"] != LIAR][columns] for run in runs]
+    others = [run.clients[run.clients["partition_id"] != BYZANTINE][columns] for run in runs]
     np.testing.assert_array_equal(others[0].to_numpy(), others[1].to_numpy())
 
 

@@ -73,7 +73,7 @@ def test_a_sweep_into_an_unwritable_place_is_refused_before_any_run(option, tmp_
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
-    [("é".encode("latin-1"), "is not in UTF-8"), (b"[grid\n", "is no valid TOML")],
+    [("é".encode("latin-1"), "is not in UTF-8"), (b"[grid\n", "is not valid TOML")],
 )
 def test_a_file_in_another_encoding_is_refused(content, sentence, tmp_path):
     (tmp_path / "file.toml").write_bytes(b"# " * content.startswith(b"\xe9") + content)

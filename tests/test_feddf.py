@@ -208,8 +208,11 @@ def test_a_server_without_its_public_set_stops_before_any_client_works(small, tm
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"public-dataset": "none"}, "distils on the server on public samples; set public-dataset"),
-        ({"public-size": 0}, "distils on the server on public samples.*public-size"),
+        (
+            {"public-dataset": "none"},
+            "distills on the server on public samples; set public-dataset",
+        ),
+        ({"public-size": 0}, "distills on the server on public samples.*public-size"),
         ({"feddf.distillation-steps": -1}, "feddf.distillation-steps = -1: it should be greater"),
         ({"feddf.distillation-batch-size": 0}, "feddf.distillation-batch-size = 0"),
         ({"pfeddf.epochs": 0}, "pfeddf.epochs = 0"),

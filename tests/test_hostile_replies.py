@@ -1,7 +1,7 @@
-"""One client lies in every way it can, to every method: nothing stops, nothing is averaged in.
+"""A Byzantine client attacks every method: the run continues, and no attack is averaged in.
 
-Each round client 1 spoils all its replies, to train and to be evaluated, in another way. The run
-has to end with the numbers of one in which that client raises an error instead.
+In each round client 1 corrupts its training and evaluation replies in another way. The run
+must have the results of a run in which this client raises an error instead.
 """
 
 import io
@@ -19,19 +19,19 @@ from strategies.core.measures import MEANS
 from strategies.core.replies import Due, InvalidReplyError, checked_arrays, error_reason
 from strategies.core.traffic import count_numbers
 
-LIAR = 1
+BYZANTINE = 1
 
 
 def spoil_first_array(change):
-    """Return a lie about the reply's first array, or about one that nobody asked for."""
+    """Return an attack on the first array of a reply, or with an array that was not requested."""
 
-    def lie(content):
+    def attack(content):
         arrays = {name: array.numpy() for name, array in content["arrays"].items()}
         name = next(iter(arrays), "surplus")
         arrays[name] = change(np.array(arrays.get(name, np.zeros(3, dtype=np.float32))))
         content["arrays"] = ArrayRecord({key: Array(value) for key, value in arrays.items()})
 
-    return lie
+    return attack
 
 
 def filled_with(number):
@@ -44,13 +44,13 @@ def filled_with(number):
 
 
 def with_metrics(**numbers):
-    """Return a lie that adds or replaces metrics, with underscores for dashes."""
+    """Return an attack that adds or replaces metrics, with underscores for dashes."""
 
-    def lie(content):
+    def attack(content):
         spoiled = {name.replace("_", "-"): value for name, value in numbers.items()}
         content["metrics"] = MetricRecord({**dict(content["metrics"]), **spoiled})
 
-    return lie
+    return attack
 
 
 def drop_arrays(content):
@@ -68,7 +68,7 @@ def claim_another_partition(content):
 
 
 def claim_a_list_of_partitions(content):
-    content["info"] = ConfigRecord({"partition-id": [LIAR]})
+    content["info"] = ConfigRecord({"partition-id": [BYZANTINE]})
 
 
 def half_a_validation(content):
@@ -92,7 +92,7 @@ def without_info(content):
     del content["info"]
 
 
-LIES = {
+ATTACKS = {
     "NaN": filled_with(np.nan),
     "infinity": filled_with(np.inf),
     "1e38": filled_with(1e38),
@@ -122,15 +122,18 @@ LIES = {
 }
 
 
-def liar(lies):
-    """Serve as the real app does, but spoil every reply of one client; a lie a round."""
+def byzantine(attacks):
+    """Serve as the real app does, but spoil every reply of one client; one attack per round."""
 
     def serve_message(message, context):
         reply = client_app(message, context)
-        if message.metadata.message_type == "query" or context.node_config["partition-id"] != LIAR:
+        if (
+            message.metadata.message_type == "query"
+            or context.node_config["partition-id"] != BYZANTINE
+        ):
             return reply
         server_round = message.content.config_records["config"]["server-round"]
-        lies[server_round - 1](reply.content)
+        attacks[server_round - 1](reply.content)
         return reply
 
     return serve_message
@@ -149,7 +152,7 @@ def run_among(app, strategy, small, path, rounds):
         "max-samples": 240,
         "num-clients": 3,
         "num-server-rounds": rounds,
-        "measures": "calibration,auc,classes",
+        "measures": "calibration,auc,f1,balanced-accuracy,classes",
         "output-dir": str(path),
     }
     configuration = read_config(flat)
@@ -157,37 +160,41 @@ def run_among(app, strategy, small, path, rounds):
 
 
 @pytest.mark.parametrize("strategy", METHODS)
-def test_no_lie_changes_what_the_others_get(strategy, small, tmp_path):
-    lies = list(LIES.values())
-    lied_to = run_among(liar(lies), strategy, small, tmp_path / "lies", len(lies))
-    silent = run_among(liar([refuse] * len(lies)), strategy, small, tmp_path / "silent", len(lies))
-    mine = lied_to.clients[lied_to.clients["partition_id"] == LIAR]
-    assert dict(zip(LIES, mine["failure"].notna(), strict=True)) == dict.fromkeys(LIES, True)
+def test_no_attack_changes_the_results_of_other_clients(strategy, small, tmp_path):
+    attacks = list(ATTACKS.values())
+    attacked = run_among(byzantine(attacks), strategy, small, tmp_path / "attacks", len(attacks))
+    silent = run_among(
+        byzantine([refuse] * len(attacks)), strategy, small, tmp_path / "silent", len(attacks)
+    )
+    mine = attacked.clients[attacked.clients["partition_id"] == BYZANTINE]
+    assert dict(zip(ATTACKS, mine["failure"].notna(), strict=True)) == dict.fromkeys(ATTACKS, True)
     columns = ["round", "partition_id", "accuracy", "loss", "train_loss", *MEANS[:-1]]
     others = [
-        run.clients[run.clients["partition_id"] != LIAR][columns] for run in (lied_to, silent)
+        run.clients[run.clients["partition_id"] != BYZANTINE][columns] for run in (attacked, silent)
     ]
     np.testing.assert_array_equal(others[0].to_numpy(), others[1].to_numpy())
-    for name, matrix in lied_to.matrices.items():
+    for name, matrix in attacked.matrices.items():
         np.testing.assert_array_equal(matrix, silent.matrices[name])
     for column in ("accuracy_mean", "accuracy_weighted", "loss_mean", "validation_accuracy_mean"):
-        assert list(lied_to.rounds[column]) == list(silent.rounds[column])
+        assert list(attacked.rounds[column]) == list(silent.rounds[column])
 
 
 @pytest.mark.parametrize("strategy", ["fedkma", "persfl"])
-def test_a_lie_in_a_second_exchange_costs_only_the_liar(strategy, small, tmp_path):
+def test_an_attack_in_a_second_exchange_affects_only_the_attacker(strategy, small, tmp_path):
     def app(message, context):
         reply = client_app(message, context)
         config = message.content.config_records.get("config", {})
-        is_mine = context.node_config["partition-id"] == LIAR
+        is_mine = context.node_config["partition-id"] == BYZANTINE
         if is_mine and config.get("phase") in ("share-knowledge", "personalize"):
             filled_with(np.nan)(reply.content)
         return reply
 
     finished = run_among(app, strategy, small, tmp_path / "run", 2)
     last = finished.clients[finished.clients["round"] == 2].set_index("partition_id")
-    assert "NaN" in last["failure"][LIAR] or "pairs holds float32" in last["failure"][LIAR]
-    assert last["failure"].drop(LIAR).isna().all()
+    assert (
+        "NaN" in last["failure"][BYZANTINE] or "pairs holds float32" in last["failure"][BYZANTINE]
+    )
+    assert last["failure"].drop(BYZANTINE).isna().all()
     assert last["accuracy"].notna().all()
     for matrix in finished.matrices.values():
         assert np.isfinite(matrix).all()

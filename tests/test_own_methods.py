@@ -184,11 +184,11 @@ class TakenTable(Settings):
     [
         ({"name": "kt-pfl"}, "'kt-pfl' cannot be registered"),
         ({"name": "a:b"}, "'a:b' cannot be registered"),
-        ({"strategy": FedProxClient}, "strategy is .*should be a subclass of Personalized"),
-        ({"client": FedProx}, "client is .* should be a subclass of PersonalClient"),
+        ({"strategy": FedProxClient}, "strategy is .*; it should be a subclass of Personalized"),
+        ({"client": FedProx}, "client is .*; it should be a subclass of PersonalClient"),
         ({"settings": dict}, "settings is .* should be a subclass of Settings"),
         ({"settings": NoTable}, "NoTable needs a table, such as table = 'mine'"),
-        ({"settings": TakenTable}, "the table kt-pfl is that of KTpFLSettings"),
+        ({"settings": TakenTable}, "the table kt-pfl belongs to KTpFLSettings"),
     ],
 )
 def test_what_is_no_method_is_not_registered(changes, sentence):

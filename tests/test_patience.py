@@ -63,7 +63,7 @@ def test_a_run_that_went_on_stops_where_it_would_have(small, tmp_path):
 
 
 def test_patience_needs_validation_data(small):
-    with pytest.raises(ConfigError, match="patience looks at accuracy on validation"):
+    with pytest.raises(ConfigError, match="patience needs accuracy on validation"):
         read_config({**small, "strategy": "local", "patience": 1, "client-split": "60/0/40"})
 
 
