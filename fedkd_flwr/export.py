@@ -25,7 +25,7 @@ from fedkd_flwr.own import is_own
 def model_card(
     run: RunConfig, model_name: str, partition_id: int, metrics: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Return what a reader of a model's weights has to know.
+    """Return the metadata that a reader of a model's weights needs.
 
     Parameters
     ----------
@@ -149,8 +149,8 @@ def load_model(
     path : str or Path
         A ``<partition-id>.safetensors`` file with its card beside it.
     builder : callable, optional
-        What builds a model of one's own, ``(shape, classes) -> nn.Module``: a card may come from
-        anybody, and does not say what is imported.
+        Builder of a custom model, ``(shape, classes) -> nn.Module``; names in a card are never
+        imported, since a card may come from anywhere.
 
     Returns
     -------
@@ -163,8 +163,8 @@ def load_model(
     FileNotFoundError
         If the weights or the card are missing.
     ValueError
-        If the model is somebody's own, and `builder` is left out; or if what is built has other
-        tensors than the file.
+        If the model is a custom one and `builder` is left out, or if the file has other tensors
+        than the model.
     """
     weights = Path(path).expanduser()
     card_path = weights.with_suffix(".json")

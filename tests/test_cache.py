@@ -140,7 +140,7 @@ def test_a_nodes_own_images_are_decoded_once(folder, decoded, tmp_path, kind):
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_made_again(folder, root, decoded, damage):
+def test_a_damaged_file_is_rewritten(folder, root, decoded, damage):
     assert_loaded(root)
     (file,) = folder.iterdir()
     file.write_bytes(DAMAGES[damage](file.read_bytes()))
@@ -149,7 +149,7 @@ def test_a_damaged_file_is_made_again(folder, root, decoded, damage):
     assert decoded == [12, 12]
 
 
-def test_nothing_is_kept_where_it_is_turned_off(folder, root, decoded, monkeypatch):
+def test_the_cache_can_be_turned_off(folder, root, decoded, monkeypatch):
     monkeypatch.setenv("FEDKD_CACHE", "off")
     assert_loaded(root)
     assert_loaded(root)
@@ -157,7 +157,7 @@ def test_nothing_is_kept_where_it_is_turned_off(folder, root, decoded, monkeypat
     assert not folder.exists()
 
 
-def test_a_cache_that_cannot_be_written_is_said_and_harms_nothing(folder, root, logged):
+def test_an_unwritable_cache_only_logs_a_warning(folder, root, logged):
     folder.parent.write_text("no folder")
     assert_loaded(root)
     (said,) = logged()
@@ -190,7 +190,7 @@ def test_sets_of_the_hub_are_kept_by_their_fingerprint(folder, decoded, monkeypa
     origin.hub_parts.cache_clear()
 
 
-def test_what_was_used_longest_ago_makes_room(folder):
+def test_the_least_recently_used_files_are_removed(folder):
     paths = [folder / f"{name}.safetensors" for name in "abc"]
     for age, path in enumerate(paths):
         cache.keep_arrays(path, ARRAYS)
@@ -211,7 +211,7 @@ def test_files_of_others_stay(folder):
     assert mine.exists()
 
 
-def test_a_reader_keeps_what_is_removed(folder):
+def test_a_reader_keeps_removed_data(folder):
     path = folder / "a.safetensors"
     cache.keep_arrays(path, ARRAYS)
     images = cache.read_array(path, "images")

@@ -285,10 +285,10 @@ def test_checks_decode_nothing(monkeypatch):
         ({"held_out_size": 1797}, "cannot hold out 1797 of 1797"),
         ({"partition": "two-classes", "num_clients": 1000}, "runs out"),
         ({"client_split": "60/20/20", "num_clients": 700}, "too few for the client-split"),
-        ({"dataset": "mnist", "data_root": "/nowhere"}, "holds no Parquet file of ylecun/mnist"),
+        ({"dataset": "mnist", "data_root": "/nowhere"}, "has no Parquet file of ylecun/mnist"),
         (
             {"public_dataset": "cifar10", "data_root": "/nowhere"},
-            "holds no Parquet file of uoft-cs/cifar10",
+            "has no Parquet file of uoft-cs/cifar10",
         ),
     ],
 )

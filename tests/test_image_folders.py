@@ -1,4 +1,4 @@
-"""Folders of images: the numbers of their classes, what is passed over, and what is decoded."""
+"""Folders of images: class numbers, skipped files, and decoding."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def save(folder, name, pixels):
 
 
 @pytest.mark.parametrize("lacking", ["train", "test"])
-def test_a_class_that_a_part_lacks_shifts_no_other(lacking, tmp_path):
+def test_a_class_missing_in_one_part_does_not_shift_the_others(lacking, tmp_path):
     for part in ("train", "test"):
         write_pets(tmp_path / part, ["cat", "horse"] if part == lacking else list(BRIGHTNESS))
     expected = {(10, 0), (100, 1), (200, 2)}
@@ -45,7 +45,7 @@ def test_a_class_that_a_part_lacks_shifts_no_other(lacking, tmp_path):
         load_own_data(tmp_path, (1, 8, 8), 2)
 
 
-def test_folders_of_tools_are_no_classes(tmp_path):
+def test_folders_made_by_tools_are_not_classes(tmp_path):
     for name in (".ipynb_checkpoints", "__MACOSX"):
         save(tmp_path / name, "0.png", np.zeros((8, 8), np.uint8))
         save(tmp_path / "dog" / name, "0.png", np.zeros((8, 8), np.uint8))
@@ -97,7 +97,7 @@ def test_pixels_without_a_known_white_are_refused(dtype, mode, tmp_path):
         load_images(f"folder:{tmp_path}")
 
 
-def test_what_an_older_decoder_has_kept_is_not_used(tmp_path, monkeypatch):
+def test_files_cached_by_an_older_decoder_are_not_used(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDKD_CACHE", str(tmp_path / "cache"))
     write_pets(tmp_path / "pets", ["cat", "dog"])
     for version in (sources.DECODING, sources.DECODING, sources.DECODING + 1):

@@ -1,4 +1,4 @@
-"""Data of one's own: what a function returns, of any shape, private and public."""
+"""Custom data from a function: any shape, private and public."""
 
 import numpy as np
 import pytest
@@ -100,7 +100,7 @@ def test_the_example_of_a_table(own, tmp_path):
 
 
 @pytest.mark.parametrize("name", [*CASES, "not_callable", "missing"])
-def test_what_is_no_data_is_refused_in_one_line(name, own, tmp_path):
+def test_invalid_data_are_refused_in_one_line(name, own, tmp_path):
     sentence = {"not_callable": "is a int, and should be callable", "missing": "holds no missing"}
     expected = CASES[name][1] if name in CASES else sentence[name]
     with pytest.raises((ConfigError, DataError), match=expected) as refused:
@@ -109,7 +109,7 @@ def test_what_is_no_data_is_refused_in_one_line(name, own, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_what_the_config_says_of_the_data_has_to_hold(own):
+def test_shape_and_classes_must_match_the_config(own):
     for changes, sentence in (
         ({"image-shape": "5,2"}, r"has samples \(2, 5\); image-shape is 5,2"),
         ({"dataset": f"{HERE}:images", "num-classes": 2}, "labels up to 2; num-classes is 2"),
@@ -122,14 +122,14 @@ def test_what_the_config_says_of_the_data_has_to_hold(own):
         read_config({**own, "image-shape": "2x5"})
 
 
-def test_a_server_that_is_told_loads_nothing(own):
+def test_with_shape_and_classes_set_nothing_is_loaded(own):
     told = {"dataset": "no_such_package.data:load", "num-classes": 3, "image-shape": "13"}
     run = read_config({**own, **told}).run
     assert run.server_plan().num_classes == 3
     assert run.data.image_shape == (13,)
 
 
-def test_public_data_of_ones_own(own, tmp_path):
+def test_custom_public_data(own, tmp_path):
     changes = {"public-dataset": WINES}
     with pytest.raises(DataError, match=r"wines has samples \(13,\), and the private ones are"):
         client_of({**own, **changes}).data  # noqa: B018
@@ -151,7 +151,7 @@ def test_public_data_of_ones_own(own, tmp_path):
         ("floats", "floats_of_both_signs", None, None),
     ],
 )
-def test_images_of_two_scales_are_said_once(private, public, stays, becomes, own, logged):
+def test_different_scales_are_warned_about_once(private, public, stays, becomes, own, logged):
     changes = {"dataset": f"{HERE}:{private}", "public-dataset": f"{HERE}:{public}"}
     check_data(read_config({**own, **changes}).run.data_plan, 20)
     expected = (
@@ -161,14 +161,14 @@ def test_images_of_two_scales_are_said_once(private, public, stays, becomes, own
     assert logged() == ([expected] if stays else [])
 
 
-def test_images_of_the_catalogue_are_of_another_scale_too(own, logged):
+def test_a_different_scale_from_the_catalogue_is_warned_about(own, logged):
     changes = {"dataset": f"{HERE}:floats", "public-dataset": "digits"}
     check_data(read_config({**own, **changes}).run.data_plan, 20)
     (said,) = logged()
     assert "the images of digits become -1 to 1" in said
 
 
-def test_a_node_has_data_of_its_own_by_a_function(own, tmp_path):
+def test_a_node_loads_its_data_from_a_function(own, tmp_path):
     run, _ = run_with(client_app, own, tmp_path / "run", node_configs={1: {"data-path": SERIES}})
     sizes = run.clients.set_index("partition_id")["num_examples"]
     assert sizes.to_dict() == {0: 24, 1: 72}

@@ -1,4 +1,4 @@
-"""Images of one's own: a set of the hub, a folder, Arrow files; private, public and on a node."""
+"""Custom images from the hub, folders and Arrow files; private, public and on a node."""
 
 import datasets
 import numpy as np
@@ -152,7 +152,7 @@ def test_public_images_need_neither_labels_nor_the_private_shape(own, tmp_path):
     ("changes", "sentence"),
     [
         ({"dataset": "folder:NOWHERE"}, "there is no folder '.*NOWHERE'"),
-        ({"dataset": "folder:EMPTY"}, "holds no folder; it needs one for each class"),
+        ({"dataset": "folder:EMPTY"}, "has no folders; it needs one for each class"),
         ({"dataset": "hf:somebody/nothing", "data-root": "EMPTY"}, "no Parquet file of somebody/n"),
         ({"dataset": "hf:../../etc"}, r"is none of the allowed .* own as hf:ORG/NAME"),
         ({"dataset": "folder:"}, "is none of the allowed"),
@@ -163,7 +163,7 @@ def test_public_images_need_neither_labels_nor_the_private_shape(own, tmp_path):
         ),
     ],
 )
-def test_what_is_not_there_is_refused_in_one_line(changes, sentence, own, tmp_path):
+def test_missing_data_are_refused_in_one_line(changes, sentence, own, tmp_path):
     (tmp_path / "empty").mkdir()
     write_image_folder(tmp_path / "photos", PIXELS[:9], LABELS[:9])
     names = {"EMPTY": tmp_path / "empty", "PHOTOS": tmp_path / "photos"}

@@ -1,4 +1,4 @@
-"""Models of one's own: built like the others, their heads found, what cannot work refused."""
+"""Custom models: built like the others, heads found, unusable ones refused."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ class SharedBuffers(HeadFirst):
 
 
 class Longer(HeadFirst):
-    """The same network after somebody has added a layer to it."""
+    """The same network with one more layer."""
 
     def __init__(self, shape, classes):
         super().__init__(shape, classes)
@@ -114,7 +114,7 @@ def only_ten_wide(shape, classes):
 not_callable = 3
 
 
-def test_the_head_is_what_gives_the_logits_wherever_it_stands():
+def test_the_head_is_the_layer_that_returns_the_logits():
     model = build_own(f"{HERE}:HeadFirst", (1, 2, 2), 3)
     assert head_of(model) is model.fc
     assert model.training
@@ -170,9 +170,7 @@ def test_buffers_outside_the_state_dict_are_as_they_were_built_for_the_next_clie
         (f"{HERE}:Doubles", "extra is torch.float64, and should be torch.float32"),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_line_before_any_client_works(
-    name, sentence, small, tmp_path
-):
+def test_unusable_models_are_refused_in_one_line_before_training(name, sentence, small, tmp_path):
     with pytest.raises(ConfigError, match=sentence) as refused:
         fedkd_flwr.run(small, models=f"mlp,{name}", output_dir=tmp_path / "run")
     assert "\n" not in str(refused.value)
@@ -180,7 +178,7 @@ def test_what_cannot_work_is_refused_in_one_line_before_any_client_works(
 
 
 @pytest.mark.parametrize("name", ["nope", "a b:c", "os/path:join", "x:", ":y", "a:b:c"])
-def test_a_name_of_no_such_form_is_refused(name, small):
+def test_a_malformed_name_is_refused(name, small):
     with pytest.raises(ConfigError, match="or your own as module:object"):
         fedkd_flwr.run(small, models=name)
 
@@ -206,14 +204,14 @@ def test_a_model_without_a_head_is_refused_where_the_method_needs_one(strategy, 
     ],
     ids=lambda changes: changes["strategy"],
 )
-def test_every_family_takes_them(changes, small, tmp_path):
+def test_every_family_accepts_custom_models(changes, small, tmp_path):
     changes = {**changes, "num-server-rounds": 1, "num-clients": 2}
     run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
     assert list(run.rounds["failures"]) == [0]
     assert run.summary["last_round"]["accuracy_mean"] > 0
 
 
-def test_an_exported_model_comes_back_by_its_builder_alone(small, tmp_path):
+def test_an_exported_model_is_loaded_with_its_builder(small, tmp_path):
     changes = {"models-dir": str(tmp_path / "models"), "num-server-rounds": 1, "models": TINY}
     fedkd_flwr.run({**small, **changes, "strategy": "local"}, output_dir=tmp_path / "run")
     path = tmp_path / "models" / "0.safetensors"
@@ -237,7 +235,7 @@ def test_buffers_that_share_memory_are_exported(small, tmp_path):
     assert model.mean.tolist() == model.again.tolist() == [2, 2, 2]
 
 
-def test_a_model_that_no_file_takes_costs_no_results(small, tmp_path, monkeypatch):
+def test_a_failed_export_does_not_lose_results(small, tmp_path, monkeypatch):
     def refusing(*arguments):
         raise RuntimeError("Some tensors share memory")
 
@@ -265,7 +263,7 @@ def test_a_file_of_other_tensors_is_refused_in_one_line(stored, builder, sentenc
     assert "\n" not in str(refused.value)
 
 
-def test_what_a_client_calls_its_model_is_imported_nowhere_else(small, tmp_path, monkeypatch):
+def test_a_model_name_in_a_reply_is_never_imported(small, tmp_path, monkeypatch):
     """A reply's model name is only ever compared; FedDF keeps a model an architecture."""
     imported = []
     monkeypatch.setattr("fedkd_flwr.own.resolve_name", imported.append)
@@ -296,9 +294,7 @@ def deep_net(shape, classes):
 
 
 @pytest.mark.parametrize("cohort", ["auto", "on"])
-def test_a_network_that_is_written_anew_is_another_in_the_next_run(
-    cohort, small, tmp_path, monkeypatch
-):
+def test_a_redefined_network_is_used_in_the_next_run(cohort, small, tmp_path, monkeypatch):
     """As a cell of a notebook that is edited and run again."""
 
     def losses(builder, name):

@@ -32,7 +32,7 @@ def table(labels, shares):
 
 
 def assert_disjoint(shares, num_samples):
-    """No sample has two owners, all exist, and nobody goes empty."""
+    """No sample has two owners, all exist, and every client has samples."""
     together = np.concatenate(shares)
     assert len(np.unique(together)) == len(together)
     assert together.min() >= 0

@@ -153,7 +153,7 @@ def test_unknown_set_lists_the_allowed():
 
 
 def test_missing_set_names_the_folder(tmp_path):
-    with pytest.raises(DataError, match="holds no Parquet file of ylecun/mnist") as caught:
+    with pytest.raises(DataError, match="has no Parquet file of ylecun/mnist") as caught:
         load_labels("mnist", str(tmp_path))
     assert str(tmp_path / "ylecun/mnist") in str(caught.value)
 
@@ -240,7 +240,7 @@ def test_own_parquet_file(tmp_path):
 def test_own_data_must_exist_and_fit(tmp_path):
     with pytest.raises(DataError, match="there is no folder or Parquet file at"):
         load_own_data(tmp_path / "nowhere", (1, 28, 28), 10)
-    with pytest.raises(DataError, match="holds no folder"):
+    with pytest.raises(DataError, match="has no folders"):
         load_own_data(tmp_path, (1, 28, 28), 10)
     with pytest.raises(DataError, match="holds classes 11 to 11, allowed are 0 to 9"):
         load_own_data(own_folder(tmp_path, ["11"]), (1, 28, 28), 10)

@@ -123,7 +123,7 @@ def split_by_column(
     Raises
     ------
     DataError
-        If the column cannot be had, or a client would have no sample.
+        If the column cannot be read, or a client would have no sample.
     """
     held = client_values(settings)[private]
     of_clients = values_of_clients(settings, num_clients, seed)

@@ -1,8 +1,8 @@
 """Decoded data sets on disk: the next process maps them into its memory and decodes nothing.
 
-A data set is one safetensors file. Its name holds a digest of all that its content follows from,
-so it is never out of date; it appears whole and is never changed, so that processes may read,
-write and remove at the same time. What is damaged counts as not there.
+A data set is one safetensors file. Its name contains a digest of everything that determines its
+content, so it is never out of date. A file is written atomically and never changed, so that
+processes may read, write and remove files at the same time. Damaged files are ignored.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ FOLDER_VARIABLE = "FEDKD_CACHE"
 """Environment variable with the folder of the cache, or `OFF`."""
 
 OFF = "off"
-"""What `FOLDER_VARIABLE` says where nothing is to be kept."""
+"""Value of `FOLDER_VARIABLE` that turns the cache off."""
 
 MOST_BYTES = 2 * 2**30
-"""What the files may take together: all data sets of the catalogue, three times."""
+"""Maximum size of all files together: three times that of the catalogue's data sets."""
 
 ENDING = ".safetensors"
 
@@ -78,7 +78,7 @@ def read_array(path: Path, name: str) -> Tensor | None:
 
 
 def keep_arrays(path: Path, arrays: Mapping[str, Tensor]) -> None:
-    """Write arrays into the cache; a warning says it if they cannot be written.
+    """Write arrays into the cache; log a warning if that fails.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def keep_arrays(path: Path, arrays: Mapping[str, Tensor]) -> None:
     """
     checksums = {name: _checksum(array) for name, array in arrays.items()}
     try:
-        # Only its owner reads the cache; the data may be nobody else's.
+        # Only the owner may read the cache, since the data may be private.
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor, temporary = tempfile.mkstemp(ENDING, f".{path.stem}-", path.parent)
         os.close(descriptor)

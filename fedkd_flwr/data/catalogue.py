@@ -1,4 +1,4 @@
-"""The data sets and the splits by name, known without loading what reads or deals them."""
+"""The data sets and the partitions by name, without loading the code that reads or splits them."""
 
 import re
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ NO_PUBLIC_SET = "none"
 
 
 class DataError(ValueError):
-    """Data that cannot be had or cannot be split as asked; one sentence for the user."""
+    """Data that cannot be loaded or split as asked; the message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +71,17 @@ BY_COLUMN = "by-column"
 
 
 HUB = "hf:"
-"""What a name of a data set begins with that is any other of the hub's."""
+"""Prefix of the names of other data sets of the Hugging Face hub."""
 
 FOLDER = "folder:"
-"""What a name of a data set begins with that is a folder on this machine."""
+"""Prefix of the names of folders on this machine."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a run config says of data that is in no catalogue.
+    """What a run config says about data that are not in the catalogue.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ def partition_name(name: str) -> str:
 
 
 def is_function(name: str) -> bool:
-    """Return whether a data set is what a user's own function returns."""
+    """Return whether a name is that of a function which returns the data."""
     return is_own(name) and not name.startswith((HUB, FOLDER))
 
 

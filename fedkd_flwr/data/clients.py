@@ -1,7 +1,7 @@
 """What one client holds: its samples, split into train, validation and test.
 
 Everything follows from a `DataPlan` and a partition-id, so that a server, a simulation and a
-node of a federation come to the same data without exchanging any.
+node of a federation derive the same data without exchanging any.
 """
 
 import functools
@@ -137,12 +137,12 @@ def client_indices(plan: DataPlan) -> list[NDArray[np.int64]]:
 
 
 def load_private(settings: DataSettings) -> ImageSet:
-    """Return the whole private data set, which is what the settings say of it.
+    """Return the whole private data set, after checking it against the settings.
 
     Raises
     ------
     DataError
-        If it cannot be had, or own data has other shapes or classes.
+        If it cannot be loaded, or custom data have another shape or other classes.
     """
     everything = load_images(settings.dataset, settings.data_root, settings.wanted)
     settings.check_own(tuple(everything.images.shape[1:]), everything.classes)
@@ -150,7 +150,7 @@ def load_private(settings: DataSettings) -> ImageSet:
 
 
 def check_data(plan: DataPlan, public_size: int = 0) -> None:
-    """Refuse data that cannot be had or split, before an image is decoded.
+    """Refuse data that cannot be loaded or split, before an image is decoded.
 
     Warnings name fewer samples of a class than `samples_per_class` asks for, private and public
     samples of two scales, and what `fedkd_flwr.data.warnings` finds in custom data.
@@ -214,7 +214,7 @@ def _require_other_dataset(settings: DataSettings) -> None:
 
 
 def _warn_of_scales(settings: DataSettings) -> None:
-    """Say where one's own floats, which stay as they are, meet images, which become -1 to 1."""
+    """Warn if custom floats, which keep their scale, meet images, which are scaled to -1..1."""
     private = _float_range(settings.dataset, settings.data_root, settings.wanted)
     public = _float_range(settings.public_dataset, settings.data_root, settings.wanted_in_public)
     if private and not public:
@@ -270,7 +270,7 @@ class _Loaded:
 
 @functools.lru_cache(maxsize=PLANS_KEPT)
 def hash_of_public_pool(plan: DataPlan) -> str:
-    """Return the hash of the whole public pool, by which two machines know that theirs is one.
+    """Return the hash of the whole public pool, by which machines compare their pools.
 
     Empty without a public set.
     """

@@ -1,4 +1,4 @@
-"""Folders of images: which files they hold, and of which class each is."""
+"""Folders of images: which files they contain, and the class of each."""
 
 import re
 from collections.abc import Collection
@@ -31,8 +31,8 @@ def tables_at(path: Path) -> list[Path]:
 def read_image_folder(path: Path, wanted: Wanted) -> tuple[list[Path], NDArray[np.int64]]:
     """Return the image files of a folder with one folder a class, and their classes.
 
-    A part for training and one for tests, of a folder a class each, are pooled. Their classes
-    are numbered together, so that one that a part lacks shifts no other.
+    The parts ``train`` and ``test``, each with one folder per class, are pooled. Their classes are
+    numbered together, so that a class that one part lacks does not shift the others.
     """
     if not wanted.labelled:
         files = _image_files(path)
@@ -59,7 +59,7 @@ def _class_folders(path: Path) -> list[Path]:
 def _class_numbers(path: Path, names: Collection[str], classes: int) -> dict[str, int]:
     """Return the number of each class by the name of its folder."""
     if not names:
-        raise DataError(f"{str(path)!r} holds no folder; it needs one for each class")
+        raise DataError(f"{str(path)!r} has no folders; it needs one for each class")
     if all(name.isdecimal() for name in names):
         return {name: int(name) for name in names}
     if len(names) == (classes or len(names)):
@@ -71,7 +71,7 @@ def _class_numbers(path: Path, names: Collection[str], classes: int) -> dict[str
 
 
 def _image_files(folder: Path) -> list[Path]:
-    """Return the files that are images by their suffix, but for hidden ones."""
+    """Return the files with the suffix of an image, except hidden ones."""
     suffixes = _image_suffixes()
     return sorted(
         file
@@ -81,7 +81,7 @@ def _image_files(folder: Path) -> list[Path]:
 
 
 def _image_suffixes() -> set[str]:
-    """Return the suffixes of all that Pillow opens."""
+    """Return the suffixes of all formats that Pillow opens."""
     from PIL import Image  # deferred: most data is in no folder
 
     Image.preinit()  # the usual formats stay the first that a file is tried as
@@ -95,5 +95,5 @@ def _is_hidden(file: Path) -> bool:
 
 
 def _is_tools(folder: str) -> bool:
-    """Return whether a folder is a tool's, such as ``.ipynb_checkpoints`` and ``__MACOSX``."""
+    """Return whether a tool made the folder, such as ``.ipynb_checkpoints`` or ``__MACOSX``."""
     return folder.startswith((".", "__"))

@@ -1,4 +1,4 @@
-"""Whether two names of data sets stand for the same samples; no sample is read for it."""
+"""Whether two names of data sets stand for the same samples, without reading any."""
 
 from pathlib import Path
 
@@ -31,10 +31,10 @@ def share_samples(private: str, public: str, data_root: str = "") -> bool:
 
 
 def _plain(name: str, data_root: str) -> str:
-    """Return the one of several names of a data set that all of them come to."""
+    """Return the canonical name of a data set that has several names."""
     hub_id = hub_id_of(name)
     if not hub_id:
-        # A member of a class is to be had as `module:object.member` and `module.object:member`.
+        # A class member can be named `module:object.member` and `module.object:member`.
         return name.replace(":", ".")
     return hub_id if data_root else MOVED.get(hub_id, hub_id).lower()
 

@@ -1,4 +1,4 @@
-"""Where a data set lies, and what tells its content from any other; no file is parsed here."""
+"""Where a data set is stored, and a digest of its content; no file is parsed here."""
 
 import functools
 import hashlib
@@ -37,7 +37,7 @@ def parquet_files(hub_id: str, data_root: str) -> list[Path]:
     files = [path for part in PARTS for path in _files_of_part(folder, part)]
     if not files:
         raise DataError(
-            f"data root {data_root!r} holds no Parquet file of {hub_id}: "
+            f"data root {data_root!r} has no Parquet file of {hub_id}: "
             f"looked for train*.parquet and test*.parquet in and below {str(folder)!r}"
         )
     return files
@@ -58,7 +58,7 @@ def hub_parts(hub_id: str) -> "DatasetDict":
     Raises
     ------
     DataError
-        If it cannot be had.
+        If it cannot be loaded.
     """
     import datasets  # deferred: takes a second, and runs with a data root do without
 
@@ -67,13 +67,13 @@ def hub_parts(hub_id: str) -> "DatasetDict":
     # The hub's client raises many unrelated kinds of error for "no network" and "no such set".
     except Exception as error:
         raise DataError(
-            f"data set {hub_id} cannot be had from the Hugging Face hub "
+            f"data set {hub_id} cannot be loaded from the Hugging Face hub "
             f"({type(error).__name__}); set data-root to a folder that holds it"
         ) from error
 
 
 def fingerprint(hub_id: str, data_root: str = "") -> str:
-    """Return a digest of a data set as it lies there, before anything is decoded.
+    """Return a digest of a data set before anything is decoded.
 
     Of the Parquet files of a data root it is that of their content, wherever they lie; of the
     hub's it follows from the fingerprints that Hugging Face gives to the version it has loaded.

@@ -1,7 +1,7 @@
 """Splits of a data set over clients: the table in METHODS.md.
 
 Every split but `equal_shares` says how many samples of each class each client gets; `deal` then
-hands out that many at random. No sample has two owners, no client goes empty, and the same seed
+draws that many at random. No sample has two owners, every client has samples, and the same seed
 gives the same split.
 """
 
@@ -46,7 +46,7 @@ def partition_indices(
     labels : ndarray
         Shape (n,), int64, the class of each sample.
     settings : DataSettings
-        Names the split, a key of `PARTITIONS`, and holds what it reads.
+        Names the split, a key of `PARTITIONS`, and has its parameters.
     num_clients : int
         N.
     seed : int
@@ -105,7 +105,7 @@ def deal(labels: Indices, counts: Indices, generator: np.random.Generator) -> li
     Returns
     -------
     list of ndarray
-        N arrays of positions, each sorted; what is left over belongs to nobody.
+        N arrays of positions, each sorted; remaining samples are unused.
     """
     clients, classes = counts.shape
     shares: list[list[Indices]] = [[] for _ in range(clients)]
@@ -177,7 +177,7 @@ def fill_up(counts: Indices, minimum: int, generator: np.random.Generator) -> In
         for _ in range(minimum - counts[client].sum()):
             offers = filled * (filled.sum(axis=1) > minimum)[:, None]
             offered = offers.sum(axis=0)
-            # The class given least so far, among those that are to be had.
+            # The class given least so far, among those that are available.
             absent = (offered == 0).astype(np.int64)
             label = np.lexsort((generator.random((classes,)), received, absent))[0]
             donor = generator.choice(clients, p=offers[:, label] / offered[label])
@@ -207,7 +207,7 @@ def equal_shares(
     """`iid`: equal random shares; sizes differ by no more than one.
 
     Flower's own `IidPartitioner` cuts the data set in its given order, and so is random only
-    on data that somebody has shuffled before.
+    on data that are already shuffled.
     """
     order = generator.permutation(len(labels))
     return [np.sort(share) for share in np.array_split(order, num_clients)]

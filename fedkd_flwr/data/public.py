@@ -56,7 +56,7 @@ def public_images(name: str, shape: Shape, data_root: str = "", wanted: Wanted =
     shape : tuple of int
         Channels, height and width of the private images.
     wanted : Wanted
-        What is said of data that is in no catalogue.
+        What the run config says about data that are not in the catalogue.
 
     Returns
     -------

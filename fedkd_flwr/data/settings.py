@@ -1,4 +1,4 @@
-"""What a run config says of its data, and the plan that every machine derives the data from."""
+"""The data settings of a run, and the plan from which every machine derives the data."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -26,24 +26,24 @@ class DataSettings(Slice):
     Attributes
     ----------
     dataset : str
-        Name of the private data set: a key of `fedkd_flwr.data.catalogue.DATASETS`, or own data
-        as ``hf:ORG/NAME``, ``folder:PATH`` or ``module:object``.
+        The private data set: a name of the catalogue, or custom data as ``hf:ORG/NAME``,
+        ``folder:PATH`` or ``module:object``.
     own_classes : int
-        Key ``num-classes``: K of own data; 0 to find it in the labels.
+        Number of classes of custom data; 0 for the largest label plus one.
     image_column : str
         Column of the images in custom data; empty to find it.
     label_column : str
         Column of the labels in custom data; empty to find it.
     own_shape : str
-        Key ``image-shape``: shape of a sample of own data, such as ``3,32,32``; empty to find it
-        in the data.
+        Shape of a sample of custom data, such as ``3,32,32``; empty for that of the first
+        sample.
     data_root : str
         Folder with Parquet data sets by hub id; empty for the Hugging Face hub.
     max_samples : int
-        Use no more than that many samples of the data set, all classes alike; 0 for all.
+        Maximum number of samples of the data set, drawn from all classes alike; 0 for all.
     partition : str
-        How the samples are dealt out to clients: a key of `PARTITIONS`, ``by-column``, or a custom
-        function as ``module:object``.
+        How samples are split over clients: a built-in split, ``by-column``, or a custom function
+        as ``module:object``.
     client_column : str
         Column of the data set whose values tell which client has a row, such as ``writer``. It
         sets `partition` to ``by-column``; ``num-clients = 0`` then makes a client of each value.
@@ -57,10 +57,10 @@ class DataSettings(Slice):
         Most samples of a class that a client gets; 0 for the paper's number (450 in
         `two-groups`, 300 in `two-classes`, all there are in the `k-classes` splits).
     minimum_size : int
-        Fewest samples of a client, for `dirichlet`.
+        Minimum number of samples of a client, for `dirichlet`.
     client_split : str
-        Percentages train/validation/test inside each client, as
-        `fedkd_flwr.data.splits.read_split` takes them.
+        Percentages train/validation/test inside each client, such as ``60/20/20``; with
+        alternatives, of which each client gets one at random, as in ``10|30|40/10/50``.
     public_dataset : str
         ``held-out`` (an unlabeled part of the data set), ``none``, or another data set.
     held_out_size : int
@@ -112,14 +112,14 @@ class DataSettings(Slice):
 
     @classmethod
     def key_of(cls, name: str) -> str:
-        """Return the flat key of a field; two would be taken for what the properties tell."""
+        """Return the flat key of a field; two keys have the names of properties."""
         return {"own_classes": "num-classes", "own_shape": "image-shape"}.get(
             name, super().key_of(name)
         )
 
     @property
     def num_classes(self) -> int:
-        """K, the number of classes of the data set; own data is loaded if nothing else tells."""
+        """K, the number of classes; custom data are loaded if ``num-classes`` is not set."""
         if self.dataset in DATASETS:
             return DATASETS[self.dataset].classes
         from fedkd_flwr.data.sources import load_labels  # deferred: it loads PyTorch
@@ -141,18 +141,18 @@ class DataSettings(Slice):
 
     @property
     def wanted(self) -> Wanted:
-        """What is said of own private data."""
+        """What the config says about custom private data."""
         sides = [int(side) for side in self.own_shape.split(",") if side]
         return Wanted(self.image_column, self.label_column, tuple(sides), self.own_classes)
 
     @property
     def wanted_in_public(self) -> Wanted:
-        """What is said of own public data: images are brought to the private shape."""
+        """What the config says about custom public data; images get the private shape."""
         shape = self.image_shape if len(self.image_shape) == 3 else ()
         return replace(self.wanted, shape=shape, classes=0, labelled=False)
 
     def check_own(self, shape: Shape, classes: int) -> None:
-        """Refuse own data that is not what ``image-shape`` and ``num-classes`` say.
+        """Refuse custom data that contradict ``image-shape`` or ``num-classes``.
 
         Raises
         ------
@@ -180,7 +180,7 @@ class DataSettings(Slice):
 
 @dataclass(frozen=True)
 class DataPlan:
-    """All that the data of a run depends on; equal plans share one decoded copy.
+    """Everything that the data of a run depend on; equal plans share one decoded copy.
 
     Attributes
     ----------

@@ -35,13 +35,13 @@ from fedkd_flwr.files import plain_name
 from fedkd_flwr.own import is_own
 
 BUNDLED_DIGITS = "sklearn/datasets/data/digits.csv.gz"
-"""File of scikit-learn with a row a digit: 64 brightnesses from 0 to 16, and the class."""
+"""File of scikit-learn with one row per digit: 64 brightnesses from 0 to 16, and the class."""
 
 ANY = Wanted()
-"""Nothing is said of the data."""
+"""The config says nothing about the data."""
 
 DECODING = 2
-"""To be counted up when a file is decoded to other pixels, so that none kept before is used."""
+"""Increase this when decoding changes, so that older files of the cache are not used."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ def load_labels(name: str, data_root: str = "", wanted: Wanted = ANY) -> NDArray
     data_root : str
         Folder that holds Parquet data sets by hub id; empty for the Hugging Face hub.
     wanted : Wanted
-        What is said of data that is none of `DATASETS`.
+        What the config says about data that are not in the catalogue.
 
     Returns
     -------
@@ -108,7 +108,7 @@ def load_images(name: str, data_root: str = "", wanted: Wanted = ANY) -> ImageSe
 
 
 def _concerning(name: str, wanted: Wanted) -> Wanted:
-    """Return what is said of a data set, so that what it does not read loads none again."""
+    """Return the settings that a data set reads, so that others do not load it again."""
     return wanted if name.startswith((HUB, FOLDER)) else ANY
 
 
@@ -180,7 +180,7 @@ def _load_files(path: Path, wanted: Wanted) -> ImageSet:
     encoded, names, numbers = _encoded_at(path, wanted)
     _require_classes(numbers, wanted.classes, repr(str(path)))
     labels = torch.from_numpy(numbers)
-    # Reading all of it for its name takes time, which is in vain where nothing is kept.
+    # The digest takes time, and is needed only if the cache is on.
     kept_at = cache_folder() and _named_by_content(path.name, (digest_of(encoded), wanted.shape))
     images = _decoded(kept_at, labels, lambda: decode_images(encoded, wanted.shape, names))
     return ImageSet(images, labels, wanted.classes or int(labels.max()) + 1)
@@ -243,7 +243,7 @@ def _bundled_digits() -> tuple[Tensor, NDArray[np.int64]]:
 
 def _require_classes(labels: NDArray[np.int64], classes: int, owner: str) -> None:
     if not len(labels):
-        raise DataError(f"{owner} holds no sample")
+        raise DataError(f"{owner} has no samples")
     if labels.min() < 0 or (classes and labels.max() >= classes):
         raise DataError(
             f"{owner} holds classes {labels.min()} to {labels.max()}, "

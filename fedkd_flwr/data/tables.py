@@ -118,7 +118,7 @@ def find_column(schema: pa.Schema, kind: str, wanted: str, owner: str) -> str:
     Raises
     ------
     DataError
-        If there is none, or none that could be told from others.
+        If there is none, or several fit.
     """
     is_of_kind = _holds_files if kind == IMAGES else pa.types.is_integer
     fitting = [field.name for field in schema if is_of_kind(field.type)]

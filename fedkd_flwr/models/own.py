@@ -1,4 +1,4 @@
-"""Models of a user's own, held to what every method takes for granted."""
+"""Custom models: built, and checked for what every method requires."""
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +11,14 @@ SIGNATURE = "(shape, classes) -> torch.nn.Module"
 
 
 def build_own(name: str, shape: Shape, classes: int) -> nn.Module:
-    """Build a model of the user's own, and find its head by one sample of zeros.
+    """Build a custom model, and find its head with one sample of zeros.
 
     Lazy layers get their size from that sample.
 
     Parameters
     ----------
     name : str
-        Where its builder is, as ``module:object``; a class of modules or a function.
+        The builder, as ``module:object``; a class of modules or a function.
     shape : tuple of int
         Of a sample, without the batch.
     classes : int
@@ -37,14 +37,14 @@ def build_own(name: str, shape: Shape, classes: int) -> nn.Module:
     builder = find_callable(name, SIGNATURE)
     try:
         model = builder(shape, classes)
-    # The builder is the user's, and may raise anything.
+    # A user's builder may raise anything.
     except Exception as error:
         raise OwnError(f"{name}({shape}, {classes}) fails: {_told(error)}") from error
     return checked_own(model, name, shape, classes)
 
 
 def checked_own(model: object, name: str, shape: Shape, classes: int) -> nn.Module:
-    """Return what a builder has built, if it is a model that fits, with its head marked.
+    """Return a model with its head marked, after checking that it fits.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def checked_own(model: object, name: str, shape: Shape, classes: int) -> nn.Modu
 
 
 def _name_of_head(model: nn.Module, name: str, shape: Shape, classes: int) -> str:
-    """Run a model on one sample; return which linear layer's answer is the model's, if any."""
+    """Return the name of the linear layer whose output is the model's, found with one sample."""
     answers: dict[str, tuple[Tensor, Tensor]] = {}
     hooks = [
         layer.register_forward_hook(
@@ -101,7 +101,7 @@ def _name_of_head(model: nn.Module, name: str, shape: Shape, classes: int) -> st
 
 
 def _require_parameters(model: nn.Module, name: str) -> None:
-    """Refuse weights that cannot travel as one vector, or live in a file."""
+    """Refuse weights that cannot be sent as one vector or saved in a file."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     if not parameters:
         raise OwnError(f"{name} has no parameters to train")
