@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# A whole federation over TLS on this machine, to try a run before it goes to real silos:
+# Start a federation over TLS on this machine, to try a run before a real deployment:
 #
-#     deploy/local_federation.sh FOLDER [NODES] [PORT]    start it, and wait; Ctrl-C stops it all
-#     deploy/local_federation.sh FOLDER restart N         in another terminal: stop node N, start it
-#     deploy/local_federation.sh FOLDER stop              the same as Ctrl-C, from anywhere
+#     deploy/local_federation.sh FOLDER [NODES] [PORT]    start it and wait; Ctrl-C stops everything
+#     deploy/local_federation.sh FOLDER restart N         in another terminal: restart node N
+#     deploy/local_federation.sh FOLDER stop              in another terminal: stop everything
 #
-# makes keys in FOLDER, starts a SuperLink and NODES SuperNodes, and registers their keys. Runs are
-# started in another terminal with the command it prints. No environment has to be activated:
-# programs are those of FEDKD_BIN, of .venv beside this folder, or of the path.
+# The script makes keys in FOLDER, starts a SuperLink and NODES SuperNodes, and registers their keys.
+# Start runs in another terminal with the command that it prints. No environment has to be activated:
+# programs are taken from FEDKD_BIN, from .venv beside this folder, or from the PATH.
 set -euo pipefail
 
 folder=$(mkdir -p "${1:?usage: deploy/local_federation.sh FOLDER [NODES] [PORT] | restart N | stop}" && cd "$1" && pwd)
@@ -24,10 +24,10 @@ fi
 export PATH="$bin:$PATH" FLWR_HOME="$folder/flwr"
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-# How often to look whether there is a process to start; Flower's own is once a second.
+# Seconds between checks for new processes; Flower's default is 1.
 export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2
 
-# Stop the process that a file of FOLDER names, and wait until it is gone.
+# Stop the process whose id is in a file of FOLDER, and wait until it has ended.
 stop() {
     [ -f "$folder/$1.pid" ] || return 0
     local pid
@@ -110,15 +110,15 @@ until flwr supernode list local >/dev/null 2>&1; do
 done
 
 for ((n = 0; n < nodes; n++)); do
-    # A key that an earlier call has registered is refused, and may stay as it is.
+    # A key that is already registered is refused, which does no harm.
     flwr supernode register "$folder/keys/node-$n.pub" local || true
     start_node "$n"
 done
 
-# One thread a node, since they share the cores; a node without any is taken for dead.
+# One thread per node, since they share the cores; a starved node misses its heartbeats.
 echo "Ready. In another terminal:"
 echo "  FLWR_HOME=$FLWR_HOME $bin/fedkd run --engine deployment:local -c torch-threads=1 -c output-dir=$folder/run"
 echo "Restart node N: $0 $folder restart N"
 echo "Stop everything: Ctrl-C here, or $0 $folder stop"
-# The SuperLink's end is the end; nodes may come and go.
+# The federation ends with the SuperLink; nodes may be restarted.
 wait "$(cat "$folder/superlink.pid")"

@@ -1,4 +1,4 @@
-"""Make what a federation over TLS needs: a CA, the SuperLink's certificate, the SuperNodes' keys.
+"""Make the keys of a federation over TLS: a CA, the SuperLink's certificate, SuperNodes' keys.
 
     python deploy/make_keys.py keys --host superlink.example.org --node hospital-a --node hospital-b
 
@@ -11,8 +11,8 @@ writes into ``keys/``
                          public half that is registered with ``flwr supernode register``
 =======================  ==========================================================
 
-What exists is kept: call it again to add nodes. ``localhost`` and ``127.0.0.1`` are always among
-the certificate's names, since the SuperLink's own ServerApp reaches it there.
+Existing files are kept, so call it again to add nodes. The certificate always names ``localhost``
+and ``127.0.0.1``, since the SuperLink's own ServerApp connects there.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def builder(
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        # An hour's grace for clocks that go slow.
+        # An hour's tolerance for slow clocks.
         .not_valid_before(now - timedelta(hours=1))
         .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)

@@ -55,7 +55,7 @@ def test_a_run_that_does_not_get_better_ends_with_a_whole_last_round(strategy, s
     assert list(again.rounds["round"]) == [1, 2, 3, 4]
 
 
-def test_a_run_that_went_on_stops_where_it_would_have(small, tmp_path):
+def test_a_continued_run_stops_early_at_the_same_round(small, tmp_path):
     flat = settings(small, tmp_path, "local", **{"num-server-rounds": 3})
     first = fedkd_flwr.run(flat, output_dir=tmp_path / "run")
     assert len(first.rounds) == 3 and not first.summary["stopped_early"]
