@@ -1,4 +1,4 @@
-"""The memories of one process's clients on disk: what changed is written, all of it is found."""
+"""The archive of client memories: changes are written, and all memories are found."""
 
 import json
 import random
@@ -30,14 +30,14 @@ def no_memories(clients=CLIENTS):
 
 
 def learn(context, number, server_round):
-    """Let a client remember a number of a round."""
+    """Store a number for a round in a client's memory."""
     memory.save_tensors(context, "model", {"weight": torch.full((300,), float(number))})
     memory.save_numbers(context, "numbers", {"number": number})
     state_dir.note_round(context, server_round)
 
 
 def remembered(contexts):
-    """Return each client's number, after a look at whether all records agree."""
+    """Return each client's number, after checking that all records agree."""
     found = {}
     for n, context in contexts.items():
         if tensors := memory.load_tensors(context, "model"):
@@ -71,7 +71,7 @@ def test_a_round_writes_what_has_changed(tmp_path):
 
 
 @pytest.mark.parametrize("sampled", [1, 3, CLIENTS])
-def test_after_any_round_it_and_the_round_before_are_found(sampled, tmp_path):
+def test_the_last_two_rounds_are_found_after_any_round(sampled, tmp_path):
     draw, contexts, archive = random.Random(0), no_memories(), Archive(tmp_path / "run")
     before = {}
     for server_round in range(1, 61):
@@ -88,7 +88,7 @@ def test_after_any_round_it_and_the_round_before_are_found(sampled, tmp_path):
         assert sum(map(clients_in, (tmp_path / "run").iterdir())) <= 3 * len(now)
 
 
-def test_a_round_that_is_repeated_takes_the_place_of_what_it_left(tmp_path):
+def test_a_repeated_round_replaces_its_files(tmp_path):
     contexts, archive = no_memories(3), Archive(tmp_path / "run")
     for n in contexts:
         learn(contexts[n], n, server_round=1)
@@ -102,7 +102,7 @@ def test_a_round_that_is_repeated_takes_the_place_of_what_it_left(tmp_path):
     assert taken_up(tmp_path / "run", 3, clients=3) == {0: 0, 1: 60, 2: 2}
 
 
-def test_what_a_client_has_kept_by_itself_since_goes_before(tmp_path):
+def test_a_newer_memory_of_the_client_itself_is_preferred(tmp_path):
     contexts, archive = no_memories(3), Archive(tmp_path / "run")
     for n in contexts:
         learn(contexts[n], n, server_round=1)
@@ -136,7 +136,7 @@ def test_a_file_of_all_clients_without_places_is_read(tmp_path):
 
 @pytest.fixture
 def one_of_four(small):
-    """One client of four is asked a round."""
+    """One of four clients takes part in each round."""
     changes = {"num-server-rounds": 6, "fraction-train": 0.25, "evaluate-every": 6}
     return {**small, **changes, "strategy": "local", "models": "mlp"}
 
@@ -155,7 +155,7 @@ def test_all_memories_of_one_file_are_read_at_once(small, tmp_path, monkeypatch)
     assert read == [("round-000002.safetensors", 4)]
 
 
-def test_without_an_older_file_that_is_needed_a_run_does_not_go_on(one_of_four, tmp_path):
+def test_a_run_does_not_continue_without_an_older_file_that_it_needs(one_of_four, tmp_path):
     run = fedkd_flwr.run(one_of_four, output_dir=tmp_path / "run")
     older, *_, newest = sorted((run.path / "checkpoint" / "clients").rglob("round-*"))
     assert newest.name == "round-000006.safetensors"
@@ -174,7 +174,9 @@ def test_a_finished_run_keeps_the_files_that_are_needed(one_of_four, tmp_path):
     assert set(files) == set(places.values()) != {6}
 
 
-def test_what_only_older_rounds_need_goes_before_a_round_is_written(tmp_path, monkeypatch):
+def test_files_that_only_older_rounds_need_are_removed_before_a_round_is_written(
+    tmp_path, monkeypatch
+):
     contexts, archive = no_memories(), Archive(tmp_path / "run")
     held = []
 
@@ -190,7 +192,7 @@ def test_what_only_older_rounds_need_goes_before_a_round_is_written(tmp_path, mo
     assert held == [set(), {1}, {2}]
 
 
-def test_a_file_that_is_no_memory_is_damaged(tmp_path):
+def test_a_file_that_is_not_a_memory_is_reported_as_damaged(tmp_path):
     file = tmp_path / "round-000001.safetensors"
     save_file({"0/model/weight": torch.zeros(3)}, file)
     for read in (places_in, lambda file: read_memories(file, {"0/": no_memories()[0]})):
@@ -199,7 +201,7 @@ def test_a_file_that_is_no_memory_is_damaged(tmp_path):
         assert str(refused.value).startswith(f"{file} is damaged (it lacks 'metrics')")
 
 
-def test_of_an_old_archive_only_clients_with_a_memory_have_a_place(tmp_path):
+def test_only_clients_with_a_memory_are_found_in_an_old_archive(tmp_path):
     contexts = no_memories(3)
     learn(contexts[1], 5, server_round=1)
     file = tmp_path / "round-000001.safetensors"

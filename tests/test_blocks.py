@@ -1,4 +1,4 @@
-"""What clients keep between messages lies in blocks; a place is used again, but never too early."""
+"""Stored tensors are in memory blocks, whose places are reused, but never too early."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def places(context, name="model"):
         torch.ones(BLOCK // 4 + 1),
     ],
 )
-def test_a_copy_is_the_tensor_and_apart_from_it(tensor):
+def test_a_copy_equals_the_tensor_and_shares_no_memory(tensor):
     blocks = Blocks()
     blocks.copy_of(torch.ones(1, dtype=torch.uint8))  # so that the next place needs aligning
     copy = blocks.copy_of(tensor)
@@ -45,7 +45,7 @@ def test_a_copy_is_the_tensor_and_apart_from_it(tensor):
         assert not torch.equal(copy, tensor)
 
 
-def test_a_free_place_goes_to_the_next_tensor_like_it():
+def test_a_free_place_is_reused_by_the_next_tensor_of_its_kind():
     blocks = Blocks()
     place = blocks.copy_of(torch.zeros(3, 5))
     blocks.free([place])
@@ -62,7 +62,7 @@ def test_places_of_different_tensors_do_not_overlap():
         assert torch.equal(copy, tensor)
 
 
-def test_what_a_draft_replaces_is_written_over_only_afterwards(kept):
+def test_tensors_that_a_draft_replaces_are_overwritten_only_afterwards(kept):
     before = places(kept)
     draft = kept.draft()
     save_tensors(draft, "model", {"w": torch.full((3, 5), 2.0), "n": torch.tensor(8)})
@@ -77,7 +77,7 @@ def test_what_a_draft_replaces_is_written_over_only_afterwards(kept):
     assert load_tensors(draft, "more")["w"].eq(3).all()
 
 
-def test_a_message_that_fails_leaves_the_memory_as_it_was_and_its_places_free(kept):
+def test_a_failed_message_changes_no_memory_and_frees_its_places(kept):
     failed = kept.draft()
     save_tensors(failed, "model", {"w": torch.full((3, 5), 2.0), "n": torch.tensor(8)})
     lost = places(failed)
@@ -102,7 +102,7 @@ def test_a_record_written_twice_in_a_message_frees_its_first_place_at_the_end(ke
     assert places(later, "third") == {first.data_ptr()}
 
 
-def test_what_grows_from_message_to_message_fills_no_blocks(kept):
+def test_tensors_that_grow_do_not_fill_blocks(kept):
     context = kept
     for size in range(1, 200):
         draft = context.draft()
@@ -120,7 +120,7 @@ def test_what_grows_from_message_to_message_fills_no_blocks(kept):
 
 
 @pytest.mark.parametrize("more", [1, 16])
-def test_a_tensor_with_a_block_of_its_own_is_gone_once_it_is_free(more):
+def test_a_tensor_with_its_own_block_is_deleted_when_freed(more):
     blocks = Blocks()
     place = blocks.copy_of(torch.zeros(BLOCK // 4 + more))
     blocks.free([place])
@@ -128,7 +128,7 @@ def test_a_tensor_with_a_block_of_its_own_is_gone_once_it_is_free(more):
 
 
 def test_two_messages_to_a_client_build_on_each_other():
-    """Served at once, the second would write over what the first left behind."""
+    """Handled at once, the second would overwrite the result of the first."""
 
     def serve(message, context):
         kept = load_tensors(context, "model")

@@ -1,4 +1,4 @@
-"""Clients side by side end where they end alone: weights, optimizer states, losses, failures."""
+"""Clients trained as a cohort get the same results as alone: weights, momenta, losses, failures."""
 
 import copy
 from dataclasses import replace
@@ -21,7 +21,7 @@ from fedkd_flwr.training.optimizers import build_optimizer
 from fedkd_flwr.training.regularizers import Linear, Proximal, parameters_of
 
 SIZES = (20, 20, 13)
-"""Samples of each client; with batches of 8 the last ones differ in size."""
+"""Samples of each client. With batches of 8, the last batches differ in size."""
 
 
 def architecture(name):
@@ -42,7 +42,7 @@ def batches_of(client, dtype=torch.float32, epochs=2):
 
 
 def first_two(jobs):
-    """Leave two batches, one of them ragged, to networks that take long."""
+    """Use only two batches, one of them smaller, for slow networks."""
     return [
         TrainJob(job.model, job.loss, job.optimizer, [job.batches[0], job.batches[-1]])
         for job in jobs
@@ -94,7 +94,7 @@ def test_weights_losses_and_momenta_are_those_of_clients_alone(name, dtype):
             )
 
 
-def test_momenta_of_earlier_rounds_go_on():
+def test_momenta_of_earlier_rounds_are_used():
     models, momenta = models_of("mlp"), []
     for step in (train_together, lambda jobs: [job.run() for job in jobs]):
         own = copy.deepcopy(models)
@@ -111,7 +111,7 @@ def test_momenta_of_earlier_rounds_go_on():
             torch.testing.assert_close(mine[key], value, rtol=1e-5, atol=1e-6)
 
 
-def test_one_clients_divergence_is_its_own():
+def test_one_clients_divergence_does_not_affect_the_others():
     models = models_of("mlp")
     jobs = jobs_of(models)
     broken = [(images * float("inf"), labels) for images, labels in batches_of(1)]
@@ -123,7 +123,7 @@ def test_one_clients_divergence_is_its_own():
         assert all(value.isfinite().all() for value in models[position].parameters())
 
 
-def test_a_client_is_told_of_its_divergence_and_of_its_results():
+def test_a_client_receives_its_divergence_and_its_results():
     models = models_of("mlp")
 
     def client(position):
@@ -160,7 +160,7 @@ def test_predictions_do_not_depend_on_their_batches(name, monkeypatch):
         torch.testing.assert_close([*alone, *together], [*whole, *whole], rtol=0, atol=1e-5)
 
 
-def test_predictions_on_shared_and_on_own_images():
+def test_predictions_on_shared_and_on_private_images():
     models = models_of("mlp")
     shared = torch.randn(30, 1, 28, 28)
     own = [torch.randn(n, 1, 28, 28) for n in SIZES]
@@ -175,8 +175,8 @@ def test_predictions_on_shared_and_on_own_images():
             torch.testing.assert_close(logits, complete(client(position)), rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_done_alone():
-    """Nothing that would make one client's numbers depend on who is beside it."""
+def test_jobs_that_run_alone():
+    """Jobs in which one client's results would depend on the others in its cohort."""
     model = models_of("mlp")[0]
     plain = jobs_of([model])[0]
     assert kind_of(plain) == kind_of(jobs_of([copy.deepcopy(model)])[0])
@@ -194,7 +194,7 @@ def test_what_is_done_alone():
     assert cohort_size(architecture("mlp"), "off") == 1
 
 
-def test_distillation_side_by_side_is_distillation():
+def test_distillation_in_a_cohort_equals_distillation():
     teacher = torch.softmax(torch.randn(8, 10), dim=1)
     images = torch.randn(8, 1, 28, 28)
     models = models_of("mlp")
@@ -238,8 +238,8 @@ def test_a_run_with_cohorts_ends_like_one_without(strategy, small, tmp_path):
             np.testing.assert_allclose(mine[key], value, rtol=1e-4, atol=1e-5)
 
 
-def test_a_client_that_fails_in_a_cohort_is_dropped_and_the_others_go_on(small, tmp_path):
-    """Its step is so large that its loss is no number; the others share its architecture."""
+def test_a_client_that_fails_in_a_cohort_is_dropped_and_the_others_continue(small, tmp_path):
+    """Its learning rate is so large that its loss is NaN. The others share its architecture."""
     changes = {"strategy": "local", "models": "mlp", "learning-rate": 1e30, "momentum": 0.0}
     with pytest.raises(Exception, match="training diverged"):
         fedkd_flwr.run({**small, **changes, "cohort": "on"}, output_dir=tmp_path / "run")
@@ -253,7 +253,7 @@ def test_a_client_that_fails_in_a_cohort_is_dropped_and_the_others_go_on(small, 
         lambda model, n: TowardsPrototypes((torch.randn(10, 100), torch.ones(10)), 0.3),
     ],
 )
-def test_what_a_loss_has_of_its_client_stays_with_the_client(tensors_of_loss):
+def test_client_specific_tensors_of_a_loss_stay_with_the_client(tensors_of_loss):
     torch.manual_seed(0)
     models = models_of("mlp")
     alone = copy.deepcopy(models)

@@ -1,4 +1,4 @@
-"""Every network that draws nothing can be trained and asked side by side, as it is on a GPU."""
+"""Every network without random draws can be trained and evaluated in a cohort, as on a GPU."""
 
 import copy
 
@@ -20,7 +20,7 @@ SMALL_SPACE = SearchSpace(SupernetSettings(channels=4, cells=3, nodes=2))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_side_by_side_as_alone(name):
+def test_a_cohort_equals_clients_alone(name):
     torch.manual_seed(0)
     architecture = Architecture(name, IMAGES, 10, SMALL_SPACE, "cpu")
     # In double precision: rounding alone moves a deep network by more than what is looked for.

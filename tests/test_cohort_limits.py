@@ -1,4 +1,4 @@
-"""What no cohort may change: steps that are not plain, labels left out, one client's own error."""
+"""Limits of cohorts: other optimizers, ignored labels, errors of single clients."""
 
 from dataclasses import dataclass
 
@@ -40,7 +40,7 @@ def job(network, loss=cross_entropy, batches=None, optimizer=None, rate=0.1):
 
 
 class Clipped(torch.optim.SGD):
-    """Steps in a way of its own."""
+    """Takes custom steps."""
 
     def step(self, closure=None):
         nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 0.1)
@@ -77,7 +77,7 @@ def test_a_model_with_frozen_parameters_is_trained_alone():
 
 @dataclass(frozen=True)
 class Weighted:
-    """A loss with the client's own weights of classes, and perhaps with notes that have no hash."""
+    """A loss with client-specific class weights, and optionally attributes without a hash."""
 
     tensors: tuple
     notes: list | None = None
@@ -92,31 +92,31 @@ class Weighted:
         return functional.cross_entropy(network(images), labels) * self.tensors[0].sum()
 
 
-def test_losses_whose_tensors_differ_in_shape_are_of_two_kinds():
+def test_losses_with_tensors_of_different_shapes_are_of_different_kinds():
     kinds = {kind_of(job(model(), Weighted((torch.ones(size),)))) for size in (2, 2, 3)}
     assert len(kinds) == 2
 
 
-def test_a_loss_without_a_hash_is_for_one_client_alone():
+def test_a_loss_without_a_hash_runs_alone():
     assert kind_of(job(model(), Weighted((), notes=["mine"]))) is None
 
 
 def ignoring(network, images, labels):
-    """Leave out a class by name, and another one by PyTorch's own mark."""
+    """Ignore one class explicitly, and another one by PyTorch's default label."""
     logits, marked = network(images), torch.where(labels == labels.min(), -100, labels)
     by_name = functional.cross_entropy(logits, labels, ignore_index=3)
     return functional.cross_entropy(logits, marked) + by_name
 
 
 class Ignoring(FedAvgClient):
-    """Has a loss that some samples do not count in."""
+    """Has a loss that ignores some samples."""
 
     def local_loss(self, received):
         return ignoring
 
 
 class Freezing(FedAvgClient):
-    """Trains the last layer alone."""
+    """Trains only the last layer."""
 
     def train(self, received, server_round, phase):
         body = list(self.model.parameters())[:2]
@@ -129,7 +129,7 @@ class Freezing(FedAvgClient):
 
 
 @pytest.mark.parametrize("client", [Ignoring, Freezing])
-def test_an_own_method_ends_with_cohorts_as_without(client, small, tmp_path):
+def test_a_custom_method_has_the_same_results_with_and_without_cohorts(client, small, tmp_path):
     fedkd_flwr.register("own", METHODS["fedavg"].strategy, client)
     try:
         losses = {
@@ -154,7 +154,7 @@ def failing(after):
 
 
 @pytest.mark.parametrize("after", [0, 2])
-def test_batches_that_fail_cost_their_client_alone(after):
+def test_only_the_client_whose_batches_fail_is_dropped(after):
     torch.manual_seed(1)
     batches = [batch() for _ in range(4)]
     alone = model()
@@ -173,7 +173,7 @@ def broken(network, images, labels):
     raise ValueError("no such loss")
 
 
-def test_a_loss_that_fails_is_told_to_its_clients_and_the_others_go_on():
+def test_a_failing_loss_is_raised_in_its_clients_and_the_others_continue():
     def client(loss):
         mean = yield job(model(), loss)
         return mean
@@ -183,7 +183,7 @@ def test_a_loss_that_fails_is_told_to_its_clients_and_the_others_go_on():
 
 
 class Forgetful(FedAvgClient):
-    """One client fails in its evaluation, with its model in hand."""
+    """One client fails in its evaluation while it has a borrowed model."""
 
     def prepare_evaluation(self, received, server_round):
         numbers = super().prepare_evaluation(received, server_round)
@@ -192,7 +192,7 @@ class Forgetful(FedAvgClient):
         return numbers
 
 
-def test_a_client_that_fails_gives_its_model_back(small, tmp_path, monkeypatch):
+def test_a_client_that_fails_returns_its_model(small, tmp_path, monkeypatch):
     sizes = []
     find = pool.parameters_side_by_side
     told = lambda models: sizes.append(find(models) is not None) or find(models)  # noqa: E731
@@ -207,7 +207,7 @@ def test_a_client_that_fails_gives_its_model_back(small, tmp_path, monkeypatch):
     assert sizes and all(sizes)
 
 
-def test_models_that_never_came_back_are_made_up_for():
+def test_models_that_were_not_returned_are_replaced():
     lay_out(MLP, 3)
     lost = borrow(MLP)
     lay_out(MLP, 3)
@@ -216,14 +216,14 @@ def test_models_that_never_came_back_are_made_up_for():
     assert lost not in models
 
 
-def test_a_borrowed_model_comes_back_from_an_error():
+def test_a_borrowed_model_is_returned_after_an_error():
     with pytest.raises(OSError, match="gone"), pool.borrowed(MLP) as first:
         raise OSError("gone")
     assert borrow(MLP) is first
     give_back(first)
 
 
-def test_clients_that_are_served_in_turn_leave_one_model(small, tmp_path):
+def test_clients_that_run_in_turn_need_one_model(small, tmp_path):
     kept = []
     changes = {"models": "mlp", "strategy": "local", "num-clients": 6}
     fedkd_flwr.run(

@@ -1,4 +1,4 @@
-"""A last step that overflows: no loss has seen it, and yet what it left is not kept."""
+"""A model that overflows in its last step, after the last loss, is not kept."""
 
 import math
 
@@ -18,7 +18,7 @@ from fedkd_flwr.training.optimizers import build_optimizer
 
 
 class Normalized(nn.Module):
-    """Normalizes what comes, and holds a mask, which is infinite and should be."""
+    """Normalizes its inputs, and has a mask with intended infinite entries."""
 
     def __init__(self, shape, classes):
         super().__init__()
@@ -62,7 +62,7 @@ def one_after_the_other(jobs):
     ("name", "scale", "rate"),
     [("mlp", 1e36, 1e4), ("test_divergence:Normalized", 1e25, 0.1)],
 )
-def test_a_last_step_that_overflows_costs_its_client_alone(train, name, scale, rate):
+def test_only_the_client_whose_last_step_overflows_fails(train, name, scale, rate):
     """Weights of the mlp do, and variances of the other, whose weights stay finite."""
     jobs = jobs_of(name, (1.0, scale, 1.0), rate)
     first, second, third = train(jobs)
@@ -71,7 +71,7 @@ def test_a_last_step_that_overflows_costs_its_client_alone(train, name, scale, r
     assert math.isfinite(first) and math.isfinite(third)
 
 
-def test_a_client_keeps_the_model_that_it_had(small):
+def test_a_client_keeps_its_previous_model(small):
     small |= {"strategy": "local", "models": "mlp", "local-iterations": 1}
     call = {"names": [], "server-round": 1, "phase": "train"}
     client = client_of(small)

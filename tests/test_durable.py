@@ -125,7 +125,7 @@ def test_a_setting_that_cannot_be_met_is_said(small, tmp_path, logged):
     fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
     (cut,) = [line for line in logged() if "samples-per-class" in line]
     assert cut.startswith("samples-per-class = 300, and there are only ")
-    assert "digits does not read data-root." in logged()
+    assert "digits does not read data-root: ignored." in logged()
 
 
 def test_settings_that_are_met_are_not_talked_about(small, tmp_path, logged):

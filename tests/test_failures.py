@@ -1,4 +1,4 @@
-"""Clients that break: dropped with a reason, while the others go on unharmed."""
+"""Failing clients are dropped with a reason, and do not affect the others."""
 
 import numpy as np
 import pytest
@@ -65,7 +65,7 @@ def test_a_bad_reply_is_dropped_and_named(case, strategy, small, tmp_path, logge
         assert np.isfinite(matrix).all()
 
 
-def test_others_learn_as_if_the_broken_client_had_been_silent(small, tmp_path):
+def test_others_learn_as_if_the_failing_client_had_not_replied(small, tmp_path):
     """Teachers from a run with NaN replies equal those of a run in which the client raises."""
     with_nan, _ = run_with(
         breaking(replacing(predictions=with_value(np.nan))), small, tmp_path / "nan"
@@ -96,7 +96,7 @@ def test_a_client_that_raises_is_named_with_its_reason(small, tmp_path, logged):
 
 
 def test_a_failed_client_forgets_the_failed_message(small, tmp_path):
-    """Its model after a failed round is that of before, in every engine."""
+    """Its model after a failed round is the previous one, in every engine."""
     _, grid = run_with(
         breaking(raising("power cut")),
         small,
@@ -118,7 +118,7 @@ def test_another_partitions_id_is_refused(small, tmp_path):
     assert (finished.rounds["replies"] == 3).all()
 
 
-def test_too_few_replies_stop_the_run_and_leave_what_was_done(small, tmp_path):
+def test_too_few_replies_stop_the_run_and_keep_completed_rounds(small, tmp_path):
     with pytest.raises(TooFewRepliesError, match=r"min-replies is 4.*out of memory.*1 rounds"):
         run_with(
             breaking(raising("out of memory"), only_round=2),
@@ -210,7 +210,7 @@ def test_a_node_whose_data_could_not_be_read_yet_is_asked_again(small, tmp_path,
     assert len(excluded) == 1 and "/srv/images is not mounted" in excluded[0]
 
 
-def test_a_node_that_always_fails_is_asked_less_and_less(small, tmp_path, logged):
+def test_a_node_that_always_fails_is_asked_less_and_less_often(small, tmp_path, logged):
     def answer_query(times):
         raise OSError("no data" if times % 2 else "no disk")
 
@@ -247,7 +247,7 @@ def test_a_surplus_node_says_so_and_is_excluded(small, tmp_path, logged):
     assert excluded.endswith("this node is surplus: its partition-id 4 is none of the run's 0..3")
 
 
-def test_the_runs_own_public_hash_goes_before_the_majority(small, tmp_path):
+def test_the_public_hash_of_the_run_overrides_the_majority(small, tmp_path):
     with pytest.raises(TooFewRepliesError, match="has another public set"):
         run_with(client_app, small, tmp_path / "run", **{"public-hash": "0" * 64})
 
@@ -261,6 +261,6 @@ def test_the_runs_own_public_hash_goes_before_the_majority(small, tmp_path):
         ({"partition-id": 0, "keep-runs": "all"}, "this node's keep-runs is all in its config"),
     ],
 )
-def test_a_node_whose_config_has_no_number_where_one_is_due_says_so(node_config, sentence, small):
+def test_an_invalid_number_in_a_nodes_config_is_reported(node_config, sentence, small):
     with pytest.raises(ValueError, match=sentence):
         read_node(node_config, read_config(small).run)

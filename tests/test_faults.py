@@ -1,4 +1,4 @@
-"""Faults on purpose: hostile nodes, crashes between any two writes, a full disk, a long run."""
+"""Injected faults: hostile nodes, crashes between any two writes, a full disk, a long run."""
 
 import contextlib
 import errno
@@ -84,7 +84,7 @@ def silence(reply):
 
 
 def wrong_and_certain(honest):
-    """A well-formed lie: one-hot, and never the class that the client believes in."""
+    """Well-formed poisoned predictions: one-hot, and never the class that the client predicts."""
     classes = honest.shape[1]
     return np.eye(classes, dtype=np.float32)[(honest.argmax(axis=1) + 1) % classes]
 
@@ -98,7 +98,7 @@ FAULTS = {
     "larger than its shape": predictions(large_in_disguise),
     "claims to be partition 2": impersonate,
 }
-"""What the hostile node does, a fault a round in turn, by the reason that is recorded."""
+"""Faults of the hostile node, one per round in turn, by the recorded reason."""
 
 
 def run_with(fault_of_round, settings, path):
@@ -134,7 +134,7 @@ def forget_peak():
 
 
 @pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt"])
-def test_a_hostile_node_harms_nobody_for_twenty_rounds(strategy, small, tmp_path):
+def test_a_hostile_node_does_not_affect_others_for_twenty_rounds(strategy, small, tmp_path):
     settings = {**small, "strategy": strategy, "models": "mlp"}
     settings |= {"num-server-rounds": 20, "evaluate-every": 20}
     without = run_with(lambda r: silence, settings, tmp_path / "without")
@@ -167,7 +167,7 @@ def test_a_hostile_node_harms_nobody_for_twenty_rounds(strategy, small, tmp_path
     assert abs(honest_accuracy(hostile) - honest_accuracy(honest)) < 0.05
 
 
-def test_a_well_formed_lie_passes_the_checks_and_does_limited_harm(small, tmp_path):
+def test_poisoned_predictions_pass_the_checks_and_do_limited_harm(small, tmp_path):
     """No check can tell; docs/how-to/deploy-secure.md has the figures of a larger experiment."""
     settings = {**small, "strategy": "kt-pfl", "models": "mlp"}
     settings |= {"num-server-rounds": 10, "evaluate-every": 10}
@@ -305,7 +305,7 @@ def run_as_nodes(settings, path):
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_kill_9_between_any_two_writes_loses_and_doubles_nothing(cut, settings, whole, tmp_path):
+def test_kill_9_between_any_two_writes_loses_and_duplicates_nothing(cut, settings, whole, tmp_path):
     def killed():
         CUTS[cut]()
         if "client's memory" in cut:
@@ -343,7 +343,7 @@ def paused_in_round_two(settings, path):
         child.join()
 
 
-def test_a_run_that_another_process_writes_is_refused_until_that_is_gone(settings, whole, tmp_path):
+def test_a_run_that_another_process_writes_is_refused_until_it_ends(settings, whole, tmp_path):
     path = tmp_path / "cut"
     with paused_in_round_two(settings, path) as pid:
         # A process that is stopped, as by a debugger, may go on at any time.
@@ -452,7 +452,7 @@ def full_in_checkpoint(monkeypatch, name):
         (full_in_checkpoint, "server"),
     ],
 )
-def test_a_full_disk_stops_the_run_and_it_goes_on_later(
+def test_a_full_disk_stops_the_run_and_it_can_continue_later(
     arrange, name, settings, whole, tmp_path, monkeypatch
 ):
     arrange(monkeypatch, name)
@@ -477,7 +477,7 @@ def test_a_nodes_full_disk_drops_that_node_with_its_reason(settings, tmp_path, m
     assert "File too large" in failure["failure"]
 
 
-def test_a_nodes_memory_of_another_run_is_no_part_of_this_one(settings, tmp_path):
+def test_a_nodes_memory_of_another_run_is_not_used(settings, tmp_path):
     """A node keeps its state-dir for years; run B must not find run A's model there."""
     own = {"strategy": "local", "models": "mlp", "fraction-train": 0.5}
     runs = {}
@@ -512,7 +512,7 @@ def test_a_node_keeps_the_memory_of_its_last_runs(keep, served, tmp_path):
     assert (tmp_path / "not a run").is_dir()
 
 
-def test_a_run_that_was_forgotten_is_not_continued_in_silence(settings, tmp_path, monkeypatch):
+def test_a_run_whose_memory_was_removed_is_not_continued_silently(settings, tmp_path, monkeypatch):
     own = {**settings, "strategy": "local", "models": "mlp", "state-dir": str(tmp_path / "state")}
 
     def run(name, keep_runs, **changes):

@@ -1,4 +1,4 @@
-"""Features of every architecture: what enters the head, a common width, and the way back."""
+"""Features of every architecture, their common width, and folding of the projection."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def test_a_projection_brings_a_model_to_a_width_and_folds_into_its_head(name):
     torch.testing.assert_close(plain(images), model(images), atol=1e-5, rtol=1e-4)
 
 
-def test_a_model_of_the_width_stays_as_it_is():
+def test_a_model_of_the_common_width_is_not_changed():
     model = built("mlp")
     before = head_of(model)
     assert head_of(with_common_width(model, 100)) is before

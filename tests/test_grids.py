@@ -1,4 +1,4 @@
-"""A grid that looks for replies by itself: soon, ever less often, and not beyond the timeout."""
+"""A grid that polls for replies: often at first, then less often, and not after the timeout."""
 
 import time
 from contextlib import nullcontext
@@ -14,7 +14,7 @@ from fedkd_flwr.grids.prompt import LONGEST_PAUSE, SHORTEST_PAUSE, PromptGrid
 
 
 class SlowNodes:
-    """Stands for a network: node n's reply is there from the n-th look on."""
+    """A fake network: node n's reply is available from the n-th poll on."""
 
     def __init__(self):
         self.looks, self.sent = 0, {}
@@ -37,7 +37,7 @@ def messages_to(*nodes):
     return [Message(content, node, MessageType.TRAIN) for node in nodes]
 
 
-def test_replies_are_taken_as_they_come():
+def test_replies_are_collected_as_they_arrive():
     nodes = SlowNodes()
     started_at = time.monotonic()
     replies = PromptGrid(nodes).send_and_receive(messages_to(1, 3, 2))
@@ -46,13 +46,13 @@ def test_replies_are_taken_as_they_come():
     assert 2 * SHORTEST_PAUSE <= time.monotonic() - started_at < 2
 
 
-def test_who_does_not_reply_in_time_is_not_waited_for():
+def test_late_replies_are_not_waited_for():
     replies = PromptGrid(SlowNodes()).send_and_receive(messages_to(1, 999), timeout=0.3)
     assert [reply.metadata.src_node_id for reply in replies] == [1]
 
 
-def test_the_last_look_is_at_the_deadline():
-    """A pause that would go beyond it is cut short, and what came meanwhile is taken."""
+def test_the_last_poll_is_at_the_deadline():
+    """A longer pause is shortened, and replies that arrived meanwhile are collected."""
     grid = PromptGrid(SlowNodes())
     grid.pause = lambda waited: 5.0
     started_at = time.monotonic()
@@ -61,7 +61,7 @@ def test_the_last_look_is_at_the_deadline():
     assert time.monotonic() - started_at < 3
 
 
-def test_a_look_comes_late_by_a_share_of_the_wait():
+def test_the_pause_between_polls_is_a_share_of_the_wait():
     grid = PromptGrid(SlowNodes())
     assert grid.pause(0.0) == SHORTEST_PAUSE
     assert grid.pause(20.0) == pytest.approx(1.0)

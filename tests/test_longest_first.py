@@ -1,4 +1,4 @@
-"""In a simulation the clients that took longest begin first; Flower's own parts hand out here."""
+"""In a simulation the slowest clients start first; Flower's own code distributes the messages."""
 
 import threading
 from queue import Queue
@@ -74,7 +74,7 @@ def served():
     served.stop.set()
 
 
-def test_who_took_longest_begins_first(served):
+def test_the_slowest_clients_start_first(served):
     served.seconds = {0: 0.2, 1: 0.9, 2: 1.5, 4: 60.0}
     order, replied = served.exchange()
     assert (order, replied) == ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])

@@ -1,4 +1,4 @@
-"""Models that lie side by side: handed out in order, and trained where they lie."""
+"""Models that are adjacent in memory: lent in order, and trained in place."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("empty_pool")
 
 
 def filled(models):
-    """Give models the weights that their place in the list says."""
+    """Give models weights that depend on their position in the list."""
     for number, model in enumerate(models):
         torch.manual_seed(number)
         model.load_state_dict(MLP.build().state_dict())
@@ -35,7 +35,7 @@ def jobs_of(models):
         yield TrainJob(model, cross_entropy, optimizer, batches[: 1 + (number > 0)])
 
 
-def test_models_are_handed_out_in_the_order_in_which_they_lie():
+def test_models_are_lent_in_memory_order():
     lay_out(MLP, 3)
     models = filled([borrow(MLP) for _ in range(3)])
     for name, together in parameters_side_by_side(models).items():
@@ -50,7 +50,7 @@ def test_models_are_handed_out_in_the_order_in_which_they_lie():
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (0, 2, 1)])
-def test_where_models_lie_changes_no_result(order):
+def test_the_memory_order_of_models_does_not_change_results(order):
     lay_out(MLP, 3)
     rows = [borrow(MLP) for _ in range(3)]
     laid_out = filled([rows[place] for place in order])
@@ -65,7 +65,7 @@ def test_where_models_lie_changes_no_result(order):
         torch.testing.assert_close(logits, other(images).detach())
 
 
-def test_models_laid_out_leave_the_draws_of_their_borrowers_alone():
+def test_adjacent_models_do_not_change_the_draws_of_borrowers():
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
@@ -73,7 +73,7 @@ def test_models_laid_out_leave_the_draws_of_their_borrowers_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_more_clients_than_before_are_laid_out_anew():
+def test_a_larger_cohort_gets_new_adjacent_models():
     lay_out(MLP, 2)
     few = filled([borrow(MLP) for _ in range(2)])
     lay_out(MLP, 3)
@@ -84,7 +84,7 @@ def test_more_clients_than_before_are_laid_out_anew():
     assert borrow(MLP) is few[0]
 
 
-def test_a_model_whose_parameters_were_moved_is_trained_where_they_are_now():
+def test_a_model_whose_parameters_were_moved_is_trained_in_place():
     lay_out(MLP, 3)
     laid_out = filled([borrow(MLP) for _ in range(3)])
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Cross-entropy taken apart for clients side by side is PyTorch's own, and costs no import."""
+"""The decomposed cross-entropy for cohorts equals PyTorch's, and needs no slow import."""
 
 import subprocess
 import sys
@@ -44,7 +44,7 @@ def test_loss_and_gradient_are_those_of_pytorch():
 
 
 @pytest.mark.parametrize("named", [{}, {"reduction": "mean"}])
-def test_the_plain_one_is_taken_apart(monkeypatch, named):
+def test_the_plain_cross_entropy_is_decomposed(monkeypatch, named):
     monkeypatch.setattr(stackable, "mean_cross_entropy", lambda logits, labels: "taken apart")
     with StackableFunctions():
         assert functional.cross_entropy(*samples(), **named) == "taken apart"
@@ -59,7 +59,7 @@ def test_the_plain_one_is_taken_apart(monkeypatch, named):
         {"ignore_index": 3},
     ],
 )
-def test_any_other_is_pytorchs(named):
+def test_any_other_cross_entropy_is_pytorchs(named):
     logits, labels = samples()
     expected = functional.cross_entropy(logits, labels, **named)
     with StackableFunctions():
@@ -74,13 +74,13 @@ def test_labels_that_are_distributions_are_pytorchs():
         assert torch.equal(functional.cross_entropy(logits, teacher), expected)
 
 
-def test_clients_side_by_side_load_no_symbolic_mathematics():
+def test_cohorts_do_not_import_symbolic_mathematics():
     command = [sys.executable, "-c", TOGETHER]
     answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     assert answer.stdout.split() == ["True", "False"]
 
 
-def test_samples_without_a_label_do_not_count():
+def test_samples_without_a_label_are_ignored():
     logits, labels = samples()
     labels[[2, 5]] = -100
     expected = functional.cross_entropy(logits, labels)

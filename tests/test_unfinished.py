@@ -1,4 +1,4 @@
-"""PersFL's second stage cut short: its pairs are not tried again."""
+"""An interrupted second stage of PersFL does not repeat the pairs it has tried."""
 
 import errno
 
@@ -25,7 +25,7 @@ from strategies.persfl import PAIRS
 
 GRID = {"persfl.imitation": "0,0.5,1", "persfl.temperatures": "1,5"}
 PAIRS_TRIED = 5
-"""What `GRID` comes to."""
+"""The pairs of `GRID`."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def small(small):
 
 
 class Attempts:
-    """Counts the pairs that clients try, and cuts the power at one of them."""
+    """Counts the pairs that clients try, and simulates a power failure at one of them."""
 
     def __init__(self, monkeypatch, cut_at=None):
         self.tried = []
@@ -64,7 +64,7 @@ def assert_same(run, whole):
         ("alexnet", "off", 2, 8),  # it draws what it drops; two clients
     ],
 )
-def test_a_run_cut_in_stage_2_goes_on_after_the_last_pair(
+def test_a_run_interrupted_in_stage_2_continues_after_the_last_pair(
     models, cohort, cut_at, left, small, tmp_path, monkeypatch
 ):
     small |= {"models": models, "cohort": cohort}
@@ -83,8 +83,8 @@ def test_a_run_cut_in_stage_2_goes_on_after_the_last_pair(
     assert not list((tmp_path / "cut").rglob(NOTES))
 
 
-def test_a_node_cut_in_stage_2_goes_on_too(small, tmp_path, monkeypatch):
-    """Its memory lies in its context, and in a folder of its own."""
+def test_a_node_interrupted_in_stage_2_continues_too(small, tmp_path, monkeypatch):
+    """Its memory is in its context and in its own folder."""
     whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     configuration = resolve_output(
         read_config({**small, "output-dir": str(tmp_path / "cut")}), tmp_path / "cut"
@@ -104,7 +104,7 @@ def test_a_node_cut_in_stage_2_goes_on_too(small, tmp_path, monkeypatch):
     assert not list((tmp_path / "cut").rglob(NOTES))
 
 
-def test_a_full_disk_at_the_end_of_the_round_costs_no_pair(small, tmp_path, monkeypatch):
+def test_a_full_disk_at_the_end_of_the_round_loses_no_pair(small, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -119,7 +119,7 @@ def test_a_full_disk_at_the_end_of_the_round_costs_no_pair(small, tmp_path, monk
     assert attempts.tried == []
 
 
-def test_it_goes_on_with_a_device_whose_generator_was_not_noted(small, tmp_path, monkeypatch):
+def test_it_continues_on_a_device_whose_generator_was_not_saved(small, tmp_path, monkeypatch):
     """As from a CPU to a GPU."""
     whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     with monkeypatch.context() as patch:
@@ -146,7 +146,7 @@ def failing_at(monkeypatch, *clients):
     monkeypatch.setattr(PersFLClient, "distilled", distilled)
 
 
-def test_too_few_replies_in_stage_2_stop_the_run_which_goes_on(small, tmp_path, monkeypatch):
+def test_a_run_stopped_by_too_few_replies_in_stage_2_can_continue(small, tmp_path, monkeypatch):
     small |= {"min-replies": 3}
     whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     with monkeypatch.context() as patch:
@@ -160,8 +160,8 @@ def test_too_few_replies_in_stage_2_stop_the_run_which_goes_on(small, tmp_path, 
     assert_same(finished, whole)
 
 
-def test_a_grown_run_forgets_who_it_had_personalized(small, tmp_path, monkeypatch):
-    """Who fails in the new second stage is evaluated with its teacher."""
+def test_an_extended_run_discards_its_personalized_models(small, tmp_path, monkeypatch):
+    """A client that fails in the new second stage is evaluated with its teacher."""
     fedkd_flwr.run(small, output_dir=tmp_path / "run")
     failing_at(monkeypatch, 1)
     grown = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=3)
@@ -175,7 +175,7 @@ def test_a_grown_run_forgets_who_it_had_personalized(small, tmp_path, monkeypatc
 
 
 def noting_client(small, folder):
-    """Return a client with a teacher that notes its second stage in a folder."""
+    """Return a client with a teacher that saves its progress in a folder."""
     client = client_of(small)
     client.unfinished = Unfinished(folder, client.partition_id, 2)
     client.consider_teacher(0)
@@ -191,14 +191,14 @@ def personalized(client, monkeypatch):
 
 
 def cut_short(client, monkeypatch):
-    """Cut the power when a client has tried three pairs."""
+    """Interrupt a client after three pairs."""
     with monkeypatch.context() as patch:
         Attempts(patch, cut_at=3)
         with pytest.raises(KeyboardInterrupt):
             complete(client.personalize(server_round=2))
 
 
-def test_notes_of_another_teacher_are_passed_over(small, tmp_path, monkeypatch):
+def test_notes_of_another_teacher_are_ignored(small, tmp_path, monkeypatch):
     cut_short(noting_client(small, tmp_path), monkeypatch)
     small |= {"persfl.teacher": "last"}
     counts = []
@@ -214,7 +214,7 @@ def test_notes_of_another_teacher_are_passed_over(small, tmp_path, monkeypatch):
     assert counts[0] == counts[1]
 
 
-def test_damaged_notes_are_passed_over_with_a_warning(small, tmp_path, monkeypatch, logged):
+def test_damaged_notes_are_ignored_with_a_warning(small, tmp_path, monkeypatch, logged):
     whole = personalized(noting_client(small, None), monkeypatch)
     cut_short(noting_client(small, tmp_path), monkeypatch)
     (notes,) = tmp_path.glob(NOTES)
@@ -223,7 +223,7 @@ def test_damaged_notes_are_passed_over_with_a_warning(small, tmp_path, monkeypat
     assert any("the message starts over" in line for line in logged())
 
 
-def test_a_disk_that_refuses_notes_costs_nothing_else(small, tmp_path, monkeypatch, logged):
+def test_a_disk_that_refuses_notes_does_not_stop_the_message(small, tmp_path, monkeypatch, logged):
     whole = personalized(noting_client(small, None), monkeypatch)
     (tmp_path / "file").write_text("in the way")
     assert personalized(noting_client(small, tmp_path / "file"), monkeypatch) == whole
