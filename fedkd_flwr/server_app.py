@@ -46,21 +46,21 @@ from strategies.core.replies import TooFewRepliesError
 from strategies.parameters import SharedModelSettings
 
 SETTLED_SECONDS = 2.0
-"""After so long without another node, all are taken to be connected."""
+"""Seconds without a new node after which all nodes count as connected."""
 
 app = ServerApp()
 
 RUNS_FOLDER = Path.home() / "fedkd-runs"
-"""Where runs go whose config names no output directory.
+"""Folder of runs without an output directory.
 
-A SuperLink keeps the working directory of whoever started it, so a relative folder would
-end up anywhere.
+A SuperLink keeps the working directory of the process that started it, so a relative folder would
+be unpredictable.
 """
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the method that the run config asks for."""
+    """Run the method of the run config."""
     try:
         wanted = read_config(context.run_config)
         require_trackers(wanted.run.trackers)
@@ -74,25 +74,25 @@ def main(grid: Grid, context: Context) -> None:
             check_server_data(configuration)
         serve(PromptGrid(grid), configuration)
     except (ConfigError, DataError, RunDirectoryError, TooFewRepliesError) as error:
-        # Flower prints a traceback; the sentence for the user comes before it.
+        # The message for the user comes before Flower's traceback.
         log(ERROR, "The run stopped: %s", error)
         raise
 
 
 def with_connected_clients(grid: Grid, configuration: Configuration) -> Configuration:
-    """Return the config with the number of connected nodes where it says ``num-clients = 0``.
+    """Replace ``num-clients = 0`` by the number of connected nodes.
 
-    At least `min-replies` nodes are waited for, and until their number stays the same. A run
-    that is continued has the clients that it had.
+    Waits for at least `min-replies` nodes, and until their number no longer changes. A resumed run
+    keeps its number of clients.
 
     Raises
     ------
     TooFewRepliesError
-        If fewer are connected in time.
+        If too few nodes are connected in time.
     ConfigError
-        If the run is impossible with so many.
+        If the run is impossible with this number.
     RunDirectoryError
-        If there is no run to continue.
+        If there is no run to resume.
     """
     plan = configuration.run.plan
     if plan.num_clients:
@@ -119,12 +119,12 @@ def with_connected_clients(grid: Grid, configuration: Configuration) -> Configur
 
 
 def require_simulated(grid: Grid, num_clients: int) -> None:
-    """Refuse a simulation of fewer nodes than clients: no others come, however long one waits.
+    """Refuse a simulation with fewer nodes than clients, since no others will connect.
 
     Raises
     ------
     TooFewRepliesError
-        If the federation has fewer.
+        If the federation has fewer nodes.
     """
     known, same_since = 0, time.monotonic()
     while 0 < (nodes := len(list(grid.get_node_ids()))) < num_clients:
@@ -132,31 +132,31 @@ def require_simulated(grid: Grid, num_clients: int) -> None:
             known, same_since = nodes, time.monotonic()
         if time.monotonic() >= same_since + SETTLED_SECONDS:
             raise TooFewRepliesError(
-                f"num-clients is {num_clients} and the federation has {nodes} nodes: take those "
-                "that there are, --run-config num-clients=0, or ask for more, --federation-config "
+                f"num-clients is {num_clients} and the federation has {nodes} nodes: use all of "
+                "them with --run-config num-clients=0, or start more with --federation-config "
                 f'"num-supernodes={num_clients} client-resources-num-cpus=1".'
             )
         time.sleep(0.1)
 
 
 def check_run(configuration: Configuration) -> None:
-    """Refuse a run on this machine that cannot work, before any client does.
+    """Refuse an impossible run on this machine before any client starts.
 
     Raises
     ------
     DataError
         If the data set is missing or the partition cannot be met.
     RunDirectoryError
-        If a folder cannot be written, or the run cannot be continued.
+        If a folder cannot be written, or the run cannot be resumed.
     ConfigError
-        If a continued run would have other settings, or a tracker is not installed.
+        If a resumed run would have other settings, or a tracker is not installed.
     """
     run = configuration.run
     require_trackers(run.trackers)
     if not run.plan.num_clients:
         raise ConfigError(
-            "num-clients = 0 takes those that are connected, which flwr run knows; here, set "
-            "num-clients to their number."
+            "num-clients = 0 stands for all connected clients and works under flwr run only; set "
+            "num-clients to a number."
         )
     if run.resume:
         stopped = load_run(run.output_dir)
@@ -172,15 +172,15 @@ def check_run(configuration: Configuration) -> None:
 
 
 def check_models(configuration: Configuration) -> None:
-    """Refuse models that the run cannot work with, by building one of each.
+    """Refuse models that do not fit the run, by building one of each.
 
     Custom models are built, and built-in ones where the data are custom. A warning names custom
-    models that return probabilities in place of logits.
+    models that return probabilities instead of logits.
 
     Raises
     ------
     ConfigError
-        If one cannot be imported or built, does not fit the data, or lacks the head that the
+        If a model cannot be imported or built, does not fit the data, or lacks the head that the
         method needs.
     """
     run, settings = configuration.run, configuration.settings
@@ -206,7 +206,7 @@ def check_models(configuration: Configuration) -> None:
 
 
 def check_server_data(configuration: Configuration) -> None:
-    """Refuse a run whose data, the server's public set included, cannot be had on this machine.
+    """Refuse a run whose data, including the public set, is not available on this machine.
 
     Raises
     ------
@@ -228,13 +228,13 @@ def serve(
     Parameters
     ----------
     grid : Grid
-        Reaches the clients.
+        The connection to the clients.
     configuration : Configuration
         The validated run config.
     listener : callable, optional
-        Is called with each finished round's row.
+        Is called with the row of each finished round.
     contexts : callable, optional
-        Returns all clients' contexts by partition-id, where they do not keep their memory
+        Returns all clients' contexts by partition-id, if they do not store their memory
         themselves.
 
     Returns
@@ -274,7 +274,7 @@ def run_rounds(
     directory: RunDirectory,
     checkpoint: Checkpoint,
 ) -> None:
-    """Run the rounds that are missing, from the first or from where a run stopped."""
+    """Run the missing rounds, from the first or after those of a stopped run."""
     run = configuration.run
     for warning in configuration.warnings:
         log(WARNING, "%s", warning)
@@ -302,7 +302,7 @@ def run_rounds(
 
 
 def open_run_directory(configuration: Configuration) -> tuple[RunDirectory, Checkpoint]:
-    """Make a new run directory, or open the one that is to be continued."""
+    """Create a new run directory, or open the one to resume."""
     run = configuration.run
     if run.resume:
         return RunDirectory.reopen(Path(run.output_dir), configuration)
@@ -311,7 +311,7 @@ def open_run_directory(configuration: Configuration) -> tuple[RunDirectory, Chec
 
 
 def initial_model(configuration: Configuration) -> dict[str, NDArray[Any]]:
-    """Return what a method shares of the initial global model; empty where it shares none."""
+    """Return the shared layers of the initial global model; empty if there are none."""
     run, strategy = configuration.run, configuration.run.method.strategy
     if not strategy.needs_one_model:
         return {}

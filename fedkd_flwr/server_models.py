@@ -1,4 +1,4 @@
-"""The run's models on the server, for methods whose server does more than arithmetic."""
+"""The models of a run on the server, for methods that predict or train there."""
 
 import itertools
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ Vectors = Mapping[str, NDArray[Any]]
 
 
 class RunModels:
-    """The models and the public data of a run, as `ServerModels` of `strategies` asks.
+    """The models and the public data of a run; implements `ServerModels` of `strategies`.
 
     Parameters
     ----------
@@ -44,25 +44,25 @@ class RunModels:
 
     def __init__(self, run: RunConfig) -> None:
         self.run = run
-        # One network an architecture serves all clients' vectors in turn.
+        # One network per architecture is filled with the vectors of each client in turn.
         self._network = cache(self._build)
-        # Asked for once a client, and always about this round and the one before.
+        # Requested for every client, for this round and the previous one.
         self.public_subset = lru_cache(maxsize=2)(self._public_subset)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The run's architectures, each once."""
+        """The distinct architectures of the run."""
         return tuple(dict.fromkeys(self.run.models.models))
 
     @property
     def public_pool_size(self) -> int:
-        """Samples of the whole public set."""
+        """Number of samples in the whole public set."""
         return public_pool_size(self.run.server_data_plan.settings)
 
     def initial(
         self, number: int = 0, name: str = "", layers: slice = ALL
     ) -> dict[str, NDArray[np.float32]]:
-        """Return fresh weights; draw 0 of the first architecture is the initial global model."""
+        """Return initial weights; draw 0 of the first architecture is the global model."""
         return model_vectors(self._build(name or self.names[0], number), layers)
 
     def shapes(self, name: str) -> NDArray[np.int64]:
@@ -85,7 +85,7 @@ class RunModels:
         batch_size: int,
         learning_rate: float,
     ) -> dict[str, NDArray[Any]]:
-        """Train a model by Adam towards ``softmax(logits)``; give it back where that diverges."""
+        """Train a model by Adam towards ``softmax(logits)``; keep it if training diverges."""
         network, images = self._filled(name, model), self._public_images(server_round)
         teacher = torch.from_numpy(logits).to(images.device).float().softmax(dim=1)
         plan = self.run.plan
@@ -97,7 +97,7 @@ class RunModels:
             with seeded(self.run.server_device, plan.seed, "server-distillation", server_round):
                 train_on(network, loss, optimizer, gathered(positions, images, teacher))
         except DivergedError as error:
-            log(WARNING, "Round %d: %s stays undistilled, %s", server_round, name, error)
+            log(WARNING, "Round %d: the distillation of %s failed, %s", server_round, name, error)
             return dict(model)
         return model_vectors(network)
 
@@ -107,7 +107,7 @@ class RunModels:
         return pool[torch.from_numpy(self.public_subset(server_round)).to(pool.device)]
 
     def _public_subset(self, server_round: int) -> NDArray[np.int64]:
-        """Return where in the public set the samples of a round lie, (P,)."""
+        """Return the positions of a round's samples in the public set, (P,)."""
         plan = self.run.plan
         return public_subset(self.public_pool_size, plan.public_size, plan.seed, server_round)
 

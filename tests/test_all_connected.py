@@ -127,14 +127,14 @@ def test_a_node_has_to_know_of_how_many_it_is_one(everybody):
 
 
 def test_where_nothing_connects_a_number_is_asked_for(everybody, tmp_path):
-    with pytest.raises(ConfigError, match="num-clients = 0 takes those that are connected, which"):
+    with pytest.raises(ConfigError, match="num-clients = 0 stands for all connected clients and works"):
         fedkd_flwr.run(everybody, output_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_simulation_of_too_few_does_not_wait(everybody):
     asked = read_config({**everybody, "num-clients": 3})
-    said = r"num-clients is 3 and the federation has 2 nodes: take .* num-clients=0, or .*nodes=3"
+    said = r"num-clients is 3 and the federation has 2 nodes: use .* num-clients=0, or .*nodes=3"
     with pytest.raises(TooFewRepliesError, match=said):
         require_simulated(InProcessGrid(client_app, 2, asked.flat()), 3)
     require_simulated(Arriving(client_app, 3, asked.flat()), 3)

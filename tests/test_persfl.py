@@ -326,7 +326,7 @@ def test_counts_of_pairs_that_cannot_be_are_refused(counts, is_possible):
     if is_possible:
         check_pairs(reply, KNOWN)
         return
-    with pytest.raises(InvalidReplyError, match="4 samples to validate and 20 to test"):
+    with pytest.raises(InvalidReplyError, match="4 validation and 20 test samples"):
         check_pairs(reply, KNOWN)
 
 
