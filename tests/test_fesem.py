@@ -114,7 +114,7 @@ def test_first_centers_lie_in_different_groups_and_are_no_more_than_the_models()
         ({"fesem.clusters": 3}, "fesem.clusters = 3 is more than the 2 clients"),
         (
             {"num-clients": 4, "fraction-train": 0.5, "fesem.clusters": 3},
-            "fesem.clusters = 3 is more than the 2 clients of a round",
+            "fesem.clusters = 3 is more than the 2 clients per round",
         ),
         ({"fesem.clusters": 0}, "fesem.clusters = 0: it should be greater than or equal"),
         ({"models": "mlp,lenet"}, "fesem averages parameters and needs one architecture"),
