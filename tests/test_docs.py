@@ -5,6 +5,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import typer
 
 import fedkd_flwr
 from fedkd_flwr.cli import app
+from fedkd_flwr.config import read_config
+from fedkd_flwr.flat import flatten
 from fedkd_flwr.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
@@ -60,6 +63,23 @@ def test_every_guide_is_in_the_navigation():
     guides = [str(page.relative_to(ROOT)) for page in pages]
     assert guides
     assert [guide for guide in guides if guide not in navigation] == []
+
+
+def test_the_method_of_the_tutorial_trains(small, tmp_path, monkeypatch):
+    source = first_block((ROOT / "docs/tutorials/compare-your-method.md").read_text(), "python")
+    (tmp_path / "my_method.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = fedkd_flwr.run(small, strategy="my_method:mine", output_dir=tmp_path / "run")
+    assert list(run.rounds["failures"]) == [0] * len(run.rounds)
+    assert run.rounds["bytes_up"].min() > 0
+    assert (run.matrices["coefficients"][-1].sum(axis=1) > 0).all()
+
+
+def test_the_settings_of_the_five_hospitals_need_no_folder():
+    block = first_block((ROOT / "docs/how-to/hospitals.md").read_text(), "toml")
+    settings = flatten(tomllib.loads(block))
+    data = read_config(settings).run.data
+    assert (data.image_shape, data.num_classes) == ((3, 64, 64), 5)
 
 
 def test_links_of_the_readme_lead_somewhere():
