@@ -234,7 +234,7 @@ def test_with_noise_a_client_reports_nothing_of_its_training(private, tmp_path):
 
 
 def test_noise_without_a_bound_is_refused(small):
-    with pytest.raises(ConfigError, match=r"kt-pfl.noise-multiplier = 2 needs a kt-pfl.clip-norm"):
+    with pytest.raises(ConfigError, match=r"kt-pfl.noise-multiplier = 2 needs kt-pfl.clip-norm"):
         read_config({**small, "strategy": "kt-pfl", "kt-pfl.noise-multiplier": 2.0})
     with pytest.raises(ConfigError, match=r"perfed-ckt\.number-format"):
         read_config({**small, "perfed-ckt.number-format": "int4"})
