@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,6 @@ from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.rendering import in_bytes
 from fedkd_flwr.analysis.settings import IncomparableRunsError, defining_settings
 from fedkd_flwr.analysis.targets import COSTS
-from fedkd_flwr.analysis.verdicts import verdicts_against
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import RunDirectoryError, load_run
 
@@ -33,7 +33,7 @@ def write_run(
     flat |= foreign or {}
     path = folder / f"{strategy}-{seed}-{len(list(folder.glob('*')))}"
     path.mkdir(parents=True)
-    started = f"2026-01-01T00:00:0{len(list(folder.glob('*')))}+00:00"
+    started = f"2026-01-01T00:{len(list(folder.glob('*'))):02d}:00+00:00"
     (path / "config.json").write_text(json.dumps({"config": flat, "started": started}))
     rounds, clients = [], []
     for server_round, values in ((1, [0.1] * len(accuracies)), (2, accuracies)):
@@ -100,40 +100,73 @@ def test_the_table_holds_hand_computed_numbers(two_methods):
     assert np.isnan(local["beats_local"])
     assert np.isnan(local["accuracy_chosen"])
     assert comparison.notes == []
-    # (0.2 + 0.3) / 2, as each client is held against itself.
+    # (0.2 + 0.3) / 2, as each client is compared with itself.
     assert comparison.verdicts == [
-        "kt-pfl beats local: +25.0 points on average, above it in 2 of 2 seeds."
+        "kt-pfl is not shown to differ from local: +25.0 points. Above it in 2 of 2 seeds "
+        "(by chance 1 in 4). A verdict needs at least 3 seeds."
     ]
+    assert (row["gain"], row["verdict"]) == (pytest.approx(0.25), "not shown")
+
+
+def write_gains(folder, strategy, gains):
+    """Write one run a seed whose clients gain this much over those of `local`, 0.5 and 0.5."""
+    for seed, gain in enumerate(gains):
+        write_run(folder, strategy, seed, [0.5 + gain - 0.01, 0.5 + gain + 0.01])
 
 
 @pytest.mark.parametrize(
-    ("accuracies", "verdict"),
+    ("gains", "verdict"),
     [
-        ([[0.6, 0.6], [0.3, 0.5]], "does not beat local: +0.0 points on average, above it in 1"),
+        # t = 0.1 / (0.01 / √3) = 17.3; t(0.975, 2) = 4.303.
         (
-            [[0.9, 0.9], [0.4, 0.6]],
-            "does not reliably beat local: +20.0 points on average, above it in 1",
+            [0.09, 0.10, 0.11],
+            "is better than local: +10.0 points (95% interval +7.5 to +12.5, p = 0.0033). "
+            "Above it in 3 of 3 seeds (by chance 1 in 8).",
         ),
-        ([[0.4, 0.4], [0.4, 0.4]], "does not beat local: -10.0 points on average, above it in 0"),
+        (
+            [-0.09, -0.10, -0.11],
+            "is worse than local: -10.0 points (95% interval -12.5 to -7.5, p = 0.0033). "
+            "Below it in 3 of 3 seeds (by chance 1 in 8).",
+        ),
+        # Every seed is above, which would have been a win: t = 2 / (√3 / √3) = 2.
+        (
+            [0.01, 0.01, 0.04],
+            "is not shown to differ from local: +2.0 points (95% interval -2.3 to +6.3, "
+            "p = 0.18). Above it in 3 of 3 seeds (by chance 1 in 8). The smallest gain that "
+            "these runs could show is 5.7 points.",
+        ),
+        ([0.1], "is not shown to differ from local: +10.0 points. Above it in 1 of 1 seed "
+         "(by chance 1 in 2). A verdict needs at least 3 seeds."),
+        ([-0.1, 0.1], "is not shown to differ from local: +0.0 points. Above it in 1 of 2 seeds. "
+         "A verdict needs at least 3 seeds."),
     ],
-)
-def test_a_method_that_does_not_beat_local_is_said_not_to(tmp_path, accuracies, verdict):
-    for seed, own in enumerate(accuracies):
-        write_run(tmp_path, "kt-pfl", seed, own)
-        write_run(tmp_path, "local", seed, [0.5, 0.5])
+)  # fmt: skip
+def test_verdicts_are_tests_over_seeds(tmp_path, gains, verdict):
+    write_gains(tmp_path, "kt-pfl", gains)
+    write_gains(tmp_path, "local", [0] * len(gains))
     comparison = compare(tmp_path)
-    assert comparison.verdicts == [f"kt-pfl {verdict} of 2 seeds."]
-    assert f"- kt-pfl {verdict} of 2 seeds.\n" in comparison.to_markdown()
+    assert comparison.verdicts == [f"kt-pfl {verdict}"]
+    assert f"- kt-pfl {verdict}\n" in comparison.to_markdown()
 
 
-def test_one_seed_is_no_verdict_and_verdicts_follow_the_table(tmp_path):
-    write_run(tmp_path, "fedmd", 0, [0.5, 0.4])
-    write_run(tmp_path, "kt-pfl", 0, [0.9, 0.7])
-    write_run(tmp_path, "local", 0, [0.5, 0.5])
-    assert compare(tmp_path).verdicts == [
-        "kt-pfl is above local on its one seed: +30.0 points.",
-        "fedmd is not above local on its one seed: -5.0 points.",
-    ]
+def test_verdicts_follow_the_table_and_holm_counts_the_methods_that_are_tested(tmp_path):
+    write_gains(tmp_path, "kt-pfl", [0.09, 0.10, 0.11])
+    write_gains(tmp_path, "fedmd", [0.29, 0.30, 0.31])
+    write_gains(tmp_path, "fedavg", [0.2])
+    write_gains(tmp_path, "local", [0, 0, 0])
+    comparison = compare(tmp_path)
+    assert [sentence.split()[0] for sentence in comparison.verdicts] == [
+        "fedmd", "fedavg", "kt-pfl",
+    ]  # fmt: skip
+    # The larger of two p values stays, the smaller doubles; one seed is not tested.
+    effects = comparison.effects
+    assert effects["kt-pfl"].p_holm == effects["kt-pfl"].p_value
+    assert effects["fedmd"].p_holm == pytest.approx(2 * effects["fedmd"].p_value)
+    assert comparison.table["verdict"].dropna().to_dict() == {
+        "fedmd": "better", "fedavg": "not shown", "kt-pfl": "better",
+    }  # fmt: skip
+    assert comparison.notes[0].startswith("Verdicts are paired t tests over seeds at level 5%")
+    assert "over 2 methods" in comparison.notes[0]
 
 
 def test_settings_read_from_another_method_s_table_define_a_run():
@@ -142,14 +175,76 @@ def test_settings_read_from_another_method_s_table_define_a_run():
     assert "feddf.distillation-steps" not in defining_settings({"strategy": "fedavg"})
 
 
-def test_verdicts_against_another_method_pair_the_seeds(two_methods):
+def test_another_reference_pairs_the_seeds_and_names_itself(two_methods):
     write_run(two_methods, "fedavg", 0, [0.6, 0.6, 0.6, 0.6])
-    results = compare(two_methods).results
+    comparison = compare(two_methods, against="fedavg")
     # 0.7 - 0.6 with the seed that both have, and 0.5 - 0.6.
-    assert verdicts_against(results, "fedavg") == [
-        "kt-pfl is above fedavg on its one seed: +10.0 points.",
-        "local is not above fedavg on its one seed: -10.0 points.",
+    assert [sentence.partition(". ")[0] for sentence in comparison.verdicts] == [
+        "kt-pfl is not shown to differ from fedavg: +10.0 points",
+        "local is not shown to differ from fedavg: -10.0 points",
     ]
+    assert comparison.reference("local", 0).config["strategy"] == "fedavg"
+    assert "over fedavg, points (95%)" in comparison.to_markdown()
+    assert np.isnan(comparison.table.loc["fedavg", "gain"])
+    with pytest.raises(ConfigError, match=r"no finished run of ditto .* fedavg, kt-pfl, local\."):
+        compare(two_methods, against="ditto")
+
+
+def test_a_setting_of_a_method_can_be_the_reference(tmp_path):
+    for rho, accuracy in ((0.6, 0.5), (0.9, 0.8)):
+        write_run(tmp_path, "kt-pfl", 0, [accuracy] * 2, **{"kt-pfl.rho": rho})
+    effects = compare(tmp_path, against="kt-pfl (rho=0.6)").effects
+    assert {label: effect.gain for label, effect in effects.items()} == {
+        "kt-pfl (rho=0.9)": pytest.approx(0.3)
+    }
+
+
+def test_pairs_of_methods_are_compared_in_both_directions(tmp_path):
+    write_gains(tmp_path, "kt-pfl", [0.09, 0.10, 0.11])
+    write_gains(tmp_path, "fedmd", [0.01, 0.02, 0.03])
+    write_gains(tmp_path, "local", [0, 0, 0])
+    write_gains(tmp_path, "fedavg", [])
+    pairs = compare(tmp_path).pairs
+    assert len(pairs) == 6
+    forth, back = pairs["kt-pfl", "fedmd"], pairs["fedmd", "kt-pfl"]
+    assert (forth.gain, back.gain) == (pytest.approx(0.08), pytest.approx(-0.08))
+    assert (str(forth.outcome), str(back.outcome)) == ("better", "worse")
+    assert (back.low, back.high) == (-forth.high, -forth.low)
+    # Three pairs, each tested once.
+    assert forth.family == 3
+
+
+def test_clients_that_only_one_method_has_are_left_out_of_a_pair(tmp_path):
+    write_run(tmp_path, "kt-pfl", 0, [0.5, 0.7, 0.9], **{"num-clients": 3})
+    write_run(tmp_path, "fedmd", 0, [0.4, 0.6, math.nan], **{"num-clients": 3})
+    pairs = compare(tmp_path).pairs
+    assert pairs["kt-pfl", "fedmd"].gain == pytest.approx(0.1)
+
+
+def test_runs_without_a_common_seed_have_no_verdict_and_it_is_said(tmp_path):
+    write_run(tmp_path, "kt-pfl", 0, [0.5, 0.7])
+    write_run(tmp_path, "local", 1, [0.5, 0.7])
+    comparison = compare(tmp_path)
+    assert comparison.verdicts == []
+    assert comparison.pairs == {}
+    none = "There is no run of local with these seeds to compare with: no verdicts."
+    assert none in comparison.notes
+
+
+def test_seconds_count_only_of_runs_that_ran_alone(tmp_path):
+    first = write_run(tmp_path, "kt-pfl", 0, [0.5])
+    second = write_run(tmp_path, "fedmd", 0, [0.5])
+    write_run(tmp_path, "local", 0, [0.5])
+    content = json.loads((first / "config.json").read_text())
+    # Two seconds after the first began, which took four.
+    started = content["started"].replace(":00+", ":02+")
+    (second / "config.json").write_text(
+        json.dumps({**json.loads((second / "config.json").read_text()), "started": started})
+    )
+    comparison = compare(tmp_path)
+    assert comparison.table["seconds"].dropna().to_dict() == {"local": 4.0}
+    note = "Seconds are left out where runs overlapped in time: fedmd, kt-pfl."
+    assert comparison.notes[-1] == note
 
 
 def test_who_loses_against_local_is_counted_and_the_worst_named(tmp_path):
@@ -165,27 +260,35 @@ def test_the_worst_tenth_of_many_clients_is_more_than_one(tmp_path):
     assert compare(tmp_path).table.loc["local", "clients_worst_tenth"] == pytest.approx(0.2)
 
 
+def with_third_round(path, accuracy):
+    """Give a run seconds, and a round between the first and the last with this accuracy."""
+    rows = [
+        {**row, "seconds_train": 2.0, "seconds_server": 0.5} for row in load_run(path).round_rows
+    ]
+    between = {**rows[-1], "accuracy_mean": accuracy}
+    write_lines(path / "rounds.jsonl", [*rows[:-1], between, {**rows[-1], "round": 3}])
+
+
 def test_a_target_counts_up_to_the_first_round_that_has_it(tmp_path):
     for seed, last in ((0, 0.9), (1, 0.8)):
-        path = write_run(tmp_path, "kt-pfl", seed, [last] * 2)
-        rows = [
-            {**row, "seconds_train": 2.0, "seconds_server": 0.5}
-            for row in load_run(path).round_rows
-        ]
-        write_lines(
-            path / "rounds.jsonl",
-            [*rows[:-1], {**rows[-1], "accuracy_mean": None}, {**rows[-1], "round": 3}],
-        )
+        with_third_round(write_run(tmp_path, "kt-pfl", seed, [last] * 2), 0.5)
     table = compare(tmp_path, target=0.8).table
-    # The second round was not evaluated, and counts: three rounds of 1500 bytes and 2.5 s.
+    # Three rounds of 1500 bytes and 2.5 s.
     assert table.loc["kt-pfl", list(COSTS)].tolist() == [3, 4500, 7.5]
     missed = compare(tmp_path, target=0.85)
     assert missed.table.loc["kt-pfl", list(COSTS)].isna().all()
-    assert missed.notes[-1] == "Not every seed reaches the target: kt-pfl in 1 of 2."
+    assert missed.notes[-1] == "Seeds with a known cost of the target: kt-pfl 1 of 2."
     assert compare(tmp_path, target=0.1).table.loc["kt-pfl", "rounds_to_target"] == 1
     assert "rounds to target" not in compare(tmp_path).to_markdown()
-    with pytest.raises(ConfigError, match="The target 90 is no accuracy"):
+    with pytest.raises(ConfigError, match="The target 90 is not an accuracy"):
         compare(tmp_path, target=90)
+
+
+def test_a_target_has_no_cost_where_a_round_was_not_evaluated(tmp_path):
+    with_third_round(write_run(tmp_path, "kt-pfl", 0, [0.9] * 2), None)
+    missed = compare(tmp_path, target=0.8)
+    assert missed.table.loc["kt-pfl", list(COSTS)].isna().all()
+    assert missed.notes[-1] == "Seeds with a known cost of the target: kt-pfl 0 of 1."
 
 
 def test_gains_pair_each_client_with_itself(two_methods):
@@ -322,7 +425,7 @@ def test_clients_without_an_evaluation_are_not_compared(tmp_path):
     assert comparison.table.loc["kt-pfl", "beats_local"] == 0.5
     assert comparison.notes == [
         "local seed 0 has results of 2 of 3 clients: the others lack an evaluation.",
-        "kt-pfl seed 0 is held against local on 2 of 3 clients.",
+        "kt-pfl seed 0 is compared with local on 2 of 3 clients.",
     ]
 
 
@@ -429,15 +532,15 @@ def test_markdown_parses_back(two_methods):
 def test_latex_parses_back(two_methods):
     write_run(two_methods, "fedmd", 0, [0.1] * 4, finished=False)
     latex = compare(two_methods).to_latex()
-    assert latex.startswith("% kt-pfl beats local")
+    assert latex.startswith("% kt-pfl is not shown to differ from local")
     assert "% fedmd-0-4 is unfinished" in latex
     body = latex.split("\\midrule\n")[1].split("\\bottomrule")[0]
     rows = [line.removesuffix(r" \\").split(" & ") for line in body.splitlines()]
     assert [row[0] for row in rows] == ["kt-pfl", "local"]
     assert rows[0][2] == r"80.0 $\pm$ 14.1\%"
-    assert rows[0][9] == r"62\%"
+    assert rows[0][11] == r"62\%"
     columns = latex.split("\\begin{tabular}{")[1].split("}")[0]
-    assert len(columns) == len(rows[0]) == 16
+    assert len(columns) == len(rows[0]) == 18
 
 
 def test_csv_parses_back_with_all_digits(two_methods):

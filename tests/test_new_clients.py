@@ -295,8 +295,8 @@ def test_compare_compares_new_clients_with_local(tmp_path):
     assert row["new_worst"] == pytest.approx(0.6)
     assert row["new_beats_local"] == pytest.approx(0.75)
     assert np.isnan(compared.table.loc["local", "new_beats_local"])
-    sentence = "New clients: kt-pfl does not reliably beat local: +15.0 points on average, above it"
-    assert f"{sentence} in 1 of 2 seeds." in compared.verdicts
+    sentence = "New clients: kt-pfl is not shown to differ from local: +15.0 points."
+    assert any(verdict.startswith(sentence) for verdict in compared.verdicts)
     assert not [note for note in compared.notes if "lack an evaluation" in note]
     assert "new clients" in compared.to_markdown() and "70.0 ± 14.1%" in compared.to_markdown()
 

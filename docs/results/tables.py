@@ -14,9 +14,9 @@ from publish_runs import PublishedRun, read_published
 
 import fedkd_flwr
 from fedkd_flwr.analysis.paper import beside_paper, read_figures
-from fedkd_flwr.analysis.rendering import HEADINGS, in_bytes, in_markdown
+from fedkd_flwr.analysis.rendering import HEADINGS, in_bytes, in_markdown, rendered
+from fedkd_flwr.analysis.significance import Outcome, effects_of
 from fedkd_flwr.analysis.targets import COSTS, cost_to_target
-from fedkd_flwr.analysis.verdicts import verdicts_against
 from fedkd_flwr.config_files import load_toml
 from fedkd_flwr.flat import flatten
 
@@ -51,6 +51,12 @@ def mean_gain(gains: Any) -> str:
     """Return the mean gain in points, and the number of seeds with a gain."""
     gains = np.asarray(gains, dtype=float)
     return f"{in_points([gains.mean()])} ({(gains > 1e-9).sum()}/{len(gains)})"
+
+
+def better(gains: dict[Any, Any]) -> set[Any]:
+    """Return the methods that are better than the reference of these gains, one a seed."""
+    effects = effects_of(gains)
+    return {label for label, effect in effects.items() if effect.outcome is Outcome.BETTER}
 
 
 # ---- Which runs ------------------------------------------------------------------------
@@ -94,19 +100,20 @@ def comparison(published: Path, figures: Path | None = None) -> str:
         found = beside_paper(found, read_figures(figures))
     against = []
     if SECOND_REFERENCE in found.groups:
-        ordered = found.results.set_index("method").loc[list(found.groups)].reset_index()
-        against = verdicts_against(ordered, SECOND_REFERENCE)
+        against = fedkd_flwr.compare(read_published(published), against=SECOND_REFERENCE).verdicts
     # Older files lack the validation accuracy by which settings are ranked.
     notes = [note for note in found.notes if not note.startswith("The settings of")]
     unknown = [name for name in HEADINGS if name in found.table and found.table[name].isna().all()]
-    return in_markdown(found.table.drop(columns=unknown), [*found.verdicts, *against, *notes])
+    text = rendered(found.table.drop(columns=unknown))
+    return in_markdown(text, [*found.verdicts, *against, *notes])
 
 
 def methods(published: Path) -> str:
-    """Return one row per method: accuracy, harmed clients, traffic and time, best first.
+    """Return one row per method: accuracy, clients that lose, traffic and time, best first.
 
-    Bytes and seconds to `local` are counted until the first evaluated round in which a method
-    reaches the mean accuracy that `local` with the same seed has after its last round.
+    A method that is better than `local`, by the test of `fedkd compare` corrected for the methods
+    of the table, is bold. Bytes and seconds to `local` are the cost up to the first round in
+    which a method has the mean accuracy that `local` of the same seed has after its last.
     """
     runs = pd.DataFrame(map(_result, read_published(published))).set_index("method")
     runs = runs.sort_values("seed")
@@ -117,14 +124,25 @@ def methods(published: Path) -> str:
         "accuracy",
         *(f"over `{name}`" for name in references),
         "bottom decile:",
-        "harmed:",
+        "below `local`:",
         "worst loss:",
         "exchanged:",
         "bytes to `local`:",
         "seconds to `local`:",
         "seconds:",
     ]
-    rows = [_method_row(label, runs.loc[[label]], runs, references) for label in order.index]
+    local = runs.loc[[REFERENCE]].set_index("seed")["accuracy"]
+    bold = better(
+        {
+            label: own.to_numpy() - local[runs.loc[[label], "seed"]].to_numpy()
+            for label, own in runs.groupby("method")["accuracy"]
+            if label != REFERENCE
+        }
+    )
+    rows = [
+        _method_row(label, runs.loc[[label]], runs, references, label in bold)
+        for label in order.index
+    ]
     return markdown(headings, rows)
 
 
@@ -142,18 +160,18 @@ def _result(run: PublishedRun) -> dict[str, Any]:
 
 
 def _method_row(
-    label: str, own: pd.DataFrame, runs: pd.DataFrame, references: list[str]
+    label: str, own: pd.DataFrame, runs: pd.DataFrame, references: list[str], is_better: bool
 ) -> list[str]:
     """Return the row of one method; `runs` has all methods."""
     local = runs.loc[[REFERENCE]].set_index("seed").loc[own["seed"]]
-    mean, gains = with_spread(own["accuracy"]), own["accuracy"].to_numpy() - local["accuracy"]
+    mean = with_spread(own["accuracy"])
     over = [own["accuracy"].to_numpy() - runs.loc[[name], "accuracy"] for name in references]
     lost = np.stack(local["clients"].tolist()) - np.stack(own["clients"].tolist())
     costs = pd.DataFrame(map(_cost, own["run"], local["accuracy"]))
     is_reference = label == REFERENCE
     return [
         f"`{label}`",
-        f"**{mean}**" if not is_reference and (gains > 1e-9).all() else mean,
+        f"**{mean}**" if is_better else mean,
         *(
             "" if label == name else mean_gain(gain)
             for name, gain in zip(references, over, strict=True)
@@ -311,10 +329,11 @@ def controlled(published: Path, name: str, control: str) -> str:
 
 
 def across(*words: Any) -> str:
-    """Return one row per method and one column per file, with the mean accuracy.
+    """Return one row per method, one column per file: mean accuracy, bold if better than `local`.
 
-    Bold is above `local` in every seed. Arguments are files, settings that distinguish runs, and
-    ``KEY=VALUE`` conditions for runs. The order is that of the first file.
+    Arguments are files, settings to tell methods apart by, and ``KEY=VALUE`` that runs have to
+    have. The order is that of the first file. What is better is tested as by `fedkd compare`,
+    corrected for the methods of a column.
     """
     files, names, conditions = parted(words)
     columns = [dict(_across_cells(file, names, conditions)) for file in files]
@@ -333,14 +352,16 @@ def _across_cells(
     """Yield each method with its settings and its accuracy, best first."""
     groups = accuracies(file, names, conditions).groupby(["strategy", *names], sort=False)
     means = groups["accuracy"].mean().sort_values(ascending=False, kind="stable")
-    for choice in means.index:
-        key = choice if isinstance(choice, tuple) else (choice,)
+    keys = [choice if isinstance(choice, tuple) else (choice,) for choice in means.index]
+    bold = better(
+        {key: groups.get_group(key)["gain"].to_numpy() for key in keys if key[0] != REFERENCE}
+    )
+    for key in keys:
         own = groups.get_group(key)
         text = with_spread(own["accuracy"])
         if len(own) == 1:
             text += " (one seed)"
-        is_better = key[0] != REFERENCE and (own["gain"] > 1e-9).all() and len(own) > 1
-        yield key, f"**{text}**" if is_better else text
+        yield key, f"**{text}**" if key in bold else text
 
 
 def papers(figures: Path) -> str:

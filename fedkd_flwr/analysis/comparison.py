@@ -1,22 +1,31 @@
-"""Runs on the same splits side by side: mean ± std over seeds, and who beats `local`.
+"""Runs on the same splits side by side: mean ± std over seeds, and who is better than `local`.
 
 Runs of one method with the same settings form a group, whose members differ in seed. A run is
-held against the run of `local` with the same seed, client by client: equal seeds have equal
-splits. What cannot be compared is refused, and what is missing is said in the notes.
+compared with the run of `local`, or of another reference, that has the same seed, client by
+client: equal seeds have equal splits. What cannot be compared is refused, and the notes say what
+is missing.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
 
+from fedkd_flwr.analysis.effects import (
+    effects_of_pairs,
+    effects_on_clients,
+    notes_on_harm,
+    with_effects,
+    with_harm,
+)
 from fedkd_flwr.analysis.loading import load_runs
+from fedkd_flwr.analysis.notes import notes_on_groups, notes_on_seconds
 from fedkd_flwr.analysis.provenance import notes_on_provenance
 from fedkd_flwr.analysis.ranking import reading_order
-from fedkd_flwr.analysis.references import References
+from fedkd_flwr.analysis.references import REFERENCE, References
 from fedkd_flwr.analysis.rendering import MISSING, in_latex, in_markdown, rendered
 from fedkd_flwr.analysis.results import client_results, means_over_seeds, run_results
 from fedkd_flwr.analysis.settings import (
@@ -26,8 +35,10 @@ from fedkd_flwr.analysis.settings import (
     notes_on_content,
     varied_settings,
 )
+from fedkd_flwr.analysis.significance import Effect
 from fedkd_flwr.analysis.targets import check_target, notes_on_target
-from fedkd_flwr.analysis.verdicts import notes_on_groups, verdicts, verdicts_on_new_clients
+from fedkd_flwr.analysis.verdicts import basis_of, verdicts, verdicts_on_new_clients
+from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import Run
 
 
@@ -48,9 +59,15 @@ class Comparison:
     table : DataFrame
         One row a label, as `fedkd_flwr.analysis.results.means_over_seeds` returns it.
     verdicts : list of str
-        Of each method, whether it beats `local`, and whether it does for new clients.
+        Of each method, whether it is better or worse than the reference or not shown to differ,
+        and the same for new clients.
     notes : list of str
-        What a reader of the table has to know: runs left out, seeds without `local`, ….
+        What a reader of the table has to know: how verdicts are reached, runs left out, seeds
+        without the reference, ….
+    effects : dict of str to Effect
+        Mean gain over the reference by label, with interval, p value and outcome.
+    against : str
+        The reference.
     """
 
     groups: dict[str, list[Run]]
@@ -59,22 +76,29 @@ class Comparison:
     table: pd.DataFrame
     verdicts: list[str]
     notes: list[str]
+    effects: dict[str, Effect] = field(default_factory=dict)
+    against: str = REFERENCE
 
     def reference(self, label: str, seed: int) -> Run | None:
-        """Return the run of `local` that a run is held against; see `References`."""
+        """Return the run that a run is compared with; see `References`."""
         return self._references.of(label, seed)
 
     @cached_property
     def _references(self) -> References:
-        return References(self.groups)
+        return References(self.groups, self.against)
+
+    @cached_property
+    def pairs(self) -> dict[tuple[str, str], Effect]:
+        """The effect of each method over each other one; see `effects_of_pairs`."""
+        return effects_of_pairs(self.clients, list(self.groups))
 
     def rendered(self) -> pd.DataFrame:
         """Return the table as text, under the headings that a reader sees."""
-        return rendered(self.table)
+        return rendered(self.table, self.against)
 
     def to_markdown(self) -> str:
         """Return the table, the verdicts and the notes in Markdown."""
-        return in_markdown(self.table, [*self.verdicts, *self.notes])
+        return in_markdown(self.rendered(), [*self.verdicts, *self.notes])
 
     def __repr__(self) -> str:
         """Return the table and the notes, which say more than the parts."""
@@ -85,7 +109,7 @@ class Comparison:
 
     def to_latex(self) -> str:
         """Return the table in LaTeX for the package booktabs, the remarks as comments."""
-        return in_latex(self.table, [*self.verdicts, *self.notes])
+        return in_latex(self.rendered(), [*self.verdicts, *self.notes])
 
     def to_csv(self) -> str:
         """Return the table as CSV with all digits; the notes are not part of it."""
@@ -93,7 +117,9 @@ class Comparison:
 
 
 def compare(
-    runs: str | Path | Run | Iterable[str | Path | Run], target: float | None = None
+    runs: str | Path | Run | Iterable[str | Path | Run],
+    target: float | None = None,
+    against: str = REFERENCE,
 ) -> Comparison:
     """Put runs on the same splits side by side.
 
@@ -103,7 +129,9 @@ def compare(
         Run directories, folders that hold some, or opened runs.
     target : float, optional
         Mean accuracy, part of 1; the table then has the rounds, bytes and seconds up to the
-        first evaluated round that has it.
+        first round that has it.
+    against : str
+        What every method is compared with: a method, or the label of one of its settings.
 
     Returns
     -------
@@ -115,7 +143,7 @@ def compare(
     IncomparableRunsError
         If the runs have different splits or public sets, or none is finished.
     ConfigError
-        If the target is no accuracy.
+        If the target is no accuracy, or no run is of the reference that was asked for.
     RunDirectoryError
         If a path holds no run, or a run that was named itself is damaged.
     """
@@ -134,31 +162,43 @@ def compare(
         raise IncomparableRunsError(" ".join([reason, *damaged]))
     check_same_data(finished)
     groups, repeated = _grouped(finished)
-    clients = client_results(groups)
-    results = run_results(groups, clients, target)
+    references = References(groups, against)
+    if against != REFERENCE and not references.labels:
+        raise ConfigError(
+            f"There is no finished run of {against} to compare with; there are runs of "
+            f"{', '.join(groups)}."
+        )
+    clients = client_results(groups, against=against)
+    results = run_results(groups, clients, target, against)
     table = means_over_seeds(results)
     on_target = notes_on_target(results, table.index, target) if target is not None else []
     order, ranked = reading_order(table, groups)
-    table = table.loc[order]
+    effects = effects_on_clients(clients, order)
+    table = with_harm(with_effects(table.loc[order], effects), clients)
     return Comparison(
         groups={label: groups[label] for label in table.index},
         results=results,
         clients=clients,
         table=table,
         verdicts=[
-            *verdicts(clients, table.index),
-            *verdicts_on_new_clients(groups, table.index),
+            *verdicts(effects, clients, against),
+            *verdicts_on_new_clients(groups, table.index, against),
         ],
         notes=[
+            *basis_of(effects),
+            *notes_on_harm(clients),
             *damaged,
             *notes_on_content(finished),
             *unfinished,
             *repeated,
-            *notes_on_groups(groups, clients),
+            *notes_on_groups(groups, clients, references),
             *notes_on_provenance(finished),
             *ranked,
             *on_target,
+            *notes_on_seconds(results),
         ],
+        effects=effects,
+        against=against,
     )
 
 

@@ -1,4 +1,4 @@
-"""Which run of `local` each run of a comparison is held against."""
+"""Which run each run of a comparison is compared with: by default one of `local`."""
 
 from collections.abc import Mapping
 
@@ -7,23 +7,30 @@ from fedkd_flwr.analysis.settings import varied_settings
 from fedkd_flwr.runs import Run
 
 REFERENCE = "local"
-"""The method that the clients of every other have to beat."""
+"""The method that every other is compared with, unless another is named."""
 
 
 class References:
-    """The runs of `local` that the others of a comparison are held against.
+    """The runs that the others of a comparison are compared with.
 
-    Of several settings of `local` a method is held against the one with the most settings in
-    common with its own, in every seed; of several such, against the best on validation data.
+    Of several settings of the reference, a method is compared with the one that shares most
+    settings with it, in every seed; of several such, with the best on validation data.
 
     Parameters
     ----------
     groups : mapping of str to list of Run
         Finished runs by label.
+    against : str
+        The reference: a method, or the label of one of its settings.
     """
 
-    def __init__(self, groups: Mapping[str, list[Run]]) -> None:
-        own = [name for name, runs in groups.items() if runs[0].config["strategy"] == REFERENCE]
+    def __init__(self, groups: Mapping[str, list[Run]], against: str = REFERENCE) -> None:
+        self.against = against
+        own = [
+            name
+            for name, runs in groups.items()
+            if against == name or (against not in groups and against == runs[0].config["strategy"])
+        ]
         self._by_seed = {
             name: {run.config["seed"]: run for run in groups[name]}
             for name in best_first(own, groups)[0]
@@ -36,8 +43,17 @@ class References:
             if label not in self._by_seed
         }
 
+    @property
+    def labels(self) -> list[str]:
+        """Labels of the reference, several where it has several settings."""
+        return list(self._by_seed)
+
+    def __contains__(self, label: str) -> bool:
+        """Return whether a label is the reference, or one of its settings."""
+        return label in self._by_seed
+
     def name_of(self, label: str, seed: int) -> str | None:
-        """Return the label of the setting of `local` that a run is held against.
+        """Return the label that a run is compared with.
 
         Parameters
         ----------
@@ -49,12 +65,12 @@ class References:
         Returns
         -------
         str or None
-            None for a run of `local`, and where none has this seed.
+            None for a run of the reference, and where none has this seed.
         """
         preferred = self._preferred.get(label, ())
         return next((name for name in preferred if seed in self._by_seed[name]), None)
 
     def of(self, label: str, seed: int) -> Run | None:
-        """Return the run that a run is held against; see `name_of`."""
+        """Return the run that a run is compared with; see `name_of`."""
         name = self.name_of(label, seed)
         return self._by_seed[name][seed] if name else None

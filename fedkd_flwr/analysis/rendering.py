@@ -8,17 +8,23 @@ from typing import Any
 
 import pandas as pd
 
+from fedkd_flwr.analysis.references import REFERENCE
+
 HEADINGS = {
     "seeds": "seeds",
     "accuracy": "accuracy, last round",
     "accuracy_chosen": "accuracy, validation round",
+    "gain": "over local, points (95%)",
+    "verdict": "verdict",
     "clients_std": "std over clients, points",
     "clients_worst": "worst client",
     "clients_decile": "bottom decile",
     "clients_worst_tenth": "worst 10%",
     "jain": "Jain's index",
     "beats_local": "beat local",
-    "harmed": "harmed",
+    "harmed": "below local",
+    "harmed_shown": "shown harmed",
+    "harmed_estimate": "harmed, noise removed",
     "worst_loss": "worst loss, points",
     "new_accuracy": "new clients",
     "new_worst": "worst new client",
@@ -39,12 +45,13 @@ HEADINGS = {
     "paper": "paper",
     "difference": "difference, points",
 }
-"""Columns of a rendered table, each where the table has it."""
+"""Columns of a rendered table, each where the table has it; another reference replaces local."""
 
 LAYOUTS = {
     "seeds": ".0f",
     "accuracy": ".1%",
     "accuracy_chosen": ".1%",
+    "gain": "+z.1f",
     "clients_std": ".1f",
     "clients_worst": ".1%",
     "clients_decile": ".1%",
@@ -52,6 +59,8 @@ LAYOUTS = {
     "jain": ".4f",
     "beats_local": ".0%",
     "harmed": ".0%",
+    "harmed_shown": ".0%",
+    "harmed_estimate": ".0%",
     "worst_loss": ".1f",
     "new_accuracy": ".1%",
     "new_worst": ".1%",
@@ -72,36 +81,53 @@ LAYOUTS = {
 }
 """How the numbers of a column are written; bytes have a unit that suits them."""
 
-IN_POINTS = {"clients_std", "worst_loss", "difference"}
+IN_POINTS = {"gain", "clients_std", "worst_loss", "difference"}
 """Columns of differences between parts of 1, which are written a hundred times as large."""
 
 MISSING = "-"
 """Stands for a number that there is not."""
 
 
-def rendered(table: pd.DataFrame) -> pd.DataFrame:
+def headings_of(table: pd.DataFrame, against: str = REFERENCE) -> dict[str, str]:
+    """Return the headings of a table's columns, by the names of the columns.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Of means over seeds.
+    against : str
+        What methods are compared with.
+    """
+    return {
+        name: heading.replace(REFERENCE, against)
+        for name, heading in HEADINGS.items()
+        if name in table
+    }
+
+
+def rendered(table: pd.DataFrame, against: str = REFERENCE) -> pd.DataFrame:
     """Return a table of means over seeds as text, under the headings that a reader sees."""
-    names = [name for name in HEADINGS if name in table]
+    names = headings_of(table, against)
     return pd.DataFrame(
         [
             [str(label), *(_rendered_number(name, row) for name in names)]
             for label, row in table.iterrows()
         ],
-        columns=["method", *(HEADINGS[name] for name in names)],
+        columns=["method", *names.values()],
     )
 
 
-def in_markdown(table: pd.DataFrame, remarks: Sequence[str]) -> str:
-    """Return a table of means over seeds in Markdown, the remarks as a list below it."""
-    rows = markdown_table(rendered(table))
+def in_markdown(text: pd.DataFrame, remarks: Sequence[str]) -> str:
+    """Return a rendered table in Markdown, the remarks as a list below it."""
+    rows = markdown_table(text)
     listed = "".join(f"- {remark}\n" for remark in remarks)
     return f"{rows}\n{listed}" if listed else rows
 
 
-def in_latex(table: pd.DataFrame, remarks: Sequence[str]) -> str:
-    """Return a table of means over seeds for the package booktabs, the remarks as comments."""
+def in_latex(text: pd.DataFrame, remarks: Sequence[str]) -> str:
+    """Return a rendered table for the package booktabs, the remarks as comments."""
     comments = "".join(f"% {remark}\n" for remark in remarks)
-    return comments + latex_table(rendered(table))
+    return comments + latex_table(text)
 
 
 def by_client(clients: pd.DataFrame, labels: Iterable[Any]) -> pd.DataFrame:
@@ -154,11 +180,24 @@ def in_bytes(size: float) -> str:
 
 def _rendered_number(name: str, row: pd.Series) -> str:
     """Return one cell of a row."""
+    if name == "verdict":
+        return MISSING if pd.isna(row[name]) else str(row[name])
+    if f"{name}_low" in row:
+        return _with_interval(name, row)
     if f"{name}_std" in row:
         return _with_spread(row[name], row[f"{name}_std"])
     if name in ("bytes", "bytes_to_target"):
         return MISSING if pd.isna(row[name]) else in_bytes(row[name])
     return _number(100 * row[name] if name in IN_POINTS else row[name], LAYOUTS[name])
+
+
+def _with_interval(name: str, row: pd.Series) -> str:
+    """Return a number of points and its interval if there is one."""
+    number, low, high = (
+        _number(100 * row[column], LAYOUTS[name])
+        for column in (name, f"{name}_low", f"{name}_high")
+    )
+    return number if MISSING in (number, low, high) else f"{number} ({low} to {high})"
 
 
 def _number(value: float, layout: str) -> str:

@@ -1,11 +1,13 @@
 """The numbers of a comparison: of each client, of each run, and means over seeds."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
 
 import pandas as pd
 
-from fedkd_flwr.analysis.references import References
+from fedkd_flwr.analysis.references import REFERENCE, References
 from fedkd_flwr.analysis.spread import bottom_decile, jains_index, mean_of_worst_tenth
 from fedkd_flwr.analysis.targets import cost_to_target, without_partial_means
 from fedkd_flwr.runs import Run
@@ -55,9 +57,17 @@ def new_client_accuracies(run: Run) -> pd.Series:
     return pd.Series(accuracies, dtype=float).sort_index()
 
 
+def client_test_images(run: Run) -> pd.Series:
+    """Return the sizes of the clients' test splits, by partition-id; empty where not recorded."""
+    rows = last_evaluations(run)
+    images: pd.Series = rows["total"] if "total" in rows else pd.Series(dtype=float)
+    return images
+
+
 def client_results(
     groups: Mapping[str, list[Run]],
     accuracies_of: Callable[[Run], pd.Series] = client_accuracies,
+    against: str = REFERENCE,
 ) -> pd.DataFrame:
     """Return one row a run and client at the last evaluated round.
 
@@ -67,15 +77,18 @@ def client_results(
         Finished runs by label.
     accuracies_of : callable
         Whose accuracies: those of the clients in training, or `new_client_accuracies`.
+    against : str
+        The reference, see `References`.
 
     Returns
     -------
     DataFrame
-        Columns ``method``, ``seed``, ``partition_id``, ``accuracy``, ``local_accuracy``,
-        ``gain``, their difference, NaN where there is nothing to hold a client against, and
-        ``reference``, the label of the `local` that it is held against.
+        Columns ``method``, ``seed``, ``partition_id``, ``accuracy``, ``local_accuracy``, that of
+        the reference, ``gain``, their difference, NaN where there is nothing to compare a client
+        with, ``reference``, the label of the reference, and ``test_images`` and
+        ``local_test_images``, the sizes of both test splits, NaN where they are not recorded.
     """
-    references = References(groups)
+    references = References(groups, against)
     frames = []
     for label, runs in groups.items():
         for run in runs:
@@ -89,14 +102,20 @@ def client_results(
             local = accuracies_of(reference) if reference else pd.Series(dtype=float)
             frame["local_accuracy"] = local.reindex(accuracies.index)
             frame["gain"] = frame["accuracy"] - frame["local_accuracy"]
+            frame["test_images"] = client_test_images(run).reindex(accuracies.index)
+            theirs = client_test_images(reference) if reference else pd.Series(dtype=float)
+            frame["local_test_images"] = theirs.reindex(accuracies.index)
             frames.append(frame.rename_axis("partition_id").reset_index())
     together = pd.concat(frames, ignore_index=True)
-    columns = ["method", "seed", "partition_id", "accuracy", "local_accuracy", "gain"]
-    return together[[*columns, "reference"]]
+    columns = ["method", "seed", "partition_id", "accuracy", "local_accuracy", "gain", "reference"]
+    return together[[*columns, "test_images", "local_test_images"]]
 
 
 def run_results(
-    groups: Mapping[str, list[Run]], clients: pd.DataFrame, target: float | None = None
+    groups: Mapping[str, list[Run]],
+    clients: pd.DataFrame,
+    target: float | None = None,
+    against: str = REFERENCE,
 ) -> pd.DataFrame:
     """Return one row a run.
 
@@ -108,21 +127,25 @@ def run_results(
         Their `client_results`.
     target : float, optional
         Mean accuracy whose costs are counted.
+    against : str
+        The reference, see `References`.
 
     Returns
     -------
     DataFrame
         Columns ``method``, ``seed``, ``accuracy``, ``accuracy_chosen``, ``clients_std``,
-        ``clients_worst``, ``clients_decile``, ``clients_worst_tenth``, ``jain``, ``beats_local``,
-        ``harmed`` (the share of clients below `local`), ``worst_loss`` (what the client that
-        loses most loses, 0 where none does), ``nll`` (mean cross-entropy), ``numbers``, ``bytes``,
-        ``seconds``, ``path``, and with a target those of `cost_to_target`; NaN for what a run
-        does not have. Columns of `strategies.core.measures.MEANS`, means over clients, where some
-        run has measured them; those of `OF_NEW_CLIENTS` where some run has any: mean and worst
-        accuracy, and the share of them that are above `local`'s own.
+        ``clients_worst``, ``clients_decile``, ``clients_worst_tenth``, ``jain``, ``beats_local``
+        and ``harmed`` (the shares of clients above and below the reference), ``worst_loss`` (the
+        largest loss of a client, 0 where none loses), ``nll`` (mean cross-entropy), ``numbers``,
+        ``bytes``, ``seconds`` (only where none of the other runs took place at the same time),
+        ``path``, and with a target those of `cost_to_target`; NaN for what a run does not have.
+        Columns of `strategies.core.measures.MEANS`, means over clients, where some run has
+        measured them; those of `OF_NEW_CLIENTS` where some run has any: mean and worst accuracy,
+        and the share of them that are above the reference's own.
     """
     by_run = dict(iter(clients.groupby(["method", "seed"])))
-    references = References(groups)
+    references = References(groups, against)
+    alone = ran_alone([run for runs in groups.values() for run in runs])
     rows = []
     for label, runs in groups.items():
         for run in runs:
@@ -139,13 +162,13 @@ def run_results(
                     "clients_std": last.get("accuracy_std"),
                     "clients_worst": last.get("accuracy_min"),
                     **_spread_over_clients(own["accuracy"]),
-                    **_held_against_local(own["gain"].dropna()),
+                    **_against_reference(own["gain"].dropna()),
                     "nll": last.get("loss_mean"),
                     **_mean_measures(run),
                     **_of_new_clients(run, references.of(label, seed)),
                     "numbers": summary["numbers_up"] + summary["numbers_down"],
                     "bytes": summary["bytes_up"] + summary["bytes_down"],
-                    "seconds": summary["seconds"],
+                    "seconds": summary["seconds"] if alone[run.path] else math.nan,
                     "path": str(run.path),
                     **({} if target is None else cost_to_target(run, target)),
                 }
@@ -183,7 +206,7 @@ def _of_new_clients(run: Run, reference: Run | None) -> dict[str, float]:
     }
 
 
-def _held_against_local(gains: pd.Series) -> dict[str, float]:
+def _against_reference(gains: pd.Series) -> dict[str, float]:
     if gains.empty:
         return dict.fromkeys(("beats_local", "harmed", "worst_loss"), math.nan)
     return {
@@ -206,7 +229,7 @@ def means_over_seeds(results: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         Number of ``seeds``, means over them, and the standard deviations ``accuracy_std``,
         ``accuracy_chosen_std`` and ``new_accuracy_std`` (n-1 in the denominator, NaN for one
-        seed). What a target takes is NaN unless every seed reaches it.
+        seed). The cost of a target is NaN unless every seed reaches it.
     """
     by_method = results.groupby("method", sort=False)
     means = by_method.mean(numeric_only=True).drop(columns="seed")
@@ -220,3 +243,28 @@ def means_over_seeds(results: pd.DataFrame) -> pd.DataFrame:
     if "rounds_to_target" in means:
         means = without_partial_means(means, results)
     return means.sort_values("accuracy", ascending=False, kind="stable")
+
+
+def ran_alone(runs: Sequence[Run]) -> dict[Path, bool]:
+    """Return by path whether none of the other runs took place during a run.
+
+    A run without the time of its start counts as alone; so does a run beside one that is not
+    among these.
+    """
+    spans = {run.path: _span(run) for run in runs}
+    return {
+        path: not any(
+            other != path and span and theirs and span[0] < theirs[1] and theirs[0] < span[1]
+            for other, theirs in spans.items()
+        )
+        for path, span in spans.items()
+    }
+
+
+def _span(run: Run) -> tuple[float, float] | None:
+    """Return start and end of a run in seconds; None where the start is not recorded."""
+    started = run.description.get("started")
+    if not started:
+        return None
+    start = datetime.fromisoformat(str(started)).timestamp()
+    return start, start + float((run.summary or {})["seconds"])

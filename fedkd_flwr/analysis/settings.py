@@ -11,7 +11,7 @@ from fedkd_flwr.runs import Run
 
 
 class IncomparableRunsError(ConfigError):
-    """Runs that cannot stand side by side; the message is one sentence for the user."""
+    """Runs that cannot be compared; the message is one sentence for the user."""
 
 
 @functools.cache
@@ -39,6 +39,23 @@ def defining_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         name: config.get(name, _defaults().get(name))
         for name in names
         if name not in PLACE_KEYS and name not in unread
+    }
+
+
+def table_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a method has in tables.
+
+    Parameters
+    ----------
+    config : mapping
+        A flat run config. Of a method that this version does not know, only the tables that
+        belong to no other method count.
+    """
+    is_known = config["strategy"] in METHODS
+    return {
+        name: value
+        for name, value in defining_settings(config).items()
+        if "." in name and (is_known or name not in _defaults())
     }
 
 

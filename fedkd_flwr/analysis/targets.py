@@ -1,4 +1,4 @@
-"""What it takes to reach a mean accuracy: rounds, bytes, seconds."""
+"""The cost of reaching a mean accuracy: rounds, bytes, seconds."""
 
 import math
 from collections.abc import Iterable
@@ -10,11 +10,11 @@ from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import Run
 
 COSTS = ("rounds_to_target", "bytes_to_target", "seconds_to_target")
-"""Columns of what a target takes."""
+"""Columns of the cost of a target."""
 
 
 def check_target(target: float) -> None:
-    """Refuse a target that is no accuracy.
+    """Refuse a target that is not an accuracy.
 
     Raises
     ------
@@ -22,11 +22,14 @@ def check_target(target: float) -> None:
         If it is outside (0, 1].
     """
     if not 0 < target <= 1:
-        raise ConfigError(f"The target {target:g} is no accuracy; it is above 0 and at most 1.")
+        raise ConfigError(
+            f"The target {target:g} is not an accuracy: it must be above 0 and "
+            "at most 1, such as 0.9."
+        )
 
 
 def cost_to_target(run: Run, target: float) -> dict[str, float]:
-    """Return what a run took up to the first evaluated round with a mean accuracy.
+    """Return the cost of a run up to the first round with a mean accuracy.
 
     Parameters
     ----------
@@ -39,11 +42,13 @@ def cost_to_target(run: Run, target: float) -> dict[str, float]:
     -------
     dict of str to float
         The `COSTS`: rounds, bytes both ways, and seconds of training, server and evaluation, that
-        round included; NaN where it is never reached.
+        round included; NaN where it is never reached, or where some round was not evaluated: the
+        target may have been reached in it.
     """
     rounds = run.rounds
-    reached = rounds["accuracy_mean"].astype(float) >= target
-    if not reached.any():
+    accuracies = rounds["accuracy_mean"].astype(float)
+    reached = accuracies >= target
+    if accuracies.isna().any() or not reached.any():
         return dict.fromkeys(COSTS, math.nan)
     until = rounds.loc[: reached.idxmax()]
     sizes = until["bytes_up"] + until["bytes_down"]
@@ -71,7 +76,7 @@ def without_partial_means(table: pd.DataFrame, results: pd.DataFrame) -> pd.Data
 
 
 def notes_on_target(results: pd.DataFrame, labels: Iterable[Any], target: float) -> list[str]:
-    """Say what the columns count, and who does not reach the target in every seed.
+    """Say what the columns count, and which methods have no cost.
 
     Parameters
     ----------
@@ -85,13 +90,14 @@ def notes_on_target(results: pd.DataFrame, labels: Iterable[Any], target: float)
     seeds = results.groupby("method")[COSTS[0]].agg(["count", "size"])
     short = seeds[seeds["count"] < seeds["size"]]
     sentences = [
-        f"The target is a mean accuracy of {100 * target:g}%, as evaluated at the end of a round."
+        f"The target is a mean accuracy of {100 * target:g}% at the end of a round; costs are "
+        "given only for runs that were evaluated after every round."
     ]
     if len(short):
         listed = "; ".join(
-            f"{label} in {short['count'][label]} of {short['size'][label]}"
+            f"{label} {short['count'][label]} of {short['size'][label]}"
             for label in labels
             if label in short.index
         )
-        sentences.append(f"Not every seed reaches the target: {listed}.")
+        sentences.append(f"Seeds with a known cost of the target: {listed}.")
     return sentences

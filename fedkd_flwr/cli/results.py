@@ -1,4 +1,4 @@
-"""Commands that look at finished runs: ``compare``, ``rank``, ``personalize``, ``genotypes``."""
+"""Commands on finished runs: ``compare``, ``rank``, ``personalize``, ``genotypes``."""
 
 import logging
 from pathlib import Path
@@ -44,14 +44,17 @@ def compare(
     figure_format: FigureFormat = "png",
     paper: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A paper's figures, to stand beside ours."),
+        typer.Option(metavar="FILE", help="A paper's figures, to show beside ours."),
     ] = None,
     target: Annotated[
         float | None,
-        typer.Option(help="Mean accuracy, such as 0.9: what it takes to reach it."),
+        typer.Option(help="Mean accuracy, such as 0.9: the cost of reaching it."),
     ] = None,
+    against: Annotated[
+        str, typer.Option(metavar="METHOD", help="Compare every method with this one.")
+    ] = "local",
 ) -> None:
-    """Put runs on the same splits side by side, and against local training."""
+    """Compare runs on the same splits with each other, and with local training."""
     with one_clear_line():
         from fedkd_flwr.analysis import comparison
         from fedkd_flwr.analysis.paper import beside_paper, read_figures
@@ -60,7 +63,7 @@ def compare(
         layout = layout or ("table" if console().is_terminal else "markdown")
         if layout not in LAYOUTS:
             raise ConfigError(f"--format {layout} is none of the allowed {', '.join(LAYOUTS)}.")
-        compared = comparison.compare(runs, target)
+        compared = comparison.compare(runs, target, against)
         if paper is not None:
             compared = beside_paper(compared, read_figures(paper))
         print_comparison(compared, layout)
@@ -93,7 +96,7 @@ def rank(
 
 
 def print_comparison(compared: "Comparison", layout: str) -> None:
-    """Print the table of a comparison, and what is to be said of it."""
+    """Print the table of a comparison, its verdicts and its notes."""
     if layout == "table":
         from fedkd_flwr.cli.tables import show_comparison
 
@@ -127,10 +130,10 @@ def print_clients(compared: "Comparison", layout: str) -> None:
 def personalize(
     run: Annotated[Path, typer.Argument(help="Run directory of persfl or persfl-gd.")],
     partition: Annotated[
-        int | None, typer.Option(help="Share of the run's data that is the newcomer's.")
+        int | None, typer.Option(help="Partition of the run's data that belongs to the new client.")
     ] = None,
     data_path: Annotated[
-        Path | None, typer.Option(help="The newcomer's own folder of images or Parquet file.")
+        Path | None, typer.Option(help="The new client's folder of images or Parquet file.")
     ] = None,
     models_dir: Annotated[
         Path | None, typer.Option(help="Write the personalized model there.")

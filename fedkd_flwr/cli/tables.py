@@ -6,27 +6,29 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.references import REFERENCE
 from fedkd_flwr.cli.output import console, say, say_paragraph
 
 MAY_BE_LEFT_OUT = (
     "numbers", "seeds", "std over clients, points", "seconds", "bytes", "worst client",
     "worst new client", "Jain's index", "worst 10%", "NLL", "ECE", "AUC", "classes not held",
-    "classes held", "bottom decile", "worst loss, points", "new beat local", "harmed",
-    "accuracy, validation round",
+    "classes held", "bottom decile", "worst loss, points", "new beat local",
+    "harmed, noise removed", "below local", "beat local", "shown harmed",
+    "accuracy, validation round", "over local, points (95%)",
 )  # fmt: skip
-"""Headings of columns that a narrow terminal does without, the first to go first."""
+"""Headings of columns that a narrow terminal leaves out, in this order."""
 
 GAP = 2
 """Blanks between two columns: one of padding, one of the table's box."""
 
 LABEL_WIDTH = 24
-"""A longer label is broken into lines."""
+"""A longer label wraps."""
 
 
 def show_comparison(compared: Comparison) -> None:
     """Print a comparison's table, verdicts and notes; a narrow terminal has fewer columns."""
     text = compared.rendered()
-    shown = fitting(text, console().width)
+    shown = fitting(text, console().width, compared.against)
     _show(shown)
     left_out = [heading for heading in text.columns if heading not in shown.columns]
     wider = f"Not shown at this width: {', '.join(left_out)}; --format markdown has all columns."
@@ -49,7 +51,7 @@ def show_clients(clients: pd.DataFrame) -> None:
         start = end
 
 
-def fitting(text: pd.DataFrame, width: int) -> pd.DataFrame:
+def fitting(text: pd.DataFrame, width: int, against: str = REFERENCE) -> pd.DataFrame:
     """Return a rendered table without the columns that there is no room for.
 
     Parameters
@@ -58,8 +60,10 @@ def fitting(text: pd.DataFrame, width: int) -> pd.DataFrame:
         The cells as text, labels in the first column.
     width : int
         Characters of a line.
+    against : str
+        What methods are compared with, which headings name.
     """
-    for heading in MAY_BE_LEFT_OUT:
+    for heading in (heading.replace(REFERENCE, against) for heading in MAY_BE_LEFT_OUT):
         if _width(text) <= width:
             break
         text = text.drop(columns=heading, errors="ignore")

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.rendering import HEADINGS, MISSING
+from fedkd_flwr.analysis.rendering import MISSING, headings_of
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.plots.clusters import follow_clusters
 from fedkd_flwr.runs import Run
@@ -16,7 +16,9 @@ from fedkd_flwr.runs import Run
 TOPICS = {
     "Spread over clients": (
         "clients_std", "clients_worst", "clients_decile", "clients_worst_tenth", "jain",
-        "beats_local", "harmed", "worst_loss",
+    ),
+    "Gains and losses of clients": (
+        "beats_local", "harmed", "harmed_shown", "harmed_estimate", "worst_loss",
     ),
     "New clients": ("new_accuracy", "new_worst", "new_beats_local"),
     "Further measures": (
@@ -34,6 +36,9 @@ One table of all columns would be wider than the page. Other columns are in the 
 """
 
 FIRST_TOPIC = "Accuracy, best method first"
+
+ORDER_OF_VERDICTS = {"worse": -1.0, "not shown": 0.0, "better": 1.0}
+"""What a column of verdicts is sorted by."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,9 @@ class Table:
 def method_tables(comparison: Comparison) -> list[Table]:
     """Return the comparison's columns by topic: one table per topic, one row per method."""
     texts, table = comparison.rendered(), comparison.table
-    names = [name for name in HEADINGS if name in table]
+    if "verdict" in table:
+        table = table.assign(verdict=table["verdict"].map(ORDER_OF_VERDICTS))
+    names = list(headings_of(table))
     known = {name for columns in TOPICS.values() for name in columns}
     topics = {FIRST_TOPIC: tuple(name for name in names if name not in known), **TOPICS}
     headings = dict(zip(names, texts.columns[1:], strict=True))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 from publish_runs import PublishedRun, read_published
-from tables import REFERENCE, course_of, has_settings, in_points, markdown, reference
+from tables import REFERENCE, better, course_of, has_settings, in_points, markdown, reference
 
 from fedkd_flwr.analysis.rendering import in_bytes
 
@@ -22,6 +22,7 @@ def table(file: Path) -> str:
     means = groups["gain"].mean().reset_index()
     order = means.sort_values(["rounds", "gain"], ascending=[True, False])
     headings = ["method", "new clients, by seed", f"over `{REFERENCE}`, by seed", "better off"]
+    bold = better({key: own["gain"].to_numpy() for key, own in groups if key[1] != REFERENCE})
     rows = []
     for rounds, strategy in zip(order["rounds"], order["strategy"], strict=True):
         own = groups.get_group((rounds, strategy))
@@ -31,7 +32,7 @@ def table(file: Path) -> str:
             [
                 f"`{strategy}`" + (f", {rounds} rounds" if rounds != ALL_ROUNDS else ""),
                 ", ".join(f"{100 * value:.1f}" for value in own["accuracy"]),
-                "" if is_reference else f"**{gains}**" if (own["gain"] > 1e-9).all() else gains,
+                "" if is_reference else f"**{gains}**" if (rounds, strategy) in bold else gains,
                 "" if is_reference else f"{own['better'].sum()} of {own['clients'].sum()}",
                 "" if is_reference else in_points([own["gain_in_training"].mean()]),
                 in_bytes(own["bytes"].mean()),

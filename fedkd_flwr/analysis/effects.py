@@ -1,0 +1,148 @@
+"""The effects of a comparison's methods: over the reference, over each other, on clients."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedkd_flwr.analysis.harm import FALSE_DISCOVERIES, MATTERS, harm_of, precision_of
+from fedkd_flwr.analysis.significance import Effect, effects_of
+
+
+def effects_on_clients(clients: pd.DataFrame, labels: Iterable[Any]) -> dict[str, Effect]:
+    """Return what each method's mean gain over its reference shows.
+
+    Parameters
+    ----------
+    clients : DataFrame
+        Of `fedkd_flwr.analysis.results.client_results`.
+    labels : iterable of str
+        The methods, in the order to return them.
+
+    Returns
+    -------
+    dict of str to Effect
+        Of each method that has a run of the reference with one of its seeds; Holm's correction
+        is over these.
+    """
+    gains = clients.dropna(subset="gain").groupby(["method", "seed"])["gain"].mean()
+    compared = set(gains.index.get_level_values("method"))
+    return effects_of({str(label): gains[label] for label in labels if label in compared})
+
+
+def effects_of_pairs(clients: pd.DataFrame, labels: Sequence[str]) -> dict[tuple[str, str], Effect]:
+    """Return the effect of each method over each other one, by their pair of labels.
+
+    Parameters
+    ----------
+    clients : DataFrame
+        Of `fedkd_flwr.analysis.results.client_results`.
+    labels : sequence of str
+        The methods.
+
+    Returns
+    -------
+    dict of (str, str) to Effect
+        In both directions; Holm's correction is over all pairs, each counted once. Pairs without
+        a common seed are missing.
+    """
+    accuracies = clients.pivot(
+        index=["seed", "partition_id"], columns="method", values="accuracy"
+    ).reindex(columns=list(labels))
+    gains = {}
+    for first, second in combinations(labels, 2):
+        gain = (accuracies[first] - accuracies[second]).dropna().groupby("seed").mean()
+        if len(gain):
+            gains[first, second] = gain
+    effects = effects_of(gains)
+    turned = {(second, first): _turned(effects[first, second]) for first, second in effects}
+    return {**effects, **turned}
+
+
+def _turned(effect: Effect) -> Effect:
+    """Return the effect of the second method over the first."""
+    return replace(
+        effect,
+        above=effect.below,
+        below=effect.above,
+        gain=-effect.gain,
+        low=-effect.high,
+        high=-effect.low,
+    )
+
+
+def with_effects(table: pd.DataFrame, effects: dict[str, Effect]) -> pd.DataFrame:
+    """Return a table of means with what each method's gain shows, after its accuracy.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Of `fedkd_flwr.analysis.results.means_over_seeds`.
+    effects : dict of str to Effect
+        By label.
+
+    Returns
+    -------
+    DataFrame
+        With ``gain``, ``gain_low``, ``gain_high``, ``p_value``, ``p_holm`` and
+        ``smallest_visible``, parts of 1, NaN where there is nothing to compare with or too few
+        seeds, and ``verdict``, an `Outcome` or None.
+    """
+    found = [effects.get(str(label)) for label in table.index]
+    columns = {
+        "gain": [effect.gain if effect else np.nan for effect in found],
+        "gain_low": [effect.low if effect else np.nan for effect in found],
+        "gain_high": [effect.high if effect else np.nan for effect in found],
+        "p_value": [effect.p_value if effect else np.nan for effect in found],
+        "p_holm": [effect.p_holm if effect else np.nan for effect in found],
+        "smallest_visible": [effect.smallest_visible if effect else np.nan for effect in found],
+        "verdict": [str(effect.outcome) if effect else None for effect in found],
+    }
+    added = pd.DataFrame(columns, index=table.index)
+    return pd.concat([table, added], axis=1) if effects else table
+
+
+def with_harm(table: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of means with what `fedkd_flwr.analysis.harm.harm_of` finds, if anything.
+
+    Parameters
+    ----------
+    table : DataFrame
+        One row a label.
+    clients : DataFrame
+        Of `fedkd_flwr.analysis.results.client_results`.
+    """
+    by_label = {label: harm_of(clients[clients["method"] == label]) for label in table.index}
+    columns = {
+        "harmed_shown": [by_label[label].shown for label in table.index],
+        "harmed_estimate": [by_label[label].estimate for label in table.index],
+        "worst_loss_low": [by_label[label].low for label in table.index],
+        "worst_loss_high": [by_label[label].high for label in table.index],
+    }
+    added = pd.DataFrame(columns, index=table.index)
+    return table if added.isna().all(axis=None) else pd.concat([table, added], axis=1)
+
+
+def notes_on_harm(clients: pd.DataFrame) -> list[str]:
+    """Say how precisely a client is measured, and how harm is told apart from noise."""
+    images, half_width = precision_of(clients)
+    if np.isnan(images):
+        return []
+    notes = [
+        f"A client's accuracy is measured to ±{100 * half_width:.1f} points (95% interval) at the "
+        f"median test split of {images:,.0f} images."
+    ]
+    if clients.dropna(subset=["gain", "test_images"]).empty:
+        return notes
+    return [
+        *notes,
+        f"Shown harmed: McNemar's exact test for each client, at most {FALSE_DISCOVERIES:.0%} "
+        "false discoveries. Runs record how many answers are right, not which, so the test is at "
+        "the most disagreement that the counts allow, and finds too few rather than too many.",
+        f"Harmed, noise removed: estimated share of clients that truly lose {100 * MATTERS:g} "
+        "point or more. The noise is that of two independent models, more than there is in truth, "
+        "so the true share may be larger, up to the share of clients below.",
+    ]

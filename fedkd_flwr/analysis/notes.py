@@ -1,0 +1,191 @@
+"""What is uneven among the runs of a comparison: seeds, clients, settings, evaluations."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from fedkd_flwr.analysis.references import References
+from fedkd_flwr.analysis.results import (
+    client_accuracies,
+    last_evaluations,
+    new_client_accuracies,
+)
+from fedkd_flwr.analysis.settings import defining_settings, table_settings, varied_settings
+from fedkd_flwr.runs import Run
+from strategies.core.plan import PlanSettings
+
+
+def notes_on_groups(
+    groups: Mapping[str, list[Run]], clients: pd.DataFrame, references: References
+) -> list[str]:
+    """Say what is uneven among the runs that are compared.
+
+    Parameters
+    ----------
+    groups : mapping of str to list of Run
+        Finished runs by label.
+    clients : DataFrame
+        Their `fedkd_flwr.analysis.results.client_results`.
+    references : References
+        What they are compared with.
+
+    Returns
+    -------
+    list of str
+        One sentence each on seeds, on runs and clients without a reference, on settings, and on
+        test splits that hold no other classes than their client trains on.
+    """
+    return [
+        *_notes_on_seeds(groups),
+        *_notes_on_evaluations(groups),
+        *_notes_on_reference(groups, clients, references),
+        *_notes_on_settings(groups),
+        *_notes_on_classes(run for runs in groups.values() for run in runs),
+    ]
+
+
+def _notes_on_seeds(groups: Mapping[str, list[Run]]) -> list[str]:
+    seeds = {label: [run.config["seed"] for run in runs] for label, runs in groups.items()}
+    if len({tuple(found) for found in seeds.values()}) <= 1:
+        return []
+    listed = "; ".join(f"{label} {_listed(found)}" for label, found in seeds.items())
+    return [f"The methods have different seeds, and means are over each one's: {listed}."]
+
+
+def _notes_on_evaluations(groups: Mapping[str, list[Run]]) -> list[str]:
+    """Name the runs of which a mean is over some clients, or of an earlier round than the last."""
+    notes = []
+    for label, run in ((label, run) for label, runs in groups.items() for run in runs):
+        name = f"{label} seed {run.config['seed']}"
+        summary = run.summary or {}
+        rounds, last = summary["rounds"], summary["last_round"]
+        if not last:
+            notes.append(f"{name} was never evaluated.")
+            continue
+        if last["round"] < rounds:
+            notes.append(
+                f"{name} lacks the evaluation after its last round, {rounds}; its results "
+                f"are those of round {last['round']:.0f}."
+            )
+        plan = _plan_of(run)
+        for found, due, clients in (
+            (len(client_accuracies(run)), plan.num_training, "clients"),
+            (len(new_client_accuracies(run)), plan.num_new, "new clients"),
+        ):
+            if found < due:
+                notes.append(
+                    f"{name} has results of {found} of {due} {clients}: the others lack an "
+                    "evaluation."
+                )
+    return notes
+
+
+def _plan_of(run: Run) -> PlanSettings:
+    number, new = run.config["num-clients"], run.config.get("new-clients", 0.0)
+    return PlanSettings(num_clients=number, new_clients=new)
+
+
+def _notes_on_reference(
+    groups: Mapping[str, list[Run]], clients: pd.DataFrame, references: References
+) -> list[str]:
+    name = references.against
+    others = [
+        (label, run) for label, runs in groups.items() for run in runs if label not in references
+    ]
+    lacking = [
+        (label, run)
+        for label, run in others
+        if references.name_of(label, run.config["seed"]) is None
+    ]
+    if lacking and len(lacking) == len(others):
+        return [f"There is no run of {name} with these seeds to compare with: no verdicts."]
+    notes = []
+    if lacking:
+        listed = _listed(f"{label} seed {run.config['seed']}" for label, run in lacking)
+        notes.append(f"Without a run of {name} of the same seed: {listed}.")
+    for label, run in others:
+        own = clients[(clients["method"] == label) & (clients["seed"] == run.config["seed"])]
+        matched = int(own["gain"].notna().sum())
+        evaluated, trained = len(own), _plan_of(run).num_training
+        if (label, run) not in lacking and matched < evaluated:
+            notes.append(
+                f"{label} seed {run.config['seed']} is compared with {name} on {matched} of "
+                f"{trained} clients."
+            )
+    return notes
+
+
+def _notes_on_settings(groups: Mapping[str, list[Run]]) -> list[str]:
+    """Name the common settings that differ between methods but not within one."""
+    by_strategy: dict[str, list[Run]] = defaultdict(list)
+    for runs in groups.values():
+        by_strategy[runs[0].config["strategy"]] += runs
+    within = {name for runs in by_strategy.values() for name in varied_settings(runs)}
+    notes = []
+    for name in varied_settings(run for runs in groups.values() for run in runs):
+        if "." in name or name in within:
+            continue
+        methods: dict[Any, list[str]] = defaultdict(list)
+        for strategy, runs in by_strategy.items():
+            methods[defining_settings(runs[0].config).get(name)].append(strategy)
+        listed = "; ".join(f"{value} ({_listed(found)})" for value, found in methods.items())
+        notes.append(f"The methods do not share {name}: {listed}.")
+    return [*notes, *_notes_on_tables(by_strategy)]
+
+
+def _notes_on_tables(by_strategy: Mapping[str, list[Run]]) -> list[str]:
+    """Name the settings that methods have in tables of their own, at different values.
+
+    Such as ``kt-pfl.temperature`` and ``mine.temperature``. What varies within a method is in its
+    labels already.
+    """
+    methods: dict[str, dict[Any, list[str]]] = defaultdict(lambda: defaultdict(list))
+    varied = {_ending(name) for runs in by_strategy.values() for name in varied_settings(runs)}
+    for strategy, runs in by_strategy.items():
+        for name, value in table_settings(runs[0].config).items():
+            if _ending(name) not in varied:
+                methods[_ending(name)][value].append(strategy)
+    differing = [
+        f"{name} = {', '.join(f'{value} ({_listed(found)})' for value, found in values.items())}"
+        for name, values in sorted(methods.items())
+        if len(values) > 1
+    ]
+    if not differing:
+        return []
+    return [f"Settings of methods that share a name but not a value: {'; '.join(differing)}."]
+
+
+def _ending(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _notes_on_classes(runs: Iterable[Run]) -> list[str]:
+    """Say where accuracy on classes that a client does not hold is not defined."""
+    evaluations = [last_evaluations(run) for run in runs]
+    measured = [rows for rows in evaluations if "held_total" in rows]
+    if not measured or any((rows["held_total"] < rows["total"]).any() for rows in measured):
+        return []
+    return [
+        "Each client's test split holds only classes that it trains on: there is no accuracy on "
+        "the others, and `fedkd cross` has models meet other clients' classes."
+    ]
+
+
+def notes_on_seconds(results: pd.DataFrame) -> list[str]:
+    """Say where runs took place at the same time, so that their seconds mean nothing.
+
+    Parameters
+    ----------
+    results : DataFrame
+        Of `fedkd_flwr.analysis.results.run_results`.
+    """
+    disturbed = results.loc[results["seconds"].isna(), "method"].unique()
+    if not len(disturbed):
+        return []
+    return [f"Seconds are left out where runs overlapped in time: {_listed(disturbed)}."]
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, values))
