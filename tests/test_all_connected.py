@@ -127,7 +127,9 @@ def test_a_node_has_to_know_of_how_many_it_is_one(everybody):
 
 
 def test_where_nothing_connects_a_number_is_asked_for(everybody, tmp_path):
-    with pytest.raises(ConfigError, match="num-clients = 0 stands for all connected clients and works"):
+    with pytest.raises(
+        ConfigError, match="num-clients = 0 stands for all connected clients and works"
+    ):
         fedkd_flwr.run(everybody, output_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -15,6 +15,9 @@ from fedkd_flwr.tuning.study import MethodSearch, best_trial
 FEWEST = 3
 """Completed trials that an importance needs at least."""
 
+OBJECTIVE = "Objective Value"
+"""How Optuna labels the color bar, which it draws over the last axis."""
+
 
 def tuning_figures(searches: Sequence[MethodSearch]) -> Iterable[tuple[str, Figure]]:
     """Draw the importance of each method's settings, and its trials as parallel coordinates.
@@ -49,5 +52,12 @@ def _figure(draw: Callable[[Study], Any], study: Study, search: MethodSearch) ->
     axes: Axes = drawn if isinstance(drawn, Axes) else drawn.flat[0]
     figure = axes.get_figure()
     assert isinstance(figure, Figure)
-    axes.set_title(f"{search.strategy}: mean validation accuracy")
+    figure.set_size_inches(9, 5.5)
+    # Names of settings are long and slanted.
+    figure.subplots_adjust(bottom=0.3, left=0.3 if len(figure.axes) == 1 else 0.1, right=0.82)
+    axes.set_title(f"{search.strategy}: settings and mean validation accuracy")
+    for part in figure.axes:
+        if part.get_ylabel() == OBJECTIVE:
+            part.set_ylabel("validation accuracy")
+            part.set_position((0.93, 0.3, 0.015, 0.58))
     return figure
