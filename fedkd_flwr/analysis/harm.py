@@ -119,7 +119,9 @@ def estimated_share(right: Numbers, before: Numbers, images: Numbers) -> float:
     # Half an answer more on either side, so that no client is without noise.
     ours, theirs = ((count + 0.5) / (images + 1) for count in (right, before))
     noise = (ours * (1 - ours) + theirs * (1 - theirs)) / images
-    found = combine_effects((right - before) / images, noise, method_re="dl")
+    # A statistic beside the two that are read divides by zero where all gains are equal.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = combine_effects((right - before) / images, noise, method_re="dl")
     mean, variance = float(found.mean_effect_re), max(0.0, float(found.tau2))
     if variance == 0:
         return float(mean <= -MATTERS)

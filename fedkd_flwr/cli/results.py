@@ -53,6 +53,9 @@ def compare(
     against: Annotated[
         str, typer.Option(metavar="METHOD", help="Compare every method with this one.")
     ] = "local",
+    across: Annotated[
+        bool, typer.Option("--across", help="Each folder is one comparison; rank over them.")
+    ] = False,
 ) -> None:
     """Compare runs on the same splits with each other, and with local training."""
     with one_clear_line():
@@ -63,6 +66,9 @@ def compare(
         layout = layout or ("table" if console().is_terminal else "markdown")
         if layout not in LAYOUTS:
             raise ConfigError(f"--format {layout} is none of the allowed {', '.join(LAYOUTS)}.")
+        if across:
+            print_across(runs, against, figures, figure_format)
+            return
         compared = comparison.compare(runs, target, against)
         if paper is not None:
             compared = beside_paper(compared, read_figures(paper))
@@ -105,6 +111,22 @@ def print_comparison(compared: "Comparison", layout: str) -> None:
     typer.echo(getattr(compared, f"to_{layout}")(), nl=False)
     if layout == "csv":
         say_beside([*compared.verdicts, *compared.notes])
+
+
+def print_across(
+    folders: list[Path], against: str, figures: Path | None, figure_format: str
+) -> None:
+    """Print how methods rank over several comparisons, in Markdown."""
+    from fedkd_flwr.analysis.across import compare_across
+
+    ranked = compare_across(folders, against)
+    typer.echo(ranked.to_markdown(), nl=False)
+    if figures is not None and not ranked.pairs.empty:
+        from fedkd_flwr.plots.files import write_figures
+        from fedkd_flwr.plots.ranks import plot_ranks
+
+        written = write_figures([("ranks", plot_ranks(ranked))], figures, figure_format)
+        say_beside(f"Figure: {path}" for path in written)
 
 
 def print_clients(compared: "Comparison", layout: str) -> None:

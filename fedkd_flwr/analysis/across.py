@@ -1,0 +1,139 @@
+"""Methods across several comparisons: wins, Wilcoxon's test, ranks, Friedman's test.
+
+Each comparison is one folder of runs and gives one number per method: the mean accuracy over
+clients and seeds. A method with several settings enters with the first in reading order.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from scipy import stats
+
+from fedkd_flwr.analysis.comparison import Comparison, compare
+from fedkd_flwr.analysis.ranking import settings_by_method
+from fedkd_flwr.analysis.references import REFERENCE
+from fedkd_flwr.analysis.significance import LEVEL, holm
+from fedkd_flwr.config import ConfigError
+
+FEWEST_TABLES = 2
+
+
+@dataclass(frozen=True)
+class Across:
+    """Methods across comparisons.
+
+    Attributes
+    ----------
+    accuracies : DataFrame
+        One row per comparison, one column per method that all of them have.
+    table : DataFrame
+        One row per method, the best mean rank first: ``rank``, ``gain``, the mean over
+        comparisons of what it gains over the reference, ``wins``, ``p_value`` of Wilcoxon's
+        signed-rank test and ``p_holm``.
+    friedman : float
+        P value that all methods have equal ranks; NaN below three methods.
+    pairs : DataFrame
+        P values of the Nemenyi test between methods; empty below three methods.
+    against : str
+        The reference.
+    """
+
+    accuracies: pd.DataFrame
+    table: pd.DataFrame
+    friedman: float
+    pairs: pd.DataFrame
+    against: str
+
+    def to_markdown(self) -> str:
+        """Return the table and what the tests show, in Markdown."""
+        tables = len(self.accuracies)
+        heading = f"| method | mean rank | over {self.against}, points | wins | p, Holm |\n"
+        lines = [heading, "| --- | ---: | ---: | ---: | ---: |\n"]
+        for label, row in self.table.iterrows():
+            own = ["-"] * 3
+            if label != self.against:
+                own = [f"{100 * row['gain']:+.1f}", f"{row['wins']:.0f} of {tables}"]
+                own.append(f"{row['p_holm']:.2g}")
+            lines.append(f"| {label} | {row['rank']:.2f} | {' | '.join(own)} |\n")
+        return "".join(lines) + "\n" + "".join(f"- {note}\n" for note in self.notes)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the tests are, and what Friedman's test shows."""
+        notes = [
+            f"Wins and ranks are over {len(self.accuracies)} comparisons. P values are those of "
+            "Wilcoxon's signed-rank test over comparisons with Holm's correction."
+        ]
+        if math.isnan(self.friedman):
+            return [*notes, "Friedman's test needs at least three methods."]
+        shown = "differ" if self.friedman <= LEVEL else "are not shown to differ"
+        return [*notes, f"The ranks {shown}: Friedman's test has p = {self.friedman:.2g}."]
+
+
+def compare_across(folders: Sequence[str | Path], against: str = REFERENCE) -> Across:
+    """Compare methods over several folders of runs, each on data of its own.
+
+    Parameters
+    ----------
+    folders : sequence of path
+        One comparison each.
+    against : str
+        The method that wins are counted over.
+
+    Raises
+    ------
+    ConfigError
+        If there are fewer than two folders, or no method besides the reference is in all.
+    """
+    if len(folders) < FEWEST_TABLES:
+        raise ConfigError("--across needs at least two folders of runs, one per comparison.")
+    return across_of({Path(folder).name: compare(folder) for folder in folders}, against)
+
+
+def across_of(comparisons: dict[str, Comparison], against: str = REFERENCE) -> Across:
+    """Return methods across comparisons; see `compare_across`."""
+    rows = {name: _accuracies(comparison) for name, comparison in comparisons.items()}
+    accuracies = pd.DataFrame(rows).T.dropna(axis="columns")
+    if against not in accuracies or accuracies.shape[1] < 2:
+        raise ConfigError(
+            f"--across needs {against} and at least one other method in every folder; the methods "
+            f"in all of them are: {', '.join(map(str, accuracies)) or 'none'}."
+        )
+    gains = accuracies.sub(accuracies[against], axis=0).round(9)
+    others = [label for label in accuracies if label != against]
+    p_values = [
+        float(stats.wilcoxon(gains[label]).pvalue) if gains[label].any() else 1.0
+        for label in others
+    ]
+    table = pd.DataFrame(
+        {
+            "rank": accuracies.rank(axis=1, ascending=False).mean(),
+            "gain": gains.mean(),
+            "wins": (gains > 0).sum(),
+            "p_value": pd.Series(p_values, index=others),
+            "p_holm": pd.Series(holm(p_values), index=others),
+        }
+    ).sort_values("rank", kind="stable")
+    return Across(accuracies, table, *_equal_ranks(accuracies), against)
+
+
+def _accuracies(comparison: Comparison) -> dict[str, float]:
+    """Return the mean accuracy of each method, of its first setting in reading order."""
+    by_method = settings_by_method(comparison.groups)
+    return {
+        method: float(comparison.table["accuracy"][labels[0]])
+        for method, labels in by_method.items()
+    }
+
+
+def _equal_ranks(accuracies: pd.DataFrame) -> tuple[float, pd.DataFrame]:
+    """Return the p value of Friedman's test, and those of the Nemenyi test."""
+    if accuracies.shape[1] < 3:
+        return math.nan, pd.DataFrame()
+    import scikit_posthocs  # deferred: takes seconds to load
+
+    friedman = stats.friedmanchisquare(*(accuracies[label] for label in accuracies))
+    return float(friedman.pvalue), scikit_posthocs.posthoc_nemenyi_friedman(accuracies)

@@ -1,0 +1,51 @@
+"""Methods across several comparisons: wins, ranks, and what the tests say."""
+
+import pytest
+from test_comparison import write_run
+from typer.testing import CliRunner
+
+from fedkd_flwr.analysis.across import compare_across
+from fedkd_flwr.cli import app
+from fedkd_flwr.config import ConfigError
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Six comparisons: KT-pFL is above `local` in each, FedMD in three."""
+    paths = []
+    for number in range(6):
+        folder = tmp_path / f"data-{number}"
+        write_run(folder, "local", 0, [0.5, 0.5])
+        write_run(folder, "kt-pfl", 0, [0.6 + 0.01 * number] * 2)
+        write_run(folder, "fedmd", 0, [0.51 + 0.01 * number if number % 2 else 0.4] * 2)
+        paths.append(folder)
+    return paths
+
+
+def test_wins_and_ranks_are_counted_over_comparisons(folders):
+    across = compare_across(folders)
+    assert list(across.table.index) == ["kt-pfl", "fedmd", "local"]
+    assert across.table["rank"].tolist() == [1, 2.5, 2.5]
+    assert across.table["wins"].tolist() == [6, 3, 0]
+    # All of six signs alike: 2 / 2⁶, and twice that after Holm.
+    assert across.table.loc["kt-pfl", "p_value"] == pytest.approx(2 / 64)
+    assert across.table.loc["kt-pfl", "p_holm"] == pytest.approx(4 / 64)
+    # Friedman: 12 / (6·3·4) · 6² · (1² + 2.5² + 2.5²) - 3·6·4 = 9, and exp(-9 / 2).
+    assert across.friedman == pytest.approx(0.0111, abs=1e-4)
+
+
+def test_the_command_prints_a_table_and_draws_a_diagram(folders, tmp_path):
+    options = ["compare", "--across", *map(str, folders), "--figures", str(tmp_path / "figures")]
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0, result.output
+    assert "| kt-pfl | 1.00 | +12.5 | 6 of 6 | 0.062 |" in result.stdout
+    assert "Friedman's test has p = 0.011" in result.stdout
+    assert (tmp_path / "figures" / "ranks.png").stat().st_size > 1000
+
+
+def test_too_few_folders_or_methods_are_refused_in_one_sentence(folders, tmp_path):
+    with pytest.raises(ConfigError, match="at least two folders"):
+        compare_across(folders[:1])
+    write_run(tmp_path / "other", "ditto", 0, [0.5, 0.5])
+    with pytest.raises(ConfigError, match="needs local and at least one other method"):
+        compare_across([folders[0], tmp_path / "other"])
