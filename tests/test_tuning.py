@@ -1,5 +1,7 @@
 """Tuning: the space, equal budgets, and a study that continues where it was stopped."""
 
+import shutil
+
 import pytest
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState, create_trial
@@ -7,6 +9,7 @@ from optuna.trial import TrialState, create_trial
 from fedkd_flwr import engines
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.methods import METHODS
+from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.sweeps import read_sweep
 from fedkd_flwr.tuning import study as studies
 from fedkd_flwr.tuning import tune
@@ -157,6 +160,27 @@ def test_a_range_is_widened_late_where_the_best_value_lies_at_its_edge(base, tmp
     assert search.widened(study)[STEP_SIZE].low == 0.001
 
 
+def test_a_trial_can_be_stopped_at_every_rung_but_the_last(base, tmp_path, monkeypatch):
+    # A ninth and a third of five rounds are rounded to 1 and 2.
+    search = studies.MethodSearch("local", {**base, "num-server-rounds": 5}, (0,), 2, tmp_path)
+    values = {(0, 1): 0.5, (0, 2): 0.6, (0, 5): 0.7, (1, 1): 0.9, (1, 2): 0.1}
+    monkeypatch.setattr(
+        studies.MethodSearch,
+        "_advance",
+        lambda self, number, seed, chosen, rung: values[number, rung],
+    )
+    search.run()
+    states = [trial.state for trial in search.study().get_trials()]
+    assert states == [TrialState.COMPLETE, TrialState.PRUNED]
+
+
+def test_trials_beyond_a_smaller_budget_do_not_count(base, tmp_path):
+    once = {**base, "num-server-rounds": 1}
+    tune(once, [], tmp_path, budget=3, seeds=1)
+    (tuned,) = tune(once, [], tmp_path, budget=2, seeds=1).methods
+    assert tuned.trials == tuned.rounds == 2
+
+
 # ---- Refusals ------------------------------------------------------------------------
 
 
@@ -178,3 +202,31 @@ def test_a_method_whose_trials_all_fail_is_named(base, tmp_path, monkeypatch):
     monkeypatch.setattr(studies.engines, "run", fail)
     with pytest.raises(ConfigError, match="None of the 2 trials of local could be completed"):
         tune(base, [], tmp_path, budget=2)
+
+
+def test_a_study_with_other_settings_or_seeds_is_refused(base, tmp_path):
+    once = {**base, "num-server-rounds": 1}
+    tune(once, [], tmp_path, budget=1, seeds=1)
+    tune({**once, "torch-threads": 1}, [], tmp_path, budget=2, seeds=1)
+    with pytest.raises(ConfigError, match="local holds a study with another num-server-rounds;"):
+        tune({**once, "num-server-rounds": 2}, [], tmp_path, budget=1, seeds=1)
+    with pytest.raises(ConfigError, match="local holds a study with another seed;"):
+        tune(once, [], tmp_path, budget=1, seeds=2)
+
+
+def test_a_best_trial_whose_runs_were_deleted_is_named(base, tmp_path):
+    once = {**base, "num-server-rounds": 1}
+    tune(once, [], tmp_path, budget=1, seeds=1)
+    shutil.rmtree(tmp_path / "local" / "trial-000-seed0")
+    with pytest.raises(RunDirectoryError, match="best trial of local, number 0, were deleted"):
+        tune(once, [], tmp_path, budget=1, seeds=1)
+
+
+def test_a_damaged_study_is_named(base, tmp_path):
+    file = tmp_path / "local" / studies.FILE
+    file.parent.mkdir()
+    file.write_bytes(b"damaged" * 100)
+    with pytest.raises(
+        RunDirectoryError, match=r"study\.db cannot be read: file is not a database"
+    ):
+        tune(base, [], tmp_path)

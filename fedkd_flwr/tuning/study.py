@@ -18,8 +18,10 @@ from optuna.pruners import SuccessiveHalvingPruner
 from optuna.samplers import TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.exc import DatabaseError
 
 from fedkd_flwr import engines
+from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.flat import Scalar
 from fedkd_flwr.methods import find_method
@@ -39,6 +41,9 @@ WIDEN_AFTER = 2 / 3
 
 FILE = "study.db"
 """SQLite file of a study, in the method's folder."""
+
+SETTINGS = "settings"
+"""Attribute of a study: what all its trials share."""
 
 
 class _RungReachedError(Exception):
@@ -88,21 +93,49 @@ class MethodSearch:
             self._complete(study, trial)
 
     def study(self) -> Study:
-        """Open the study, or begin it with the settings of the run config as its first trial."""
+        """Open the study, or begin it with the settings of the run config as its first trial.
+
+        Raises
+        ------
+        RunDirectoryError
+            If its file is damaged.
+        ConfigError
+            If it was begun with other settings or seeds.
+        """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.folder.mkdir(parents=True, exist_ok=True)
-        study = optuna.create_study(
-            storage=f"sqlite:///{self.folder / FILE}",
-            study_name=self.strategy,
-            direction="maximize",
-            pruner=SuccessiveHalvingPruner(self.rungs[0], reduction_factor=REDUCTION),
-            load_if_exists=True,
-        )
+        file = self.folder / FILE
+        try:
+            study = optuna.create_study(
+                storage=f"sqlite:///{file}",
+                study_name=self.strategy,
+                direction="maximize",
+                pruner=SuccessiveHalvingPruner(1, reduction_factor=REDUCTION),
+                load_if_exists=True,
+            )
+        except DatabaseError as error:
+            raise RunDirectoryError(
+                f"{file} cannot be read: {error.orig}. Delete it to search again."
+            ) from None
+        self._require_same_settings(study)
         if not study.get_trials(deepcopy=False):
             space = search_space(find_method(self.strategy))
             given = {key: float(self.values[key]) for key in space}
             study.enqueue_trial({key: space[key].within(value) for key, value in given.items()})
         return study
+
+    def _require_same_settings(self, study: Study) -> None:
+        """Refuse a study whose trials had other settings or seeds; record those of a new one."""
+        shared = {**self.values, "strategy": self.strategy, "seed": list(self.seeds)}
+        now = defining_settings(shared)
+        before = study.user_attrs.get(SETTINGS, now)
+        changed = [key for key in sorted({*now, *before}) if now.get(key) != before.get(key)]
+        if changed:
+            raise ConfigError(
+                f"{self.folder} holds a study with another {', '.join(changed)}; choose another "
+                "output-dir, or delete the folder."
+            )
+        study.set_user_attr(SETTINGS, now)
 
     def space(self, study: Study) -> dict[str, Dimension]:
         """Return the space of the next trial, wider late in a study; see `widened`."""
@@ -149,7 +182,7 @@ class MethodSearch:
         """Take one trial from rung to rung, until it is stopped or at its end."""
         space = self.space(study)
         chosen = {key: _rounded(space[key].suggest(trial, key)) for key in space}
-        for rung in self.rungs:
+        for position, rung in enumerate(self.rungs):
             try:
                 reached = [self._advance(trial.number, seed, chosen, rung) for seed in self.seeds]
             except (ConfigError, RuntimeError) as error:
@@ -158,7 +191,8 @@ class MethodSearch:
                 study.tell(trial, state=TrialState.FAIL)
                 return
             value = sum(reached) / len(reached)
-            trial.report(value, rung)
+            # The pruner expects exact powers, and rounds at a rung are rounded.
+            trial.report(value, REDUCTION**position)
             if rung < self.rungs[-1] and trial.should_prune():
                 study.tell(trial, state=TrialState.PRUNED)
                 return

@@ -14,7 +14,7 @@ from fedkd_flwr.config import ConfigError, Configuration, read_config, require_i
 from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.engines import with_absolute_folders
 from fedkd_flwr.flat import Scalar
-from fedkd_flwr.runs import absolute, require_writable
+from fedkd_flwr.runs import Run, RunDirectoryError, absolute, require_writable
 from fedkd_flwr.sweeps.side_by_side import SideBySide
 from fedkd_flwr.tuning.study import MethodSearch, best_trial
 
@@ -131,14 +131,18 @@ def tune(
     Raises
     ------
     ConfigError
-        If the clients have no validation data, a number is out of range, or no trial of a
-        method could be completed.
+        If the clients have no validation data, a number is out of range, the folder holds
+        studies with other settings, or no trial of a method could be completed.
+    RunDirectoryError
+        If a study is damaged, or the runs of a best trial were deleted.
     """
     _require_positive(budget=budget, seeds=seeds, jobs=jobs, **{"fresh-seeds": fresh_seeds})
     folder = absolute(output_dir)
     require_writable(folder, "folder of the tuning")
     names = list(dict.fromkeys([BASELINE, *methods]))
     searches = [_search(settings, name, folder, budget, range(seeds)) for name in names]
+    for search in searches:
+        search.study()  # refuses a folder that does not fit before any method is searched
     tell = on_method or (lambda name: None)
     for name in _searched(searches, jobs):
         tell(name)
@@ -192,7 +196,8 @@ def _searched(searches: Sequence[MethodSearch], jobs: int) -> Iterable[str]:
 def _tuned(search: MethodSearch) -> Tuned:
     """Return what a finished search found."""
     trials = search.study().get_trials(deepcopy=False)
-    ended = [trial for trial in trials if trial.state.is_finished()]
+    # An earlier call may have had a larger budget; all methods are compared on the same one.
+    ended = [trial for trial in trials if trial.state.is_finished()][: search.budget]
     best = best_trial(ended)
     if best is None:
         raise ConfigError(
@@ -200,8 +205,14 @@ def _tuned(search: MethodSearch) -> Tuned:
             f"says why, and {search.folder} holds the runs."
         )
     states = [trial.state for trial in ended]
-    low, high = _interval(search, best)
-    best_rows = search.runs(best)[0].round_rows
+    best_runs = search.runs(best)
+    if len(best_runs) < len(search.seeds):
+        raise RunDirectoryError(
+            f"Runs of the best trial of {search.strategy}, number {best.number}, were deleted from "
+            f"{search.folder}; delete the folder to search again."
+        )
+    low, high = _interval(best_runs)
+    best_rows = best_runs[0].round_rows
     return Tuned(
         strategy=search.strategy,
         settings=search.settings(best),
@@ -217,10 +228,10 @@ def _tuned(search: MethodSearch) -> Tuned:
     )
 
 
-def _interval(search: MethodSearch, trial: FrozenTrial) -> tuple[float, float]:
+def _interval(runs: Iterable[Run]) -> tuple[float, float]:
     """Return the Wilson interval of a trial's share of correct answers on validation data."""
     correct = total = 0
-    for run in search.runs(trial):
+    for run in runs:
         clients = run.clients
         last = clients[clients["round"] == clients["round"].max()]
         correct += int(last["validation_correct"].sum())
