@@ -247,6 +247,19 @@ def test_seconds_count_only_of_runs_that_ran_alone(tmp_path):
     assert comparison.notes[-1] == note
 
 
+def test_runs_that_follow_each_other_within_a_second_do_not_overlap(tmp_path):
+    first = write_run(tmp_path, "kt-pfl", 0, [0.5])
+    second = write_run(tmp_path, "local", 0, [0.5])
+    summary = json.loads((first / "summary.json").read_text())
+    # From 00:01:00.7 to 00:01:04.9. The next run begins then, recorded as 00:01:04.
+    (first / "summary.json").write_text(json.dumps({**summary, "seconds": 4.2}))
+    content = json.loads((second / "config.json").read_text())
+    content["started"] = "2026-01-01T00:01:04+00:00"
+    (second / "config.json").write_text(json.dumps(content))
+    assert json.loads((first / "config.json").read_text())["started"].endswith("00:01:00+00:00")
+    assert compare(tmp_path).table["seconds"].to_dict() == {"kt-pfl": 4.2, "local": 4.0}
+
+
 def test_who_loses_against_local_is_counted_and_the_worst_named(tmp_path):
     write_run(tmp_path, "kt-pfl", 0, [0.9, 0.5, 0.3, 0.6])
     write_run(tmp_path, "local", 0, [0.5, 0.6, 0.6, 0.6])

@@ -262,9 +262,13 @@ def ran_alone(runs: Sequence[Run]) -> dict[Path, bool]:
 
 
 def _span(run: Run) -> tuple[float, float] | None:
-    """Return start and end of a run in seconds; None where the start is not recorded."""
+    """Return when a run surely took place, in seconds; None where the start is not recorded.
+
+    Starts are recorded in whole seconds, rounded down. The span therefore begins at the latest
+    possible start and ends at the earliest possible end: consecutive runs do not overlap.
+    """
     started = run.description.get("started")
     if not started:
         return None
     start = datetime.fromisoformat(str(started)).timestamp()
-    return start, start + float((run.summary or {})["seconds"])
+    return start + 1, start + float((run.summary or {})["seconds"])
