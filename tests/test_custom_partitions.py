@@ -16,6 +16,7 @@ from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.clients import client_indices
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import load_labels
+from fedkd_flwr.own import hold
 
 HERE = "test_custom_partitions"
 WRITERS = np.array(["w10", "w2", "w1", "w2", "w10", "w1", "w3", "w3"] * 15)
@@ -96,6 +97,15 @@ def test_a_function_splits_the_data():
     held = [np.unique(labels[indices]).tolist() for indices in client_indices(plan)]
     order = np.random.default_rng(3).permutation(10)
     assert held == [[k] for k in order[:4].tolist()]
+
+
+def test_another_function_of_the_same_name_gives_another_split():
+    def sizes(first):
+        name = hold(lambda labels, num_clients, seed: [range(first), range(first, 20)], "lambda")
+        return [len(indices) for indices in client_indices(plan_of(2, partition=name))]
+
+    assert sizes(5) == [5, 15]
+    assert sizes(12) == [12, 8]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The data settings of a run, and the plan from which every machine derives the data."""
 
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
@@ -17,6 +18,7 @@ from fedkd_flwr.data.catalogue import (
     hub_id_of,
     partition_name,
 )
+from fedkd_flwr.own import OwnError, find_own, is_of_this_process
 from strategies.core.slices import PLACE, Slice, kebab_case
 
 
@@ -198,3 +200,11 @@ class DataPlan:
     num_clients: int
     seed: int = 0
     device: str = "cpu"
+    _partition: object = field(init=False, default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        # Another function may get the same name in this process, as when a notebook cell is
+        # changed; the plans are not equal then.
+        if is_of_this_process(self.settings.partition):
+            with suppress(OwnError):  # reported when the samples are split
+                object.__setattr__(self, "_partition", find_own(self.settings.partition))
