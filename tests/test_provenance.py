@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
@@ -36,6 +37,15 @@ def test_without_a_checkout_only_the_version_is_known(tmp_path, monkeypatch):
     monkeypatch.setattr(provenance, "PROJECT", tmp_path)
     known = provenance.project_version.__wrapped__()
     assert known == {"version": fedkd_flwr.__version__, "commit": "", "modified": False}
+
+
+def test_code_that_is_not_installed_knows_its_version(monkeypatch):
+    # Flower unpacks an app without installing it.
+    def installed(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(provenance, "version", installed)
+    assert provenance.project_version.__wrapped__()["version"] == fedkd_flwr.__version__
 
 
 def test_runs_of_one_making_draw_no_note_on_differences(finished):

@@ -41,7 +41,10 @@ def split_public(
         If nothing would be left for the clients.
     """
     if not 0 <= held_out < num_samples:
-        raise DataError(f"cannot hold out {held_out} of {num_samples} samples as the public set")
+        raise DataError(
+            f"cannot hold out {held_out} of {num_samples} samples as the public set; set "
+            f"held-out-size to less than {num_samples}"
+        )
     order = random_generator(seed, "held-out").permutation(num_samples)
     return np.sort(order[held_out:]), np.sort(order[:held_out])
 

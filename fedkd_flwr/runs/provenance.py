@@ -7,6 +7,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fedkd_flwr import __version__
+
 PROJECT = Path(__file__).parents[2]
 """The checkout that this code belongs to, where it is one."""
 
@@ -52,7 +54,7 @@ def project_version() -> dict[str, Any]:
     """
     is_checkout = (PROJECT / ".git").exists()
     return {
-        "version": version("fedkd-flwr"),
+        "version": __version__,
         "commit": _git("rev-parse", "HEAD") if is_checkout else "",
         "modified": bool(is_checkout and _git("status", "--porcelain", "--untracked-files=no")),
     }
