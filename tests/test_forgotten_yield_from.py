@@ -51,10 +51,11 @@ class Correct(PersonalClient):
 REASONS = {
     WithoutYield: "WithoutYield.train contains no `yield from`",
     WithoutYieldFrom: r"WithoutYieldFrom.train, line \d+: train_locally did not run; "
-    r"write `yield from self.train_locally\(...\)`",
+    "write `yield from` before the call",
     YieldInsteadOfYieldFrom: "yielded a generator, not a job; write `yield from`",
     NoReply: "NoReply.train returned a float; return a TrainReply",
-    WithoutYieldFromSuper: "train did not run",
+    # Not `self.train(...)`, which would call itself.
+    WithoutYieldFromSuper: "train did not run; write `yield from` before the call",
 }
 
 

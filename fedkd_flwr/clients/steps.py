@@ -84,7 +84,7 @@ def checked(client: Any, steps: object) -> Training:
     for call in client.steps_called:
         if inspect.getgeneratorstate(call.steps) == inspect.GEN_CREATED:
             raise ForgottenYieldFromError(
-                f"{call.caller}: {call.name} did not run; write `yield from self.{call.name}(...)`"
+                f"{call.caller}: {call.name} did not run; write `yield from` before the call"
             )
     client.steps_called.clear()
     if not isinstance(reply, TrainReply):
