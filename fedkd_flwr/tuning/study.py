@@ -31,7 +31,10 @@ from fedkd_flwr.tuning.space import Dimension, search_space
 from strategies.core.flower import log
 
 REDUCTION = 3
-"""Of three trials at a rung, one continues to three times the rounds."""
+"""Of three trials at a rung, one continues."""
+
+RUNGS = (1 / 6, 1 / 2)
+"""Shares of the rounds after which a trial may be stopped; after fewer, slow starters lose."""
 
 RANDOM_TRIALS = 5
 """Trials that are drawn at random before the sampler learns from what it has seen."""
@@ -78,9 +81,8 @@ class MethodSearch:
     def rungs(self) -> list[int]:
         """Rounds at which a trial is judged, ascending; the last is all rounds of a run."""
         rounds, every = int(self.values["num-server-rounds"]), int(self.values["evaluate-every"])
-        shares = (rounds / REDUCTION**power for power in (2, 1))
         # A rung has to be a round that is evaluated.
-        early = [max(every, round(share / every) * every) for share in shares]
+        early = [max(every, round(rounds * share / every) * every) for share in RUNGS]
         return [*sorted({rung for rung in early if rung < rounds}), rounds]
 
     def run(self) -> None:
