@@ -39,12 +39,12 @@ def compare(
         bool, typer.Option(help="Print each client's accuracy too, a mean over seeds.")
     ] = False,
     figures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write figures there.")
+        Path | None, typer.Option(metavar="DIR", help="Write figures to this folder.")
     ] = None,
     figure_format: FigureFormat = "png",
     paper: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A paper's figures, to show beside ours."),
+        typer.Option(metavar="FILE", help="A paper's numbers, shown in a separate column."),
     ] = None,
     target: Annotated[
         float | None,
@@ -158,7 +158,7 @@ def personalize(
         Path | None, typer.Option(help="The new client's folder of images or Parquet file.")
     ] = None,
     models_dir: Annotated[
-        Path | None, typer.Option(help="Write the personalized model there.")
+        Path | None, typer.Option(help="Save the personalized model in this folder.")
     ] = None,
     assignments: Assignments = None,
 ) -> None:
@@ -187,7 +187,7 @@ def personalize(
 def genotypes(
     run: Annotated[Path, typer.Argument(help="Run directory of fedkma or fednas.")],
     figures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw one figure a client there.")
+        Path | None, typer.Option(metavar="DIR", help="Write one figure per client to this folder.")
     ] = None,
     figure_format: FigureFormat = "png",
 ) -> None:
