@@ -51,9 +51,13 @@ def test_two_seeds_show_nothing_however_clear():
     assert effects["tested"].family == 1
 
 
-def test_equal_gains_are_no_division_by_zero():
-    assert effects_of({"same": [0.0, 0.0, 1e-17]})["same"].outcome is Outcome.NOT_SHOWN
-    assert effects_of({"all": [0.1, 0.1, 0.1]})["all"].outcome is Outcome.BETTER
+def test_equal_gains_are_decided_by_the_sign_test():
+    assert effects_of({"same": [0.0, 0.0, 1e-17]})["same"].p_value == 1
+    few = effects_of({"few": [0.1] * 3})["few"]
+    assert few.p_value == pytest.approx(2 * 0.5**3)
+    assert few.outcome is Outcome.NOT_SHOWN
+    assert effects_of({"six": [0.1] * 6})["six"].outcome is Outcome.BETTER
+    assert effects_of({"six": [-0.1] * 6})["six"].outcome is Outcome.WORSE
 
 
 def test_seeds_without_an_accuracy_do_not_count():

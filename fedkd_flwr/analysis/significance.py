@@ -120,9 +120,15 @@ def effect_of(gains: Iterable[float]) -> Effect:
 
 
 def _without_spread(counted: Effect) -> Effect:
-    """Return the effect of equal gains, where t is infinite or undefined."""
-    p_value = 1.0 if counted.above == counted.below == 0 else 0.0
-    return replace(counted, low=counted.gain, high=counted.gain, deviation=0.0, p_value=p_value)
+    """Return the effect of equal gains, where t is infinite or undefined.
+
+    Few seeds with coarse accuracies can be equal by chance, so the sign test decides.
+    """
+    decided = counted.above + counted.below
+    p_value = stats.binomtest(counted.above, decided).pvalue if decided else 1.0
+    return replace(
+        counted, low=counted.gain, high=counted.gain, deviation=0.0, p_value=float(p_value)
+    )
 
 
 def effects_of(gains: Mapping[Key, Iterable[float]]) -> dict[Key, Effect]:
