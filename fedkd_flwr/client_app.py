@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
 from fedkd_flwr.clients.base import PersonalClient
@@ -33,7 +32,9 @@ TRACEBACKS = Tracebacks()
 """Tracebacks logged by this process, if it belongs to a simulation."""
 
 
-def log_traceback(message: Message, context: Context, serve: ClientAppCallable) -> Message:
+def log_traceback(
+    message: Message, context: Context, serve: Callable[[Message, Context], Message]
+) -> Message:
     """Handle a message, and log an exception's traceback if this is one of Ray's processes.
 
     A SuperNode logs tracebacks by itself, and the in-process grid logs those of its clients.

@@ -252,7 +252,9 @@ def serve(
         try:
             if not isinstance(grid, PromptGrid):  # the data of a federation are in its nodes
                 plan = run.server_data_plan
-                directory.record_data(data_digests(plan), split_record(plan))
+                # Where this machine lacks the data, clients say so themselves.
+                with suppress(DataError):
+                    directory.record_data(data_digests(plan), split_record(plan))
             if contexts and run.state_dir:
                 archive = Archive(absolute(run.state_dir) / directory.run_id)
                 if checkpoint.completed_rounds:

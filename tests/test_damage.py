@@ -186,7 +186,7 @@ def test_an_evicted_memory_is_reported_before_a_run_is_continued(run):
     own.mkdir(parents=True)
     (own / FORGOTTEN).touch()
     with pytest.raises(
-        RunDirectoryError, match=f"{run} cannot be continued: this node has forgotten"
+        RunDirectoryError, match=f"{run} cannot be continued: this node has removed"
     ):
         fedkd_flwr.resume(run, num_server_rounds=3)
     assert load_run(run).finished

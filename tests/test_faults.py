@@ -93,7 +93,7 @@ FAULTS = {
     "NaN or infinity": predictions(with_entry(np.nan)),
     "beyond 1e+08": predictions(with_entry(1e38)),
     "has shape": predictions(lambda honest: honest[:-1]),
-    "off 1 by 1": predictions(lambda honest: 2 * honest),
+    "has a row that sums to 2, not 1": predictions(lambda honest: 2 * honest),
     "has shape (26214400, 2)": predictions(large),
     "larger than its shape": predictions(large_in_disguise),
     "claims to be partition 2": impersonate,

@@ -44,7 +44,7 @@ def test_what_has_moved_is_named(home, monkeypatch):
     monkeypatch.delitem(vars(flower), "Run", raising=False)
     monkeypatch.setitem(flower.HOMES, "Run", home)
     with pytest.raises(
-        flower.FlowerMovedError, match=rf"Flower [\d.]+ has no {home}\.Run \(.+\): say"
+        flower.FlowerMovedError, match=rf"Flower [\d.]+ has no {home}\.Run \(.+\): correct"
     ):
         from strategies.core.flower import Run  # noqa: F401
 

@@ -194,7 +194,7 @@ def test_names_depend_on_what_defines_a_run_alone(sweep):
         ("[grid]\nnope = [1]\n", "nope = 1: The run config has no key nope"),
         ("[grid]\nstrategy = ['fedavg']\n", "strategy = fedavg: fedavg averages parameters"),
         ("[base]\npreset = 'none.toml'\n[grid]\nseed = [1]\n", "There is no preset"),
-        ("[grid\n", "no valid TOML"),
+        ("[grid\n", "not valid TOML"),
     ],
 )
 def test_a_faulty_sweep_is_refused_before_any_run(tmp_path, text, sentence):
@@ -242,7 +242,7 @@ def test_a_sweep_runs_once_and_only_what_is_missing_again(sweep, tmp_path, told)
     (aside,) = (folder / "aside").iterdir()
     assert aside.name == f"{first[2].path.name}-1"
     assert (aside / "rounds.jsonl").exists()
-    assert compare(folder).notes == []
+    assert not any("left out" in note for note in compare(folder).notes)
 
 
 def test_earlier_runs_in_aside_are_kept(sweep, tmp_path, told):
