@@ -149,7 +149,8 @@ def test_tables_show_all_columns_at_1280_pixels(open_page):
     hidden = page.locator(".scrolled").evaluate_all(
         "tables => tables.map(table => table.scrollWidth - table.clientWidth)"
     )
-    assert hidden == [0] * 6
+    assert len(hidden) > 5
+    assert set(hidden) == {0}
 
 
 @pytest.mark.parametrize("viewport", [PHONE, DESK])
