@@ -291,7 +291,7 @@ def _check_combinations(configuration: Configuration) -> None:
             name = f"{settings.table}.shared-model = {settings.shared_model!r}"
             raise ConfigError(f"{name}: {error}.") from None
     if run.uses_public_data and (run.data.public_dataset == NO_PUBLIC_SET or plan.public_size < 1):
-        does = "distills on the server" if strategy.distils_on_server else "exchanges predictions"
+        does = "distills on the server" if strategy.distills_on_server else "exchanges predictions"
         raise ConfigError(
             f"{run.strategy} {does} on public samples; set public-dataset to "
             "held-out or a data set, and public-size to at least 1."

@@ -102,7 +102,7 @@ class RunConfig(Slice):
     def uses_public_data(self) -> bool:
         """Whether clients or server predict on public data."""
         strategy = self.method.strategy
-        return strategy.needs_public_data or strategy.distils_on_server
+        return strategy.needs_public_data or strategy.distills_on_server
 
     def _data_plan(self, with_public_set: bool, device: str) -> DataPlan:
         settings = self.data

@@ -70,7 +70,7 @@ def main(grid: Grid, context: Context) -> None:
             require_simulated(grid, configuration.run.plan.num_clients)
             serve(LongestFirstGrid(grid), configuration)
             return
-        if configuration.run.method.strategy.distils_on_server:
+        if configuration.run.method.strategy.distills_on_server:
             check_server_data(configuration)
         serve(PromptGrid(grid), configuration)
     except (ConfigError, DataError, RunDirectoryError, TooFewRepliesError) as error:

@@ -74,7 +74,7 @@ class RunModels:
         logits = predict_logits(self._filled(name, model), self._public_images(server_round))
         return logits.cpu().numpy()
 
-    def distil(
+    def distill(
         self,
         name: str,
         model: Vectors,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from strategies.core.exchange import Exchange
 from strategies.core.flower import log
 from strategies.core.membership import ClientInfo, Membership
-from strategies.core.newcomers import receive_new_clients
+from strategies.core.new_clients import receive_new_clients
 from strategies.core.patience import Patience, StoppedEarly
 from strategies.core.plan import RunPlan, Settings, sample_clients
 from strategies.core.replies import Arrays, Due, Metric, Reply, TooFewRepliesError
@@ -72,7 +72,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         self.settings = settings
         self.observer = observer
         self.members = Membership(plan, self.needs_public_data)
-        self._newcomers = frozenset(plan.newcomers)
+        self._new_client_ids = frozenset(plan.new_client_ids)
         self.completed_rounds = 0
         self._rounds_before = 0
         self._evaluations: dict[int, dict[str, float]] = {}
@@ -152,7 +152,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         """Return further columns of the round's row, by name."""
         return {}
 
-    # ---- Hooks for new clients: `strategies.core.newcomers` calls them on a copy ---------
+    # ---- Hooks for new clients: `strategies.core.new_clients` calls them on a copy ---------
 
     def before_new_clients(self) -> None:
         """Prepare the copy of the server that serves new clients."""
@@ -163,12 +163,12 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
             return 0
         return self.plan.new_client_rounds or self.plan.num_server_rounds
 
-    def train_new_clients(self, step: int, newcomers: Sequence[int]) -> dict[int, Reply]:
+    def train_new_clients(self, step: int, new_clients: Sequence[int]) -> dict[int, Reply]:
         """Train new clients for one round, and return the valid replies."""
-        self.before_asking(step, newcomers)
+        self.before_asking(step, new_clients)
         replies = self.exchange(
             "train",
-            {n: self.new_client_payload(step, n) for n in newcomers},
+            {n: self.new_client_payload(step, n) for n in new_clients},
             lambda n: self.expected_arrays(step, n),
             self.check_reply,
             self.train_metrics,
@@ -206,11 +206,11 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
     @property
     def trained(self) -> list[int]:
         """All clients that have joined, except the new clients."""
-        return [n for n in self.clients if n not in self._newcomers]
+        return [n for n in self.clients if n not in self._new_client_ids]
 
     def reachable(self, new: bool = False) -> list[int]:
         """Return the partition-ids of the connected training clients, or of the new ones."""
-        return [n for n in self.members.reachable(self.grid) if (n in self._newcomers) == new]
+        return [n for n in self.members.reachable(self.grid) if (n in self._new_client_ids) == new]
 
     def sizes(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
         """Return D_n of some clients, as reported when they joined; shape (R,)."""

@@ -88,7 +88,7 @@ class FedDF(ParameterStrategy):
     settings_type = FedDFSettings
     trains_new_clients = False
     needs_one_model = False
-    distils_on_server = True
+    distills_on_server = True
     kept = ("models",)
     settings: FedDFSettings
     models: Model
@@ -133,9 +133,9 @@ class FedDF(ParameterStrategy):
             models = [replies[n].arrays for n in group]
             self._set_model(name, mean_model(models, self.sizes(group)))
         if self.settings.distillation_steps:
-            self._distil(server_round, replies)
+            self._distill(server_round, replies)
 
-    def _distil(self, server_round: int, replies: dict[int, Reply]) -> None:
+    def _distill(self, server_round: int, replies: dict[int, Reply]) -> None:
         predict, settings = self.server_models.predict, self.settings
         logits = ensemble_logits(
             {
@@ -151,7 +151,7 @@ class FedDF(ParameterStrategy):
             )
             return
         for name in self.server_models.names:
-            distilled = self.server_models.distil(
+            distilled = self.server_models.distill(
                 name,
                 self.model_of(name),
                 logits,

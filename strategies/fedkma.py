@@ -189,7 +189,7 @@ class FedKMA(ParameterStrategy):
     def begin(self, initial: Arrays) -> None:
         """Start with one model for all clients and uniform weights."""
         super().begin(initial)
-        self.sharing = equal_weights(self.plan.num_clients, self.plan.newcomers)
+        self.sharing = equal_weights(self.plan.num_clients, self.plan.new_client_ids)
         self.mixed = {}
 
     def model_for(self, partition_id: int) -> Model:

@@ -196,7 +196,7 @@ class KTpFL(SoftPredictionStrategy):
     def begin(self, initial: Arrays) -> None:
         """Start with equal coefficients."""
         super().begin(initial)
-        self.coefficients = equal_weights(self.plan.num_clients, self.plan.newcomers)
+        self.coefficients = equal_weights(self.plan.num_clients, self.plan.new_client_ids)
 
     def teach(self, server_round: int, replies: dict[int, Reply]) -> NDArray[Any]:
         """Update the coefficients of the repliers, then mix the teachers of all clients."""

@@ -104,7 +104,7 @@ class KTpFLParams(ParameterStrategy):
     def begin(self, initial: Arrays) -> None:
         """Start with one model for all clients and equal coefficients."""
         super().begin(initial)
-        self.coefficients = equal_weights(self.plan.num_clients, self.plan.newcomers)
+        self.coefficients = equal_weights(self.plan.num_clients, self.plan.new_client_ids)
         self.repliers, self.models = np.empty(0, dtype=np.int64), {}
 
     def model_for(self, partition_id: int) -> Model:

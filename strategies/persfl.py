@@ -248,14 +248,14 @@ class PersFL(FedAvg):
         """Return the number of global models, each of which may be the teacher."""
         return self.plan.num_server_rounds
 
-    def train_new_clients(self, step: int, newcomers: Sequence[int]) -> dict[int, Reply]:
+    def train_new_clients(self, step: int, new_clients: Sequence[int]) -> dict[int, Reply]:
         """Send them the global model of each round, and let them distill at the end."""
         if step == self.plan.num_server_rounds:
-            return self.personalized(newcomers)
+            return self.personalized(new_clients)
         if self.settings.teacher == "last" or self.observer is None:
-            return {n: Reply(n, {}, {}) for n in newcomers}
+            return {n: Reply(n, {}, {}) for n in new_clients}
         model = self.observer.global_model(step)
-        return self.exchange(CONSIDER, dict.fromkeys(newcomers, model), due=lambda n: {})
+        return self.exchange(CONSIDER, dict.fromkeys(new_clients, model), due=lambda n: {})
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Return the results of every pair and client after stage 2."""

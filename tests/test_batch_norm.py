@@ -46,7 +46,7 @@ def are_variances(model):
 
 
 def parts_in(messages, kind):
-    """Return every vector of a kind that travelled, in whatever part of a message."""
+    """Return every vector of a kind that traveled, in whatever part of a message."""
     return [
         array
         for arrays in messages.values()
@@ -72,7 +72,7 @@ def test_statistics_and_counters_keep_their_meaning(strategy, small, tmp_path):
     is_variance = are_variances(model)[: len(up[0])]  # of the body alone it is the beginning
     assert is_variance.any()
     assert all((array[..., is_variance] > 0).all() for array in up + down)
-    if not METHODS[strategy].strategy.distils_on_server:
+    if not METHODS[strategy].strategy.distills_on_server:
         # A mean lies between what it is made of, whatever its weights.
         initial = model_vectors(model)["buffers"][: len(up[0])]
         low, high = (bound([initial, *up], axis=0) for bound in (np.min, np.max))

@@ -33,8 +33,8 @@ DIGITS = plan_of(num_clients=5)
 
 
 @pytest.fixture
-def colour_root(tmp_path):
-    """Return a data root with thirty colour images as CIFAR-100."""
+def color_root(tmp_path):
+    """Return a data root with thirty color images as CIFAR-100."""
     images = np.random.default_rng(0).integers(0, 256, (30, 32, 32, 3), dtype=np.uint8)
     path = tmp_path / "uoft-cs/cifar100/train.parquet"
     write_parquet(path, images, range(30), label="fine_label")
@@ -159,13 +159,13 @@ def test_images_become_numbers_on_the_cpu_whatever_the_device(monkeypatch):
     assert set(converted_on) == {"cpu"}
 
 
-def test_public_images_take_the_private_shape(colour_root):
-    assert public_images("cifar100", (1, 28, 28), colour_root).shape == (30, 1, 28, 28)
+def test_public_images_take_the_private_shape(color_root):
+    assert public_images("cifar100", (1, 28, 28), color_root).shape == (30, 1, 28, 28)
     assert public_images("digits", (3, 32, 32)).shape == (1797, 3, 32, 32)
 
 
-def test_another_set_is_the_public_pool(colour_root):
-    run = plan_of(public_dataset="cifar100", data_root=colour_root)
+def test_another_set_is_the_public_pool(color_root):
+    run = plan_of(public_dataset="cifar100", data_root=color_root)
     pool = public_pool(run)
     assert pool.shape == (30, 1, 28, 28)
     assert pool.dtype == torch.float32

@@ -194,7 +194,7 @@ def test_what_a_method_says_that_it_needs_is_asked_for(strategy):
         "needs validation data": ({"client-split": "75/0/25"}, needs.needs_validation_data),
         "on public samples": (
             {"public-size": 0},
-            needs.needs_public_data or needs.distils_on_server,
+            needs.needs_public_data or needs.distills_on_server,
         ),
     }
     for sentence, (changes, is_needed) in refused.items():
@@ -325,7 +325,7 @@ def test_list_groups_methods_and_says_what_they_take(monkeypatch):
         strategy = method.strategy
         assert (exchanged, paper) == (method.exchanged, method.paper)
         assert ("one architecture" in needs) == strategy.needs_one_model
-        needs_public_data = strategy.needs_public_data or strategy.distils_on_server
+        needs_public_data = strategy.needs_public_data or strategy.distills_on_server
         assert ("public data" in needs) == needs_public_data
         assert ("validation data" in needs) == strategy.needs_validation_data
     # One table a family, in which what belongs together stands together.

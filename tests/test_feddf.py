@@ -89,11 +89,11 @@ def test_architectures_are_averaged_apart_and_taught_together(small, tmp_path, m
     """Clients 0 and 2 have an mlp, 1 and 3 a lenet."""
     taught = {}
 
-    def distil(self, name, model, logits, server_round, **settings):
+    def distill(self, name, model, logits, server_round, **settings):
         taught[name] = dict(model), logits
         return dict(model)
 
-    monkeypatch.setattr(RunModels, "distil", distil)
+    monkeypatch.setattr(RunModels, "distill", distill)
     witness, run = witnessed(small, tmp_path / "run", **{"num-server-rounds": 1})
     sizes = run.clients["num_examples"].to_numpy()
     up = [witness.up[1, "train", n]["weights"] for n in range(4)]

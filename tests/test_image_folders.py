@@ -52,8 +52,8 @@ def test_folders_made_by_tools_are_not_classes(tmp_path):
     found = load_images(f"folder:{write_pets(tmp_path, ['cat', 'dog'])}")
     assert (classes_by_brightness(found), len(found.labels)) == ({(10, 0), (100, 1)}, 4)
     assert found.classes == 2
-    unlabelled = load_images(f"folder:{tmp_path}", "", Wanted(labelled=False))
-    assert len(unlabelled.images) == 4
+    unlabeled = load_images(f"folder:{tmp_path}", "", Wanted(labeled=False))
+    assert len(unlabeled.images) == 4
 
 
 # ---- Files -----------------------------------------------------------------------------
@@ -74,8 +74,8 @@ def test_whatever_pillow_opens_is_an_image(suffix, tmp_path):
 # ---- Pixels ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["grey.png", "grey.tif", "big-endian.tif"])
-def test_sixteen_bits_of_grey_become_eight(name, tmp_path):
+@pytest.mark.parametrize("name", ["gray.png", "gray.tif", "big-endian.tif"])
+def test_sixteen_bits_of_gray_become_eight(name, tmp_path):
     wide = np.arange(0, 65536, 257, dtype=np.uint16).reshape(16, 16)
     near = wide.astype(int) + np.where(wide < 65535, 128, 0)  # all but half of the way to the next
     for number, pixels in enumerate((wide, near.astype(np.uint16))):

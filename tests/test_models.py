@@ -13,10 +13,10 @@ from fedkd_flwr.models.parts import head_of, layers_of
 from fedkd_flwr.models.registry import MODELS
 
 GRAY = (1, 28, 28)
-COLOUR = (3, 32, 32)
+COLOR = (3, 32, 32)
 
 
-@pytest.mark.parametrize("shape", [GRAY, COLOUR])
+@pytest.mark.parametrize("shape", [GRAY, COLOR])
 @pytest.mark.parametrize("name", MODELS)
 def test_two_images_train_every_parameter(name: str, shape: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
@@ -35,7 +35,7 @@ def test_two_images_train_every_parameter(name: str, shape: tuple[int, int, int]
         assert parameter.grad.abs().sum() > 0, parameter_name
 
 
-@pytest.mark.parametrize(("shape", "classes"), [(GRAY, 62), (COLOUR, 100), (COLOUR, 2)])
+@pytest.mark.parametrize(("shape", "classes"), [(GRAY, 62), (COLOR, 100), (COLOR, 2)])
 @pytest.mark.parametrize("name", MODELS)
 def test_one_logit_a_class(name: str, shape: tuple[int, int, int], classes: int) -> None:
     model = build_model(name, shape, classes).eval()
@@ -46,12 +46,12 @@ def test_one_logit_a_class(name: str, shape: tuple[int, int, int], classes: int)
 @pytest.mark.parametrize(
     ("name", "shape", "expected"),
     [
-        ("vgg11", COLOUR, 9_756_426),  # PerFed-CKT, table 1
-        ("vgg13", COLOUR, 9_756_426 + (64 * 64 * 9 + 3 * 64) + (128 * 128 * 9 + 3 * 128)),
+        ("vgg11", COLOR, 9_756_426),  # PerFed-CKT, table 1
+        ("vgg13", COLOR, 9_756_426 + (64 * 64 * 9 + 3 * 64) + (128 * 128 * 9 + 3 * 128)),
         ("cnn", GRAY, 1_663_370),  # McMahan et al., section 3
         ("lenet", (1, 32, 32), 61_706),
-        ("cnn-persfl", COLOUR, 456 + 2416 + 401 * 120 + 121 * 84 + 85 * 10),
-        ("cnn-ckt", COLOUR, 456 + 2416 + 401 * 120 + 121 * 100 + 101 * 84 + 85 * 50 + 51 * 10),
+        ("cnn-persfl", COLOR, 456 + 2416 + 401 * 120 + 121 * 84 + 85 * 10),
+        ("cnn-ckt", COLOR, 456 + 2416 + 401 * 120 + 121 * 100 + 101 * 84 + 85 * 50 + 51 * 10),
         ("mlp", GRAY, 785 * 100 + 101 * 10),
     ],
 )
@@ -60,7 +60,7 @@ def test_parameter_counts(name: str, shape: tuple[int, int, int], expected: int)
 
 
 def test_alexnet_is_light() -> None:
-    assert num_parameters(build_model("alexnet", COLOUR, 100)) < 5_000_000
+    assert num_parameters(build_model("alexnet", COLOR, 100)) < 5_000_000
 
 
 def test_buffers_are_not_parameters() -> None:
@@ -223,7 +223,7 @@ def test_assignment_errors() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_last_layer_is_the_head(name: str) -> None:
-    model = build_model(name, COLOUR, 7)
+    model = build_model(name, COLOR, 7)
     assert head_of(model).out_features == 7
     assert layers_of(model)[-1] is head_of(model)
 

@@ -22,7 +22,7 @@ from fedkd_flwr.engines import InProcessGrid, resolve_output
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.server_app import serve
 from strategies import base
-from strategies.core.newcomers import NEW_CLIENTS
+from strategies.core.new_clients import NEW_CLIENTS
 
 SAME = ["round", "partition_id", "accuracy", "loss", "numbers_up", "numbers_down"]
 
@@ -36,7 +36,7 @@ def settings_for(strategy, small, **changes):
 
 
 def new_clients_of(flat):
-    return read_config(flat).run.server_plan().newcomers
+    return read_config(flat).run.server_plan().new_client_ids
 
 
 class MessageLog:

@@ -23,7 +23,7 @@ from strategies.pfedhn import PFedHN, PFedHNSettings, generated_weights
 from strategies.sim_pfl import TopKPFL
 
 PLAN = RunPlan(num_clients=5, new_clients=0.4, num_classes=3, public_size=4, num_server_rounds=1)
-FIRST, SECOND = PLAN.newcomers
+FIRST, SECOND = PLAN.new_client_ids
 TRAINED = sorted({*range(5)} - {FIRST, SECOND})
 
 

@@ -10,7 +10,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.server_app import serve
-from strategies.core.newcomers import NEW_CLIENTS
+from strategies.core.new_clients import NEW_CLIENTS
 
 pytestmark = pytest.mark.slow
 

@@ -93,8 +93,8 @@ def test_columns_are_found_or_named(tmp_path):
     found = load_images(HUB_SET, root, Wanted("thumb", "kind"))
     assert found.images.shape == (120, 3, 8, 8)
     np.testing.assert_array_equal(found.labels.numpy(), LABELS)
-    unlabelled = load_images(HUB_SET, root, Wanted("photo", labelled=False))
-    assert_images = unlabelled.images.permute(0, 2, 3, 1).numpy()
+    unlabeled = load_images(HUB_SET, root, Wanted("photo", labeled=False))
+    assert_images = unlabeled.images.permute(0, 2, 3, 1).numpy()
     np.testing.assert_array_equal(assert_images, PIXELS)
 
 

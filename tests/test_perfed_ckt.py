@@ -99,7 +99,7 @@ def test_nearest_is_by_squared_distance_over_all_samples():
 
 @pytest.mark.parametrize("own", [0, 1, 2])
 def test_a_client_learns_from_the_centroid_nearest_to_its_predictions(own, small, monkeypatch):
-    calls = watched(monkeypatch, PerFedCKTClient, "co_distil")
+    calls = watched(monkeypatch, PerFedCKTClient, "co_distill")
     client = client_of(small)
     predictions = complete(client.predict(client.public_images(0), temperature=1.0)).numpy()
     centroids = random_predictions(np.random.default_rng(0), 3, *predictions.shape)
@@ -155,7 +155,7 @@ def test_public_batches_are_drawn_anew_in_each_iteration(small):
     changes = {"perfed-ckt.public-batch-size": 10, "local-iterations": 4}
     client = client_of(small, **changes)
     images, centroid = client.public_images(0), torch.full((40, 10), 0.1)
-    job = next(client.co_distil(images, centroid, server_round=2))
+    job = next(client.co_distill(images, centroid, server_round=2))
     publics = [public for _, _, public, _ in job.batches]
     assert len(publics) == 4
     assert len({public.numpy().tobytes() for public in publics}) == 4

@@ -88,7 +88,7 @@ def test_labels_are_read_without_decoding(tmp_path):
         load_images("cifar10", str(tmp_path))
 
 
-def test_grey_sets_decode_colour_files_to_one_channel(tmp_path):
+def test_gray_sets_decode_color_files_to_one_channel(tmp_path):
     path = tmp_path / "ylecun/mnist/train.parquet"
     write_tiny(path, slice(0, 4), image="image")
     images = load_images("mnist", str(tmp_path)).images
@@ -196,11 +196,11 @@ def test_to_float_maps_black_and_white_and_leaves_its_input():
     assert to_float(images).dtype == torch.float32
 
 
-def test_convert_between_grey_and_colour():
-    grey = torch.full((2, 1, 4, 4), 90, dtype=torch.uint8)
-    colour = convert_images(grey, (3, 8, 8))
-    assert colour.shape == (2, 3, 8, 8)
-    assert torch.equal(convert_images(colour, (1, 4, 4)), grey)
+def test_convert_between_gray_and_color():
+    gray = torch.full((2, 1, 4, 4), 90, dtype=torch.uint8)
+    color = convert_images(gray, (3, 8, 8))
+    assert color.shape == (2, 3, 8, 8)
+    assert torch.equal(convert_images(color, (1, 4, 4)), gray)
     # Green is the brightest of the three primaries, blue the darkest.
     primaries = torch.eye(3, dtype=torch.uint8).mul(255).view(3, 3, 1, 1)
     red, green, blue = convert_images(primaries, (1, 1, 1)).flatten().tolist()

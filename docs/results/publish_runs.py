@@ -27,7 +27,7 @@ import fedkd_flwr
 from fedkd_flwr import Run
 from fedkd_flwr.analysis.results import new_client_accuracies
 from fedkd_flwr.analysis.settings import defining_settings
-from strategies.core.newcomers import NEW_CLIENTS
+from strategies.core.new_clients import NEW_CLIENTS
 
 HERE = Path(__file__).parent
 TRAFFIC = ("numbers_up", "numbers_down", "bytes_up", "bytes_down")

@@ -241,7 +241,7 @@ def cross(run: Run | str | Path, models_dir: str | Path = "") -> Cross:
         for name, matrices in stored.matrices.items()
         if matrices.shape[1:] == accuracies.shape
     }
-    return Cross(stored, accuracies, square, configuration.run.plan.newcomers)
+    return Cross(stored, accuracies, square, configuration.run.plan.new_client_ids)
 
 
 def _models(run: Run, models_dir: str) -> Iterator[nn.Module]:

@@ -12,7 +12,7 @@ from fedkd_flwr.analysis.spread import bottom_decile, jains_index, mean_of_worst
 from fedkd_flwr.analysis.targets import cost_to_target, without_partial_means
 from fedkd_flwr.runs import Run
 from strategies.core.measures import MEANS
-from strategies.core.newcomers import NEW_CLIENTS
+from strategies.core.new_clients import NEW_CLIENTS
 
 OF_NEW_CLIENTS = ("new_accuracy", "new_worst", "new_beats_local")
 """Columns of a run that are about its new clients, where some run has any."""

@@ -140,7 +140,7 @@ def _described(method: "Method") -> tuple[str, ...]:
     needs = {
         "one architecture": strategy.needs_one_model,
         "public data": strategy.needs_public_data,
-        "public data on the server": strategy.distils_on_server,
+        "public data on the server": strategy.distills_on_server,
         "validation data": strategy.needs_validation_data,
     }
     return method.exchanged, method.paper, ", ".join(name for name in needs if needs[name])

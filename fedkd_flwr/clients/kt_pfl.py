@@ -24,7 +24,7 @@ class KTpFLClient(SoftPredictionClient):
         teacher = self.lessons("teacher", received, drawn_in=server_round - 1)
         if teacher is not None:
             before = parameters_of(self.model)
-            metrics["distillation-loss"] = yield from self.distil(teacher, server_round)
+            metrics["distillation-loss"] = yield from self.distill(teacher, server_round)
             metrics["moved-public"] = relative_distance(self.model, before)
         before = parameters_of(self.model)
         metrics["train-loss"] = yield from self.train_locally(server_round)
@@ -34,7 +34,7 @@ class KTpFLClient(SoftPredictionClient):
         return self.release(predictions, metrics, server_round)
 
     @yields_jobs
-    def distil(self, teacher: Tensor, server_round: int) -> Steps[float]:
+    def distill(self, teacher: Tensor, server_round: int) -> Steps[float]:
         """Distill from the teacher for R epochs on the last round's public subset (Eq. 6).
 
         Parameters

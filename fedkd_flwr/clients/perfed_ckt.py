@@ -40,14 +40,14 @@ class PerFedCKTClient(SoftPredictionClient):
             predictions = yield from self.predict(images, temperature=1.0)
             metrics["cluster"] = nearest = nearest_centroid(centroids, predictions)
             centroid = centroids[nearest]
-            metrics["train-loss"] = yield from self.co_distil(images, centroid, server_round)
+            metrics["train-loss"] = yield from self.co_distill(images, centroid, server_round)
         else:
             metrics["train-loss"] = yield from self.train_locally(server_round)
         predictions = yield from self.answers(received, images, temperature=1.0)
         return self.release(predictions, metrics, server_round)
 
     @yields_jobs
-    def co_distil(self, images: Tensor, centroid: Tensor, server_round: int) -> Steps[float]:
+    def co_distill(self, images: Tensor, centroid: Tensor, server_round: int) -> Steps[float]:
         """Train on private data, with a term towards the centroid on public samples (Eq. 1).
 
         Parameters

@@ -91,7 +91,7 @@ class Wanted:
         Shape that images are brought to; empty for that of the first.
     classes : int
         K; 0 to find it in the labels.
-    labelled : bool
+    labeled : bool
         Whether classes are needed; public data needs none.
     """
 
@@ -99,7 +99,7 @@ class Wanted:
     label_column: str = ""
     shape: Shape = ()
     classes: int = 0
-    labelled: bool = True
+    labeled: bool = True
 
 
 def dataset_name(name: str) -> str:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 UNSCALED_MODES = ("I", "F")
 """Pillow's modes of images whose black and white are not known."""
 
-GREY_WEIGHTS = (0.299, 0.587, 0.114)
-"""Brightness of red, green and blue (ITU-R BT.601), as image libraries turn colour to grey."""
+GRAY_WEIGHTS = (0.299, 0.587, 0.114)
+"""Brightness of red, green and blue (ITU-R BT.601), as image libraries turn color to gray."""
 
 
 def decode_images(
@@ -70,13 +70,13 @@ def _decode(file: bytes, name: str) -> Tensor:
         raise DataError(f"{name} is no readable image file") from error
     if mode in UNSCALED_MODES:
         raise DataError(
-            f"{name} has pixels of 32 bits (mode {mode}), allowed are 8 bits, or 16 bits of grey"
+            f"{name} has pixels of 32 bits (mode {mode}), allowed are 8 bits, or 16 bits of gray"
         )
     return pixels
 
 
 def _pixels(image: "Image.Image") -> Tensor:
-    """Return the pixels of one image, grey where the file is."""
+    """Return the pixels of one image, gray where the file is."""
     if image.mode.startswith("I;16"):
         # Pillow would cut what is above 255. White, 65535, is 257 times 255.
         pixels = np.rint(np.array(image) / 257).astype(np.uint8)
@@ -86,7 +86,7 @@ def _pixels(image: "Image.Image") -> Tensor:
 
 
 def convert_images(images: Tensor, shape: Shape) -> Tensor:
-    """Bring images to another shape: grey or colour, and resized bilinearly.
+    """Bring images to another shape: gray or color, and resized bilinearly.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def convert_images(images: Tensor, shape: Shape) -> Tensor:
     """
     channels, height, width = shape
     if channels < images.shape[1]:
-        weights = torch.tensor(GREY_WEIGHTS).view(1, 3, 1, 1)
+        weights = torch.tensor(GRAY_WEIGHTS).view(1, 3, 1, 1)
         images = (images * weights).sum(dim=1, keepdim=True).round().to(torch.uint8)
     if images.shape[2:] != (height, width):
         images = functional.interpolate(

@@ -34,7 +34,7 @@ def read_image_folder(path: Path, wanted: Wanted) -> tuple[list[Path], NDArray[n
     The parts ``train`` and ``test``, each with one folder per class, are pooled. Their classes are
     numbered together, so that a class that one part lacks does not shift the others.
     """
-    if not wanted.labelled:
+    if not wanted.labeled:
         files = _image_files(path)
         return files, np.zeros(len(files), dtype=np.int64)
     folders = [folder for part in parts_of(path) for folder in _class_folders(part)]
@@ -48,7 +48,7 @@ def read_image_folder(path: Path, wanted: Wanted) -> tuple[list[Path], NDArray[n
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return the parts of a labelled folder that are pooled; itself if it has none."""
+    """Return the parts of a labeled folder that are pooled; itself if it has none."""
     return [path / part for part in PARTS if (path / part).is_dir()] or [path]
 
 

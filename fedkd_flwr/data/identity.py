@@ -25,8 +25,8 @@ def share_samples(private: str, public: str, data_root: str = "") -> bool:
         return True
     return any(
         ours.is_relative_to(theirs) or theirs.is_relative_to(ours)
-        for ours in _places(private, data_root, labelled=True)
-        for theirs in _places(public, data_root, labelled=False)
+        for ours in _places(private, data_root, labeled=True)
+        for theirs in _places(public, data_root, labeled=False)
     )
 
 
@@ -39,12 +39,12 @@ def _plain(name: str, data_root: str) -> str:
     return hub_id if data_root else MOVED.get(hub_id, hub_id).lower()
 
 
-def _places(name: str, data_root: str, labelled: bool) -> list[Path]:
+def _places(name: str, data_root: str, labeled: bool) -> list[Path]:
     """Return the files and folders on this machine that hold a data set."""
     hub_id = hub_id_of(name)
     if name.startswith(FOLDER):
         path = Path(name.removeprefix(FOLDER))
-        places = parts_of(path) if labelled else [path]
+        places = parts_of(path) if labeled else [path]
     else:
         places = [Path(data_root).expanduser() / hub_id] if hub_id and data_root else []
     return [place.resolve() for place in places]

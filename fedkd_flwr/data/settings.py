@@ -151,7 +151,7 @@ class DataSettings(Slice):
     def wanted_in_public(self) -> Wanted:
         """What the config says about custom public data; images get the private shape."""
         shape = self.image_shape if len(self.image_shape) == 3 else ()
-        return replace(self.wanted, shape=shape, classes=0, labelled=False)
+        return replace(self.wanted, shape=shape, classes=0, labeled=False)
 
     def check_own(self, shape: Shape, classes: int) -> None:
         """Refuse custom data that contradict ``image-shape`` or ``num-classes``.

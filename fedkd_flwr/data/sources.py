@@ -134,7 +134,7 @@ def _source(name: str, data_root: str, wanted: Wanted) -> Source:
     hub_id = name.removeprefix(HUB)
     schema = schema_of(hub_id, data_root)
     image_column = find_column(schema, IMAGES, wanted.image_column, name)
-    label_column = find_column(schema, LABELS, wanted.label_column, name) if wanted.labelled else ""
+    label_column = find_column(schema, LABELS, wanted.label_column, name) if wanted.labeled else ""
     return Source(hub_id, image_column, label_column, wanted.shape, wanted.classes)
 
 
@@ -308,7 +308,7 @@ def _encoded_at(path: Path, wanted: Wanted) -> tuple[list[bytes], list[str], NDA
         encoded += encoded_images(table.column(images))
         names += [f"the image in row {row} of {str(place)!r}" for row in range(len(table))]
         labels.append(np.zeros(len(table), dtype=np.int64))
-        if wanted.labelled:
+        if wanted.labeled:
             column = find_column(table.schema, LABELS, wanted.label_column, repr(str(place)))
             labels[-1] = whole_numbers(table.column(column))
     return encoded, names, np.concatenate(labels)

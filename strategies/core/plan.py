@@ -109,7 +109,7 @@ class PlanSettings(Slice):
         return round(self.fraction_train * self.num_training)
 
     @property
-    def newcomers(self) -> list[int]:
+    def new_client_ids(self) -> list[int]:
         """Partition-ids of the new clients in ascending order, the same for every method."""
         generator = random_generator(self.seed, "new-clients")
         drawn = generator.choice(self.num_clients, self.num_new, replace=False)

@@ -44,7 +44,7 @@ class ServerModels(Protocol):
     def predict(self, name: str, model: Arrays, server_round: int) -> NDArray[Any]:
         """Return a model's logits on the server's public samples of a round, (P, K)."""
 
-    def distil(
+    def distill(
         self,
         name: str,
         model: Arrays,

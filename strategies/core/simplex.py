@@ -48,14 +48,14 @@ def normalized_rows(rows: NDArray[Any]) -> NDArray[Any]:
     return np.where(sums > 0, rows / np.where(sums > 0, sums, 1), uniform)
 
 
-def equal_weights(num_clients: int, newcomers: Sequence[int]) -> NDArray[np.float64]:
+def equal_weights(num_clients: int, new_clients: Sequence[int]) -> NDArray[np.float64]:
     """Weigh all clients in training alike; a new client weighs for itself alone.
 
     Parameters
     ----------
     num_clients : int
         N.
-    newcomers : sequence of int
+    new_clients : sequence of int
         Partition-ids of the clients that are not in training.
 
     Returns
@@ -64,8 +64,8 @@ def equal_weights(num_clients: int, newcomers: Sequence[int]) -> NDArray[np.floa
         Shape (N, N), row = receiver, rows on the simplex.
     """
     weights = np.ones((num_clients, num_clients))
-    weights[:, newcomers] = 0
-    weights[newcomers, newcomers] = 1
+    weights[:, new_clients] = 0
+    weights[new_clients, new_clients] = 1
     return weights / weights.sum(axis=1, keepdims=True)
 
 

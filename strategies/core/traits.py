@@ -32,7 +32,7 @@ class Traits:
     needs_public_data: ClassVar[bool] = False
     """Whether clients predict on public data."""
 
-    distils_on_server: ClassVar[bool] = False
+    distills_on_server: ClassVar[bool] = False
     """Whether the server, not the clients, predicts on public data."""
 
     needs_validation_data: ClassVar[bool] = False
