@@ -1,12 +1,12 @@
-"""Measure what a round of a real federation costs, on a federation of processes on this machine.
+"""Measure the time of a round in a federation of separate processes on this machine.
 
     python deploy/measure_rounds.py [--nodes 3] [--rounds 6] [--config 'KEY=VALUE ...']
                                     [--json FILE]
 
-starts `deploy/local_federation.sh` in a folder of its own, runs KT-pFL with MLPs on the digits,
-and prints the seconds and the processor seconds of each round but the first, with the load that
-the machine had before; FILE keeps them. The processor seconds are those of SuperLink, SuperNodes
-and all that they start (Linux only).
+The script starts `deploy/local_federation.sh` in a temporary folder and runs KT-pFL with MLPs on
+the digits. It prints the wall-clock and CPU seconds of each round except the first, and the load
+of the machine before the run. FILE receives the same numbers as JSON. CPU seconds include
+SuperLink, SuperNodes and their child processes (Linux only).
 """
 
 import argparse
@@ -29,26 +29,26 @@ PROGRAMS = Path(os.environ.get("FEDKD_BIN", ROOT / ".venv/bin"))
 CONFIG = 'strategy="kt-pfl" dataset="digits" models="mlp" torch-threads=1'
 
 Moment = tuple[float, float]
-"""A time of the clock, and the processor seconds that a federation has used until then."""
+"""Wall-clock time, and the CPU seconds that a federation has used so far."""
 
 
 def processor_seconds(home: Path) -> float:
-    """Return what the living processes of a federation, and their finished children, have used."""
+    """Return the CPU seconds of a federation's processes and of their finished children."""
     mark = f"FLWR_HOME={home}".encode()
     ticks = 0
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if mark in (folder / "environ").read_bytes().split(b"\0"):
-                # After the name in brackets; user and system time, own and of children.
+                # Fields after the name in brackets: user and system time, own and of children.
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
                 ticks += sum(map(int, fields[11:15]))
-        except OSError:  # it has ended meanwhile, or is another user's
+        except OSError:  # it has ended, or belongs to another user
             continue
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def ends_of_rounds(run: subprocess.Popen[bytes], folder: Path) -> Iterator[Moment]:
-    """Yield the moment at which each round of a run ended, as it ends."""
+    """Yield the time at which each round ends, as it ends."""
     rows, seen = folder / "run/rounds.jsonl", 0
     while run.poll() is None:
         written = rows.read_bytes().count(b"\n") if rows.exists() else 0
@@ -59,7 +59,7 @@ def ends_of_rounds(run: subprocess.Popen[bytes], folder: Path) -> Iterator[Momen
 
 
 def measure(folder: Path, nodes: int, rounds: int, port: int, config: str) -> list[Moment]:
-    """Run a federation in a folder and return what each round but the first took.
+    """Run a federation in a folder; return seconds and CPU seconds of rounds 2 and later.
 
     Raises
     ------
@@ -93,13 +93,13 @@ def measure(folder: Path, nodes: int, rounds: int, port: int, config: str) -> li
 
 
 def main() -> None:
-    """Read the command line, measure and print."""
+    """Parse the command line, measure, and print the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--port", type=int, default=8000, help="that one, and one a node after it")
+    parser.add_argument("--port", type=int, default=8000, help="first port; each node uses one more")
     parser.add_argument("--config", default=CONFIG, help="run config, as for flwr run")
-    parser.add_argument("--json", type=Path, help="a file for what is measured")
+    parser.add_argument("--json", type=Path, help="file for the measured numbers")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:

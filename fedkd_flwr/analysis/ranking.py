@@ -1,6 +1,6 @@
-"""Which of a method's settings is best, by validation accuracy and never by test accuracy.
+"""Rank the settings of a method by validation accuracy, never by test accuracy.
 
-To choose among settings by what they reach on test data is to train on it.
+Settings that are chosen on test data have an optimistically biased test accuracy.
 """
 
 from collections import defaultdict
@@ -18,30 +18,30 @@ def validation_accuracy(run: Run) -> float:
     Raises
     ------
     ConfigError
-        If the clients of the run have no validation data, or none of them was evaluated then.
+        If the clients have no validation data, or none was evaluated in the last round.
     """
     last = run.round_rows[-1]
     if last["accuracy_mean"] is None:
         raise ConfigError(
-            f"{run.path.name} cannot be chosen or ranked: no client was evaluated in its last "
+            f"{run.path.name} cannot be ranked: no client was evaluated in its last "
             f"round, {last['round']}."
         )
     accuracy = last.get("validation_accuracy_mean")
     if accuracy is None:
         raise ConfigError(
-            f"{run.path.name} has no validation data to choose by; set client-split to "
-            "something like 60/20/20."
+            f"{run.path.name} has no validation data, which ranking needs; set client-split to "
+            "train/validation/test shares such as 60/20/20."
         )
     return float(accuracy)
 
 
 def settings_by_method(groups: Mapping[str, list[Run]]) -> dict[str, list[str]]:
-    """Return the labels of each method, those of its several settings.
+    """Return the labels of the settings of each method.
 
     Parameters
     ----------
     groups : mapping of str to list of Run
-        Of a `Comparison`.
+        The runs by label, from a `Comparison`.
     """
     labels: dict[str, list[str]] = defaultdict(list)
     for label, runs in groups.items():
@@ -55,13 +55,13 @@ def rank(groups: Mapping[str, list[Run]]) -> pd.DataFrame:
     Parameters
     ----------
     groups : mapping of str to list of Run
-        Of a `Comparison`.
+        The runs by label, from a `Comparison`.
 
     Returns
     -------
     DataFrame
-        One row a label, methods together and their best setting first; columns ``strategy``,
-        ``seeds`` and ``validation_accuracy``, a mean over seeds.
+        One row per label; the settings of a method are together, the best first. Columns ``strategy``,
+        ``seeds`` and ``validation_accuracy`` (mean over seeds).
 
     Raises
     ------
@@ -88,21 +88,21 @@ def rank(groups: Mapping[str, list[Run]]) -> pd.DataFrame:
 def best_first(
     labels: Sequence[str], groups: Mapping[str, list[Run]]
 ) -> tuple[list[str], str | None]:
-    """Return the settings of one method, the best on validation data first, and how they stand.
+    """Return the settings of one method, the best on validation data first, and a note on it.
 
     Parameters
     ----------
     labels : sequence of str
-        Labels of the method.
+        Labels of the settings of the method.
     groups : mapping of str to list of Run
         The runs by label.
 
     Returns
     -------
     list of str
-        By the alphabet where they have no validation accuracy.
+        In alphabetical order if there is no validation accuracy.
     str or None
-        A sentence on that, where there are several.
+        How they are ordered, if there are several.
     """
     if len(labels) < 2:
         return list(labels), None
@@ -111,8 +111,8 @@ def best_first(
         ranked = rank({label: groups[label] for label in labels})
     except ConfigError as error:
         return sorted(labels), (
-            f"The settings of {strategy} are not ranked, since nothing is chosen on test data: "
-            f"{error}"
+            f"The settings of {strategy} are not ranked, because nothing is chosen on "
+            f"test data: {error}"
         )
     return list(ranked.index), f"The settings of {strategy} are ranked by validation accuracy."
 
@@ -122,9 +122,9 @@ def reading_order(
 ) -> tuple[list[str], list[str]]:
     """Return the labels of a comparison in the order to show them, and notes on that order.
 
-    Methods go by test accuracy, a method with several settings by that of the setting with the
-    best validation accuracy, below which the others follow. Without validation data they go by
-    the alphabet.
+    Methods are sorted by test accuracy. A method with several settings is placed by the setting
+    with the best validation accuracy, and its other settings follow. Without validation data the
+    settings of a method are in alphabetical order.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def reading_order(
         ordered, note = best_first(labels, groups)
         blocks.append(ordered)
         notes += [note] if note else []
-    # A test accuracy that is missing goes last.
+    # Missing test accuracies go last.
     accuracies = table["accuracy"].fillna(-1.0)
     blocks.sort(key=lambda labels: -float(accuracies[labels[0]]))
     return [label for labels in blocks for label in labels], notes

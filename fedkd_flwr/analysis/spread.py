@@ -1,33 +1,31 @@
-"""How evenly accuracy is spread over clients: its lower end, and Jain's index."""
+"""Fairness across clients: bottom decile, mean of the worst tenth, and Jain's index."""
 
 import math
 
 import numpy as np
 import pandas as pd
 
-LOWER_END = 0.1
-"""Share of the clients that the lower end speaks of."""
+WORST_SHARE = 0.1
+"""Share of the clients that count as the worst ones."""
 
 
 def bottom_decile(accuracies: pd.Series) -> float:
-    """Return the accuracy that a tenth of the clients stays below; NaN without clients.
-
-    Between two clients it is interpolated linearly.
-    """
-    return float(accuracies.quantile(LOWER_END))
+    """Return the 10th percentile of the accuracies, interpolated linearly; NaN without clients."""
+    return float(accuracies.quantile(WORST_SHARE))
 
 
 def mean_of_worst_tenth(accuracies: pd.Series) -> float:
-    """Return the mean accuracy of the worst tenth of the clients, at least one; NaN without."""
-    worst = math.ceil(LOWER_END * len(accuracies))
+    """Return the mean accuracy of the worst tenth of the clients, at least one client."""
+    worst = math.ceil(WORST_SHARE * len(accuracies))
     return float(accuracies.nsmallest(worst).mean())
 
 
 def jains_index(accuracies: pd.Series) -> float:
-    """Return Jain's index, (Σ a)² / (N Σ a²): 1 where all are equal, 1/N where one has it all.
+    """Return Jain's index, (Σ a)² / (N Σ a²): 1 if all accuracies are equal, 1/N if only one is
+    not zero, NaN if all are zero.
 
     R. Jain, D. Chiu, W. Hawe, *A Quantitative Measure of Fairness and Discrimination for Resource
-    Allocation in Shared Computer Systems*, DEC-TR-301, 1984. NaN where all are zero.
+    Allocation in Shared Computer Systems*, DEC-TR-301, 1984.
     """
     squares = float(np.square(accuracies).sum())
     return float(accuracies.sum()) ** 2 / (len(accuracies) * squares) if squares else math.nan
