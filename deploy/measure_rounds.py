@@ -97,7 +97,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--port", type=int, default=8000, help="first port; each node uses one more")
+    parser.add_argument(
+        "--port", type=int, default=8000, help="first port; each node uses one more"
+    )
     parser.add_argument("--config", default=CONFIG, help="run config, as for flwr run")
     parser.add_argument("--json", type=Path, help="file for the measured numbers")
     arguments = parser.parse_args()

@@ -1,16 +1,23 @@
 """Python objects where a run config has names: ``run(models=TinyNet, dataset=(X, y))``.
 
 An object that a module holds gets the name ``module:object``, which works in every engine. Any
-other object is kept in this process under the name ``object:NAME``. Data get a name with a
-digest of their content, so that other data have another name.
+other object is kept in this process under the name ``object:NAME``. The name has a digest of the
+data, or of the code of a callable, so that two different objects have different names.
 """
 
+import functools
+import hashlib
+import inspect
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.own import as_data_set, content_digest
@@ -22,6 +29,9 @@ DATA = ("dataset", "public-dataset")
 
 STRATEGY = "strategy"
 """Key of a run config that names a method."""
+
+_METHODS = (FunctionType, staticmethod, classmethod, property)
+"""Members of a class that hold code."""
 
 DIGITS = 12
 """Hexadecimal digits of a digest that are part of a name."""
@@ -73,10 +83,10 @@ def _named(key: str, value: Any, names: dict[str, Any]) -> Any:
 def _name_of_callable(value: Callable[..., Any], names: dict[str, Any]) -> str:
     if name := name_in_module(value):
         return name
-    label = _label(value)
+    label = f"{_label(value)}_{code_digest(value)[:DIGITS]}"
     taken = f"{OBJECT}:{label}"
     number = 1
-    # Two lambdas of one call are two objects.
+    # Two objects of one call may differ in what their digest leaves out.
     while names.setdefault(taken, value) is not value:
         number += 1
         taken = f"{OBJECT}:{label}_{number}"
@@ -86,6 +96,96 @@ def _name_of_callable(value: Callable[..., Any], names: dict[str, Any]) -> str:
 def _label(value: object) -> str:
     qualified = str(getattr(value, "__qualname__", type(value).__name__))
     return re.sub(r"\W", "", qualified.rpartition(".")[2], flags=re.ASCII) or "unnamed"
+
+
+def code_digest(value: Callable[..., Any]) -> str:
+    """Return the SHA-256 of the code of a callable and of the values that the code uses.
+
+    The digest covers bytecode, constants, defaults, and variables of enclosing scopes: numbers,
+    texts, arrays, tensors, functions, classes, and containers of these. It is the same in another
+    process with the same version of Python. Of any other object it covers the type and the
+    attributes that hold such values.
+
+    Parameters
+    ----------
+    value : callable
+        A function, a class, a ``functools.partial`` or an object with ``__call__``.
+
+    Returns
+    -------
+    str
+        64 hexadecimal digits.
+    """
+    return _sha256(_written(value, ()).encode())
+
+
+def _sha256(content: bytes | memoryview) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _written(value: Any, within: tuple[int, ...]) -> str:
+    """Return a text that equals that of another value only if the two compute the same.
+
+    `within` holds the ids of the objects that contain the value, so that cycles end.
+    """
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return f"{type(value).__name__} {value!r}"
+    if isinstance(value, Tensor):
+        content = value.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+        return f"{value.dtype} {tuple(value.shape)} {_sha256(content.data)}"
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        return f"{value.dtype} {value.shape} {_sha256(np.ascontiguousarray(value).data)}"
+    if isinstance(value, ModuleType):
+        return f"module {value.__name__}"
+    name = name_in_module(value) if callable(value) else None
+    if name and not name.startswith("__main__:"):
+        return name
+    if id(value) in within:
+        return "cycle"
+    inner = functools.partial(_written, within=(*within, id(value)))
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(inner, value))}]"
+    if isinstance(value, set | frozenset):
+        return f"{{{', '.join(sorted(map(inner, value)))}}}"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{inner(k)}: {inner(v)}' for k, v in value.items())}}}"
+    if parts := _parts_of_callable(value):
+        return f"{type(value).__name__} {inner(parts)}"
+    return f"{inner(type(value))} {inner(_plain(getattr(value, '__dict__', {})))}"
+
+
+def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes that hold numbers, texts or arrays, except those of Python itself."""
+    return {
+        key: value
+        for key, value in attributes.items()
+        if not key.startswith("__")
+        and isinstance(value, bool | int | float | str | np.ndarray | Tensor)
+    }
+
+
+def _parts_of_callable(value: Any) -> tuple[Any, ...]:
+    """Return what decides what a function, code or a class does; empty for other objects."""
+    if isinstance(value, CodeType):
+        return value.co_code, value.co_names, value.co_consts
+    if isinstance(value, FunctionType):
+        used: dict[str, Any] = {}
+        with suppress(ValueError):  # a variable that has no value yet
+            variables = inspect.getclosurevars(value)
+            used = {**variables.globals, **variables.nonlocals}
+        return value.__code__, value.__defaults__, value.__kwdefaults__, dict(sorted(used.items()))
+    if isinstance(value, MethodType):
+        return value.__func__, value.__self__
+    if isinstance(value, staticmethod | classmethod):
+        return (value.__func__,)
+    if isinstance(value, property):
+        return value.fget, value.fset
+    if isinstance(value, functools.partial):
+        return value.func, value.args, value.keywords
+    if isinstance(value, type):
+        methods = {k: v for k, v in vars(value).items() if isinstance(v, _METHODS)}
+        return value.__name__, value.__bases__, methods, _plain(vars(value))
+    return ()
 
 
 def _name_of_data(key: str, value: Any) -> str:

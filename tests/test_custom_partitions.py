@@ -142,10 +142,8 @@ def test_a_run_takes_a_function_and_records_the_split(small, tmp_path):
             (lambda *given: by_class_then_rest(*given), tmp_path / "b"),
         )
     ]
-    assert [run.config["partition"] for run in runs] == [
-        f"{HERE}:by_class_then_rest",
-        "object:lambda",
-    ]
+    assert runs[0].config["partition"] == f"{HERE}:by_class_then_rest"
+    assert runs[1].config["partition"].startswith("object:lambda_")
     rows, again = (json.loads((run.path / "split.json").read_text()) for run in runs)
     assert rows == again
     assert [row["partition_id"] for row in rows] == [0, 1, 2, 3]

@@ -1,6 +1,11 @@
 """Python objects in place of names: models, methods, data, in one process."""
 
+import functools
 import json
+import os
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -58,10 +63,76 @@ def test_a_class_or_function_of_a_module_is_named_by_its_module():
 def test_a_list_may_mix_names_and_objects():
     small, large = perceptron(4), perceptron(8)
     named = fedkd_flwr.name_objects({"models": ["mlp", small, TinyNet, large, small]})
-    names = ("mlp", "object:build", "examples.own_model:TinyNet", "object:build_2", "object:build")
-    assert named == {"models": names}
-    assert (find_own("object:build"), find_own("object:build_2")) == (small, large)
+    names = named["models"]
+    assert (names[0], names[2]) == ("mlp", "examples.own_model:TinyNet")
+    assert names[4] == names[1] != names[3]
+    assert all(re.fullmatch("object:build_[0-9a-f]{12}", names[n]) for n in (1, 3))
+    assert (find_own(names[1]), find_own(names[3])) == (small, large)
     assert read_config(named).run.models.models == names
+
+
+def name_of(model):
+    return fedkd_flwr.name_objects({"models": model})["models"]
+
+
+def test_a_callable_is_named_by_what_it_computes():
+    def linear(factor):
+        return lambda shape, classes: nn.Linear(factor * shape[0], classes)
+
+    local_net = type("Net", (nn.Linear,), {"forward": lambda self, x: x + 1})
+    other_net = type("Net", (nn.Linear,), {"forward": lambda self, x: x + 2})
+    different = [
+        lambda shape, classes: nn.Linear(4, classes),
+        lambda shape, classes: nn.Linear(8, classes),
+        lambda shape, classes: nn.LazyLinear(classes),
+        lambda shape, classes, width=4: nn.Linear(width, classes),
+        lambda shape, classes, width=8: nn.Linear(width, classes),
+        linear(1),
+        linear(2),
+        linear(np.ones(3)),
+        linear(np.zeros(3)),
+        functools.partial(perceptron, 4),
+        functools.partial(perceptron, 8),
+        local_net,
+        other_net,
+    ]
+    assert len({name_of(model) for model in different}) == len(different)
+    assert name_of(linear(2)) == name_of(linear(2))
+    assert name_of(functools.partial(perceptron, 4)) == name_of(functools.partial(perceptron, 4))
+
+
+def test_different_callables_of_one_list_never_share_a_name():
+    class Builder:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __call__(self, shape, classes):
+            return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+
+    # A digest does not look into objects that hold further objects.
+    names = name_of([Builder(Builder(1)), Builder(Builder(2))])
+    assert names[1] == f"{names[0]}_2"
+
+
+def test_a_name_is_the_same_in_another_process():
+    code = (
+        "import fedkd_flwr; from torch import nn\n"
+        "kinds = {'relu', 'tanh', 'none'}\n"
+        "build = lambda shape, classes: nn.Linear(len(kinds), classes)\n"
+        "print(fedkd_flwr.name_objects({'models': build})['models'])"
+    )
+    names = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert names[0] == names[1]
+    assert names[0].startswith("object:lambda_")
 
 
 def test_an_object_of_a_script_is_named_by_main(monkeypatch):
@@ -86,7 +157,7 @@ def test_a_run_takes_a_model_a_method_and_arrays(own, tmp_path):
     )
     assert list(run.rounds["failures"]) == [0]
     config = json.loads((run.path / "config.json").read_text())["config"]
-    assert config["models"] == "mlp,object:build"
+    assert re.fullmatch("mlp,object:build_[0-9a-f]{12}", config["models"])
     assert config["dataset"].startswith("object:data_")
 
 
@@ -135,7 +206,7 @@ def test_data_are_named_by_their_content():
 
 def test_other_engines_ask_for_a_name(own, tmp_path):
     for changes, sentence in (
-        ({"models": perceptron(3)}, "models = object:build is an object of this process"),
+        ({"models": perceptron(3)}, r"models = object:build_\w+ is an object of this process"),
         ({"dataset": table()}, r"dataset = object:data_\w+ is an object of this process"),
         ({"strategy": (MyProx, FedProxClient)}, "my-prox is registered in this process"),
     ):
@@ -157,13 +228,15 @@ def test_a_run_goes_on_when_the_same_objects_are_passed_again(own, tmp_path):
         fedkd_flwr.resume(folder, num_server_rounds=2)
     strategy = fedkd_flwr.register("my-prox", MyProx, FedProxClient)
     with pytest.raises(RunDirectoryError, match="pass the same objects again") as refused:
-        fedkd_flwr.resume(folder, num_server_rounds=2, dataset=table(1))
+        fedkd_flwr.resume(folder, num_server_rounds=2)
     assert "fedkd_flwr.resume(path, dataset=..., models=...)" in str(refused.value)
-    with pytest.raises(RunDirectoryError, match=r"\(models = object:build\): pass the same"):
+    with pytest.raises(RunDirectoryError, match=r"\(models = object:build_\w+\): pass the same"):
         fedkd_flwr.resume(folder, num_server_rounds=2, dataset=given["dataset"])
-    with pytest.raises(RunDirectoryError, match=r"\(models = object:build\): pass the same"):
+    with pytest.raises(RunDirectoryError, match=r"\(models = object:build_\w+\): pass the same"):
         fedkd_flwr.client_data(fedkd_flwr.load_run(folder), 0)
     again = {**given, "strategy": strategy}
-    with pytest.raises(ConfigError, match="with another dataset"):
-        fedkd_flwr.resume(folder, num_server_rounds=2, **{**again, "dataset": table(1)})
+    for changes, key in (({"dataset": table(1)}, "dataset"), ({"models": perceptron(4)}, "models")):
+        with pytest.raises(ConfigError, match=f"was started with {key} = object:") as refused:
+            fedkd_flwr.resume(folder, num_server_rounds=2, **{**again, **changes})
+        assert f"pass the same object again, not {key} = object:" in str(refused.value)
     assert len(fedkd_flwr.resume(folder, num_server_rounds=2, **again).rounds) == 2

@@ -62,7 +62,9 @@ def test_the_settings_of_a_method_follow_their_validation_accuracy(grid):
 def test_without_validation_data_nothing_is_ranked(grid):
     compared = compare(opened(grid, None, 0.5))
     assert any("kt-pfl are not ranked" in note for note in compared.notes)
-    with pytest.raises(ConfigError, match="has no validation data, which ranking needs; set client-split"):
+    with pytest.raises(
+        ConfigError, match="has no validation data, which ranking needs; set client-split"
+    ):
         rank(compared.groups)
 
 

@@ -60,8 +60,8 @@ def rank(groups: Mapping[str, list[Run]]) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row per label; the settings of a method are together, the best first. Columns ``strategy``,
-        ``seeds`` and ``validation_accuracy`` (mean over seeds).
+        One row per label; the settings of a method are together, the best first. Columns
+        ``strategy``, ``seeds`` and ``validation_accuracy`` (mean over seeds).
 
     Raises
     ------

@@ -21,9 +21,9 @@ def mean_of_worst_tenth(accuracies: pd.Series) -> float:
 
 
 def jains_index(accuracies: pd.Series) -> float:
-    """Return Jain's index, (Σ a)² / (N Σ a²): 1 if all accuracies are equal, 1/N if only one is
-    not zero, NaN if all are zero.
+    """Return Jain's index, (Σ a)² / (N Σ a²).
 
+    It is 1 if all accuracies are equal, 1/N if only one is not zero, and NaN if all are zero.
     R. Jain, D. Chiu, W. Hawe, *A Quantitative Measure of Fairness and Discrimination for Resource
     Allocation in Shared Computer Systems*, DEC-TR-301, 1984.
     """

@@ -11,6 +11,7 @@ from fedkd_flwr.listeners import RoundListener
 from fedkd_flwr.objects import name_objects
 from fedkd_flwr.runs import Run, absolute, default_run_directory, load_run, recorded_config
 from fedkd_flwr.runs.checkpoint import clients_folder
+from fedkd_flwr.runs.continuing import require_same_objects
 from fedkd_flwr.server_app import check_run
 from strategies.core.slices import kebab_case
 
@@ -146,6 +147,7 @@ def resumed(path: str | Path, changes: Mapping[str, Any] | None = None) -> Confi
         If the changes are not valid, or name another directory.
     """
     stopped = load_run(path)
+    require_same_objects(stopped, changes or {})
     place = {"output-dir": str(stopped.path)}
     configuration = read_config(
         {**recorded_config(stopped), **place, **(changes or {}), "resume": True}

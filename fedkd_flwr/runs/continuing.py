@@ -12,7 +12,7 @@ from fedkd_flwr.clients.memory_files import DamagedMemoryError, memory_file, req
 from fedkd_flwr.clients.state_dir import ForgottenRunError, files_to_start_from
 from fedkd_flwr.config import PLACE_KEYS, ConfigError, Configuration, read_config
 from fedkd_flwr.methods import METHODS, NAME, REGISTERED
-from fedkd_flwr.own import not_held
+from fedkd_flwr.own import OBJECT, not_held
 from fedkd_flwr.runs.checkpoint import read_checkpoint, server_file
 from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
 from fedkd_flwr.runs.reading import Run
@@ -76,6 +76,31 @@ def _require_objects(run: Run) -> None:
             f"{run.path} was started with Python objects ({named}): pass the same objects again, "
             f"as in fedkd_flwr.resume(path, {again})."
         )
+
+
+def require_same_objects(run: Run, given: Mapping[str, Any]) -> None:
+    """Refuse other values in place of the Python objects that a run was started with.
+
+    Parameters
+    ----------
+    run : Run
+        Stopped or finished.
+    given : mapping
+        Flat run config values that the run is to be continued with.
+
+    Raises
+    ------
+    ConfigError
+        With the names of both objects.
+    """
+    for key, value in given.items():
+        before = str(run.config.get(key, ""))
+        now = ",".join(value) if isinstance(value, list | tuple) else str(value)
+        if f"{OBJECT}:" in before and now != before:
+            raise ConfigError(
+                f"{run.path} was started with {key} = {before}; pass the same object again, "
+                f"not {key} = {now}."
+            )
 
 
 def changeable(config: Mapping[str, Any]) -> dict[str, Any]:
