@@ -17,7 +17,8 @@ from pydantic.fields import FieldInfo
 
 from fedkd_flwr.config import OWN_SETTINGS, ConfigError, RunConfig, method_tables
 from fedkd_flwr.flat import as_scalar
-from fedkd_flwr.methods import METHODS, REGISTERED
+from fedkd_flwr.methods import METHODS, REGISTERED, find_method
+from fedkd_flwr.own import OwnError
 from strategies.core.plan import Settings
 from strategies.core.slices import NoneOfTheAllowedError, Slice, kebab_case
 
@@ -95,19 +96,25 @@ def settings_reference(method: str = "") -> list[Section]:
     Parameters
     ----------
     method : str
-        Name of a method; empty for everything.
+        Name of a method, or a custom one as ``module:object``; empty for everything.
 
     Raises
     ------
     ConfigError
-        If there is no such method.
+        If there is no such method, or a custom one cannot be imported.
     """
     if not method:
         sections = [*_common_sections(), *map(_method_section, method_tables().values())]
         return _without_repetition(sections)
-    if method not in METHODS:
-        raise ConfigError(f"There is no method {method}; the methods are {', '.join(METHODS)}.")
-    kind = METHODS[method].strategy.settings_type
+    try:
+        kind = find_method(method).strategy.settings_type
+    except NoneOfTheAllowedError:
+        raise ConfigError(
+            f"There is no method {method}; the methods are {', '.join(METHODS)}, or your own as "
+            "module:object."
+        ) from None
+    except OwnError as error:
+        raise ConfigError(f"{error}.") from None
     return [Section(f"Settings of {method}", _settings(kind))] if kind.flat_keys() else []
 
 

@@ -128,6 +128,9 @@ def test_the_settings_of_one_method_and_of_one_without_any():
     assert "local has no settings of its own" in command("list", "settings", "local").output
     assert "There is no method nope" in refusal("list", "settings", "nope")
     assert "There is no list nope" in refusal("list", "nope")
+    custom = command("list", "settings", "examples.own_method:nearest").stdout
+    assert "| `nearest.sharpness` | `10.0` |" in custom and "kt-pfl.rho" in custom
+    assert "holds no nobody" in refusal("list", "settings", "examples.own_method:nobody")
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,24 @@ def test_a_run_takes_a_model_a_method_and_arrays(own, tmp_path):
     assert config["dataset"].startswith("object:data_")
 
 
+def test_messages_about_a_small_data_set_say_what_to_set(tmp_path):
+    samples = np.random.default_rng(0).normal(size=(100, 6))
+    settings = {"dataset": (samples, np.arange(100) % 3), "models": "mlp", "num_server_rounds": 1}
+    remedies = (
+        ("held-out-size to less than 100, such as 20, and public-size", {"held_out_size": 20}),
+        ("classes-per-client to at most 3, or partition to iid", {"classes_per_client": 3}),
+        ("the most that public-size can be", {"public_size": 20}),
+    )
+    for sentence, remedy in remedies:
+        with pytest.raises(DataError, match=re.escape(sentence)):
+            fedkd_flwr.run(**settings, output_dir=tmp_path / "run")
+        settings |= remedy
+    settings |= {"client_split": "60/0/40", "torch_threads": 1}
+    assert len(fedkd_flwr.run(**settings, output_dir=tmp_path / "run").rounds) == 1
+    with pytest.raises(DataError, match="too few for the client-split 60/0/40, which needs 2; set"):
+        fedkd_flwr.run(**settings, num_clients=60, partition="iid", output_dir=tmp_path / "b")
+
+
 def test_a_pair_or_a_registered_method_is_a_strategy(own, tmp_path):
     method = fedkd_flwr.register("my-prox", MyProx, FedProxClient)
     assert fedkd_flwr.name_objects({"strategy": method}) == {"strategy": "my-prox"}

@@ -174,6 +174,13 @@ def test_a_directory_with_a_run_is_left_alone(small, tmp_path):
     assert (tmp_path / "run" / "rounds.jsonl").read_bytes() == before
 
 
+def test_a_folder_of_runs_is_no_output_dir(small, tmp_path):
+    run(small, tmp_path, strategy="local", models="mlp")
+    with pytest.raises(OSError, match="is a folder of runs, such as run; choose a new folder"):
+        run(small, tmp_path, ".", strategy="local", models="mlp")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
 def test_config_repeats_the_run(small, tmp_path):
     first = run(small, tmp_path, "first", strategy="kt-pfl")
     config = json.loads((first.path / "config.json").read_text())["config"]

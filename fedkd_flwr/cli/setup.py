@@ -49,7 +49,11 @@ def list_names(
         ),
     ] = "",
     method: Annotated[
-        str, typer.Argument(help="After `settings`: show only the settings of this method.")
+        str,
+        typer.Argument(
+            help="After `settings`: show only the settings of this method, such as kt-pfl or "
+            "my_method:mine."
+        ),
     ] = "",
 ) -> None:
     """List methods, models, data sets, presets, or settings (list settings [METHOD])."""

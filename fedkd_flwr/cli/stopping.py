@@ -21,5 +21,6 @@ def stop() -> None:
             say(f"No background SuperLink of `flwr run` is running on {ADDRESS}.")
         for superlink in stopped:
             say(f"Stopped the SuperLink on {ADDRESS} (process {superlink.process_id}).")
-            if superlink.num_runs:
-                say(f"{superlink.num_runs} run(s) that it was executing stopped with it.")
+            if superlink.may_have_run:
+                # The process of a run lives on for some seconds after its last round.
+                say("If a run was not finished, it stopped too.")

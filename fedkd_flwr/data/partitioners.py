@@ -142,7 +142,10 @@ def choose_classes(
         If there are not `size` classes.
     """
     if size > num_classes:
-        raise DataError(f"a client cannot have {size} classes: the data set has {num_classes}")
+        raise DataError(
+            f"a client cannot have {size} classes: the data set has {num_classes}; set "
+            f"classes-per-client to at most {num_classes}, or partition to iid"
+        )
     chosen = np.zeros((num_choosers, num_classes), dtype=bool)
     for row in chosen:
         # `row` is a view: filling it counts for the next chooser.
@@ -360,5 +363,6 @@ def _runs_out(stock: Stock, needed: Indices) -> str:
     worst = (stock.available - needed).argmin()
     return (
         f"class {stock.classes[worst]} runs out: the clients that get it need at least "
-        f"{needed[worst]} samples, and the data set has {stock.available[worst]}"
+        f"{needed[worst]} samples, and the data set has {stock.available[worst]}; set fewer "
+        "num-clients, or partition to iid"
     )

@@ -43,7 +43,8 @@ def split_public(
     if not 0 <= held_out < num_samples:
         raise DataError(
             f"cannot hold out {held_out} of {num_samples} samples as the public set; set "
-            f"held-out-size to less than {num_samples}"
+            f"held-out-size to less than {num_samples}, such as {num_samples // 5}, and "
+            "public-size to at most that"
         )
     order = random_generator(seed, "held-out").permutation(num_samples)
     return np.sort(order[held_out:]), np.sort(order[:held_out])

@@ -102,7 +102,7 @@ def split_client(
     if len(labels) < wanted.sum():
         raise DataError(
             f"client {partition_id} has {len(labels)} samples, too few for the client-split "
-            f"{fractions}"
+            f"{fractions}, which needs {wanted.sum()}; set fewer num-clients, or another partition"
         )
     ends = np.round(percentages.cumsum() / 100 * len(labels)).astype(np.int64)
     sizes = np.maximum(np.diff(ends, prepend=0), wanted)

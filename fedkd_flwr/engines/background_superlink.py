@@ -40,12 +40,12 @@ class StoppedSuperLink:
     ----------
     process_id : int
         Its process.
-    num_runs : int
-        Runs that it was executing.
+    may_have_run : bool
+        Whether a run's process was alive, so that a run was executing or had just finished.
     """
 
     process_id: int
-    num_runs: int
+    may_have_run: bool
 
 
 def stop_background_superlinks() -> list[StoppedSuperLink]:
@@ -98,7 +98,7 @@ def _stop(process: psutil.Process) -> StoppedSuperLink:
     started: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
         started = process.children(recursive=True)
-    num_runs = sum(_executes_a_run(child) for child in started)
+    may_have_run = any(map(_executes_a_run, started))
     with suppress(psutil.NoSuchProcess):
         process.terminate()
     # The SuperLink ends its own processes; the rest is killed.
@@ -109,7 +109,7 @@ def _stop(process: psutil.Process) -> StoppedSuperLink:
     for late in remaining:
         with suppress(psutil.NoSuchProcess):
             late.kill()
-    return StoppedSuperLink(process.pid, num_runs)
+    return StoppedSuperLink(process.pid, may_have_run)
 
 
 def _executes_a_run(process: psutil.Process) -> bool:

@@ -74,11 +74,16 @@ def require_new(path: Path) -> None:
     Raises
     ------
     RunDirectoryError
-        If the directory holds a run, or cannot be made or written.
+        If the directory holds a run or a folder of runs, or cannot be made or written.
     """
     require_writable(path, "output directory")
     if (path / "config.json").exists():
         raise RunDirectoryError(f"{path} already holds a run; choose another output-dir.")
+    for run in path.glob("*/config.json"):
+        raise RunDirectoryError(
+            f"{path} is a folder of runs, such as {run.parent.name}; choose a new folder inside it "
+            f"as output-dir, such as {path / 'NEW-RUN'}."
+        )
 
 
 def remove_empty(folders: list[Path]) -> None:
