@@ -20,12 +20,12 @@ NAMED = {"local", "kt-pfl", "perfed-ckt"}
 
 @pytest.fixture
 def table_of(monkeypatch):
-    """Return the function that compares the runs of a published file, by method."""
+    """Return the function that compares the runs of a published set, by method."""
     monkeypatch.setattr(sys, "path", [str(RESULTS), *sys.path])
-    published = importlib.import_module("publish_runs").read_published
+    read_set = importlib.import_module("runs").read_set
 
-    def of(file):
-        table = fedkd_flwr.compare(published(file)).table
+    def of(name):
+        table = fedkd_flwr.compare(read_set(name)).table
         return table.rename(index=lambda label: label.partition(" ")[0])
 
     return of
@@ -49,8 +49,7 @@ def rows_of_the_table():
 def test_a_row_of_the_table_is_what_the_published_runs_give(row, table_of):
     clients, models, kt_pfl, perfed_ckt, best_other, fedavg = row
     dataset, split = clients.split(", ")
-    name = f"{DATASETS[dataset]}-{MODELS[models]}-{SPLITS[split]}.json"
-    table = table_of(RESULTS / "benchmark-tuned" / name)
+    table = table_of(f"benchmark-tuned/{DATASETS[dataset]}-{MODELS[models]}-{SPLITS[split]}")
     assert kt_pfl == cell(table, "kt-pfl")
     assert perfed_ckt == cell(table, "perfed-ckt")
     assert fedavg == cell(table, "fedavg")

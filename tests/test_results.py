@@ -1,7 +1,8 @@
-"""Tables and numbers on the results pages agree with the committed JSON files."""
+"""Tables and numbers on the results pages agree with the published runs."""
 
 import importlib
-import shutil
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,6 @@ import fedkd_flwr
 from fedkd_flwr.analysis.targets import cost_to_target
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
-FILE = RESULTS / "transfer" / "kt-pfl.json"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -19,37 +19,98 @@ def scripts():
     """Make the scripts of the results pages importable."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(RESULTS)
-        yield importlib.import_module("check_tables")
+        yield importlib.import_module("check")
 
 
-def test_generated_text_agrees_with_its_files(scripts, capsys):
+@pytest.fixture(scope="module")
+def runs_script(scripts):
+    return importlib.import_module("runs")
+
+
+def test_tables_numbers_and_claims_agree_with_the_runs(scripts, capsys):
     assert scripts.main([]) == 0, capsys.readouterr().out
 
 
-def test_a_wrong_number_is_reported_and_corrected(scripts, tmp_path):
-    shutil.copy(FILE, tmp_path)
+def test_no_sentence_has_a_marker(scripts):
+    for page in scripts.pages():
+        rest = scripts.BLOCK.sub("", page.read_text())
+        assert "<!-- from:" not in rest, page
+        assert "<!-- end -->" not in rest, page
+
+
+def test_a_wrong_number_in_a_table_is_reported_and_corrected(scripts, tmp_path):
     page = tmp_path / "page.md"
-    call = "values.accuracy kt-pfl.json kt-pfl"
-    page.write_text(f"KT-pFL has <!-- from: {call} -->99.9<!-- end --> percent.\n")
+    call = "tables.table transfer/kt-pfl columns=accuracy"
+    page.write_text(f"KT-pFL:\n\n<!-- from: {call} -->\n\n| 99.9 |\n\n<!-- end -->\n")
     text, differing = scripts.filled(page)
     assert differing == [call]
-    assert text == f"KT-pFL has <!-- from: {call} -->84.5<!-- end --> percent.\n"
+    assert "| `kt-pfl` | 84.5 ± 3.5 |" in text
     page.write_text(text)
     assert scripts.filled(page) == (text, [])
 
 
-def test_published_runs_compare_like_the_original_runs(scripts, small, tmp_path):
-    publish_runs = importlib.import_module("publish_runs")
+def test_a_number_in_a_sentence_needs_a_table_a_setting_or_a_claim(scripts, tmp_path):
+    page = tmp_path / "page.md"
+    table = "<!-- from: tables.table transfer/kt-pfl columns=accuracy -->\n<!-- end -->\n"
+    said = "KT-pFL has 84.5 with 20 clients, above 77.7 of Table 3 in `33` and CIFAR-10.\n"
+    page.write_text(table + said)
+    page.write_text(scripts.filled(page)[0])
+    assert scripts.unsupported(page) == ["77.7"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"call": "means_above kt-pfl", "value": "7 of 8"}, "says 7 of 8, the runs say 8 of 8"),
+        ({"value": "7 of 8"}, "has neither a call nor a source"),
+        ({"source": "a paper", "value": "123456"}, "lacks 123456"),
+        ({"call": "means_above kt-pfl", "value": "8 of 8"}, ""),
+    ],
+)
+def test_a_wrong_claim_is_reported(scripts, changes, problem):
+    found = scripts.wrong({"id": "one", "page": "docs/results/README.md", **changes})
+    assert problem in found
+    assert bool(problem) == bool(found)
+
+
+def test_every_table_says_which_code_made_its_runs_and_what_cifar10_is(scripts):
+    for page in scripts.results_pages():
+        for _, call, content, _ in scripts.BLOCK.findall(page.read_text()):
+            if call.startswith("speed_rows."):
+                continue
+            caption = content.strip().splitlines()[-1]
+            assert re.search(r"[Mm]ade by (a version|version)", caption), call
+            if "cifar10" in call or "CIFAR-10" in content:
+                assert "JPEG" in caption or call.startswith("tables.measured"), call
+
+
+def test_the_caption_names_version_commit_and_test_images(small, runs_script, tmp_path):
+    tables = importlib.import_module("tables")
+    columns = importlib.import_module("columns")
+    run = fedkd_flwr.run({**small, "strategy": "local"}, output_dir=tmp_path / "local")
+    runs_script.write_set("a/b", [run], tmp_path / "runs.jsonl")
+    (again,) = runs_script.read_set("a/b", tmp_path / "runs.jsonl")
+    caption = tables._caption({(): [columns.Result(again, 1, None)]}, {}, has_verdicts=False)
+    project = run.description["project"]
+    assert f"made by version {project['version']}, commit" in caption
+    images = run.clients["total"]
+    assert f"{images.min():,.0f} to {images.max():,.0f} test images a client" in caption
+
+
+def test_published_runs_compare_like_the_original_runs(runs_script, small, tmp_path):
     changes = {"client-split": "50/20/30", "num-server-rounds": 3, "models": "mlp"}
     runs = [
         fedkd_flwr.run({**small, **changes, "strategy": name}, output_dir=tmp_path / name)
         for name in ("local", "fedavg")
     ]
-    publish_runs.write_json(runs, tmp_path / "runs.json")
-    again = publish_runs.read_published(tmp_path / "runs.json")
+    file = tmp_path / "runs.jsonl"
+    runs_script.write_set("z/other", runs[:1], file)
+    runs_script.write_set("a/both", runs, file)
+    assert runs_script.set_names(file=file) == ["a/both", "z/other"]
+    again = runs_script.read_set("a/both", file)
     expected, found = fedkd_flwr.compare(runs), fedkd_flwr.compare(again)
     assert found.verdicts == expected.verdicts
-    columns = ["accuracy", "accuracy_chosen", "clients_decile", "clients_std", "harmed", "bytes"]
+    columns = ["accuracy", "accuracy_chosen", "clients_decile", "harmed", "harmed_shown", "bytes"]
     np.testing.assert_allclose(
         found.table[columns].astype(float), expected.table[columns].astype(float), atol=1e-4
     )
@@ -59,16 +120,25 @@ def test_published_runs_compare_like_the_original_runs(scripts, small, tmp_path)
     assert kept["bytes_to_target"] == costs["bytes_to_target"]
     assert kept["seconds_to_target"] == pytest.approx(costs["seconds_to_target"], abs=0.01)
 
-    # Published in two parts, the second of which replaces one run.
-    assert publish_runs.others(runs, tmp_path / "parts.json") == []
-    publish_runs.write_json(runs[:1], tmp_path / "parts.json")
-    kept = publish_runs.others(runs[1:], tmp_path / "parts.json")
-    assert publish_runs.others(runs[:1], tmp_path / "parts.json") == []
-    publish_runs.write_json([*kept, *runs[1:]], tmp_path / "both.json")
-    assert (tmp_path / "both.json").read_text() == (tmp_path / "runs.json").read_text()
 
-    lines = (runs[1].path / "clients.jsonl").read_text().splitlines()
-    (runs[1].path / "clients.jsonl").write_text("\n".join(lines[:-1]) + "\n")
-    lacking = [runs[0], fedkd_flwr.load_run(runs[1].path)]
-    with pytest.raises(ValueError, match="fedavg has 3 of 4 clients' results"):
-        publish_runs.write_json(lacking, tmp_path / "lacking.json")
+def test_runs_are_published_in_parts_and_replaced(runs_script, small, tmp_path):
+    runs = [
+        fedkd_flwr.run({**small, "strategy": name}, output_dir=tmp_path / name)
+        for name in ("local", "kt-pfl")
+    ]
+    file = tmp_path / "runs.jsonl"
+    runs_script.write_set("a/b", runs, file)
+    whole = file.read_text()
+    runs_script.write_set("a/b", runs[:1], file)
+    runs_script.write_set("a/b", runs_script.with_others(runs[1:], "a/b", file), file)
+    assert file.read_text() == whole
+    assert runs_script.with_others(runs[:1], "a/b", file)[1:] == runs[:1]
+    assert all(json.loads(line)["set"] == "a/b" for line in whole.splitlines())
+
+
+def test_a_run_that_lacks_a_client_is_refused(runs_script, small, tmp_path):
+    run = fedkd_flwr.run({**small, "strategy": "local"}, output_dir=tmp_path / "local")
+    lines = (run.path / "clients.jsonl").read_text().splitlines()
+    (run.path / "clients.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    with pytest.raises(ValueError, match="local has 3 of 4 clients' results"):
+        runs_script.published(fedkd_flwr.load_run(run.path))

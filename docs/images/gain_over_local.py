@@ -2,7 +2,7 @@
 
     python docs/images/gain_over_local.py [OUTPUT.png]
 
-Every dot is read from the published runs in docs/results/benchmark-tuned.
+Every dot is read from the published runs of docs/results/benchmark-tuned.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results"
 sys.path.insert(0, str(RESULTS))
 
-from tables import REFERENCE, accuracies  # noqa: E402 - found in RESULTS
+from columns import REFERENCE, results  # noqa: E402 - found in RESULTS
 
 DATASETS = {"fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 SPLITS = {"k-classes-grouped": "two groups", "dirichlet": "Dirichlet 0.1"}
@@ -58,8 +58,10 @@ def gains(dataset: str, architectures: str, split: str) -> pd.DataFrame:
     DataFrame
         One row per method, in the order of `LABELS`; one column per seed.
     """
-    file = RESULTS / "benchmark-tuned" / f"{dataset}-{architectures}-{split}.json"
-    table = accuracies(file, [], {}).pivot(index="strategy", columns="seed", values="gain")
+    found = results(f"benchmark-tuned/{dataset}-{architectures}-{split}")
+    rows = [(one.strategy, one.seed, one.gain) for one in found]
+    runs = pd.DataFrame(rows, columns=["strategy", "seed", "gain"])
+    table = runs.pivot(index="strategy", columns="seed", values="gain")
     hidden = ONLY_WITH_SEVERAL_ARCHITECTURES if architectures == "same" else set()
     return 100 * table.loc[[name for name in LABELS if name in table.index and name not in hidden]]
 

@@ -1,6 +1,8 @@
 """Cost of one FedKMA round at the paper's size: server time and memory, client time.
 
-    python docs/results/fedkma/fedkma_round.py OUTPUT.json [--clients 10]
+    PYTHONPATH=docs/results python docs/results/fedkma/fedkma_round.py [--clients 10]
+
+The results are written to `measurements.jsonl`.
 
 The server's part is one aggregation of the models of all clients: decoding and checking the
 replies, H and M, and mixing by M. The client's part is one alpha step and one omega step on a
@@ -8,18 +10,17 @@ batch of 16 images of CIFAR-10's size. All on one thread.
 """
 
 import argparse
-import json
 import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array
+from measurements import write_measurements
 
 from fedkd_flwr.clients.fedkma import split_parameters, step
 from fedkd_flwr.models.build import build_model
@@ -117,84 +118,40 @@ def measure_client(repetitions: int = 3) -> dict[str, float]:
     return milliseconds
 
 
-def measure(clients: int) -> dict[str, Any]:
-    """Return the costs of a round: CPU seconds, gigabytes, milliseconds per sample."""
+def measure(clients: int) -> list[dict[str, Any]]:
+    """Return the costs of the parts of a round: CPU seconds, gigabytes, milliseconds per sample."""
     torch.set_num_threads(1)
     before = peak_memory()
     server = measure_server(clients)
     peak = peak_memory()
     _, omegas = split_parameters(build_model("darts", SHAPE, CLASSES))
-    return {
-        "date": date.today().isoformat(),
-        "clients": clients,
-        "weights": sum(weights.numel() for weights in omegas),
-        "server_seconds": {name: round(seconds, 4) for name, seconds in server.items()},
-        "server_gigabytes": round(peak, 3),
-        "gigabytes_before": round(before, 3),
-        "client_milliseconds": {name: round(ms, 1) for name, ms in measure_client().items()},
-    }
-
-
-# ---- Tables and values ---------------------------------------------------------------
-
-
-def table(file: Path) -> str:
-    """Return one row per part."""
-    found = json.loads(file.read_text())
-    seconds = found["server_seconds"]
-    memory = f"{found['server_gigabytes']:.1f} GB ({found['gigabytes_before']:.1f} GB before)"
-    rows = [
-        ("server: decode and check the replies", f"{seconds['decode and check']:.1g} s"),
-        ("server: H and M", f"{seconds['H and M']:.1g} s"),
-        ("server: mix by M, with H and M", f"{seconds['aggregate']:.1g} s"),
-        ("server: peak memory", memory),
-        ("client: one alpha and one omega step, batch 16", f"{sample(file)} ms a sample"),
+    client = measure_client()
+    parts = [
+        ("server: decode and check the replies", round(server["decode and check"], 4), "s"),
+        ("server: H and M", round(server["H and M"], 4), "s"),
+        ("server: mix by M, with H and M", round(server["aggregate"], 4), "s"),
+        ("server: peak memory", round(peak, 3), "GB"),
+        ("server: memory before", round(before, 3), "GB"),
+        ("client: alpha step, batch 16, a sample", round(client["alpha step"], 1), "ms"),
+        ("client: omega step, batch 16, a sample", round(client["omega step"], 1), "ms"),
     ]
-    lines = "".join(f"| {part} | {figure} |\n" for part, figure in rows)
-    return f"| part | processor time |\n|---|---|\n{lines}"
-
-
-def sample(file: Path) -> str:
-    """Return the milliseconds of a client's two steps per sample."""
-    return f"{sum(json.loads(file.read_text())['client_milliseconds'].values()):.0f}"
-
-
-def server(file: Path) -> str:
-    """Return the seconds and the memory of the server in a round."""
-    found = json.loads(file.read_text())
-    seconds = found["server_seconds"]
-    total = seconds["decode and check"] + seconds["aggregate"]
-    return f"{total:.1f} s, {found['server_gigabytes']:.1f} GB"
-
-
-def hours(file: Path, epochs: str, samples: str) -> str:
-    """Return the hours of a client's round with a number of epochs and samples."""
-    return f"{int(epochs) * int(samples) * float(sample(file)) / 3.6e6:.1f}"
-
-
-def weights(file: Path) -> str:
-    """Return the number of weights of a network."""
-    return f"{json.loads(file.read_text())['weights']:,}"
-
-
-def when(file: Path) -> str:
-    """Return the date of the measurement."""
-    day: str = json.loads(file.read_text())["date"]
-    return day
+    common = {
+        "date": date.today().isoformat(),
+        "weights": sum(weights.numel() for weights in omegas),
+    }
+    if peak >= MEMORY_LIMIT:
+        raise SystemExit(f"The server used {peak:.2f} GB; the limit is {MEMORY_LIMIT:g} GB.")
+    return [{"part": part, "value": value, "unit": unit, **common} for part, value, unit in parts]
 
 
 def main() -> None:
-    """Measure, write the file and print its table."""
+    """Measure, write the results and print them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("output", type=Path)
     parser.add_argument("--clients", type=int, default=10)
-    options = parser.parse_args()
-    found = measure(options.clients)
-    options.output.write_text(json.dumps(found, indent=1) + "\n")
-    print(table(options.output))
-    peak = found["server_gigabytes"]
-    if peak >= MEMORY_LIMIT:
-        raise SystemExit(f"The server used {peak:.2f} GB; the limit is {MEMORY_LIMIT:g} GB.")
+    found = measure(parser.parse_args().clients)
+    write_measurements("fedkma/round", found)
+    for line in found:
+        print(f"{line['part']}: {line['value']} {line['unit']}")
 
 
 if __name__ == "__main__":

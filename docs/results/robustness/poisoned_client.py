@@ -3,19 +3,20 @@
 Runs KT-pFL, FedMD and PerFed-CKT on digits with one client that is honest, silent, or sends
 one-hot predictions of wrong classes in every round. Prints the mean accuracy of the others.
 
-    python docs/results/robustness/poisoned_client.py OUTPUT.json [SEED ...]
+    PYTHONPATH=docs/results python docs/results/robustness/poisoned_client.py [SEED ...]
+
+The results are written to `measurements.jsonl`.
 """
 
 import itertools
-import json
 import logging
 import sys
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message
+from measurements import write_measurements
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
@@ -87,69 +88,20 @@ def accuracy_of_others(settings: dict, behave: Callable[[Message], None]) -> flo
     return round(float(last[last["partition_id"] != BYZANTINE_CLIENT]["accuracy"].mean()), 4)
 
 
-def means(file: Path) -> dict[tuple[str, str], dict[str, float]]:
-    """Return the others' accuracy in percent, by method and mixing, then by behavior."""
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for row in json.loads(file.read_text())["rows"]:
-        accuracy = 100 * float(np.mean(row["accuracy"]))
-        found.setdefault((row["strategy"], row["mixing"]), {})[row["client"]] = accuracy
-    return found
-
-
-def accuracy(file: Path, strategy: str, mixing: str, client: str) -> str:
-    """Return one accuracy in percent."""
-    return f"{means(file)[strategy, mixing][client]:.1f}"
-
-
-def cost(file: Path, strategy: str, mixing: str) -> str:
-    """Return the others' accuracy with poisoned predictions minus that with silence, in points."""
-    own = means(file)[strategy, mixing]
-    return f"{own['poisoned'] - own['silent']:+.1f}"
-
-
-def table(file: Path) -> str:
-    """Return one row per method and mixing: accuracy of the others by the client's behavior."""
-    lines = [
-        "| method | `mixing` | honest | silent | poisoned | poisoned - silent |",
-        "|---|---|---:|---:|---:|---:|",
-    ]
-    for (strategy, mixing), own in means(file).items():
-        cells = [
-            f"{own[name]:.1f}" if name in own else "" for name in ("honest", "silent", "poisoned")
-        ]
-        difference = cost(file, strategy, mixing) if "poisoned" in own else ""
-        lines.append(f"| `{strategy}` | {mixing} | {' | '.join(cells)} | {difference} |")
-    return "\n".join(lines) + "\n"
-
-
-def main(output: Path, seeds: list[int]) -> None:
+def main(seeds: list[int]) -> None:
     """Run all combinations, print one line for each, and write the results."""
-    rows = []
-    local = [
-        accuracy_of_others({**SETTINGS, "strategy": "local", "seed": seed}, honest)
-        for seed in seeds
-    ]
-    rows.append({"strategy": "local", "mixing": "-", "client": "honest", "accuracy": local})
-    print(rows[-1], flush=True)
-    combinations = itertools.product(TABLES, ("mean", "median"), (honest, silent, poisoned))
-    for strategy, mixing, behave in combinations:
-        settings = {**SETTINGS, "strategy": strategy, f"{TABLES[strategy]}.mixing": mixing}
-        accuracies = [accuracy_of_others({**settings, "seed": seed}, behave) for seed in seeds]
-        rows.append(
-            {
-                "strategy": strategy,
-                "mixing": mixing,
-                "client": behave.__name__,
-                "accuracy": accuracies,
-            }
-        )
-        print(rows[-1], flush=True)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(map(json.dumps, rows))
-    text = f'{{"settings": {json.dumps(SETTINGS)},\n"seeds": {seeds},\n"rows": [\n{lines}\n]}}\n'
-    json.loads(text)
-    output.write_text(text)
+    alone = ("local", "-", honest)
+    attacked = itertools.product(TABLES, ("mean", "median"), (honest, silent, poisoned))
+    lines = []
+    for (strategy, mixing, behave), seed in itertools.product([alone, *attacked], seeds):
+        settings = {**SETTINGS, "strategy": strategy, "seed": seed}
+        if strategy in TABLES:
+            settings[f"{TABLES[strategy]}.mixing"] = mixing
+        line = {"strategy": strategy, "mixing": mixing, "client": behave.__name__, "seed": seed}
+        lines.append({**line, "accuracy": accuracy_of_others(settings, behave)})
+        print(lines[-1], flush=True)
+    write_measurements("robustness/digits", lines)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), [int(seed) for seed in sys.argv[2:]] or [0, 1, 2])
+    main([int(seed) for seed in sys.argv[1:]] or [0, 1, 2])

@@ -1,0 +1,182 @@
+"""Values for sentences, computed from the published runs; see `claims.toml`.
+
+A method is its strategy and settings, as in ``fedmd,kt-pfl.temperature=1.0,round=30``.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from columns import REFERENCE, Result, chosen_gains, in_points, results
+from measurements import read_measurements
+from runs import set_names
+
+from benchmarks.records import read_records
+from benchmarks.table import three_digits
+from fedkd_flwr.analysis.rendering import in_bytes
+from fedkd_flwr.analysis.significance import effects_of
+
+SPEED = Path(__file__).parent / "speed"
+
+
+def of_method(name: str, method: str) -> list[Result]:
+    """Return the results of a method in a set, by seed.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or more than one of a seed.
+    """
+    strategy, *pairs = method.split(",")
+    conditions = dict(pair.split("=", 1) for pair in pairs)
+    found = [r for r in results(name, conditions) if r.strategy == strategy]
+    if not found or len({result.seed for result in found}) != len(found):
+        raise ValueError(f"{name} has no run, or several of a seed, of {method}.")
+    return found
+
+
+def accuracy(name: str, method: str) -> str:
+    """Return the mean accuracy in percent."""
+    return f"{100 * np.mean([result.accuracy for result in of_method(name, method)]):.1f}"
+
+
+def gain(name: str, method: str, over: str = "") -> str:
+    """Return the mean gain over `local`, or over another method, in points."""
+    return in_points([np.mean(_gains(name, method, over))])
+
+
+def gains(name: str, method: str, over: str = "") -> str:
+    """Return the gain of each seed over `local`, or over another method, in points."""
+    return in_points(_gains(name, method, over))
+
+
+def _gains(name: str, method: str, over: str) -> list[float]:
+    own = of_method(name, method)
+    if not over:
+        return [result.gain for result in own]
+    others = {result.seed: result.accuracy for result in of_method(name, over)}
+    return [result.accuracy - others[result.seed] for result in own]
+
+
+def distance(name: str, method: str, over: str = "") -> str:
+    """Return the absolute mean gain, for sentences that state its direction."""
+    return gain(name, method, over).lstrip("+-")
+
+
+def fewer_bytes(name: str, method: str, than: str) -> str:
+    """Return the bytes of another method as a multiple of this method's."""
+    return f"{_bytes(name, than) / _bytes(name, method):.0f}"
+
+
+def share_of_bytes(name: str, method: str, of: str) -> str:
+    """Return the bytes of a method as a share of another's."""
+    return f"{_bytes(name, method) / _bytes(name, of):.0%}"
+
+
+def exchanged(name: str, method: str) -> str:
+    """Return the bytes that a run exchanges."""
+    return in_bytes(_bytes(name, method))
+
+
+def _bytes(name: str, method: str) -> float:
+    own = of_method(name, method)
+    return float(np.mean([r.run.kept["bytes_up"] + r.run.kept["bytes_down"] for r in own]))
+
+
+def gains_at_validation_round(name: str, method: str) -> str:
+    """Return each seed's gain over `local`, each at its round of best validation accuracy."""
+    return chosen_gains(of_method(name, method))
+
+
+def epsilon(name: str, method: str) -> str:
+    """Return epsilon after the last round."""
+    return f"{max(result.run.kept['epsilon'] for result in of_method(name, method)):,.0f}"
+
+
+def _tuned() -> list[str]:
+    return [n for n in set_names("benchmark-tuned/") if n.partition("/")[2][:4] in ("cifa", "fash")]
+
+
+def _tuned_effects() -> pd.DataFrame:
+    """Return one row per method and tuned comparison; Holm's correction is within a comparison."""
+    rows = []
+    for name in _tuned():
+        own: dict[str, list[float]] = {}
+        for result in results(name):
+            if result.strategy != REFERENCE:
+                own.setdefault(result.strategy, []).append(result.gain)
+        for method, effect in effects_of(own).items():
+            rows.append({"set": name, "method": method, "effect": effect, "gain": effect.gain})
+    return pd.DataFrame(rows)
+
+
+def means_above(method: str) -> str:
+    """Return in how many tuned comparisons a method is above `local` in the mean."""
+    own = _tuned_effects().query("method == @method")
+    return f"{(own['gain'] > 0).sum()} of {len(own)}"
+
+
+def seeds_above(method: str) -> str:
+    """Return in how many runs of all tuned comparisons a method is above `local`."""
+    own = _tuned_effects().query("method == @method")["effect"]
+    return f"{sum(e.above for e in own)} of {sum(e.seeds for e in own)}"
+
+
+def rows_above() -> str:
+    """Return how many rows of the tuned comparisons are above `local` in every seed."""
+    effects = _tuned_effects()["effect"]
+    return f"{sum(e.above == e.seeds for e in effects)} of {len(effects)}"
+
+
+def tuned_rows() -> str:
+    """Return the number of rows of the tuned comparisons."""
+    return str(len(_tuned_effects()))
+
+
+def shown(outcome: str) -> str:
+    """Return how many rows of the tuned comparisons have an outcome after Holm's correction."""
+    return str(sum(effect.outcome == outcome for effect in _tuned_effects()["effect"]))
+
+
+def measured(name: str, column: str, scale: str, layout: str, *conditions: str) -> str:
+    """Return the mean of a column of measurements."""
+    wanted = dict(pair.split("=", 1) for pair in conditions)
+    values = [
+        line[column][-1] if isinstance(line[column], list) else line[column]
+        for line in read_measurements(name)
+        if all(str(line.get(key)) == value for key, value in wanted.items())
+    ]
+    return f"{float(scale) * np.mean(values):{layout}}"
+
+
+def cost(strategy: str, mixing: str) -> str:
+    """Return the size of `signed_cost`, for sentences that state its direction."""
+    return signed_cost(strategy, mixing).lstrip("+-")
+
+
+def signed_cost(strategy: str, mixing: str) -> str:
+    """Return what a poisoned client costs the others, compared with a silent one, in points."""
+    lines = pd.DataFrame(read_measurements("robustness/digits"))
+    own = lines.query("strategy == @strategy and mixing == @mixing")
+    means = own.groupby("client")["accuracy"].mean()
+    return in_points([means["poisoned"] - means["silent"]])
+
+
+def speed(part: str, row: str) -> str:
+    """Return the ``measured`` or ``baseline`` median of a row of the benchmarks, or its ratio."""
+    rows = {one.result.name: one.result for one in read_records(SPEED / "speed.json")}
+    found = getattr(rows[row], part)
+    return f"{found:.2f}" if part == "ratio" else f"{three_digits(found)} {rows[row].unit}"
+
+
+def nodes(part: str, which: str = "median") -> str:
+    """Return the seconds of a round with real nodes."""
+    values = json.loads((SPEED / "nodes.json").read_text())[part]
+    return f"{getattr(np, which)(values):.1f}"
+
+
+def fresh_is_better() -> str:
+    """Return in how many runs fresh batch-normalization statistics are better."""
+    gains = [line["gain of fresh"] for line in read_measurements("statistics/fresh-or-kept")]
+    return f"{sum(gain > 0 for gain in gains)} of {len(gains)}"

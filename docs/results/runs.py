@@ -1,0 +1,286 @@
+"""Publish finished runs in `runs.jsonl`, and read them again.
+
+    python docs/results/runs.py [--add] RUNS SET
+
+adds the folder RUNS as the set SET, such as ``transfer/kt-pfl``, in place of an earlier set of that
+name. With ``--add``, the set keeps its other runs, so a long sweep can be published in parts. Then
+all tables are updated, as by ``python docs/results/check.py --write``.
+
+The first line of a set has the settings that all its runs share, each further line a run: its other
+settings, mean accuracy by round, the accuracy of every client after the last round and of every new
+client, traffic, seconds, and what made it.
+"""
+
+import argparse
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+import fedkd_flwr
+from fedkd_flwr import Run
+from fedkd_flwr.analysis.results import new_client_accuracies
+from fedkd_flwr.analysis.settings import defining_settings
+from strategies.core.new_clients import NEW_CLIENTS
+
+HERE = Path(__file__).parent
+RUNS = HERE / "runs.jsonl"
+TRAFFIC = ("numbers_up", "numbers_down", "bytes_up", "bytes_down")
+"""Columns that are summed over rounds."""
+
+MEANS = ("moved_private", "moved_public")
+"""Columns whose mean over clients is stored: how far a round moves a client's weights."""
+
+USERS = ("global_accuracy", "teacher_accuracy", "lambda", "temperature", "teacher_round")
+"""PersFL's columns of each client after the last round."""
+
+MADE_BY = (
+    "project",
+    "versions",
+    "processor",
+    "vector_extensions",
+    "device",
+    "torch_threads",
+    "started",
+)
+"""Parts of ``config.json`` that say what made a run besides its settings."""
+
+# ---- From runs to lines -----------------------------------------------------------------
+
+
+def published(run: Run) -> dict[str, Any]:
+    """Return what is stored of a run, with all its settings.
+
+    Raises
+    ------
+    ValueError
+        If a client lacks its last evaluation: clients are told apart by their place.
+    """
+    if isinstance(run, PublishedRun):
+        return {**run.kept, "settings": run.settings}
+    evaluated = run.rounds["accuracy_mean"].notna()
+    rounds = run.rounds[evaluated]
+    sizes = run.rounds["bytes_up"] + run.rounds["bytes_down"]
+    seconds = run.rounds.filter(regex="^seconds_").sum(axis=1)
+    clients = run.clients.dropna(subset="accuracy")
+    last = clients[clients["round"] == clients["round"].max()].sort_values("partition_id")
+    new = new_client_accuracies(run)
+    due = run.config["num-clients"] - len(new)
+    if len(last) != due or last["round"].max() != run.summary["rounds"]:
+        raise ValueError(
+            f"{run.path.name} has {len(last)} of {due} clients' results after its last round, "
+            "which are all required. Run it again."
+        )
+    result = {
+        "settings": defining_settings(run.config),
+        "rounds": rounds["round"].tolist(),
+        "accuracy_mean": rounds["accuracy_mean"].round(4).tolist(),
+        "accuracy_of_clients": last["accuracy"].round(4).tolist(),
+        "test_images": last["total"].astype(int).tolist(),
+        **{column: int(run.rounds[column].sum()) for column in TRAFFIC},
+        "bytes_to_round": sizes.cumsum()[evaluated].astype(int).tolist(),
+        "seconds_to_round": seconds.cumsum()[evaluated].round(2).tolist(),
+        "seconds": round(run.summary["seconds"], 1),
+        "made_by": {name: run.description[name] for name in MADE_BY if name in run.description},
+    }
+    validated = run.rounds["validation_accuracy_mean"].astype(float)
+    if validated[evaluated].notna().all():
+        result["validation_accuracy_mean"] = validated[evaluated].round(4).tolist()
+    users = {name: last[name].round(4).tolist() for name in USERS if name in last}
+    if users:
+        result["users"] = users
+    for column in MEANS:
+        if column in run.clients:
+            result[column] = float(f"{run.clients[column].mean():.3g}")
+    if len(new):
+        result["accuracy_of_new_clients"] = {n: round(value, 4) for n, value in new.items()}
+        for column in ("bytes_up", "bytes_down"):
+            result[f"new_{column}"] = run.summary["new_clients"][column]
+    if "epsilon" in run.rounds:
+        result["epsilon"] = round(float(run.rounds["epsilon"].iloc[-1]), 3)
+    return result
+
+
+def lines_of(name: str, runs: Sequence[Run]) -> list[str]:
+    """Return the lines of a set: its shared settings, then one line a run."""
+    found = [published(run) for run in runs]
+    shared = {
+        key: value
+        for key, value in found[0]["settings"].items()
+        if all(one["settings"].get(key) == value for one in found)
+    }
+    for one in found:
+        one["settings"] = {k: v for k, v in one["settings"].items() if k not in shared}
+    return [json.dumps({"set": name, **line}) for line in [{"shared": shared}, *found]]
+
+
+def write_set(name: str, runs: Sequence[Run], file: Path = RUNS) -> None:
+    """Write a set in place of the set of its name; sets are in alphabetical order."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    others = [line for line in lines if json.loads(line)["set"] != name]
+    # The sort is stable, so that the shared settings stay first.
+    merged = sorted([*others, *lines_of(name, runs)], key=lambda line: json.loads(line)["set"])
+    file.write_text("".join(f"{line}\n" for line in merged))
+    _sets.cache_clear()
+
+
+# ---- From lines to runs --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PublishedRun(Run):
+    """A published run, which `fedkd_flwr.compare` accepts.
+
+    Attributes
+    ----------
+    kept : dict
+        The line, its settings completed by the shared ones.
+    """
+
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What the run's numbers depend on."""
+        return defining_settings(self.kept["settings"])
+
+    @cached_property
+    def accuracies(self) -> list[float]:
+        """Mean accuracy at each evaluated round; the last is recomputed from clients."""
+        last = float(np.mean(self.kept["accuracy_of_clients"]))
+        return [*self.kept["accuracy_mean"][:-1], last]
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """The settings, and what made the run where that was published."""
+        return {"config": self.kept["settings"], **self.kept.get("made_by", {})}
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """One row per evaluated round; traffic and seconds include the rounds before it."""
+        kept, columns = self.kept, {"accuracy_mean": self.accuracies}
+        columns["validation_accuracy_mean"] = kept.get("validation_accuracy_mean")
+        for name, stored in (("bytes_up", "bytes_to_round"), ("seconds_all", "seconds_to_round")):
+            columns[name] = np.diff(kept[stored], prepend=0) if stored in kept else np.nan
+        evaluated = pd.DataFrame({**columns, "bytes_down": 0}, index=kept["rounds"])
+        every = evaluated.reindex(range(1, kept["rounds"][-1] + 1))
+        return every.rename_axis("round").reset_index()
+
+    @cached_property
+    def round_rows(self) -> list[dict[str, Any]]:
+        """The same as `rounds`."""
+        rows = self.rounds.astype(object).where(self.rounds.notna(), None)
+        return rows.to_dict("records")
+
+    @cached_property
+    def client_rows(self) -> list[dict[str, Any]]:
+        """One row per client after the last round."""
+        accuracies = self.kept["accuracy_of_clients"]
+        images = self.kept.get("test_images", [None] * len(accuracies))
+        return [
+            {"round": self.kept["rounds"][-1], "partition_id": n, "accuracy": a, "total": total}
+            for n, (a, total) in enumerate(zip(accuracies, images, strict=True))
+        ]
+
+    @cached_property
+    def further_rows(self) -> dict[str, list[dict[str, Any]]]:
+        """The new clients, if there are any."""
+        new = self.kept.get("accuracy_of_new_clients", {})
+        rows = [
+            {"round": self.kept["rounds"][-1], "partition_id": int(n), "accuracy": accuracy}
+            for n, accuracy in new.items()
+        ]
+        return {NEW_CLIENTS: rows} if rows else {}
+
+    @property
+    def finished(self) -> bool:
+        """True, because only finished runs are published."""
+        return True
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Accuracy and spread after the last round and the validation round, and totals."""
+        kept, accuracies = self.kept, np.array(self.kept["accuracy_of_clients"])
+        rounds = kept["rounds"][-1]
+        last_round = {
+            "round": rounds,
+            "accuracy_mean": self.accuracies[-1],
+            "accuracy_std": float(accuracies.std()),
+            "accuracy_min": float(accuracies.min()),
+        }
+        validated = kept.get("validation_accuracy_mean")
+        best = {"accuracy_mean": self.accuracies[int(np.argmax(validated))]} if validated else None
+        totals = {name: kept[name] for name in (*TRAFFIC, "seconds")}
+        return {"rounds": rounds, "last_round": last_round, "validation_round": best, **totals}
+
+    def check(self) -> None:
+        """Do nothing, because the whole file was read."""
+
+
+@functools.cache
+def _sets(file: Path) -> dict[str, list[PublishedRun]]:
+    shared: dict[str, dict[str, Any]] = {}
+    runs: dict[str, list[PublishedRun]] = {}
+    for line in map(json.loads, file.read_text().splitlines()):
+        name = line.pop("set")
+        if "shared" in line:
+            shared[name], runs[name] = line["shared"], []
+            continue
+        kept = {**line, "settings": {**shared[name], **line["settings"]}}
+        runs[name].append(PublishedRun(file / name / str(len(runs[name])), kept=kept))
+    return runs
+
+
+def set_names(prefix: str = "", file: Path = RUNS) -> list[str]:
+    """Return the names of the published sets that start with a prefix."""
+    return [name for name in _sets(file) if name.startswith(prefix)]
+
+
+def read_set(name: str, file: Path = RUNS) -> list[PublishedRun]:
+    """Return the runs of a set, in the order of the file.
+
+    Raises
+    ------
+    ValueError
+        If there is no such set.
+    """
+    if name not in _sets(file):
+        raise ValueError(f"{file.name} has no set {name}.")
+    return _sets(file)[name]
+
+
+# ---- The command -----------------------------------------------------------------------
+
+
+def with_others(runs: list[Run], name: str, file: Path = RUNS) -> list[Run]:
+    """Return the runs, after those of a published set whose settings differ from theirs."""
+    settings = [defining_settings(run.config) for run in runs]
+    kept = read_set(name, file) if file.exists() and name in set_names(file=file) else []
+    return [*(run for run in kept if run.settings not in settings), *runs]
+
+
+def main(folder: Path, name: str, add: bool) -> None:
+    """Publish a folder of runs, and update all tables."""
+    runs = [run for group in fedkd_flwr.compare(folder).groups.values() for run in group]
+    if add:
+        runs = with_others(runs, name)
+        # Refuses runs whose splits differ from the stored ones.
+        fedkd_flwr.compare(runs)
+    write_set(name, runs)
+    subprocess.run([sys.executable, HERE / "check.py", "--write"], check=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--add", action="store_true", help="keep the other runs of SET")
+    parser.add_argument("folder", type=Path, metavar="RUNS")
+    parser.add_argument("name", metavar="SET")
+    main(**vars(parser.parse_args()))
