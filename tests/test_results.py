@@ -64,6 +64,7 @@ def test_a_number_in_a_sentence_needs_a_table_a_setting_or_a_claim(scripts, tmp_
         ({"call": "means_above kt-pfl", "value": "7 of 8"}, "says 7 of 8, the runs say 8 of 8"),
         ({"value": "7 of 8"}, "has neither a call nor a source"),
         ({"source": "a paper", "value": "123456"}, "lacks 123456"),
+        ({"call": "gain transfer/kt-pfl none", "value": "8"}, "transfer/kt-pfl has no run"),
         ({"call": "means_above kt-pfl", "value": "8 of 8"}, ""),
     ],
 )
@@ -93,8 +94,8 @@ def test_the_caption_names_version_commit_and_test_images(small, runs_script, tm
     caption = tables._caption({(): [columns.Result(again, 1, None)]}, {}, has_verdicts=False)
     project = run.description["project"]
     assert f"made by version {project['version']}, commit" in caption
-    images = run.clients["total"]
-    assert f"{images.min():,.0f} to {images.max():,.0f} test images a client" in caption
+    assert f"{run.clients['total'].min():,.0f}" in caption
+    assert caption.endswith("test images a client.*")
 
 
 def test_published_runs_compare_like_the_original_runs(runs_script, small, tmp_path):

@@ -180,7 +180,8 @@ def _caption(groups: Groups, effects: dict[Any, Effect], has_verdicts: bool) -> 
         )
     sizes = [n for result in found for n in result.run.kept.get("test_images", [])]
     if sizes:
-        parts.append(f"{min(sizes):,} to {max(sizes):,} test images a client")
+        largest = f" to {max(sizes):,}" if max(sizes) > min(sizes) else ""
+        parts.append(f"{min(sizes):,}{largest} test images a client")
     return f"*{'; '.join(parts)}.*"
 
 
