@@ -89,8 +89,8 @@ def test_the_caption_names_version_commit_and_test_images(small, runs_script, tm
     tables = importlib.import_module("tables")
     columns = importlib.import_module("columns")
     run = fedkd_flwr.run({**small, "strategy": "local"}, output_dir=tmp_path / "local")
-    runs_script.write_set("a/b", [run], tmp_path / "runs.jsonl")
-    (again,) = runs_script.read_set("a/b", tmp_path / "runs.jsonl")
+    runs_script.write_set("a/b", [run], tmp_path / "runs.jsonl.gz")
+    (again,) = runs_script.read_set("a/b", tmp_path / "runs.jsonl.gz")
     caption = tables._caption({(): [columns.Result(again, 1, None)]}, {}, has_verdicts=False)
     project = run.description["project"]
     assert f"made by version {project['version']}, commit" in caption
@@ -104,7 +104,7 @@ def test_published_runs_compare_like_the_original_runs(runs_script, small, tmp_p
         fedkd_flwr.run({**small, **changes, "strategy": name}, output_dir=tmp_path / name)
         for name in ("local", "fedavg")
     ]
-    file = tmp_path / "runs.jsonl"
+    file = tmp_path / "runs.jsonl.gz"
     runs_script.write_set("z/other", runs[:1], file)
     runs_script.write_set("a/both", runs, file)
     assert runs_script.set_names(file=file) == ["a/both", "z/other"]
@@ -127,14 +127,14 @@ def test_runs_are_published_in_parts_and_replaced(runs_script, small, tmp_path):
         fedkd_flwr.run({**small, "strategy": name}, output_dir=tmp_path / name)
         for name in ("local", "kt-pfl")
     ]
-    file = tmp_path / "runs.jsonl"
+    file = tmp_path / "runs.jsonl.gz"
     runs_script.write_set("a/b", runs, file)
-    whole = file.read_text()
+    whole = runs_script.read_lines(file)
     runs_script.write_set("a/b", runs[:1], file)
     runs_script.write_set("a/b", runs_script.with_others(runs[1:], "a/b", file), file)
-    assert file.read_text() == whole
+    assert runs_script.read_lines(file) == whole
     assert runs_script.with_others(runs[:1], "a/b", file)[1:] == runs[:1]
-    assert all(json.loads(line)["set"] == "a/b" for line in whole.splitlines())
+    assert all(json.loads(line)["set"] == "a/b" for line in whole)
 
 
 def test_a_run_that_lacks_a_client_is_refused(runs_script, small, tmp_path):

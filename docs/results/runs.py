@@ -1,4 +1,4 @@
-"""Publish finished runs in `runs.jsonl`, and read them again.
+"""Publish finished runs in `runs.jsonl.gz`, and read them again.
 
     python docs/results/runs.py [--add] RUNS SET
 
@@ -6,6 +6,7 @@ adds the folder RUNS as the set SET, such as ``transfer/kt-pfl``, in place of an
 name. With ``--add``, the set keeps its other runs, so a long sweep can be published in parts. Then
 all tables are updated, as by ``python docs/results/check.py --write``.
 
+The file has JSON lines, compressed by gzip: Flower Hub refuses text files above 1 MB.
 The first line of a set has the settings that all its runs share, each further line a run: its other
 settings, mean accuracy by round, the accuracy of every client after the last round and of every new
 client, traffic, seconds, and what made it.
@@ -13,6 +14,7 @@ client, traffic, seconds, and what made it.
 
 import argparse
 import functools
+import gzip
 import json
 import subprocess
 import sys
@@ -32,7 +34,7 @@ from fedkd_flwr.analysis.settings import defining_settings
 from strategies.core.new_clients import NEW_CLIENTS
 
 HERE = Path(__file__).parent
-RUNS = HERE / "runs.jsonl"
+RUNS = HERE / "runs.jsonl.gz"
 TRAFFIC = ("numbers_up", "numbers_down", "bytes_up", "bytes_down")
 """Columns that are summed over rounds."""
 
@@ -52,6 +54,19 @@ MADE_BY = (
     "started",
 )
 """Parts of ``config.json`` that say what made a run besides its settings."""
+
+# ---- The file ---------------------------------------------------------------------------
+
+
+def read_lines(file: Path = RUNS) -> list[str]:
+    """Return the lines of a file of runs; a file that does not exist has none."""
+    return gzip.decompress(file.read_bytes()).decode().splitlines() if file.exists() else []
+
+
+def write_lines(lines: Sequence[str], file: Path = RUNS) -> None:
+    """Write a file of runs. Equal lines give equal bytes: no time is stored."""
+    file.write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0))
+
 
 # ---- From runs to lines -----------------------------------------------------------------
 
@@ -124,11 +139,11 @@ def lines_of(name: str, runs: Sequence[Run]) -> list[str]:
 
 def write_set(name: str, runs: Sequence[Run], file: Path = RUNS) -> None:
     """Write a set in place of the set of its name; sets are in alphabetical order."""
-    lines = file.read_text().splitlines() if file.exists() else []
-    others = [line for line in lines if json.loads(line)["set"] != name]
+    others = [line for line in read_lines(file) if json.loads(line)["set"] != name]
     # The sort is stable, so that the shared settings stay first.
-    merged = sorted([*others, *lines_of(name, runs)], key=lambda line: json.loads(line)["set"])
-    file.write_text("".join(f"{line}\n" for line in merged))
+    write_lines(
+        sorted([*others, *lines_of(name, runs)], key=lambda line: json.loads(line)["set"]), file
+    )
     _sets.cache_clear()
 
 
@@ -229,7 +244,7 @@ class PublishedRun(Run):
 def _sets(file: Path) -> dict[str, list[PublishedRun]]:
     shared: dict[str, dict[str, Any]] = {}
     runs: dict[str, list[PublishedRun]] = {}
-    for line in map(json.loads, file.read_text().splitlines()):
+    for line in map(json.loads, read_lines(file)):
         name = line.pop("set")
         if "shared" in line:
             shared[name], runs[name] = line["shared"], []
