@@ -1,8 +1,8 @@
 """All methods by name, with their strategies and clients.
 
 A new built-in method is one file in `strategies`, one in `fedkd_flwr/clients` unless an existing
-client fits, and one entry here. Strategies and clients are named by module and class, and imported
-on first use.
+client fits, and one line here. Strategies and clients are named by module and class, and imported
+on first use. The strategy class says where the method comes from and what it exchanges.
 
 A custom method needs no entry: `register` creates it from its classes.
 """
@@ -33,23 +33,18 @@ class Method:
     ----------
     strategy_name, client_name : str
         Names of the classes, as ``module:class``.
-    exchanged : str
-        What is exchanged, in a few words.
-    paper : str
-        Source of the method.
     """
 
     strategy_name: str
     client_name: str
-    exchanged: str
-    paper: str
 
     @property
     def family(self) -> str:
         """The member of `FAMILIES`; heads and other parts of models count as parameters."""
-        if self.exchanged in FAMILIES:
-            return self.exchanged
-        return "class means" if self.exchanged.startswith("class-mean") else "parameters"
+        exchanged = self.strategy.exchanged
+        if exchanged in FAMILIES:
+            return exchanged
+        return "class means" if exchanged.startswith("class-mean") else "parameters"
 
     @cached_property
     def strategy(self) -> "type[PersonalizedStrategy]":
@@ -64,218 +59,49 @@ class Method:
         return client
 
 
+def _built_in(strategy: str, client: str) -> Method:
+    """Return a method of this project, from ``module:class`` of both sides."""
+    return Method(f"strategies.{strategy}", f"fedkd_flwr.clients.{client}")
+
+
 METHODS: dict[str, Method] = {
-    "kt-pfl": Method(
-        "strategies.kt_pfl:KTpFL",
-        "fedkd_flwr.clients.kt_pfl:KTpFLClient",
-        "soft predictions",
-        "Zhang et al. 2021",
-    ),
-    "sim-pfl": Method(
-        "strategies.sim_pfl:SimPFL",
-        "fedkd_flwr.clients.kt_pfl:KTpFLClient",
-        "soft predictions",
-        "Zhang et al. 2021, §5.1",
-    ),
-    "topk-pfl": Method(
-        "strategies.sim_pfl:TopKPFL",
-        "fedkd_flwr.clients.kt_pfl:KTpFLClient",
-        "soft predictions",
-        "Zhang et al. 2021, §5.1",
-    ),
-    "fedmd": Method(
-        "strategies.fedmd:FedMD",
-        "fedkd_flwr.clients.kt_pfl:KTpFLClient",
-        "soft predictions",
-        "Li and Wang 2019",
-    ),
-    "perfed-ckt": Method(
-        "strategies.perfed_ckt:PerFedCKT",
-        "fedkd_flwr.clients.perfed_ckt:PerFedCKTClient",
-        "soft predictions",
-        "Cho et al. 2021",
-    ),
-    "persfl": Method(
-        "strategies.persfl:PersFL",
-        "fedkd_flwr.clients.persfl:PersFLClient",
-        "parameters",
-        "Divi et al. 2021",
-    ),
-    "persfl-gd": Method(
-        "strategies.persfl:PersFLGD",
-        "fedkd_flwr.clients.persfl:PersFLGDClient",
-        "parameters",
-        "Divi et al. 2021, §5.5",
-    ),
-    "fedkma": Method(
-        "strategies.fedkma:FedKMA",
-        "fedkd_flwr.clients.fedkma:FedKMAClient",
-        "parameters and mean logits",
-        "Wang and Wang (FedKMA)",
-    ),
-    "fednas": Method(
-        "strategies.fedkma:FedNAS",
-        "fedkd_flwr.clients.fedkma:FedKMAClient",
-        "parameters and mean logits",
-        "Wang and Wang (FedKMA), manner 3",
-    ),
-    "local": Method(
-        "strategies.local:Local",
-        "fedkd_flwr.clients.base:PersonalClient",
-        "nothing",
-        "baseline",
-    ),
-    "fedavg": Method(
-        "strategies.fedavg:FedAvg",
-        "fedkd_flwr.clients.fedavg:FedAvgClient",
-        "parameters",
-        "McMahan et al. 2017",
-    ),
-    "fedavg-ft": Method(
-        "strategies.fedavg:FedAvgFineTuned",
-        "fedkd_flwr.clients.fedavg:FineTuningClient",
-        "parameters",
-        "baseline",
-    ),
-    "fedprox": Method(
-        "strategies.fedprox:FedProx",
-        "fedkd_flwr.clients.fedprox:FedProxClient",
-        "parameters",
-        "Li et al. 2020",
-    ),
-    "hypcluster": Method(
-        "strategies.hypcluster:HypCluster",
-        "fedkd_flwr.clients.hypcluster:HypClusterClient",
-        "parameters",
-        "Mansour et al. 2020",
-    ),
-    "fesem": Method(
-        "strategies.fesem:FeSEM",
-        "fedkd_flwr.clients.fedavg:FedAvgClient",
-        "parameters",
-        "Xie et al. 2020",
-    ),
-    "feddf": Method(
-        "strategies.feddf:FedDF",
-        "fedkd_flwr.clients.fedavg:FedAvgClient",
-        "parameters",
-        "Lin et al. 2020",
-    ),
-    "pfeddf": Method(
-        "strategies.feddf:PFedDF",
-        "fedkd_flwr.clients.fedavg:FineTuningClient",
-        "parameters",
-        "Zhang et al. 2021, §5.1",
-    ),
-    "pfedhn": Method(
-        "strategies.pfedhn:PFedHN",
-        "fedkd_flwr.clients.fedavg:FedAvgClient",
-        "parameters",
-        "Shamsian et al. 2021",
-    ),
-    "spider": Method(
-        "strategies.spider:Spider",
-        "fedkd_flwr.clients.spider:SpiderClient",
-        "parameters",
-        "Mushtaq et al. 2021",
-    ),
-    "ds-fl": Method(
-        "strategies.ds_fl:DSFL",
-        "fedkd_flwr.clients.kt_pfl:KTpFLClient",
-        "soft predictions",
-        "Itahara et al. 2021",
-    ),
-    "fd": Method(
-        "strategies.fd:FD",
-        "fedkd_flwr.clients.fd:FDClient",
-        "class-mean predictions",
-        "Jeong et al. 2018",
-    ),
-    "fedproto": Method(
-        "strategies.fedproto:FedProto",
-        "fedkd_flwr.clients.fedproto:FedProtoClient",
-        "class-mean features",
-        "Tan et al. 2022",
-    ),
-    "fedgh": Method(
-        "strategies.fedgh:FedGH",
-        "fedkd_flwr.clients.fedgh:FedGHClient",
-        "class-mean features and a head",
-        "Yi et al. 2023",
-    ),
-    "lg-fedavg": Method(
-        "strategies.lg_fedavg:LGFedAvg",
-        "fedkd_flwr.clients.lg_fedavg:LGFedAvgClient",
-        "heads",
-        "Liang et al. 2020",
-    ),
-    "fml": Method(
-        "strategies.fml:FML",
-        "fedkd_flwr.clients.fml:FMLClient",
-        "parameters of a shared model",
-        "Shen et al. 2020",
-    ),
-    "fedkd": Method(
-        "strategies.fedkd:FedKD",
-        "fedkd_flwr.clients.fedkd:FedKDClient",
-        "compressed parameters of a shared model",
-        "Wu et al. 2022",
-    ),
-    "fedtgp": Method(
-        "strategies.fedtgp:FedTGP",
-        "fedkd_flwr.clients.fedproto:FedProtoClient",
-        "class-mean features",
-        "Zhang et al. 2024",
-    ),
-    "scaffold": Method(
-        "strategies.scaffold:Scaffold",
-        "fedkd_flwr.clients.scaffold:ScaffoldClient",
-        "parameters and control variates",
-        "Karimireddy et al. 2020",
-    ),
-    "per-fedavg": Method(
-        "strategies.per_fedavg:PerFedAvg",
-        "fedkd_flwr.clients.per_fedavg:PerFedAvgClient",
-        "parameters",
-        "Fallah et al. 2020",
-    ),
-    "pfedme": Method(
-        "strategies.pfedme:PFedMe",
-        "fedkd_flwr.clients.pfedme:PFedMeClient",
-        "parameters",
-        "Dinh et al. 2020",
-    ),
-    "ditto": Method(
-        "strategies.ditto:Ditto",
-        "fedkd_flwr.clients.ditto:DittoClient",
-        "parameters",
-        "Li et al. 2021",
-    ),
-    "fedper": Method(
-        "strategies.fedper:FedPer",
-        "fedkd_flwr.clients.parameters:ParameterClient",
-        "parameters of the body",
-        "Arivazhagan et al. 2019",
-    ),
-    "kt-pfl-params": Method(
-        "strategies.kt_pfl_params:KTpFLParams",
-        "fedkd_flwr.clients.kt_pfl_params:KTpFLParamsClient",
-        "parameters",
-        "Zhang et al. 2021, appendix C",
-    ),
-    "fedamp": Method(
-        "strategies.fedamp:FedAMP",
-        "fedkd_flwr.clients.fedamp:FedAMPClient",
-        "parameters",
-        "Huang et al. 2021",
-    ),
-    "fedfomo": Method(
-        "strategies.fedfomo:FedFomo",
-        "fedkd_flwr.clients.fedfomo:FedFomoClient",
-        "parameters and weights of others",
-        "Zhang et al. 2021 (FedFomo)",
-    ),
+    "kt-pfl": _built_in("kt_pfl:KTpFL", "kt_pfl:KTpFLClient"),
+    "sim-pfl": _built_in("sim_pfl:SimPFL", "kt_pfl:KTpFLClient"),
+    "topk-pfl": _built_in("sim_pfl:TopKPFL", "kt_pfl:KTpFLClient"),
+    "fedmd": _built_in("fedmd:FedMD", "kt_pfl:KTpFLClient"),
+    "perfed-ckt": _built_in("perfed_ckt:PerFedCKT", "perfed_ckt:PerFedCKTClient"),
+    "persfl": _built_in("persfl:PersFL", "persfl:PersFLClient"),
+    "persfl-gd": _built_in("persfl:PersFLGD", "persfl:PersFLGDClient"),
+    "fedkma": _built_in("fedkma:FedKMA", "fedkma:FedKMAClient"),
+    "fednas": _built_in("fedkma:FedNAS", "fedkma:FedKMAClient"),
+    "local": _built_in("local:Local", "base:PersonalClient"),
+    "fedavg": _built_in("fedavg:FedAvg", "fedavg:FedAvgClient"),
+    "fedavg-ft": _built_in("fedavg:FedAvgFineTuned", "fedavg:FineTuningClient"),
+    "fedprox": _built_in("fedprox:FedProx", "fedprox:FedProxClient"),
+    "hypcluster": _built_in("hypcluster:HypCluster", "hypcluster:HypClusterClient"),
+    "fesem": _built_in("fesem:FeSEM", "fedavg:FedAvgClient"),
+    "feddf": _built_in("feddf:FedDF", "fedavg:FedAvgClient"),
+    "pfeddf": _built_in("feddf:PFedDF", "fedavg:FineTuningClient"),
+    "pfedhn": _built_in("pfedhn:PFedHN", "fedavg:FedAvgClient"),
+    "spider": _built_in("spider:Spider", "spider:SpiderClient"),
+    "ds-fl": _built_in("ds_fl:DSFL", "kt_pfl:KTpFLClient"),
+    "fd": _built_in("fd:FD", "fd:FDClient"),
+    "fedproto": _built_in("fedproto:FedProto", "fedproto:FedProtoClient"),
+    "fedgh": _built_in("fedgh:FedGH", "fedgh:FedGHClient"),
+    "lg-fedavg": _built_in("lg_fedavg:LGFedAvg", "lg_fedavg:LGFedAvgClient"),
+    "fml": _built_in("fml:FML", "fml:FMLClient"),
+    "fedkd": _built_in("fedkd:FedKD", "fedkd:FedKDClient"),
+    "fedtgp": _built_in("fedtgp:FedTGP", "fedproto:FedProtoClient"),
+    "scaffold": _built_in("scaffold:Scaffold", "scaffold:ScaffoldClient"),
+    "per-fedavg": _built_in("per_fedavg:PerFedAvg", "per_fedavg:PerFedAvgClient"),
+    "pfedme": _built_in("pfedme:PFedMe", "pfedme:PFedMeClient"),
+    "ditto": _built_in("ditto:Ditto", "ditto:DittoClient"),
+    "fedper": _built_in("fedper:FedPer", "parameters:ParameterClient"),
+    "kt-pfl-params": _built_in("kt_pfl_params:KTpFLParams", "kt_pfl_params:KTpFLParamsClient"),
+    "fedamp": _built_in("fedamp:FedAMP", "fedamp:FedAMPClient"),
+    "fedfomo": _built_in("fedfomo:FedFomo", "fedfomo:FedFomoClient"),
 }
+"""The built-in methods; related ones stand together."""
 
 
 REGISTERED: dict[str, Method] = {}
@@ -320,8 +146,6 @@ def register(
     strategy: "type[PersonalizedStrategy]",
     client: "type[PersonalClient]",
     settings: "type[Settings] | None" = None,
-    exchanged: str = "parameters",
-    paper: str = "own",
 ) -> Method:
     """Register a custom method under a name in this process.
 
@@ -336,8 +160,6 @@ def register(
         The classes for the server and the clients.
     settings : type, optional
         Settings with their own table; by default those of the strategy.
-    exchanged, paper : str
-        As in `Method`.
 
     Raises
     ------
@@ -359,7 +181,7 @@ def register(
         strategy = type(strategy.__name__, (strategy,), {"settings_type": settings})
     elif strategy.settings_type.table:
         _require_own_table(name, strategy.settings_type)
-    method = Method(_place_of(strategy), _place_of(client), exchanged, paper)
+    method = Method(_place_of(strategy), _place_of(client))
     # Classes defined in a notebook cannot be imported by name.
     vars(method).update(strategy=strategy, client=client)
     REGISTERED[name] = method

@@ -48,6 +48,8 @@ class DittoSettings(Settings):
 class Ditto(ParameterStrategy):
     """FedAvg's server; personal models stay on the clients."""
 
+    paper = "Li et al. 2021"
+    color_family = "per-fedavg"
     settings_type = DittoSettings
     train_metrics = (TRAIN_LOSS, Metric("personal-loss"))
     evaluation_metrics = (GLOBAL_ACCURACY,)

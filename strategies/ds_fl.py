@@ -72,6 +72,8 @@ AGGREGATIONS: dict[str, Callable[[NDArray[Any], float], NDArray[Any]]] = {
 class DSFL(SoftPredictionStrategy):
     """DS-FL: one teacher for all clients, the sharpened mean of the last predictions."""
 
+    paper = "Itahara et al. 2021"
+    color_family = "perfed-ckt"
     settings_type = DSFLSettings
     settings: DSFLSettings
     train_metrics = (TRAIN_LOSS, Metric("distillation-loss"), MOVED_PRIVATE, MOVED_PUBLIC)

@@ -76,6 +76,9 @@ class FD(ClassMeanStrategy):
         Shape (N, K, K), targets of the next round; (0, K, K) before the first.
     """
 
+    paper = "Jeong et al. 2018"
+    exchanged = "class-mean predictions"
+    color_family = "perfed-ckt"
     settings_type = FDSettings
     settings: FDSettings
     kept = ("targets",)

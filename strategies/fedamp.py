@@ -93,6 +93,8 @@ class FedAMP(LibraryStrategy):
         Weights of u, shape (N, N); a client without a model on the server has weight 1 on itself.
     """
 
+    paper = "Huang et al. 2021"
+    color_family = "hypcluster"
     settings_type = FedAMPSettings
     settings: FedAMPSettings
     kept = (*LibraryStrategy.kept, "attention")

@@ -39,6 +39,8 @@ class AveragingSettings(Settings):
 class FedAvg(ParameterStrategy):
     """One global model, the mean of the clients' models."""
 
+    paper = "McMahan et al. 2017"
+    color_family = "fedavg"
     settings_type = AveragingSettings
     trains_new_clients = False
     settings: AveragingSettings
@@ -66,6 +68,7 @@ class FineTuningSettings(AveragingSettings):
 class FedAvgFineTuned(FedAvg):
     """FedAvg with fine-tuning of the global model on each client before evaluation."""
 
+    paper = "baseline"
     settings_type = FineTuningSettings
     settings: FineTuningSettings
     evaluation_metrics = (Metric("fine-tuning-loss", averaged=False),)

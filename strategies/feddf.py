@@ -85,6 +85,8 @@ class FedDF(ParameterStrategy):
         The global models, by ``architecture/kind``.
     """
 
+    paper = "Lin et al. 2020"
+    color_family = "fedmd"
     settings_type = FedDFSettings
     trains_new_clients = False
     needs_one_model = False
@@ -183,6 +185,7 @@ class PFedDFSettings(FedDFSettings):
 class PFedDF(FedDF):
     """FedDF with fine-tuning on each client before evaluation."""
 
+    paper = "Zhang et al. 2021, §5.1"
     settings_type = PFedDFSettings
     settings: PFedDFSettings
     evaluation_metrics = (Metric("fine-tuning-loss", averaged=False),)

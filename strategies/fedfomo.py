@@ -111,6 +111,9 @@ class FedFomo(LibraryStrategy):
         Sums of weights, shape (N, N): receiver, giver.
     """
 
+    paper = "Zhang et al. 2021 (FedFomo)"
+    exchanged = "parameters and weights of others"
+    color_family = "hypcluster"
     settings_type = FedFomoSettings
     settings: FedFomoSettings
     needs_validation_data = True

@@ -93,6 +93,9 @@ class FedGH(ClassMeanStrategy):
         The global head in network format.
     """
 
+    paper = "Yi et al. 2023"
+    exchanged = "class-mean features and a head"
+    color_family = "fedproto"
     settings_type = FedGHSettings
     settings: FedGHSettings
     kept = ("head",)

@@ -65,6 +65,9 @@ class FedKDSettings(SharedModelSettings):
 class FedKD(SharedModelStrategy):
     """FedKD (Algorithm 1): factors of the shared model's updates up, the model down."""
 
+    paper = "Wu et al. 2022"
+    exchanged = "compressed parameters of a shared model"
+    color_family = "fml"
     settings_type = FedKDSettings
 
     @classmethod

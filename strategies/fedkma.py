@@ -179,6 +179,9 @@ class FedKMA(ParameterStrategy):
         Replies of the last round if there are new clients; not part of the state.
     """
 
+    paper = "Wang and Wang (FedKMA)"
+    exchanged = "parameters and mean logits"
+    color_family = "fedkma"
     settings_type = FedKMASettings
     kept = (*ParameterStrategy.kept, "sharing", "mixed")
     settings: FedKMASettings
@@ -280,6 +283,8 @@ class FedKMA(ParameterStrategy):
 
 class FedNAS(FedKMA):
     """FedKMA without knowledge sharing: M uniform (the paper's ablation, manner 3)."""
+
+    paper = "Wang and Wang (FedKMA), manner 3"
 
     def sharing_rows(
         self, server_round: int, distances: Mapping[int, NDArray[np.float64]]

@@ -17,6 +17,9 @@ from strategies.kt_pfl import KTpFL
 class FedMD(KTpFL):
     """FedMD's consensus: constant coefficients c = 1/N."""
 
+    paper = "Li and Wang 2019"
+    color_family = "fedmd"
+
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
     ) -> NDArray[Any]:

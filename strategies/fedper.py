@@ -38,6 +38,9 @@ class FedPerSettings(Settings):
 class FedPer(ParameterStrategy):
     """FedAvg of the body."""
 
+    paper = "Arivazhagan et al. 2019"
+    exchanged = "parameters of the body"
+    color_family = "fml"
     settings_type = FedPerSettings
 
     @classmethod

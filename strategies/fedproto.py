@@ -66,6 +66,9 @@ class FedProto(ClassMeanStrategy):
         The prototypes (K, d) and their flags (K,) in network format.
     """
 
+    paper = "Tan et al. 2022"
+    exchanged = "class-mean features"
+    color_family = "fedproto"
     settings_type: ClassVar[type[Settings]] = FedProtoSettings
     settings: PrototypeSettings
     evaluates_trained_model = False

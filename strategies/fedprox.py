@@ -41,5 +41,7 @@ class FedProxSettings(Settings):
 class FedProx(ParameterStrategy):
     """FedAvg's server; only the clients' loss differs."""
 
+    paper = "Li et al. 2020"
+    color_family = "fedavg"
     settings_type = FedProxSettings
     trains_new_clients = False

@@ -108,6 +108,7 @@ class FedTGP(FedProto):
         Parameters of the network that generates the prototypes.
     """
 
+    paper = "Zhang et al. 2024"
     settings_type = FedTGPSettings
     settings: FedTGPSettings
     kept = (*FedProto.kept, "generator")

@@ -96,6 +96,8 @@ def first_centers(
 class FeSEM(ClusteredStrategy):
     """Alternates between assigning clients to centers and moving the centers."""
 
+    paper = "Xie et al. 2020"
+    color_family = "hypcluster"
     settings_type = FeSEMSettings
     settings: FeSEMSettings
 

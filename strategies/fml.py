@@ -45,4 +45,7 @@ class FMLSettings(SharedModelSettings):
 class FML(SharedModelStrategy):
     """FedAvg's server on the shared model; only the clients differ."""
 
+    paper = "Shen et al. 2020"
+    exchanged = "parameters of a shared model"
+    color_family = "fml"
     settings_type = FMLSettings

@@ -35,6 +35,8 @@ class HypClusterSettings(ClusterSettings):
 class HypCluster(ClusteredStrategy):
     """Sends all hypotheses and collects the trained ones."""
 
+    paper = "Mansour et al. 2020"
+    color_family = "hypcluster"
     settings_type = HypClusterSettings
     trains_new_clients = False
     settings: HypClusterSettings

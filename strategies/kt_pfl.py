@@ -186,6 +186,8 @@ class KTpFL(SoftPredictionStrategy):
         c, shape (N, N) float64, rows on the simplex; starts at 1/N.
     """
 
+    paper = "Zhang et al. 2021"
+    color_family = "kt-pfl"
     settings_type = KTpFLSettings
     settings: KTpFLSettings
     train_metrics = (TRAIN_LOSS, Metric("distillation-loss"), MOVED_PRIVATE, MOVED_PUBLIC)

@@ -93,6 +93,8 @@ class KTpFLParams(ParameterStrategy):
         Models of these clients by kind, each (R, length).
     """
 
+    paper = "Zhang et al. 2021, appendix C"
+    color_family = "kt-pfl"
     settings_type = KTpFLParamsSettings
     settings: KTpFLParamsSettings
     evaluates_trained_model = True

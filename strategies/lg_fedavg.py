@@ -43,6 +43,9 @@ class LGFedAvg(PersonalizedStrategy):
         The mean head in network format; empty before the first round.
     """
 
+    paper = "Liang et al. 2020"
+    exchanged = "heads"
+    color_family = "fml"
     settings_type = LGFedAvgSettings
     settings: LGFedAvgSettings
     evaluates_trained_model = False

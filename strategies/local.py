@@ -8,3 +8,6 @@ from strategies.base import PersonalizedStrategy
 
 class Local(PersonalizedStrategy):
     """Clients train on their own data and are evaluated; no array crosses the network."""
+
+    paper = "baseline"
+    color_family = "local"

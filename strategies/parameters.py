@@ -156,6 +156,7 @@ class ParameterStrategy(PersonalizedStrategy):
         The global model.
     """
 
+    exchanged = "parameters"
     needs_one_model = True
     evaluates_trained_model = False
     kept: ClassVar[tuple[str, ...]] = ("model",)

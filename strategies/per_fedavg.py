@@ -47,5 +47,7 @@ class PerFedAvgSettings(Settings):
 class PerFedAvg(ParameterStrategy):
     """FedAvg's server; the clients' loss and their evaluation differ."""
 
+    paper = "Fallah et al. 2020"
+    color_family = "per-fedavg"
     settings_type = PerFedAvgSettings
     trains_new_clients = False

@@ -109,6 +109,8 @@ class PerFedCKT(SoftPredictionStrategy):
         Shape (N,), the cluster of each client that replied in the last round, else -1.
     """
 
+    paper = "Cho et al. 2021"
+    color_family = "perfed-ckt"
     settings_type = PerFedCKTSettings
     settings: PerFedCKTSettings
     train_metrics = (TRAIN_LOSS, Metric("cluster", averaged=False, low=0))

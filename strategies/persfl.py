@@ -195,6 +195,8 @@ class PersFL(FedAvg):
         which determines the choice, and on test data, which does not.
     """
 
+    paper = "Divi et al. 2021"
+    color_family = "persfl"
     settings_type = PersFLSettings
     needs_validation_data = True
     keeps_global_models = True
@@ -270,3 +272,5 @@ class PersFL(FedAvg):
 
 class PersFLGD(PersFL):
     """PersFL with cross-entropy instead of KL divergence (§5.5, Eq. 7)."""
+
+    paper = "Divi et al. 2021, §5.5"

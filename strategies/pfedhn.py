@@ -180,6 +180,8 @@ class PFedHN(ParameterStrategy):
         The hypernetwork with the clients' embeddings, and its momentum.
     """
 
+    paper = "Shamsian et al. 2021"
+    color_family = "fedkma"
     settings_type = PFedHNSettings
     kept = (*ParameterStrategy.kept, "network", "velocity")
     settings: PFedHNSettings

@@ -57,6 +57,8 @@ class PFedMeSettings(Settings):
 class PFedMe(ParameterStrategy):
     """FedAvg's server with step size beta; personal models stay on the clients."""
 
+    paper = "Dinh et al. 2020"
+    color_family = "per-fedavg"
     settings_type = PFedMeSettings
     settings: PFedMeSettings
     needs_plain_descent = True

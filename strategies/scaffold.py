@@ -99,6 +99,9 @@ class Scaffold(ParameterStrategy):
         c, shape (parameters,) float32, the mean of the clients' c_n.
     """
 
+    paper = "Karimireddy et al. 2020"
+    exchanged = "parameters and control variates"
+    color_family = "fedavg"
     settings_type = ScaffoldSettings
     trains_new_clients = False
     settings: ScaffoldSettings

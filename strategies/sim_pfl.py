@@ -87,6 +87,8 @@ def top_k_weights(similarities: NDArray[Any], k: int) -> NDArray[Any]:
 class SimPFL(KTpFL):
     """Sim-pFL: coefficients from the cosine similarities of soft predictions (§5.1)."""
 
+    paper = "Zhang et al. 2021, §5.1"
+
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
     ) -> NDArray[Any]:
@@ -97,6 +99,8 @@ class SimPFL(KTpFL):
 
 class TopKPFL(KTpFL):
     """TopK-pFL: equal coefficients for the K most similar other clients (§5.1, K = 5)."""
+
+    paper = "Zhang et al. 2021, §5.1"
 
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]

@@ -115,6 +115,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         that each client ``holds`` (N, pool), both 0 for none.
     """
 
+    exchanged = "soft predictions"
     settings_type = SoftPredictionSettings
     settings: SoftPredictionSettings
     needs_public_data = True

@@ -62,6 +62,8 @@ class SpiderSettings(Settings):
 class Spider(ParameterStrategy):
     """FedAvg's server for the shared supernet; clients are evaluated with their own."""
 
+    paper = "Mushtaq et al. 2021"
+    color_family = "fedkma"
     settings_type = SpiderSettings
     evaluates_trained_model = True
     needs_validation_data = True

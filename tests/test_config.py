@@ -323,7 +323,7 @@ def test_list_groups_methods_and_says_what_they_take(monkeypatch):
     for name, method in METHODS.items():
         exchanged, paper, needs = [*rows[name], ""][:3]
         strategy = method.strategy
-        assert (exchanged, paper) == (method.exchanged, method.paper)
+        assert (exchanged, paper) == (strategy.exchanged, strategy.paper)
         assert ("one architecture" in needs) == strategy.needs_one_model
         needs_public_data = strategy.needs_public_data or strategy.distills_on_server
         assert ("public data" in needs) == needs_public_data
@@ -334,8 +334,10 @@ def test_list_groups_methods_and_says_what_they_take(monkeypatch):
 
 
 def test_every_method_names_its_paper_and_year():
-    baselines = {name for name, method in METHODS.items() if method.paper == "baseline"}
+    baselines = {name for name, method in METHODS.items() if method.strategy.paper == "baseline"}
     assert baselines == {"local", "fedavg-ft"}
     # When FedKMA appeared, its text does not say.
-    undated = {name for name, m in METHODS.items() if not re.search(r"\b20[12]\d\b", m.paper)}
+    undated = {
+        name for name, m in METHODS.items() if not re.search(r"\b20[12]\d\b", m.strategy.paper)
+    }
     assert undated - baselines == {"fedkma", "fednas"}

@@ -462,16 +462,15 @@ def test_settings_of_one_method_have_different_colors(comparison, runs):
 
 def test_every_family_has_a_color_and_every_member_a_line_style():
     assert len(plots.style.FAMILIES) == len(plots.style.COLORS)
-    assert max(map(len, plots.style.FAMILIES)) <= len(plots.style.LINES)
-    members = [name for family in plots.style.FAMILIES for name in family]
-    assert len(set(members)) == len(members)
-    # A method without family gets an unused style: see the next test.
-    assert set(members) <= set(fedkd_flwr.METHODS)
+    styles = plots.style.family_styles()
+    assert set(styles) == set(fedkd_flwr.METHODS)
+    assert len(set(styles.values())) == len(styles)
+    assert max(line for _, line in styles.values()) < len(plots.style.LINES)
+    assert styles["kt-pfl"][0] == styles["sim-pfl"][0] != styles["fedmd"][0]
 
 
 def test_a_method_without_family_has_an_unused_color(comparison, runs, monkeypatch):
-    families = tuple(family for family in plots.style.FAMILIES if "perfed-ckt" not in family)
-    monkeypatch.setattr(plots.style, "FAMILIES", families)
+    monkeypatch.setattr(fedkd_flwr.METHODS["perfed-ckt"].strategy, "color_family", "")
     styles = styles_of(comparison.groups, comparison)
     assert len({color for color, _ in styles.values()}) == len(styles)
 

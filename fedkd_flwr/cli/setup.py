@@ -147,4 +147,4 @@ def _described(method: "Method") -> tuple[str, ...]:
         "public data on the server": strategy.distills_on_server,
         "validation data": strategy.needs_validation_data,
     }
-    return method.exchanged, method.paper, ", ".join(name for name in needs if needs[name])
+    return strategy.exchanged, strategy.paper, ", ".join(name for name in needs if needs[name])

@@ -10,6 +10,7 @@ from matplotlib.ticker import FuncFormatter
 
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.settings import defining_settings
+from fedkd_flwr.methods import METHODS
 from fedkd_flwr.runs import Run
 
 COLORS = (
@@ -20,19 +21,10 @@ COLORS = (
 and with three of Tol's muted colors and gray before black."""
 
 FAMILIES = (
-    ("kt-pfl", "sim-pfl", "topk-pfl", "kt-pfl-params"),
-    ("perfed-ckt", "ds-fl", "fd"),
-    ("persfl", "persfl-gd"),
-    ("fedmd", "feddf", "pfeddf"),
-    ("fedavg", "fedavg-ft", "fedprox", "scaffold"),
-    ("fedkma", "fednas", "spider", "pfedhn"),
-    ("fedproto", "fedgh", "fedtgp"),
-    ("fml", "fedkd", "fedper", "lg-fedavg"),
-    ("hypcluster", "fesem", "fedamp", "fedfomo"),
-    ("per-fedavg", "pfedme", "ditto"),
-    ("local",),
-)
-"""Families of methods, in the order of `COLORS`. A family has one color and different lines.
+    "kt-pfl", "perfed-ckt", "persfl", "fedmd", "fedavg", "fedkma",
+    "fedproto", "fml", "hypcluster", "per-fedavg", "local",
+)  # fmt: skip
+"""Color families in the order of `COLORS`. Their members have one color and different lines.
 
 A method therefore has the same style in every figure.
 """
@@ -122,17 +114,25 @@ def styled(comparison: Comparison) -> list[tuple[str, list[Run], dict[str, Any]]
     ]
 
 
+def family_styles() -> dict[str, tuple[int, int]]:
+    """Return the positions of color and line of each built-in method in a color family."""
+    lines = dict.fromkeys(FAMILIES, 0)
+    styles = {}
+    for name, method in METHODS.items():
+        family = method.strategy.color_family
+        if family in lines:
+            styles[name] = FAMILIES.index(family), lines[family]
+            lines[family] += 1
+    return styles
+
+
 def _styles(comparison: Comparison) -> dict[str, dict[str, Any]]:
     """Return color, line and marker by label: those of the method's family if still free.
 
     A method that is compared with several settings, or is in no family, gets an unused style, in
     an unused color as long as there is one.
     """
-    own = {
-        strategy: (color, line)
-        for color, family in enumerate(FAMILIES)
-        for line, strategy in enumerate(family)
-    }
+    own = family_styles()
     taken: dict[str, tuple[int, int]] = {}
     strategies = {label: runs[0].config["strategy"] for label, runs in comparison.groups.items()}
     for label in sorted(strategies):

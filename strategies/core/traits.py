@@ -8,7 +8,16 @@ from strategies.core.replies import Metric
 
 
 class Traits:
-    """Requirements of a method and the metrics that its clients report."""
+    """Source and requirements of a method, and the metrics that its clients report."""
+
+    paper: ClassVar[str] = "own"
+    """Source of the method, as authors and year."""
+
+    exchanged: ClassVar[str] = "nothing"
+    """What clients and server exchange, in a few words."""
+
+    color_family: ClassVar[str] = ""
+    """Name of the methods with which it shares a color in figures; empty for an unused color."""
 
     settings_type: ClassVar[type[Settings]] = Settings
     """Type of the method's settings."""
