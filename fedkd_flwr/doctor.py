@@ -25,6 +25,8 @@ NODE_KEYS = (
     "num-partitions",
     "model",
     "data-path",
+    "group-column",
+    "group-pattern",
     "state-dir",
     "keep-runs",
     "models-dir",

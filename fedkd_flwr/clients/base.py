@@ -140,7 +140,8 @@ class PersonalClient(NumPyClient):
     @cached_property
     def data(self) -> ClientData:
         """The client's data and the public pool, on the device."""
-        return load_client(self.run.data_plan, self.partition_id, self.node.data_path)
+        node = self.node
+        return load_client(self.run.data_plan, self.partition_id, node.data_path, node.grouping)
 
     @cached_property
     def model_name(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedkd_flwr.clients.state_dir import RUNS_KEPT
 from fedkd_flwr.config import RunConfig
+from fedkd_flwr.data.own_split import Grouping
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class Node:
         The client's number, 0..N-1.
     data_path : str
         Its own image folder or Parquet file. Empty for a part of the data set.
+    grouping : Grouping
+        Which of its own samples belong together, such as those of a patient.
     model : str
         Its own choice of architecture. Empty for the run's assignment.
     state_folder : Path or None
@@ -31,6 +34,7 @@ class Node:
 
     partition_id: int
     data_path: str
+    grouping: Grouping
     model: str
     state_folder: Path | None
     models_folder: Path | None
@@ -81,6 +85,10 @@ def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
     return Node(
         partition_id=partition_id,
         data_path=str(node_config.get("data-path", "")),
+        grouping=Grouping(
+            column=str(node_config.get("group-column", "")),
+            pattern=str(node_config.get("group-pattern", "")),
+        ),
         model=str(node_config.get("model", "")),
         state_folder=state_folder / str(partition_id) if state_folder else None,
         models_folder=_folder(node_config.get("models-dir", run.models_dir)),

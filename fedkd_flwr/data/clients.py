@@ -26,6 +26,7 @@ from fedkd_flwr.data.catalogue import (
 from fedkd_flwr.data.decoding import to_float
 from fedkd_flwr.data.identity import share_samples
 from fedkd_flwr.data.own_partition import call_for_partition
+from fedkd_flwr.data.own_split import UNGROUPED, Grouping, parts_by_content
 from fedkd_flwr.data.partitioners import partition_indices
 from fedkd_flwr.data.public import (
     public_hash,
@@ -248,7 +249,7 @@ class _Loaded:
     """The tensors that a process has built for one `DataPlan`, kept and dropped together."""
 
     plan: DataPlan
-    clients: dict[tuple[int, str], ClientData] = field(default_factory=dict)
+    clients: dict[tuple[int, str, Grouping], ClientData] = field(default_factory=dict)
 
     @functools.cached_property
     def public_images(self) -> Tensor:
@@ -328,7 +329,9 @@ def public_samples(plan: DataPlan, size: int, server_round: int) -> Tensor:
     return pool[torch.from_numpy(subset).to(pool.device)]
 
 
-def load_client(plan: DataPlan, partition_id: int, data_path: str = "") -> ClientData:
+def load_client(
+    plan: DataPlan, partition_id: int, data_path: str = "", grouping: Grouping = UNGROUPED
+) -> ClientData:
     """Return the data of one client; the second call in a process costs nothing.
 
     Parameters
@@ -339,7 +342,10 @@ def load_client(plan: DataPlan, partition_id: int, data_path: str = "") -> Clien
         Which client, 0..N-1.
     data_path : str
         A node's own folder of images or Parquet file, as `load_own_data` takes it, in place of
-        a share of the data set.
+        a share of the data set. It is split by content, so that samples keep their part while
+        others come and go (`fedkd_flwr.data.own_split`).
+    grouping : Grouping
+        Which samples of the node's own data belong together.
 
     Raises
     ------
@@ -347,23 +353,29 @@ def load_client(plan: DataPlan, partition_id: int, data_path: str = "") -> Clien
         If the data is missing or cannot be split as asked.
     """
     clients = _loaded(plan).clients
-    key = (partition_id, data_path)
+    key = (partition_id, data_path, grouping)
     if key not in clients:
-        clients[key] = _build_client(plan, partition_id, data_path)
+        clients[key] = _build_client(plan, *key)
     return clients[key]
 
 
-def _build_client(plan: DataPlan, partition_id: int, data_path: str) -> ClientData:
+def _build_client(
+    plan: DataPlan, partition_id: int, data_path: str, grouping: Grouping
+) -> ClientData:
     settings = plan.settings
     if not 0 <= partition_id < plan.num_clients:
         raise DataError(f"there is no client {partition_id} among {plan.num_clients}")
+    own: ImageSet
     if data_path:
-        own = load_own_data(data_path, settings.image_shape, settings.num_classes, settings.wanted)
+        shape, classes = settings.image_shape, settings.num_classes
+        own = load_own_data(data_path, shape, classes, settings.wanted, grouping)
+        kind = "samples" if grouping == UNGROUPED else "groups"
+        parts = parts_by_content(own.keys, settings.client_split, partition_id, own.folders, kind)
     else:
         everything = load_private(settings)
         share = torch.from_numpy(client_indices(plan)[partition_id])
         own = ImageSet(everything.images[share], everything.labels[share], settings.num_classes)
-    parts = split_client(own.labels.numpy(), settings.client_split, plan.seed, partition_id)
+        parts = split_client(own.labels.numpy(), settings.client_split, plan.seed, partition_id)
     train, validation, test = (
         (
             to_float(own.images[positions]).to(plan.device),

@@ -1,8 +1,8 @@
 """Folders of images: which files they contain, and the class of each."""
 
 import re
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Collection, Sequence
+from pathlib import Path, PurePath
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,24 @@ def read_image_folder(path: Path, wanted: Wanted) -> tuple[list[Path], NDArray[n
 def parts_of(path: Path) -> list[Path]:
     """Return the parts of a labeled folder that are pooled; itself if it has none."""
     return [path / part for part in PARTS if (path / part).is_dir()] or [path]
+
+
+def folders_and_paths(path: Path, files: Sequence[Path]) -> tuple[list[str], list[PurePath]]:
+    """Return in which part each file of a labeled folder lies, and its path below the class folder.
+
+    Returns
+    -------
+    folders : list of str
+        ``train`` or ``test``; no entries where the folder does not have both.
+    paths : list of PurePath
+        Such as ``P07_scan3.png``, or ``P07/scan3.png`` where a class has folders of its own.
+    """
+    parts = parts_of(path)
+    roots = [next(part for part in parts if file.is_relative_to(part)) for file in files]
+    within = [
+        PurePath(*file.relative_to(root).parts[1:]) for file, root in zip(files, roots, strict=True)
+    ]
+    return [root.name for root in roots] if len(parts) == len(PARTS) else [], within
 
 
 def _class_folders(path: Path) -> list[Path]:

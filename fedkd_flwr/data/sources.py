@@ -28,9 +28,10 @@ from fedkd_flwr.data.catalogue import (
     is_function,
 )
 from fedkd_flwr.data.decoding import convert_images, decode_images
-from fedkd_flwr.data.folders import read_image_folder, tables_at
+from fedkd_flwr.data.folders import folders_and_paths, read_image_folder, tables_at
 from fedkd_flwr.data.origin import digest_of, fingerprint
 from fedkd_flwr.data.own import call_for_data
+from fedkd_flwr.data.own_split import UNGROUPED, Grouping, content_keys, groups_of_files
 from fedkd_flwr.files import plain_name
 from fedkd_flwr.own import is_own
 
@@ -172,17 +173,17 @@ def _load_images(name: str, data_root: str, wanted: Wanted) -> ImageSet:
 def _load_folder(path: Path, wanted: Wanted) -> ImageSet:
     if not path.exists():
         raise DataError(f"there is no folder {str(path)!r}")
-    return _load_files(path, wanted)
+    return _load_files(path, _encoded_at(path, wanted), wanted)
 
 
-def _load_files(path: Path, wanted: Wanted) -> ImageSet:
-    """Load the images of a folder or a table; what is decoded is kept for other processes."""
-    encoded, names, numbers = _encoded_at(path, wanted)
-    _require_classes(numbers, wanted.classes, repr(str(path)))
-    labels = torch.from_numpy(numbers)
+def _load_files(path: Path, files: "_Files", wanted: Wanted) -> ImageSet:
+    """Decode the images of a folder or a table; what is decoded is kept for other processes."""
+    _require_classes(files.labels, wanted.classes, repr(str(path)))
+    labels = torch.from_numpy(files.labels)
     # The digest takes time, and is needed only if the cache is on.
-    kept_at = cache_folder() and _named_by_content(path.name, (digest_of(encoded), wanted.shape))
-    images = _decoded(kept_at, labels, lambda: decode_images(encoded, wanted.shape, names))
+    shape, encoded = wanted.shape, files.encoded
+    kept_at = cache_folder() and _named_by_content(path.name, (digest_of(encoded), shape))
+    images = _decoded(kept_at, labels, lambda: decode_images(encoded, shape, files.names))
     return ImageSet(images, labels, wanted.classes or int(labels.max()) + 1)
 
 
@@ -251,7 +252,29 @@ def _require_classes(labels: NDArray[np.int64], classes: int, owner: str) -> Non
         )
 
 
-def load_own_data(path: str | Path, shape: Shape, classes: int, wanted: Wanted = ANY) -> ImageSet:
+@dataclass(frozen=True, eq=False)
+class OwnData(ImageSet):
+    """A node's own data, with what its split into train, validation and test follows from.
+
+    Attributes
+    ----------
+    keys : list of str
+        Content or group of each sample; samples with one key share a part.
+    folders : list of str
+        ``train`` or ``test`` for each sample where the operator has both folders; else empty.
+    """
+
+    keys: list[str]
+    folders: list[str]
+
+
+def load_own_data(
+    path: str | Path,
+    shape: Shape,
+    classes: int,
+    wanted: Wanted = ANY,
+    grouping: Grouping = UNGROUPED,
+) -> OwnData:
     """Load a node's own images: a folder with one folder per class, or one Parquet file.
 
     Parameters
@@ -266,49 +289,86 @@ def load_own_data(path: str | Path, shape: Shape, classes: int, wanted: Wanted =
         Channels, height and width that the images are converted to.
     classes : int
         K, the number of classes of the federation.
+    grouping : Grouping
+        Which samples belong together.
 
     Raises
     ------
     DataError
-        If there is nothing at `path`, a class is none of the K, or an image is unreadable.
+        If there is nothing at `path`, a class is none of the K, an image is unreadable, or a
+        sample's group cannot be told.
     """
     name, path = str(path), Path(path).expanduser()
     if is_own(name) and not path.exists():
+        if grouping != UNGROUPED:
+            raise DataError("data of a function have no file names or columns to group them by")
         samples, own_labels = call_for_data(name)
         if samples.shape[1:] != shape:
             raise DataError(f"{name} has samples {tuple(samples.shape[1:])}, the run's are {shape}")
         _require_classes(own_labels.numpy(), classes, name)
-        return ImageSet(samples, own_labels, classes)
+        keys = content_keys(sample.numpy().tobytes() for sample in samples)
+        return OwnData(samples, own_labels, classes, keys, [])
     if not path.exists():
         raise DataError(f"there is no folder or Parquet file at {str(path)!r}")
-    return _load_files(path, replace(wanted, shape=shape, classes=classes))
+    wanted = replace(wanted, shape=shape, classes=classes)
+    files = _encoded_at(path, wanted, grouping)
+    decoded = _load_files(path, files, wanted)
+    keys = files.groups or content_keys(files.encoded)
+    return OwnData(decoded.images, decoded.labels, decoded.classes, keys, files.folders)
 
 
-def _encoded_at(path: Path, wanted: Wanted) -> tuple[list[bytes], list[str], NDArray[np.int64]]:
-    """Return the images of a folder or a table as files, with their names and classes."""
-    places = tables_at(path)
-    if not places:
-        files, own = read_image_folder(path, wanted)
-        return [file.read_bytes() for file in files], [repr(str(file)) for file in files], own
+@dataclass(frozen=True, eq=False)
+class _Files:
+    """The images of a folder or a table as files, with their names for messages and classes.
+
+    ``folders`` and ``groups`` are those of `OwnData`; empty where there are none.
+    """
+
+    encoded: list[bytes]
+    names: list[str]
+    labels: NDArray[np.int64]
+    folders: list[str]
+    groups: list[str]
+
+
+def _encoded_at(path: Path, wanted: Wanted, grouping: Grouping = UNGROUPED) -> _Files:
+    """Return the images of a folder or a table."""
+    if places := tables_at(path):
+        return _encoded_in(places, wanted, grouping)
+    if grouping.column:
+        raise DataError("group-column reads a table; images in folders have a group-pattern")
+    files, own = read_image_folder(path, wanted)
+    folders, paths = folders_and_paths(path, files) if wanted.labeled else ([], [])
+    groups = groups_of_files(paths, grouping.pattern) if grouping.pattern else []
+    encoded = [file.read_bytes() for file in files]
+    return _Files(encoded, [repr(str(file)) for file in files], own, folders, groups)
+
+
+def _encoded_in(places: list[Path], wanted: Wanted, grouping: Grouping) -> _Files:
+    """Return the images of tables."""
     from fedkd_flwr.data.tables import (
         IMAGES,
         LABELS,
         encoded_images,
         find_column,
+        groups_in,
         read_table,
         whole_numbers,
     )
 
-    encoded: list[bytes] = []
-    names: list[str] = []
-    labels: list[NDArray[np.int64]] = []
+    if grouping.pattern:
+        raise DataError("group-pattern reads file names; a table has a group-column")
+    found = _Files([], [], np.empty(0, dtype=np.int64), [], [])
+    labels = []
     for place in places:
         table = read_table(place)
         images = find_column(table.schema, IMAGES, wanted.image_column, repr(str(place)))
-        encoded += encoded_images(table.column(images))
-        names += [f"the image in row {row} of {str(place)!r}" for row in range(len(table))]
+        found.encoded.extend(encoded_images(table.column(images)))
+        found.names.extend(f"the image in row {row} of {str(place)!r}" for row in range(len(table)))
         labels.append(np.zeros(len(table), dtype=np.int64))
         if wanted.labeled:
             column = find_column(table.schema, LABELS, wanted.label_column, repr(str(place)))
             labels[-1] = whole_numbers(table.column(column))
-    return encoded, names, np.concatenate(labels)
+        if grouping.column:
+            found.groups.extend(groups_in(table, grouping.column))
+    return replace(found, labels=np.concatenate(labels))

@@ -67,6 +67,14 @@ def read_split(fractions: str) -> list[list[float]]:
     )
 
 
+def chosen_percentages(fractions: str, generator: np.random.Generator) -> NDArray[np.float64]:
+    """Return a client's percentages of train, validation and test, shape (3,).
+
+    Of alternatives the generator draws one.
+    """
+    return np.array([generator.choice(alternatives) for alternatives in read_split(fractions)])
+
+
 def split_client(
     labels: NDArray[np.int64], fractions: str, seed: int, partition_id: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -95,9 +103,8 @@ def split_client(
     DataError
         If the percentages are no such split, or the client has too few samples for it.
     """
-    parts = read_split(fractions)
     generator = random_generator(seed, "client-split", partition_id)
-    percentages = np.array([generator.choice(alternatives) for alternatives in parts])
+    percentages = chosen_percentages(fractions, generator)
     wanted = percentages > 0
     if len(labels) < wanted.sum():
         raise DataError(

@@ -197,3 +197,19 @@ def whole_numbers(column: Column) -> NDArray[np.int64]:
     except pa.ArrowException as error:
         raise DataError(f"the label column holds more than whole numbers: {error}") from error
     return numbers.astype(np.int64)
+
+
+def groups_in(table: pa.Table, column: str) -> list[str]:
+    """Return the group of each row of a table, as its column of groups names it.
+
+    Raises
+    ------
+    DataError
+        If the table has no such column, or a row has no group.
+    """
+    if column not in table.schema.names:
+        raise DataError(f"group-column: the table has no column {column!r}")
+    found = table.column(column)
+    if found.null_count:
+        raise DataError(f"group-column = {column} has {found.null_count} empty rows")
+    return [str(value) for value in found.to_pylist()]
