@@ -11,13 +11,15 @@ writes into ``keys/``
                          public half that is registered with ``flwr supernode register``
 =======================  ==========================================================
 
-Existing files are kept, so call it again to add nodes. The certificate always names ``localhost``
-and ``127.0.0.1``, since the SuperLink's own ServerApp connects there.
+Existing files are kept, so call it again to add nodes; it takes other users' rights away from
+secret ones. The certificate always names ``localhost`` and ``127.0.0.1``, since the SuperLink's own
+ServerApp connects there.
 """
 
 import argparse
 import ipaddress
 import os
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -27,6 +29,36 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+"""What a node may be called: its key is a file of that name."""
+
+OTHER_FILES = (".key", ".crt", ".pub", ".json")
+"""Endings of files that are no node's key."""
+
+
+def node_name(text: str) -> str:
+    """Return the name of a node; refuse one that is a path, or the name of another file.
+
+    Raises
+    ------
+    ArgumentTypeError
+        With what is allowed.
+    """
+    if not NODE_NAME.fullmatch(text) or text.endswith(OTHER_FILES):
+        raise argparse.ArgumentTypeError(
+            f"a node cannot be called {text!r}: use letters, digits, '-', '_' and '.', "
+            f"and none of the endings {', '.join(OTHER_FILES)}"
+        )
+    return text
+
+
+def tighten(folder: Path) -> None:
+    """Let the owner alone read a folder and the secret files in it."""
+    folder.chmod(0o700)
+    for file in folder.iterdir():
+        if file.suffix == ".key" or file.with_name(f"{file.name}.pub").exists():
+            file.chmod(0o600)
 
 
 def write_secret(path: Path, content: bytes) -> None:
@@ -132,7 +164,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--host", action="append", default=[], help="name or address; repeatable")
-    parser.add_argument("--node", action="append", default=[], help="a SuperNode; repeatable")
+    parser.add_argument(
+        "--node", action="append", default=[], type=node_name, help="a SuperNode; repeatable"
+    )
     parser.add_argument("--days", type=int, default=365, help="certificates are valid that long")
     arguments = parser.parse_args()
     folder = arguments.folder
@@ -145,6 +179,7 @@ def main() -> None:
     for node in arguments.node:
         if not (folder / node).exists():
             make_node(folder, node)
+    tighten(folder)
     print(f"{folder.resolve()}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
 
 

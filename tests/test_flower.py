@@ -49,6 +49,23 @@ def test_what_has_moved_is_named(home, monkeypatch):
         from strategies.core.flower import Run  # noqa: F401
 
 
+@pytest.mark.parametrize("name", flower.REPLACED)
+def test_what_is_replaced_is_where_flower_uses_it(name, monkeypatch):
+    module = import_module(flower.REPLACED[name])
+    original = flower.replaced(name)
+    monkeypatch.setattr(module, name, original)  # restored at the end
+    flower.replace(name, "own")
+    # Flower's function reads the name from its module when it is called.
+    assert name in module.run_clientapp.__code__.co_names
+    assert module.run_clientapp.__globals__[name] == "own"
+
+
+def test_a_name_that_cannot_be_replaced_is_named(monkeypatch):
+    monkeypatch.setitem(flower.REPLACED, "install_from_fab", "flwr.app")
+    with pytest.raises(flower.FlowerMovedError, match=r"no flwr\.app\.install_from_fab .+REPLACED"):
+        flower.replace("install_from_fab", None)
+
+
 def test_all_else_is_public():
     others = MODULES.keys() - {"strategies.core.flower"}
     used = {(name, *place) for name in others for place in imported_from_flower(name)}

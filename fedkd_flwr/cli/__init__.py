@@ -14,6 +14,7 @@ with ctrl_c_ends_the_process():
     import typer
     import typer.core
 
+    from fedkd_flwr.cli.bundles import bundles, superexec
     from fedkd_flwr.cli.crossing import cross
     from fedkd_flwr.cli.reporting import report
     from fedkd_flwr.cli.results import compare, genotypes, personalize, rank
@@ -55,3 +56,9 @@ COMMANDS = (run, sweep, tune, compare, rank, report, cross, personalize, genotyp
 for command in COMMANDS:
     app.command()(command)
 app.command("list")(list_names)
+app.add_typer(bundles, name="bundles")
+# Flower reads the options, `--help` included.
+app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)(superexec)

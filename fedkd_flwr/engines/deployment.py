@@ -12,6 +12,7 @@ import tomli_w
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
 from fedkd_flwr.config_files import load_toml
 from fedkd_flwr.engines.simulation import APP_FOLDER
+from fedkd_flwr.engines.superlink import quiet_environment
 from strategies.core.flower import get_flwr_home
 
 DEPLOYMENT = "deployment"
@@ -98,7 +99,11 @@ def run_deployment(
         command += ["--stream", "--run-config", str(preset)]
         reason, last = "", ""
         with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            env=quiet_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         ) as process:
             for line in process.stdout or []:
                 last = line.strip() or last

@@ -33,12 +33,11 @@ def superlink(folder: Path) -> Iterator[dict[str, str]]:
     """
     http_port, control_port = free_port(), free_port()
     env = {
-        **os.environ,
+        **quiet_environment(),
         "FLWR_HOME": str(folder),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": http_port,
         "FLWR_LOCAL_CONTROL_API_PORT": control_port,
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
         # Child processes look for Flower's programs on the path.
         "PYTHONPATH": os.pathsep.join(own_paths()),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -58,6 +57,14 @@ def superlink(folder: Path) -> Iterator[dict[str, str]]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def quiet_environment() -> dict[str, str]:
+    """Return the environment for Flower's programs: no telemetry and no check for updates.
+
+    A user who has set these variables decides.
+    """
+    return {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", **os.environ}
 
 
 def own_paths() -> list[str]:

@@ -10,26 +10,44 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flwr.cli.config_utils import get_fab_metadata as get_fab_metadata
     from flwr.cli.constant import LOCAL_SUPERLINK_HTTP_API_PORT as LOCAL_SUPERLINK_HTTP_API_PORT
     from flwr.common.config import parse_config_args as parse_config_args
     from flwr.common.constant import ErrorCode as ErrorCode
     from flwr.supercore import log as log
+    from flwr.supercore.cli import flower_superexec as flower_superexec
+    from flwr.supercore.constant import TASK_TYPE_TO_COMMAND as TASK_TYPE_TO_COMMAND
+    from flwr.supercore.constant import TaskType as TaskType
     from flwr.supercore.run import Run as Run
+    from flwr.supercore.superexec.plugin import AutoExecPlugin as AutoExecPlugin
     from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
     from flwr.supercore.utils import get_flwr_home as get_flwr_home
     from flwr.superlink.grid import InMemoryGrid as InMemoryGrid
+    from flwr.supernode.cli import flwr_clientapp as flwr_clientapp
 
 HOMES = {
+    "AutoExecPlugin": "flwr.supercore.superexec.plugin",
     "ErrorCode": "flwr.common.constant",
     "InMemoryGrid": "flwr.superlink.grid",
     "LOCAL_SUPERLINK_HTTP_API_PORT": "flwr.cli.constant",
     "Run": "flwr.supercore.run",
+    "TASK_TYPE_TO_COMMAND": "flwr.supercore.constant",
     "TaskIdentity": "flwr.supercore.task_identity",
+    "TaskType": "flwr.supercore.constant",
+    "flower_superexec": "flwr.supercore.cli",
+    "flwr_clientapp": "flwr.supernode.cli",
+    "get_fab_metadata": "flwr.cli.config_utils",
     "get_flwr_home": "flwr.supercore.utils",
     "log": "flwr.supercore",
     "parse_config_args": "flwr.common.config",
 }
 """The module of each name."""
+
+REPLACED = {
+    "get_load_client_app_fn": "flwr.supernode.runtime.run_clientapp",
+    "install_from_fab": "flwr.supernode.runtime.run_clientapp",
+}
+"""The module that uses each name that the project replaces by its own (`fedkd_flwr.bundles`)."""
 
 
 class FlowerMovedError(ImportError):
@@ -46,12 +64,39 @@ def __getattr__(name: str) -> Any:
     """
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        part = getattr(import_module(HOMES[name]), name)
-    except (ImportError, AttributeError) as error:
-        raise FlowerMovedError(
-            f"Flower {version('flwr')} has no {HOMES[name]}.{name} ({error}): correct HOMES in "
-            f"{__name__}, or install a supported version of Flower."
-        ) from error
+    part = _found(HOMES[name], name, "HOMES")
     globals()[name] = part
     return part
+
+
+def replaced(name: str) -> Any:
+    """Return what a name of `REPLACED` is now.
+
+    Raises
+    ------
+    FlowerMovedError
+        If the installed version has moved or removed it.
+    """
+    return _found(REPLACED[name], name, "REPLACED")
+
+
+def replace(name: str, replacement: Any) -> None:
+    """Replace a name of `REPLACED` in the module of Flower that uses it.
+
+    Raises
+    ------
+    FlowerMovedError
+        If the installed version has moved or removed it.
+    """
+    replaced(name)
+    setattr(import_module(REPLACED[name]), name, replacement)
+
+
+def _found(home: str, name: str, table: str) -> Any:
+    try:
+        return getattr(import_module(home), name)
+    except (ImportError, AttributeError) as error:
+        raise FlowerMovedError(
+            f"Flower {version('flwr')} has no {home}.{name} ({error}): correct {table} in "
+            f"{__name__}, or install a supported version of Flower."
+        ) from error

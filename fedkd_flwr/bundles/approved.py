@@ -1,0 +1,172 @@
+"""The list of app bundles that a node's operator has approved.
+
+A text file with one bundle a line: its SHA-256 digest, then its name and version, and the day of
+the approval. Only the digest decides. The file belongs to the operator; the app's user reads it.
+"""
+
+import hashlib
+import os
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+FILE_VARIABLE = "FEDKD_APPROVED_BUNDLES"
+"""Environment variable with the path of the list."""
+
+DEFAULT_FILE = Path("/etc/fedkd/approved-bundles")
+"""Where the list is without `FILE_VARIABLE`."""
+
+DIGEST_LENGTH = 64
+"""Hexadecimal digits of SHA-256."""
+
+
+class BundleError(ValueError):
+    """A bundle that cannot be read, or a digest that is not in the list."""
+
+
+@dataclass(frozen=True)
+class Approval:
+    """One line of the list.
+
+    Attributes
+    ----------
+    digest : str
+        SHA-256 of the bundle, 64 hexadecimal digits.
+    remark : str
+        Name and version of the bundle, and the day on which it was approved.
+    """
+
+    digest: str
+    remark: str
+
+
+def approved_file() -> Path:
+    """Return the path of this node's list."""
+    return Path(os.environ.get(FILE_VARIABLE) or DEFAULT_FILE).expanduser()
+
+
+def digest_of(content: bytes) -> str:
+    """Return the SHA-256 digest of a bundle, which Flower calls its hash."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_approvals(file: Path) -> list[Approval]:
+    """Return the lines of a list; none if the file does not exist.
+
+    Raises
+    ------
+    BundleError
+        If a line does not begin with a digest.
+    """
+    if not file.exists():
+        return []
+    return list(_approvals(file))
+
+
+def _approvals(file: Path) -> Iterator[Approval]:
+    for number, line in enumerate(file.read_text().splitlines(), start=1):
+        digest, _, remark = line.partition(" ")
+        if not digest or digest.startswith("#"):
+            continue
+        if len(digest) != DIGEST_LENGTH or set(digest) - set("0123456789abcdef"):
+            raise BundleError(
+                f"{file}, line {number}: {digest!r} is no SHA-256 digest, "
+                f"which has {DIGEST_LENGTH} digits 0-9 and a-f"
+            )
+        yield Approval(digest, remark.strip())
+
+
+def describe(bundle: Path) -> Approval:
+    """Return a bundle's digest, and its name, version and number of files.
+
+    Nothing in the bundle is executed.
+
+    Parameters
+    ----------
+    bundle : Path
+        A ``.fab`` file, as ``flwr build`` writes it.
+
+    Raises
+    ------
+    BundleError
+        If it cannot be read.
+    """
+    from strategies.core.flower import get_fab_metadata
+
+    try:
+        content = bundle.read_bytes()
+        with zipfile.ZipFile(bundle) as archive:
+            files = len(archive.namelist())
+        name, version = get_fab_metadata(content)
+    # A damaged archive, a missing file in it and an invalid config are unrelated kinds of error.
+    except Exception as error:
+        raise BundleError(f"{bundle} is no app bundle that can be read ({error})") from error
+    # Line breaks in a name would add lines to the list, and escapes would reach the terminal.
+    named = "".join(filter(str.isprintable, f"{name} {version}"))
+    return Approval(digest_of(content), f"{named}, {files} files")
+
+
+def approve(bundle: Path, file: Path) -> Approval:
+    """Add a bundle to a list; a bundle that is in it already stays as it is.
+
+    Returns
+    -------
+    Approval
+        The line of the bundle.
+
+    Raises
+    ------
+    BundleError
+        If the bundle or the list cannot be read.
+    OSError
+        If the list cannot be written.
+    """
+    found = describe(bundle)
+    for known in read_approvals(file):
+        if known.digest == found.digest:
+            return known
+    today = datetime.now(UTC).date().isoformat()
+    approval = Approval(found.digest, f"{found.remark}, approved {today}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as lines:
+        lines.write(f"{approval.digest} {approval.remark}\n")
+    return approval
+
+
+def revoke(digest: str, file: Path) -> Approval:
+    """Remove a bundle from a list.
+
+    Parameters
+    ----------
+    digest : str
+        The digest, or its first digits if no other begins with them.
+    file : Path
+        The list.
+
+    Returns
+    -------
+    Approval
+        The line that was removed.
+
+    Raises
+    ------
+    BundleError
+        If none or several digests begin so.
+    OSError
+        If the list cannot be written.
+    """
+    approvals = read_approvals(file)
+    found = [approval for approval in approvals if digest and approval.digest.startswith(digest)]
+    if len(found) != 1:
+        raise BundleError(
+            f"{file} has {len(found)} bundles whose digest begins with {digest!r}; "
+            "fedkd bundles list shows all"
+        )
+    lines = [f"{kept.digest} {kept.remark}\n" for kept in approvals if kept != found[0]]
+    temporary = file.with_name(f".{file.name}.new")
+    temporary.write_text("".join(lines))
+    temporary.chmod(file.stat().st_mode)
+    temporary.replace(file)
+    return found[0]

@@ -1,0 +1,134 @@
+"""Flower's SuperExec and ClientApp process, restricted to approved bundles.
+
+A SuperNode with ``--isolation process`` executes nothing itself: a SuperExec beside it asks for
+tasks, and starts one ``flwr-clientapp`` process a task. `run_superexec` is Flower's, but it asks
+for tasks of ClientApps only, and starts `run_client_app` for them. That is Flower's process as
+well, but it compares the digest of the bundle with the list of approved ones before it unpacks
+it, and loads nothing that was not compared. An approved bundle is unpacked into a folder that is
+named by its whole digest.
+
+Both replace names inside Flower (`strategies.core.flower.REPLACED`). If Flower moves one of them,
+the process ends with an error; it never goes on without the check.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedkd_flwr.bundles.approved import approved_file, digest_of, read_approvals
+from strategies.core import flower
+
+CLIENT_APP_PROGRAM = "fedkd-clientapp"
+"""The program that `run_client_app` is installed as."""
+
+OWN_PACKAGES = ("fedkd_flwr", "strategies")
+"""Packages of this project, which a bundle brings along as well."""
+
+Loader = Callable[[str, str, str], Any]
+"""Loads a ClientApp, given the bundle's name, version and digest."""
+
+
+class BundleNotApprovedError(PermissionError):
+    """A bundle that this node's operator has not approved."""
+
+    def __init__(self, digest: str) -> None:
+        super().__init__(
+            f"this node does not execute the bundle {digest}: its operator has not approved it "
+            "(fedkd bundles approve FILE.fab)"
+        )
+
+
+@dataclass
+class Guard:
+    """Checks a bundle before it is unpacked, and loads the checked one alone.
+
+    Attributes
+    ----------
+    approved : frozenset of str
+        Digests of the approved bundles.
+    install : callable
+        Flower's ``install_from_fab``.
+    loader : callable
+        Flower's ``get_load_client_app_fn``.
+    folder : Path
+        Below it bundles are unpacked, each in a folder named by its digest.
+    installed : dict of str to Path
+        Where this process has unpacked a checked bundle, by its digest.
+    """
+
+    approved: frozenset[str]
+    install: Callable[..., Path]
+    loader: Callable[..., Loader]
+    folder: Path
+    installed: dict[str, Path] = field(default_factory=dict)
+
+    def checked_install(self, fab_file: bytes, **_options: Any) -> Path:
+        """Unpack a bundle if it is approved; in the place of ``install_from_fab``.
+
+        Parameters
+        ----------
+        fab_file : bytes
+            The bundle.
+
+        Raises
+        ------
+        BundleNotApprovedError
+            If it is not approved.
+        """
+        digest = digest_of(fab_file)
+        if digest not in self.approved:
+            raise BundleNotApprovedError(digest)
+        place = self.folder / digest
+        self.installed[digest] = self.install(fab_file, install_dir=place, skip_prompt=True)
+        return self.installed[digest]
+
+    def checked_loader(self, **_options: Any) -> Loader:
+        """Return a loader of checked bundles; in the place of ``get_load_client_app_fn``."""
+
+        def load(name: str, version: str, digest: str) -> Any:
+            if digest not in self.installed:
+                raise BundleNotApprovedError(digest)
+            forget_modules()
+            place = str(self.installed[digest])
+            load_from = self.loader(default_app_ref="", app_path=place, multi_app=True)
+            return load_from(name, version, digest)
+
+        return load
+
+
+def forget_modules(packages: Sequence[str] = OWN_PACKAGES) -> None:
+    """Forget loaded modules of some packages, so that the bundle's own are loaded."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] in packages:
+            del sys.modules[name]
+
+
+def run_client_app() -> None:
+    """Run Flower's ``flwr-clientapp``; a bundle that is not approved is answered by an error."""
+    approved = frozenset(approval.digest for approval in read_approvals(approved_file()))
+    install, loader = flower.replaced("install_from_fab"), flower.replaced("get_load_client_app_fn")
+    guard = Guard(approved, install, loader, flower.get_flwr_home() / "approved")
+    flower.replace("install_from_fab", guard.checked_install)
+    flower.replace("get_load_client_app_fn", guard.checked_loader)
+    flower.flwr_clientapp()
+
+
+def run_superexec(arguments: Sequence[str]) -> None:
+    """Run Flower's ``flower-superexec`` for ClientApps of approved bundles alone.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        Options of ``flower-superexec``.
+    """
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when Flower is imported
+    client_app = flower.TaskType.CLIENT_APP
+    # Other tasks would execute the bundle in processes that do not look at its digest.
+    flower.AutoExecPlugin.supported_task_types = frozenset({client_app})
+    flower.TASK_TYPE_TO_COMMAND.clear()
+    flower.TASK_TYPE_TO_COMMAND[client_app] = CLIENT_APP_PROGRAM
+    sys.argv = ["flower-superexec", *arguments]
+    flower.flower_superexec()
