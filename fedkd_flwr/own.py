@@ -9,6 +9,7 @@ An object that no module holds, such as a lambda or an array, has a name of the 
 
 import re
 import sys
+from collections.abc import Collection
 from operator import attrgetter
 from pkgutil import resolve_name
 from typing import Any
@@ -38,6 +39,20 @@ def is_own(name: str) -> bool:
 def is_of_this_process(name: str) -> bool:
     """Return whether a name stands for an object that other processes cannot find."""
     return is_own(name) and name.partition(":")[0] in OF_THIS_PROCESS
+
+
+def is_named(name: str, given: Collection[str]) -> bool:
+    """Return whether the user has given an own name, its module or a package that holds it.
+
+    Parameters
+    ----------
+    name : str
+        As ``module:object``.
+    given : collection of str
+        Names such as ``my_package``, ``my_package.nets`` or ``my_package.nets:TinyNet``.
+    """
+    module = name.partition(":")[0]
+    return any(one in (name, module) or module.startswith(f"{one}.") for one in given)
 
 
 def not_held(names: str) -> list[str]:

@@ -160,5 +160,5 @@ def test_changed_data_are_reported_by_resume_and_compare(own, logged, tmp_path):
     file.write_text(json.dumps(description))
     (note,) = [note for note in fedkd_flwr.compare(tmp_path).notes if digest in note]
     assert note.startswith("The dataset of these runs")
-    fedkd_flwr.resume(runs[1].path, num_server_rounds=2)
+    fedkd_flwr.resume(runs[1].path, num_server_rounds=2, allow_code=HERE)
     assert "The dataset of this run has changed since the run was started." in logged()

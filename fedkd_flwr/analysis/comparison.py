@@ -120,6 +120,8 @@ def compare(
     runs: str | Path | Run | Iterable[str | Path | Run],
     target: float | None = None,
     against: str = REFERENCE,
+    *,
+    allow_code: str | Iterable[str] = (),
 ) -> Comparison:
     """Put runs on the same splits side by side.
 
@@ -132,6 +134,9 @@ def compare(
         first round that has it.
     against : str
         What every method is compared with: a method, or the label of one of its settings.
+    allow_code : str or iterable of str
+        Code that the runs' configs may name, see `fedkd_flwr.load_run`. Tables need none; figures
+        and reports rebuild the clients' data.
 
     Returns
     -------
@@ -149,7 +154,7 @@ def compare(
     """
     if target is not None:
         check_target(target)
-    opened, damaged = load_runs([runs] if isinstance(runs, str | Path | Run) else runs)
+    opened, damaged = load_runs([runs] if isinstance(runs, str | Path | Run) else runs, allow_code)
     unfinished = [
         f"{run.path.name} is unfinished ({len(run.rounds)} of "
         f"{run.config['num-server-rounds']} rounds) and left out."

@@ -7,7 +7,7 @@ those whose models suit them.
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -204,7 +204,9 @@ def require_format(path: Path) -> None:
         raise ConfigError(f"{path} must end in {' or '.join(FORMATS)}.")
 
 
-def cross(run: Run | str | Path, models_dir: str | Path = "") -> Cross:
+def cross(
+    run: Run | str | Path, models_dir: str | Path = "", *, allow_code: str | Iterable[str] = ()
+) -> Cross:
     """Evaluate each client's model on every client's test data.
 
     Parameters
@@ -215,13 +217,15 @@ def cross(run: Run | str | Path, models_dir: str | Path = "") -> Cross:
         Folder of exported models; by default the ``models-dir`` of the run. If the run has none,
         the models are read from the stored state of the clients. This works for methods whose
         clients keep the model that is evaluated.
+    allow_code : str or iterable of str
+        Code that the run's config may name, see `fedkd_flwr.load_run`.
 
     Raises
     ------
     ConfigError, DataError, RunDirectoryError
         If there are no models, or this machine does not have the data.
     """
-    stored = run if isinstance(run, Run) else load_run(run)
+    stored = run if isinstance(run, Run) else load_run(run, allow_code)
     configuration = read_config(recorded_config(stored))
     plan = configuration.run.data_plan
     if plan.num_clients < 2:
@@ -300,7 +304,7 @@ def _models_from_state(run: Run) -> Iterator[nn.Module]:
                 f"{run.path.name} has no exported models, and clients of "
                 f"{configuration.run.strategy} do not store the evaluated model; {export}."
             )
-        folder = client.node.memory_folder(str(run.description.get("id", "")))
+        folder = client.node.memory_folder(run.run_id)
         if folder is None or not state_dir.load_context(context, folder, rounds + 1):
             raise RunDirectoryError(
                 f"{run.path.name} has neither exported models nor stored state of client {n}; "

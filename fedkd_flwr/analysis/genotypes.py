@@ -7,7 +7,7 @@ from fedkd_flwr.models.darts.derivation import Rule, derive_genotype
 from fedkd_flwr.models.darts.genotype import Genotype
 from fedkd_flwr.models.darts.supernet import Supernet
 from fedkd_flwr.models.vectors import ALPHAS, fill_from_vectors
-from fedkd_flwr.runs import Run, RunDirectoryError
+from fedkd_flwr.runs import Run, RunDirectoryError, recorded_config
 
 
 def client_genotypes(run: Run, rule: Rule = "every-edge") -> list[Genotype]:
@@ -36,7 +36,7 @@ def client_genotypes(run: Run, rule: Rule = "every-edge") -> list[Genotype]:
             f"{run.path} has no architecture weights. Only runs of fedkma and fednas with "
             "models = darts have them."
         )
-    settings = read_config(run.config).run.models.search_space.settings
+    settings = read_config(recorded_config(run)).run.models.search_space.settings
     # The rules only read the architecture weights, so the smallest network suffices.
     supernet = Supernet(replace(settings, channels=1, cells=3), (1, 8, 8), 2)
     genotypes = []

@@ -6,7 +6,9 @@ from pathlib import Path
 from fedkd_flwr.runs import DamagedRunError, Run, RunDirectoryError, absolute, load_run
 
 
-def load_runs(runs: Iterable[str | Path | Run]) -> tuple[list[Run], list[str]]:
+def load_runs(
+    runs: Iterable[str | Path | Run], allow_code: str | Iterable[str] = ()
+) -> tuple[list[Run], list[str]]:
     """Load runs, and the runs inside folders that are no run directories; each run once.
 
     A damaged run inside a folder is skipped, and the others are loaded.
@@ -15,6 +17,8 @@ def load_runs(runs: Iterable[str | Path | Run]) -> tuple[list[Run], list[str]]:
     ----------
     runs : iterable of path or Run
         Run directories, folders of run directories, or loaded runs.
+    allow_code : str or iterable of str
+        Code that their configs may name, see `fedkd_flwr.load_run`.
 
     Returns
     -------
@@ -39,12 +43,12 @@ def load_runs(runs: Iterable[str | Path | Run]) -> tuple[list[Run], list[str]]:
         folder = absolute(item)
         inside = sorted(file.parent for file in folder.glob("*/config.json"))
         if (folder / "config.json").exists() or not inside:
-            run = load_run(folder)
+            run = load_run(folder, allow_code)
             opened.setdefault(run.path, run)
             continue
         for path in inside:
             try:
-                run = load_run(path)
+                run = load_run(path, allow_code)
             except DamagedRunError as error:
                 notes[path.resolve()] = f"{path.name} is left out: {error}"
             else:

@@ -5,7 +5,7 @@ the run stored. It selects its teacher among these models and distills from it, 
 as a client that took part in the training.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import Arrays
 from fedkd_flwr.clients.persfl import PersFLClient
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.runs import Run, RunDirectoryError, load_run
+from fedkd_flwr.runs import Run, RunDirectoryError, load_run, names_of_code, recorded_config
 from strategies.core.slices import kebab_case
 from strategies.persfl import PERSONALIZE
 
@@ -84,6 +84,8 @@ def personalize(
     run: Run | str | Path,
     partition_id: int | None = None,
     data_path: str | Path = "",
+    *,
+    allow_code: str | Iterable[str] = (),
     **settings: Any,
 ) -> PersonalizedClient:
     """Personalize for a client that joins after the training of PersFL (section 6).
@@ -97,6 +99,8 @@ def personalize(
         training. With `data_path` it only sets the random seed; 0 by default.
     data_path : str or Path, optional
         Image folder or Parquet file with the new client's data, instead of a partition.
+    allow_code : str or iterable of str
+        Code that the run's config may name, see `fedkd_flwr.load_run`.
     **settings
         Settings that replace those of the run, with underscores for dashes. Write names with
         dots in a dictionary: ``**{"persfl.imitation": "0,0.5"}``.
@@ -111,10 +115,11 @@ def personalize(
     ConfigError, DataError, RunDirectoryError
         If a setting, the data or the run is not valid; raised before the training.
     """
-    stored = run if isinstance(run, Run) else load_run(run)
+    stored = run if isinstance(run, Run) else load_run(run, allow_code)
     changes = {kebab_case(name): value for name, value in settings.items()}
     # A new client must not read the stored state of the run's clients.
-    client = _new_client({**stored.config, **changes, "state-dir": ""}, partition_id, data_path)
+    recorded = recorded_config(stored, names_of_code(changes))
+    client = _new_client({**recorded, **changes, "state-dir": ""}, partition_id, data_path)
     *earlier, last = _global_models(stored)
     for file in earlier:
         client.receive_model(_read(file, client))

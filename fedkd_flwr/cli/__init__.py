@@ -7,8 +7,6 @@ PyTorch nor Flower.
 from fedkd_flwr.cli.interrupts import ctrl_c_ends_the_process
 
 with ctrl_c_ends_the_process():
-    import sys
-    from pathlib import Path
     from typing import Any
 
     import typer
@@ -16,6 +14,7 @@ with ctrl_c_ends_the_process():
 
     from fedkd_flwr.cli.bundles import bundles, superexec
     from fedkd_flwr.cli.crossing import cross
+    from fedkd_flwr.cli.options import find_modules_here
     from fedkd_flwr.cli.reporting import report
     from fedkd_flwr.cli.results import compare, genotypes, personalize, rank
     from fedkd_flwr.cli.running import run
@@ -45,13 +44,18 @@ app = CommandLine(
 )
 
 
+READERS = (compare, rank, report, cross, personalize, genotypes)
+"""Commands that read runs, which may be somebody else's and lie in the working directory."""
+
+COMMANDS = (run, sweep, tune, *READERS, doctor, stop)
+
+
 @app.callback()
-def find_modules_here() -> None:
-    """Let modules of the working directory be found, as ``python -m`` does."""
-    sys.path.append(str(Path.cwd()))
+def prepare(context: typer.Context) -> None:
+    """Let a command that is given names find modules of the working directory."""
+    if context.invoked_subcommand not in {command.__name__ for command in READERS}:
+        find_modules_here()
 
-
-COMMANDS = (run, sweep, tune, compare, rank, report, cross, personalize, genotypes, doctor, stop)
 
 for command in COMMANDS:
     app.command()(command)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from fedkd_flwr.cli.options import AllowCode
 from fedkd_flwr.cli.output import one_clear_line, say, say_beside, show_table
 
 
@@ -24,6 +25,7 @@ def cross(
         Path | None,
         typer.Option(metavar="DIR", help="Write figures of the matrices to this folder."),
     ] = None,
+    allow_code: AllowCode = None,
 ) -> None:
     """Evaluate each client's model on every client's test data."""
     with one_clear_line():
@@ -31,7 +33,7 @@ def cross(
 
         if output is not None:
             crossing.require_format(output)
-        crossed = crossing.cross(run, models_dir or "")
+        crossed = crossing.cross(run, models_dir or "", allow_code=allow_code or ())
         text = crossed.rendered()
         headings = list(text.columns)
         show_table(headings, text.to_numpy().tolist(), numbers=headings)

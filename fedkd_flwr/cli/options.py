@@ -1,9 +1,37 @@
 """Arguments and options that several commands share."""
 
+import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+
+def find_modules_here() -> None:
+    """Let modules of the working directory be found, as ``python -m`` does.
+
+    In a run directory none is found: it may come from somebody else, and a module there could
+    have the name of a package that is not installed.
+    """
+    here = Path.cwd()
+    if not any(map(_is_run, (here, *here.parents))):
+        sys.path.append(str(here))
+
+
+def _is_run(folder: Path) -> bool:
+    try:
+        return "config" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def _name_code(packages: list[str] | None) -> list[str]:
+    """Let the packages that the user names be found in the working directory."""
+    if packages:
+        find_modules_here()
+    return packages or []
+
 
 Preset = Annotated[
     Path | None,
@@ -12,6 +40,15 @@ Preset = Annotated[
 
 Assignments = Annotated[
     list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="A setting; repeatable.")
+]
+
+AllowCode = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PACKAGE",
+        callback=_name_code,
+        help="Let a run's config import code of this package; repeatable. Only where you trust it.",
+    ),
 ]
 
 Engine = Annotated[

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from fedkd_flwr.cli.options import AllowCode
 from fedkd_flwr.cli.output import one_clear_line, say
 
 
@@ -16,6 +17,7 @@ def report(
             "-o", "--output", metavar="FILE", help="The page; an existing file is replaced."
         ),
     ] = Path("report.html"),
+    allow_code: AllowCode = None,
 ) -> None:
     """Write a web page that compares runs on the same splits; it works offline."""
     with one_clear_line():
@@ -24,4 +26,4 @@ def report(
         require_extra()
         from fedkd_flwr.analysis.comparison import compare
 
-        say(f"Report: {write_report(compare(runs), output)}")
+        say(f"Report: {write_report(compare(runs, allow_code=allow_code or ()), output)}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedkd_flwr.cli.options import Assignments, read_assignments
+from fedkd_flwr.cli.options import AllowCode, Assignments, read_assignments
 from fedkd_flwr.cli.output import (
     console,
     one_clear_line,
@@ -56,6 +56,7 @@ def compare(
     across: Annotated[
         bool, typer.Option("--across", help="Each folder is one comparison; rank over them.")
     ] = False,
+    allow_code: AllowCode = None,
 ) -> None:
     """Compare runs on the same splits with each other, and with local training."""
     with one_clear_line():
@@ -69,7 +70,7 @@ def compare(
         if across:
             print_across(runs, against, figures, figure_format)
             return
-        compared = comparison.compare(runs, target, against)
+        compared = comparison.compare(runs, target, against, allow_code=allow_code or ())
         if paper is not None:
             compared = beside_paper(compared, read_figures(paper))
         print_comparison(compared, layout)
@@ -161,6 +162,7 @@ def personalize(
         Path | None, typer.Option(help="Save the personalized model in this folder.")
     ] = None,
     assignments: Assignments = None,
+    allow_code: AllowCode = None,
 ) -> None:
     """Personalize for a client that joins after the training, from stored global models."""
     with one_clear_line():
@@ -169,7 +171,9 @@ def personalize(
 
         settings = read_assignments(assignments)
         with flower_log_level(logging.WARNING):
-            joined = personalization.personalize(run, partition, data_path or "", **settings)
+            joined = personalization.personalize(
+                run, partition, data_path or "", allow_code=allow_code or (), **settings
+            )
         row = (
             f"{joined.accuracy:.1%}",
             f"{joined.imitation:g}",
@@ -190,13 +194,14 @@ def genotypes(
         Path | None, typer.Option(metavar="DIR", help="Write one figure per client to this folder.")
     ] = None,
     figure_format: FigureFormat = "png",
+    allow_code: AllowCode = None,
 ) -> None:
     """Print every client's architecture, and draw them."""
     with one_clear_line():
         from fedkd_flwr.analysis.genotypes import client_genotypes
         from fedkd_flwr.runs import load_run
 
-        stored = load_run(run)
+        stored = load_run(run, allow_code or ())
         for partition_id, genotype in enumerate(client_genotypes(stored)):
             say(f"client {partition_id}: {genotype.to_text()}")
         if figures is not None:

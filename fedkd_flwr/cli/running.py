@@ -9,6 +9,7 @@ import typer
 
 from fedkd_flwr.cli.interrupts import ctrl_c_interrupts
 from fedkd_flwr.cli.options import (
+    AllowCode,
     Assignments,
     Engine,
     Preset,
@@ -51,6 +52,7 @@ def run(
             "rounds (-c num-server-rounds=N).",
         ),
     ] = None,
+    allow_code: AllowCode = None,
     save_models: Annotated[
         bool, typer.Option(help="Save the personalized models in the run directory.")
     ] = False,
@@ -90,7 +92,7 @@ def run(
         if resume is None:
             configuration = new_configuration(values, save_models)
         else:
-            configuration = continued_configuration(resume, values, save_models)
+            configuration = continued_configuration(resume, values, save_models, allow_code or ())
         check_clients(configuration, clients)
         check_run(configuration)
         resources = read_assignments(federation_config)
@@ -151,14 +153,14 @@ def new_configuration(values: Mapping[str, Any], save_models: bool) -> "Configur
 
 
 def continued_configuration(
-    path: Path, values: Mapping[str, Any], save_models: bool
+    path: Path, values: Mapping[str, Any], save_models: bool, allow_code: Sequence[str]
 ) -> "Configuration":
     """Return the config with which a run is continued; print the settings that change."""
     from fedkd_flwr.engines import resumed
     from fedkd_flwr.runs import absolute, changed_settings, described, load_run
 
     models = {"models-dir": str(absolute(path) / "models")} if save_models else {}
-    configuration = resumed(path, {**values, **models})
+    configuration = resumed(path, {**values, **models}, allow_code)
     changes = changed_settings(load_run(path), configuration)
     if changes:
         say(f"The run continues with {described(changes)}.")

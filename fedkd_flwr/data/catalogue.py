@@ -10,6 +10,9 @@ from strategies.core.slices import NoneOfTheAllowedError
 Shape = tuple[int, ...]
 """Of a sample: channels, height and width of an image; own data may have any."""
 
+DATA = ("dataset", "public-dataset")
+"""Keys of a run config that name data."""
+
 HELD_OUT = "held-out"
 """Name of the public set that is a part of the private data set."""
 

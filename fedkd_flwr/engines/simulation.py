@@ -12,7 +12,7 @@ import tomli_w
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
 from fedkd_flwr.engines.superlink import superlink
 from fedkd_flwr.listeners import ClientsListener, LineListener, RoundListener
-from fedkd_flwr.runs import Run, load_run, read_checkpoint
+from fedkd_flwr.runs import Run, load_run, names_of_code, read_checkpoint
 
 APP_FOLDER = Path(__file__).resolve().parent.parent.parent
 """The Flower app: the folder with pyproject.toml."""
@@ -70,7 +70,8 @@ def run_simulation(
         command += ["--stream", "--run-config", str(preset), "--federation-config"]
         command += [" ".join(f"{name}={value}" for name, value in federation.items())]
         reason = _follow(command, env, directory, on_round, on_line)
-    finished = load_run(directory) if (directory / "config.json").exists() else None
+    code = names_of_code(configuration.flat())
+    finished = load_run(directory, code) if (directory / "config.json").exists() else None
     summary = (finished.summary if finished else None) or {"rounds": 0}
     # A finished run that is extended has a summary of fewer rounds.
     is_short = summary["rounds"] < configuration.run.plan.num_server_rounds

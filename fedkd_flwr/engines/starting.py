@@ -1,6 +1,6 @@
 """Start and continue runs from Python."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,14 @@ from fedkd_flwr.config_files import upon_preset
 from fedkd_flwr.engines.table import find_engine
 from fedkd_flwr.listeners import RoundListener
 from fedkd_flwr.objects import name_objects
-from fedkd_flwr.runs import Run, absolute, default_run_directory, load_run, recorded_config
+from fedkd_flwr.runs import (
+    Run,
+    absolute,
+    default_run_directory,
+    load_run,
+    names_of_code,
+    recorded_config,
+)
 from fedkd_flwr.runs.checkpoint import clients_folder
 from fedkd_flwr.runs.continuing import require_same_objects
 from fedkd_flwr.server_app import check_run
@@ -70,6 +77,7 @@ def resume(
     *,
     engine: str = "in-process",
     on_round: RoundListener | None = None,
+    allow_code: str | Iterable[str] = (),
     **settings: Any,
 ) -> Run:
     """Continue a stopped run, or extend a finished one, and return the finished run.
@@ -82,6 +90,9 @@ def resume(
         ``in-process`` or ``simulation``.
     on_round : callable, optional
         Is called with each finished round's row.
+    allow_code : str or iterable of str
+        Code that the run's config may name, see `fedkd_flwr.load_run`. Code in `settings` may be
+        named in any case.
     **settings
         Run config values that change, with underscores for dashes: ``num_server_rounds=40``
         extends it to 40 rounds. See `fedkd_flwr.runs.continuing.MAY_CHANGE` for those that may.
@@ -93,7 +104,7 @@ def resume(
         In one sentence, before any client works.
     """
     start = find_engine(engine)
-    configuration = resumed(path, name_objects(_kebab(settings)))
+    configuration = resumed(path, name_objects(_kebab(settings)), allow_code)
     check_run(configuration)
     return start(configuration, on_round)
 
@@ -129,7 +140,11 @@ def with_clients_of_column(configuration: Configuration) -> Configuration:
     return read_config({**configuration.flat(), "num-clients": number})
 
 
-def resumed(path: str | Path, changes: Mapping[str, Any] | None = None) -> Configuration:
+def resumed(
+    path: str | Path,
+    changes: Mapping[str, Any] | None = None,
+    allow_code: str | Iterable[str] = (),
+) -> Configuration:
     """Return the config with which a run is continued.
 
     Parameters
@@ -138,20 +153,21 @@ def resumed(path: str | Path, changes: Mapping[str, Any] | None = None) -> Confi
         The run directory; it may have been moved.
     changes : mapping, optional
         Flat run config values that replace recorded ones; `check_run` refuses those that may not.
+    allow_code : str or iterable of str
+        Code that the run's config may name, besides that in `changes`.
 
     Raises
     ------
     RunDirectoryError
-        If there is no run, or it is damaged.
+        If there is no run, it is damaged, or it names code that the user has not named.
     ConfigError
         If the changes are not valid, or name another directory.
     """
-    stopped = load_run(path)
+    stopped = load_run(path, allow_code)
     require_same_objects(stopped, changes or {})
     place = {"output-dir": str(stopped.path)}
-    configuration = read_config(
-        {**recorded_config(stopped), **place, **(changes or {}), "resume": True}
-    )
+    recorded = recorded_config(stopped, names_of_code(changes or {}))
+    configuration = read_config({**recorded, **place, **(changes or {}), "resume": True})
     if absolute(configuration.run.output_dir) != stopped.path:
         raise ConfigError(
             f"{stopped.path} is continued in place, so output-dir must not change; "

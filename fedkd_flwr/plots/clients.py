@@ -9,7 +9,7 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.plots.partition import label_counts
-from fedkd_flwr.runs import Run
+from fedkd_flwr.runs import DamagedRunError, Run
 
 
 def client_order(run: Run, order: Sequence[int] | None) -> tuple[NDArray[np.int64], str]:
@@ -21,7 +21,7 @@ def client_order(run: Run, order: Sequence[int] | None) -> tuple[NDArray[np.int6
         return np.asarray(order), ""
     try:
         counts = label_counts(run).to_numpy()
-    except (ConfigError, DataError):
+    except (ConfigError, DataError, DamagedRunError):
         return np.arange(run.config["num-clients"]), ""
     if len(counts) < 3:
         return np.arange(len(counts)), ""

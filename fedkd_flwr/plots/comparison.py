@@ -24,6 +24,7 @@ from fedkd_flwr.plots.files import write_figures
 from fedkd_flwr.plots.knowledge import plot_help, plot_sharing, sharing_matrices
 from fedkd_flwr.plots.new_clients import plot_new_clients
 from fedkd_flwr.plots.partition import plot_partition
+from fedkd_flwr.runs import DamagedRunError
 
 LONGEST_STEM = 120
 """Maximum number of characters of a label in a file name."""
@@ -88,5 +89,5 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
             yield from distillation_figures(runs, stem)
     try:
         yield "partition", plot_partition(next(iter(comparison.groups.values()))[0])
-    except (ConfigError, DataError):
+    except (ConfigError, DataError, DamagedRunError):
         return

@@ -10,7 +10,7 @@ from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import client_indices
 from fedkd_flwr.data.sources import load_labels
 from fedkd_flwr.plots.style import FIGURE_WIDTH, data_title
-from fedkd_flwr.runs import Run
+from fedkd_flwr.runs import Run, recorded_config
 
 WORDS = {"Partition ID": "Client", "Count": "Samples"}
 """Axis labels of flwr-datasets, and those of the other figures."""
@@ -29,7 +29,7 @@ def label_counts(run: Run) -> pd.DataFrame:
     ConfigError, DataError
         If the data of the run cannot be rebuilt on this machine.
     """
-    plan = read_config(run.config).run.data_plan
+    plan = read_config(recorded_config(run)).run.data_plan
     labels = load_labels(plan.settings.dataset, plan.settings.data_root, plan.settings.wanted)
     counts = [
         np.bincount(labels[indices], minlength=plan.settings.num_classes)
@@ -59,7 +59,7 @@ def plot_partition(run: Run, **options: Any) -> Figure:
 
     from fedkd_flwr.plots.shares import KnownShares
 
-    plan = read_config(run.config).run.data_plan
+    plan = read_config(recorded_config(run)).run.data_plan
     labels = load_labels(plan.settings.dataset, plan.settings.data_root, plan.settings.wanted)
     partitioner = KnownShares(labels, client_indices(plan), plan.settings.num_classes)
     figure = Figure(figsize=(1.1 * FIGURE_WIDTH, 0.7 * FIGURE_WIDTH), layout="constrained")

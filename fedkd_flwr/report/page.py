@@ -30,7 +30,7 @@ from fedkd_flwr.report.tables import (
     run_table,
     shared_settings,
 )
-from fedkd_flwr.runs import Run
+from fedkd_flwr.runs import DamagedRunError, Run
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _split(comparison: Comparison) -> tuple[Steps | None, str]:
     runs = {f"seed {seed}": by_seed[seed] for seed in sorted(by_seed)}
     try:
         figure = split_figure(runs)
-    except (ConfigError, DataError) as error:
+    except (ConfigError, DataError, DamagedRunError) as error:
         return None, str(error)
     chart = _chart("Samples by client and class", figure)
     return Steps("Partition", list(runs), [chart], []), ""

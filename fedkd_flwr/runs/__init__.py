@@ -1,6 +1,7 @@
 """Run directories: written, continued, and read back."""
 
 from fedkd_flwr.runs.checkpoint import Checkpoint, read_checkpoint, remove_checkpoint
+from fedkd_flwr.runs.code import names_of_code
 from fedkd_flwr.runs.continuing import (
     changeable,
     changed_settings,
@@ -9,12 +10,13 @@ from fedkd_flwr.runs.continuing import (
     require_memories,
 )
 from fedkd_flwr.runs.directory import RunDirectory
-from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
+from fedkd_flwr.runs.errors import CodeNotNamedError, DamagedRunError, RunDirectoryError
 from fedkd_flwr.runs.folders import absolute, default_run_directory, require_new, require_writable
 from fedkd_flwr.runs.reading import Run, load_run
 
 __all__ = [
     "Checkpoint",
+    "CodeNotNamedError",
     "DamagedRunError",
     "Run",
     "RunDirectory",
@@ -25,6 +27,7 @@ __all__ = [
     "default_run_directory",
     "described",
     "load_run",
+    "names_of_code",
     "read_checkpoint",
     "recorded_config",
     "remove_checkpoint",

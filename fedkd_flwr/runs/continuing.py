@@ -4,7 +4,7 @@ A continued run gives the same numbers as one that never stopped. So no setting 
 on may change, except that the number of rounds may grow.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from fedkd_flwr.config import PLACE_KEYS, ConfigError, Configuration, read_confi
 from fedkd_flwr.methods import METHODS, NAME, REGISTERED
 from fedkd_flwr.own import OBJECT, not_held
 from fedkd_flwr.runs.checkpoint import read_checkpoint, server_file
+from fedkd_flwr.runs.code import names_of_code, require_named
 from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
 from fedkd_flwr.runs.reading import Run
 
@@ -34,18 +35,31 @@ Changes = dict[str, tuple[Any, Any]]
 """Old and new value of each key that differs."""
 
 
-def recorded_config(run: Run) -> dict[str, Any]:
+def recorded_config(run: Run, named: Collection[str] = ()) -> dict[str, Any]:
     """Return the flat config of a run, which may have been moved.
+
+    This is the only reader of recorded configs. It refuses code that the user has not named
+    before anything is imported.
+
+    Parameters
+    ----------
+    run : Run
+        Finished or not.
+    named : collection of str
+        Code that the user has named in this call, besides the run's `allow_code`.
 
     Raises
     ------
+    CodeNotNamedError
+        If the config names other code.
     DamagedRunError
         If the file does not hold a valid run config.
     RunDirectoryError
         If it was started with Python objects that this process does not have.
     """
-    _require_objects(run)
     try:
+        require_named(run.path, run.config, (*run.allow_code, *named))
+        _require_objects(run)
         recorded = dict(read_config(run.config).flat())
     except ConfigError as error:
         raise DamagedRunError(
@@ -130,7 +144,7 @@ def changed_settings(run: Run, wanted: Configuration) -> Changes:
     ConfigError
         If a key differs that must not change.
     """
-    recorded = recorded_config(run)
+    recorded = recorded_config(run, names_of_code(wanted.flat()))
     changes = {
         key: (recorded.get(key), value)
         for key, value in wanted.flat().items()
@@ -206,7 +220,7 @@ def require_memories(run: Run, state_dir: str) -> None:
     completed = read_checkpoint(run.path).completed_rounds
     if not completed:
         return
-    run_id = str(run.description.get("id", ""))
+    run_id = run.run_id
     if not run_id or not state_dir or not _any_remembers(run_id, Path(state_dir), completed):
         where = f"found in the state-dir {state_dir}" if state_dir else "kept without a state-dir"
         missing = f"its clients' memory of round {completed}"

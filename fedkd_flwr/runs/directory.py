@@ -47,6 +47,7 @@ from fedkd_flwr.runs.checkpoint import (
     write_checkpoint,
     write_notes,
 )
+from fedkd_flwr.runs.code import names_of_code
 from fedkd_flwr.runs.continuing import Changes, changed_settings, described
 from fedkd_flwr.runs.errors import RunDirectoryError
 from fedkd_flwr.runs.folders import absolute, remove_empty, require_new
@@ -73,6 +74,8 @@ class RunDirectory:
     ----------
     path : Path
         The run directory; see `create` and `reopen`.
+    configuration : Configuration
+        The config of this call. Code that it names may be imported.
 
     Attributes
     ----------
@@ -82,8 +85,9 @@ class RunDirectory:
         Is called with each completed round, to save the memory of clients in this process.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, configuration: "Configuration") -> None:
         self.path = absolute(path)
+        self._code = tuple(names_of_code(configuration.flat()))
         self.observers: list[Observer] = []
         self.keep_memories: Callable[[int], None] | None = None
         self._started_at = monotonic()
@@ -101,7 +105,7 @@ class RunDirectory:
         RunDirectoryError
             If the directory cannot be made or written, or holds a run.
         """
-        directory = cls(path)
+        directory = cls(path, configuration)
         require_new(directory.path)
         folders = (directory.path, *directory.path.parents)
         directory._made = [folder for folder in folders if not folder.exists()]
@@ -141,7 +145,7 @@ class RunDirectory:
         ConfigError
             If a setting differs that must not change.
         """
-        directory = cls(path)
+        directory = cls(path, configuration)
         changed_settings(load_run(directory.path), configuration)
         directory._lock_file = lock_directory(directory.path)
         try:
@@ -154,7 +158,7 @@ class RunDirectory:
     @property
     def run_id(self) -> str:
         """The id under which clients store their memory; a resumed run has the same."""
-        return str(Run(self.path).description.get("id", ""))
+        return Run(self.path).run_id
 
     @property
     def seconds(self) -> float:
@@ -260,7 +264,7 @@ class RunDirectory:
         for observer in self.observers:
             observer.run_finished(summary)
         self.close()
-        return Run(self.path)
+        return Run(self.path, self._code)
 
     def give_up(self) -> None:
         """Stop early, and remove the files of a new run that never completed a round.

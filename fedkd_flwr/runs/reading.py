@@ -1,10 +1,11 @@
 """Reading a run directory: settings, rounds, clients, matrices and summary."""
 
 import json
+import re
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,9 @@ Types = Mapping[str, type | tuple[type, ...]]
 
 CONFIG: Types = {"strategy": str, "seed": int, "num-clients": int, "num-server-rounds": int}
 """Keys that every run config holds."""
+
+RUN_ID = re.compile("[0-9a-f]*")
+"""What the id of a run consists of."""
 
 CLIENT_KEYS = ("round", "partition_id")
 """Keys that every line about a client holds."""
@@ -55,9 +59,13 @@ class Run:
     ----------
     path : Path
         The directory.
+    allow_code : tuple of str
+        Code that the user has named, see `fedkd_flwr.runs.code`. The config may name other code,
+        which is then never imported.
     """
 
     path: Path
+    allow_code: tuple[str, ...] = ()
 
     @cached_property
     def description(self) -> dict[str, Any]:
@@ -72,6 +80,15 @@ class Run:
         """The flat run config."""
         config: dict[str, Any] = self.description["config"]
         return config
+
+    @property
+    def run_id(self) -> str:
+        """The id under which clients store their memory; empty in runs of old versions."""
+        run_id = str(self.description.get("id", ""))
+        # It is joined to a path, and a run directory may come from somebody else.
+        if not RUN_ID.fullmatch(run_id):
+            raise damaged(self.path / "config.json", f"its id is {run_id[:40]!r}", self._redo)
+        return run_id
 
     @cached_property
     def round_rows(self) -> list[Row]:
@@ -221,13 +238,18 @@ class Run:
         return damaged(file, "it holds no arrays", remedy)
 
 
-def load_run(path: str | Path) -> Run:
+def load_run(path: str | Path, allow_code: str | Iterable[str] = ()) -> Run:
     """Open a run directory after checking that all of it can be read.
+
+    Opening imports nothing. What rebuilds a model, data or method of the run later imports code
+    that its config names only if `allow_code` names it too.
 
     Parameters
     ----------
     path : str or Path
         The run directory.
+    allow_code : str or iterable of str
+        Packages, modules or objects that the config may name, such as ``my_package``.
 
     Returns
     -------
@@ -244,7 +266,7 @@ def load_run(path: str | Path) -> Run:
     directory = absolute(path)
     if not (directory / "config.json").exists():
         raise RunDirectoryError(f"{directory} holds no run (it has no config.json).")
-    run = Run(directory)
+    run = Run(directory, (allow_code,) if isinstance(allow_code, str) else tuple(allow_code))
     run.check()
     return run
 

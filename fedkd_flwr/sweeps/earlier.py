@@ -15,6 +15,7 @@ from fedkd_flwr.runs import (
     changeable,
     changed_settings,
     load_run,
+    names_of_code,
     read_checkpoint,
     require_memories,
 )
@@ -50,7 +51,7 @@ def rounds_to_continue_from(path: Path, values: Mapping[str, Scalar]) -> int:
         return 0
     try:
         completed = read_checkpoint(path).completed_rounds
-        configuration = engines.resumed(path, changeable(values))
+        configuration = engines.resumed(path, changeable(values), names_of_code(values))
         changed_settings(run, configuration)
         require_memories(run, configuration.run.state_dir)
     except (ConfigError, RunDirectoryError):
@@ -119,7 +120,7 @@ def done_without(run: Run, values: Mapping[str, Scalar]) -> list[str]:
 def _run_with(path: Path, values: Mapping[str, Any]) -> Run | None:
     """Return the run of a directory if it is intact and has these settings."""
     try:
-        run = load_run(path)
+        run = load_run(path, names_of_code(values))
     except RunDirectoryError:
         return None
     return run if defining_settings(run.config) == defining_settings(values) else None

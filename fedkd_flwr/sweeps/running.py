@@ -22,6 +22,7 @@ from fedkd_flwr.runs import (
     absolute,
     changeable,
     load_run,
+    names_of_code,
     remove_checkpoint,
     require_writable,
 )
@@ -278,7 +279,7 @@ def run_sweep(
             if failure:
                 fail(run, failure)
             else:
-                finished[run.name] = load_run(run.path)
+                finished[run.name] = load_run(run.path, names_of_code(run.values))
                 tell(run.progress("finished", finished[run.name]))
     return [finished[run.name] for run in planned if run.name in finished]
 
@@ -296,9 +297,9 @@ def attempt(run: SweepRun, on_round: RoundListener | None = None) -> Failure | N
 
 def _continued(run: SweepRun, on_round: RoundListener | None) -> bool:
     """Continue a stopped run; if it is damaged, move it aside and return False."""
-    changes = changeable(run.values)
+    changes, code = changeable(run.values), names_of_code(run.values)
     try:
-        engines.resume(run.path, engine=run.engine, on_round=on_round, **changes)
+        engines.resume(run.path, engine=run.engine, on_round=on_round, allow_code=code, **changes)
     except DamagedRunError as error:
         log(WARNING, "%s is rerun: %s", run.name, error)
         move_aside(run.path)

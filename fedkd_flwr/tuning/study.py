@@ -25,7 +25,7 @@ from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.flat import Scalar
 from fedkd_flwr.methods import find_method
-from fedkd_flwr.runs import Run, RunDirectoryError, changeable, load_run
+from fedkd_flwr.runs import Run, RunDirectoryError, changeable, load_run, names_of_code
 from fedkd_flwr.sweeps.earlier import finished_run, move_aside, rounds_to_continue_from
 from fedkd_flwr.tuning.space import Dimension, search_space
 from strategies.core.flower import log
@@ -211,7 +211,8 @@ class MethodSearch:
         if not (finished_run(path, values) or (not is_last and _has_rounds(path, rung))):
             try:
                 if rounds_to_continue_from(path, values):
-                    engines.resume(path, on_round=stop, **changeable(values))
+                    code = names_of_code(values)
+                    engines.resume(path, on_round=stop, allow_code=code, **changeable(values))
                 else:
                     move_aside(path)
                     engines.run(values, output_dir=path, on_round=stop)
