@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from strategies.core.exchange import Exchange
 from strategies.core.flower import log
 from strategies.core.membership import ClientInfo, Membership
+from strategies.core.metrics import GRADIENT_STEPS, add_gradient_steps, gradient_steps
 from strategies.core.new_clients import receive_new_clients
 from strategies.core.patience import Patience, StoppedEarly
 from strategies.core.plan import RunPlan, Settings, sample_clients
@@ -230,8 +231,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         server_round = self._round_of_run(server_round)
         if not all(hasattr(self, name) for name in self.kept):
             self.begin({name: array.numpy() for name, array in arrays.items()})
-        best = self._patience.best_round
-        self.begin_round(Exchange(self.clients, server_round, self.plan, best))
+        self.begin_round(Exchange(self.clients, server_round, self.plan, self._patience.best_round))
         self.grid = grid
         self.members.meet(grid, server_round)
         self._started_at = time.perf_counter()
@@ -254,7 +254,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         valid = self._exchange.valid_replies(
             replies,
             lambda n: self.expected_arrays(server_round, n),
-            (*self.train_metrics, *self.counts),
+            (GRADIENT_STEPS, *self.train_metrics, *self.counts),
             self._check_train_reply,
         )
         self._num_replies = len(valid)
@@ -333,7 +333,9 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         messages = self._exchange.messages(MessageType.TRAIN, phase, payloads)
         replies = self.grid.send_and_receive(messages, timeout=self.plan.round_timeout)
         self._seconds["train"] += time.perf_counter() - started_at
-        return self._exchange.valid_replies(replies, due, metrics, check)
+        valid = self._exchange.valid_replies(replies, due, (GRADIENT_STEPS, *metrics), check)
+        add_gradient_steps(self._metrics, valid)
+        return valid
 
     def evaluations_of(self, asked: Iterable[int], server_round: int) -> dict[int, Evaluation]:
         """Evaluate some clients within a round, and return the valid evaluations."""
@@ -396,14 +398,13 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
 
     # ---- Results of a round ----------------------------------------------------------
 
-    def _round_row(
-        self, server_round: int, evaluations: Mapping[int, Mapping[str, float]]
-    ) -> dict[str, Any]:
+    def _round_row(self, server_round: int, results: Mapping[int, Evaluation]) -> dict[str, Any]:
         return {
             "round": server_round,
-            **accuracy_statistics(evaluations.values()),
+            **accuracy_statistics(results.values()),
             **mean_metrics(self._metrics.values(), self.train_metrics),
             **self._exchange.traffic.totals(),
+            GRADIENT_STEPS.column: gradient_steps(self._metrics.values()),
             "replies": self._num_replies,
             "failures": len(self._exchange.failures),
             **self.round_metrics(),
@@ -420,11 +421,10 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         self.completed_rounds = server_round
         if self.observer is None:
             return
-        exchange = self._exchange
+        traffic, failures = self._exchange.traffic.by_client, self._exchange.failures
         clients = client_rows(
-            server_round, self.clients, self._metrics, evaluations, exchange.traffic.by_client,
-            exchange.failures,
-        )  # fmt: skip
+            server_round, self.clients, self._metrics, evaluations, traffic, failures
+        )
         tables = {**self.tables(), **tables}
         record = RoundRecord(server_round, row, clients, self.matrices(), tables)
         self.observer.round_finished(record, self)

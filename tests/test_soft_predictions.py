@@ -218,7 +218,9 @@ def test_noise_is_new_each_time_unless_seeded(private, tmp_path):
     assert last_loss("c", **seeded) == last_loss("d", **seeded)
 
 
-def test_with_noise_a_client_reports_nothing_of_its_training(private, tmp_path):
+def test_with_noise_a_client_reports_of_its_training_only_steps_that_its_size_tells(
+    private, tmp_path
+):
     def reported(name, **changes):
         witness = Witness()
         run_with(witness, private, tmp_path / name, **changes)
@@ -227,9 +229,9 @@ def test_with_noise_a_client_reports_nothing_of_its_training(private, tmp_path):
         # The counts of an evaluation may travel with the reply.
         return {name for metrics in replies for name in metrics} - {count.name for count in COUNTS}
 
-    assert reported("noised") == set()
+    assert reported("noised") == {"gradient-steps"}
     plain = {"kt-pfl.noise-multiplier": 0.0}
-    told = {"train-loss", "distillation-loss", "moved-private", "moved-public"}
+    told = {"train-loss", "distillation-loss", "moved-private", "moved-public", "gradient-steps"}
     assert reported("plain", **plain) == told
 
 

@@ -137,7 +137,8 @@ def run_results(
         ``clients_worst``, ``clients_decile``, ``clients_worst_tenth``, ``jain``, ``beats_local``
         and ``harmed`` (the shares of clients above and below the reference), ``worst_loss`` (the
         largest loss of a client, 0 where none loses), ``nll`` (mean cross-entropy), ``numbers``,
-        ``bytes``, ``seconds`` (only where none of the other runs took place at the same time),
+        ``bytes``, ``gradient_steps`` (the mean over the clients in training, where a run counted
+        them), ``seconds`` (only where none of the other runs took place at the same time),
         ``path``, and with a target those of `cost_to_target`; NaN for what a run does not have.
         Columns of `strategies.core.measures.MEANS`, means over clients, where some run has
         measured them; those of `OF_NEW_CLIENTS` where some run has any: mean and worst accuracy,
@@ -168,6 +169,7 @@ def run_results(
                     **_of_new_clients(run, references.of(label, seed)),
                     "numbers": summary["numbers_up"] + summary["numbers_down"],
                     "bytes": summary["bytes_up"] + summary["bytes_down"],
+                    "gradient_steps": _gradient_steps_of_a_client(run),
                     "seconds": summary["seconds"] if alone[run.path] else math.nan,
                     "path": str(run.path),
                     **({} if target is None else cost_to_target(run, target)),
@@ -175,8 +177,16 @@ def run_results(
             )
     results = pd.DataFrame(rows)
     numeric = [name for name in results.columns if name not in ("method", "seed", "path")]
-    unmeasured = [name for name in (*MEANS, *OF_NEW_CLIENTS) if results[name].isna().all()]
+    unmeasured = [
+        name for name in (*MEANS, *OF_NEW_CLIENTS, "gradient_steps") if results[name].isna().all()
+    ]
     return results.astype(dict.fromkeys(numeric, float)).drop(columns=unmeasured)
+
+
+def _gradient_steps_of_a_client(run: Run) -> float:
+    """Return the steps of the whole run divided by its clients in training."""
+    steps: int | None = (run.summary or {}).get("gradient_steps")
+    return math.nan if steps is None else steps / run.clients["partition_id"].nunique()
 
 
 def _spread_over_clients(accuracies: pd.Series) -> dict[str, float]:

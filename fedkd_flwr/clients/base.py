@@ -40,7 +40,7 @@ from fedkd_flwr.data.clients import (
 )
 from fedkd_flwr.export import model_card, save_personalized_model
 from fedkd_flwr.models.pool import Architecture, borrow, give_back
-from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob, complete
+from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps, TrainJob, complete
 from fedkd_flwr.training.loop import (
     Batch,
     Loss,
@@ -56,6 +56,7 @@ from fedkd_flwr.training.measures import measured
 from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 from fedkd_flwr.training.regularizers import parameters_of, relative_distance
 from strategies.core.flower import log
+from strategies.core.metrics import GRADIENT_STEPS
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 
@@ -95,6 +96,7 @@ class PersonalClient(NumPyClient):
         self.course = Course()
         self.unfinished = Unfinished()
         self.steps_called: list[StepsCall] = []
+        self.gradient_steps = StepCounter()
         self.run = run
         self.settings: Any = settings
         self.node = read_node(context.node_config, run)
@@ -360,7 +362,9 @@ class PersonalClient(NumPyClient):
         else:
             state_dir.recall(self.context, folder, server_round, phase)
         self.unfinished = state_dir.unfinished(self.context, folder, server_round)
-        reply = yield from checked(self, self.train(received, server_round, phase))
+        training = checked(self, self.train(received, server_round, phase))
+        reply = yield from self.gradient_steps.over(training)
+        reply.metrics[GRADIENT_STEPS.name] = self.gradient_steps.taken
         if self.keeps_model:
             memory.save_model(self.context, "model", self.model)
         state_dir.note_round(self.context, server_round)

@@ -126,6 +126,7 @@ class FedKMAClient(ParameterClient):
         for omega_batch in omega_batches:
             step(self.model, next(alpha_batches), alpha_optimizer)
             loss = step(self.model, omega_batch, omega_optimizer)
+            self.gradient_steps.taken += 2
             total += loss * len(omega_batch[0])
             seen += len(omega_batch[0])
         mean_loss = float(total) / max(seen, 1)

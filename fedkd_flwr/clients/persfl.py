@@ -28,6 +28,7 @@ from fedkd_flwr.training.loop import (
 )
 from fedkd_flwr.training.losses import cross_entropy_to_teacher, kl_to_teacher
 from strategies.core.flower import log
+from strategies.core.metrics import GRADIENT_STEPS
 from strategies.persfl import CONSIDER, DIVERGED, PAIRS, PERSONALIZE, PersFLSettings
 
 BEST, RANDOM = "best/", "random/"
@@ -275,6 +276,7 @@ class PersFLClient(ParameterClient):
                 # The run may continue on another device, for whose generator there is no state.
                 if f"{RANDOM}{number}" in tensors:
                     generator.set_state(tensors[f"{RANDOM}{number}"])
+            self.gradient_steps.taken += words.get(GRADIENT_STEPS.name, 0)
             return Search.read(tensors, words)
         shape = len(self.settings.grid()), 2
         return Search(np.full(shape, DIVERGED, dtype=np.int32))
@@ -284,7 +286,8 @@ class PersFLClient(ParameterClient):
         tensors, words = search.written()
         for number, generator in enumerate(generators_of(self.device)):
             tensors[f"{RANDOM}{number}"] = generator.get_state()
-        self.unfinished.note(tensors, {**words, "teacher": self.teacher_choice()})
+        words |= {"teacher": self.teacher_choice(), GRADIENT_STEPS.name: self.gradient_steps.taken}
+        self.unfinished.note(tensors, words)
 
     def teacher_choice(self) -> dict[str, float]:
         """Return the teacher's round and loss, or an empty dictionary."""

@@ -26,7 +26,7 @@ TOPICS = {
         "other_accuracy",
     ),
     "Cost": (
-        "numbers", "bytes", "seconds",
+        "numbers", "bytes", "gradient_steps", "seconds",
         "rounds_to_target", "bytes_to_target", "seconds_to_target",
     ),
 }  # fmt: skip

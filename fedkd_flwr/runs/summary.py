@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedkd_flwr.runs.provenance import provenance
 from fedkd_flwr.runs.reading import Row, Run
+from strategies.core.metrics import GRADIENT_STEPS
 
 if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
@@ -61,10 +62,19 @@ def summarize(run: Run, seconds: float) -> dict[str, Any]:
         "last_round": _result(evaluated[-1]) if evaluated else None,
         "validation_round": _result(best) if best else None,
         **{name: sum(row[name] for row in rows) for name in [*COUNTED, "failures"]},
+        **_gradient_steps(rows),
         "new_clients": _of_new_clients(rows[-1]),
         "matrices": sorted(run.matrices),
         "seconds": round(seconds, 3),
     }
+
+
+def _gradient_steps(rows: list[Row]) -> dict[str, int]:
+    """Return the steps of all clients and rounds; nothing if earlier code made a round."""
+    column = GRADIENT_STEPS.column
+    if not all(column in row for row in rows):
+        return {}
+    return {column: sum(row[column] for row in rows)}
 
 
 def _of_new_clients(row: Row) -> Row | None:

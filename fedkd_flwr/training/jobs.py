@@ -5,8 +5,8 @@ The caller decides how jobs run: `complete` runs one after another in the plain 
 `fedkd_flwr.training.cohort` runs equal jobs of several clients together.
 """
 
-from collections.abc import Generator, Iterable
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -94,6 +94,41 @@ def run_job(job: object) -> Any:
             f"the client yielded a {kind}, not a job; write `yield from` instead of `yield`"
         )
     return job.run()
+
+
+class StepCounter:
+    """Counts a client's gradient steps: one for each batch of its training jobs.
+
+    Attributes
+    ----------
+    taken : int
+        Steps so far. Clients add steps that they take outside of jobs.
+    """
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def over(self, steps: Steps[Answer]) -> Steps[Answer]:
+        """Yield the jobs of some steps unchanged but for their batches, which are counted."""
+        try:
+            job = next(steps)
+            while True:
+                if isinstance(job, TrainJob):
+                    job = replace(job, batches=self._counted(job.batches))
+                try:
+                    result = yield job
+                except Exception as error:
+                    job = steps.throw(error)
+                else:
+                    job = steps.send(result)
+        except StopIteration as stop:
+            answer: Answer = stop.value
+            return answer
+
+    def _counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self.taken += 1
+            yield batch
 
 
 def complete(steps: Steps[Answer]) -> Answer:

@@ -1,6 +1,9 @@
 """Metrics that the clients of several methods report."""
 
-from strategies.core.replies import Metric
+from collections.abc import Iterable, Mapping
+
+from strategies.core.measures import LARGEST_COUNT
+from strategies.core.replies import Metric, Reply
 
 TRAIN_LOSS = Metric("train-loss")
 """Mean training loss over all private samples of the round."""
@@ -13,3 +16,18 @@ MOVED_PUBLIC = Metric("moved-public", low=0)
 
 GLOBAL_ACCURACY = Metric("global-accuracy", averaged=False, low=0, high=1)
 """Accuracy of the global model on the client's test split."""
+
+GRADIENT_STEPS = Metric("gradient-steps", averaged=False, low=0, high=LARGEST_COUNT)
+"""Optimizer steps of a client in a round, of every kind. Every train reply may report them."""
+
+
+def gradient_steps(metrics: Iterable[Mapping[str, float]]) -> int:
+    """Return the gradient steps of all clients, from the metrics of each."""
+    return sum(int(row.get(GRADIENT_STEPS.name, 0)) for row in metrics)
+
+
+def add_gradient_steps(metrics: dict[int, dict[str, float]], replies: Mapping[int, Reply]) -> None:
+    """Add the steps of a further exchange to the metrics of a round, by partition-id."""
+    for n, reply in replies.items():
+        before = metrics.setdefault(n, {})
+        before[GRADIENT_STEPS.name] = gradient_steps([before, reply.metrics])

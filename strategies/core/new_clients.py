@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from strategies.core.exchange import Exchange
 from strategies.core.flower import log
+from strategies.core.metrics import GRADIENT_STEPS, gradient_steps
 from strategies.core.rounds import accuracy_statistics, client_rows
 
 if TYPE_CHECKING:
@@ -64,10 +65,12 @@ def receive_new_clients(strategy: "PersonalizedStrategy", server_round: int) -> 
     exchange = Exchange(clients, 0, plan, trained_rounds=server_round)
     present = strategy.reachable(new=True)
     metrics: dict[int, dict[str, float]] = {}
+    steps = 0
     for step in range(1, rounds + 1):
         host.begin_round(exchange.further(step))
         replies = host.train_new_clients(step, present) if present else {}
         metrics |= {n: reply.metrics for n, reply in replies.items()}
+        steps += gradient_steps(reply.metrics for reply in replies.values())
         present = list(replies)
     # Without training, new clients are evaluated in the round of the other clients.
     host.begin_round(exchange.further(rounds or server_round))
@@ -75,6 +78,7 @@ def receive_new_clients(strategy: "PersonalizedStrategy", server_round: int) -> 
     columns: dict[str, Any] = {
         **accuracy_statistics(evaluations.values()),
         **exchange.traffic.totals(),
+        GRADIENT_STEPS.column: steps,
         "clients": len(evaluations),
         "failures": plan.num_new - len(evaluations),
         **host.round_metrics(),

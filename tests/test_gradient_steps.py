@@ -1,0 +1,88 @@
+"""Gradient steps: what each client takes in a round, on its own batches and in distillation."""
+
+import json
+import math
+
+import pytest
+
+import fedkd_flwr
+from fedkd_flwr.analysis.comparison import compare
+
+
+@pytest.fixture
+def base(small):
+    return {**small, "strategy": "local", "models": "mlp", "max-samples": 300}
+
+
+def steps_by_round(run):
+    table = run.clients.pivot(index="partition_id", columns="round", values="gradient_steps")
+    return table.astype(int), dict(run.clients.groupby("partition_id")["num_examples"].first())
+
+
+def batches(samples, size):
+    """The number of batches of an epoch: a last batch of one sample joins the one before."""
+    return math.ceil(samples / size) - (samples > 1 and samples % size == 1)
+
+
+def test_local_takes_a_step_for_each_batch_of_each_epoch(base, tmp_path):
+    run = fedkd_flwr.run({**base, "local-epochs": 3}, output_dir=tmp_path / "run")
+    table, sizes = steps_by_round(run)
+    for n, size in sizes.items():
+        assert table.loc[n].tolist() == [3 * batches(size, 16)] * 2
+    assert run.rounds["gradient_steps"].tolist() == table.sum().tolist()
+    assert run.summary["gradient_steps"] == table.to_numpy().sum()
+
+
+def test_distillation_steps_count_from_the_second_round(base, tmp_path):
+    distillation = {"kt-pfl.distillation-epochs": 2, "kt-pfl.public-batch-size": 15}
+    run = fedkd_flwr.run(
+        {**base, "strategy": "kt-pfl", **distillation}, output_dir=tmp_path / "run"
+    )
+    table, sizes = steps_by_round(run)
+    for n, size in sizes.items():
+        private = batches(size, 16)
+        assert table.loc[n].tolist() == [private, private + 2 * batches(40, 15)]
+
+
+def test_the_steps_of_a_cohort_are_those_of_each_client(base, tmp_path):
+    settings = {**base, "strategy": "ditto"}
+    alone = fedkd_flwr.run(settings, output_dir=tmp_path / "alone")
+    together = fedkd_flwr.run({**settings, "cohort": "on"}, output_dir=tmp_path / "together")
+    table, sizes = steps_by_round(alone)
+    assert table.equals(steps_by_round(together)[0])
+    # Ditto trains the global model and the personal one.
+    assert table[1].to_dict() == {n: 2 * batches(size, 16) for n, size in sizes.items()}
+
+
+def test_the_second_stage_of_persfl_counts_in_its_last_round(base, tmp_path):
+    run = fedkd_flwr.run({**base, "strategy": "persfl"}, output_dir=tmp_path / "run")
+    table, sizes = steps_by_round(run)
+    # Lambda 0 ignores T, so there are three pairs, one epoch each.
+    assert table[2].to_dict() == {n: (1 + 3) * batches(size, 16) for n, size in sizes.items()}
+
+
+def test_architecture_weights_take_a_step_beside_each_step_of_the_network(base, tmp_path):
+    supernet = {
+        "models": "darts", "supernet-channels": 4, "supernet-cells": 3, "supernet-nodes": 1,
+        "supernet-operations": "none,skip_connect", "num-server-rounds": 1,
+    }  # fmt: skip
+    run = fedkd_flwr.run({**base, **supernet, "strategy": "fednas"}, output_dir=tmp_path / "run")
+    table, sizes = steps_by_round(run)
+    assert table[1].to_dict() == {n: 2 * batches(size, 16) for n, size in sizes.items()}
+
+
+def test_new_clients_have_steps_of_their_own(base, tmp_path):
+    run = fedkd_flwr.run({**base, "new-clients": 0.25}, output_dir=tmp_path / "run")
+    (new,) = run.further_rows["new_clients"]
+    assert run.round_rows[-1]["new_gradient_steps"] == 2 * batches(new["num_examples"], 16)
+    assert run.summary["gradient_steps"] == run.rounds["gradient_steps"].sum()
+
+
+def test_a_comparison_shows_the_steps_of_a_client_unless_earlier_code_made_the_runs(base, tmp_path):
+    run = fedkd_flwr.run({**base, "fraction-train": 0.5}, output_dir=tmp_path / "run")
+    shown = compare(run)
+    assert shown.table["gradient_steps"].tolist() == [run.summary["gradient_steps"] / 4]
+    assert "gradient steps of a client" in shown.to_markdown()
+    earlier = {name: value for name, value in run.summary.items() if name != "gradient_steps"}
+    (run.path / "summary.json").write_text(json.dumps(earlier))
+    assert "gradient steps" not in compare(run.path).to_markdown()
