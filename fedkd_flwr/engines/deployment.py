@@ -66,7 +66,7 @@ def run_deployment(
 ) -> None:
     """Start a run with ``flwr run`` and show its log until it ends.
 
-    The run directory is written on the SuperLink's machine. Data and models stay on the nodes.
+    The run directory is written on the SuperLink's machine. Data stay on the nodes.
 
     Parameters
     ----------
