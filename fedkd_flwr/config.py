@@ -284,6 +284,13 @@ def _check_combinations(configuration: Configuration) -> None:
             f"models = {','.join(models)} names {len(set(models))}; set models to one."
         )
     settings = configuration.settings
+    if plan.mixing != "mean" and not strategy.averages_parameters:
+        own = f"{settings.table}.mixing"
+        remedy = f"{own} = {plan.mixing}" if own in settings.flat_keys() else "mixing = mean"
+        raise ConfigError(
+            f"mixing = {plan.mixing} is for averages of parameters, and the server of "
+            f"{run.strategy} takes none; set {remedy}."
+        )
     if isinstance(settings, SharedModelSettings):
         try:
             model_name(settings.shared_model)

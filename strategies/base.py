@@ -130,6 +130,10 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
             With the reason; the client is dropped from the round.
         """
 
+    def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
+        """Limit the influence of single replies before they are aggregated."""
+        return replies
+
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
         """Update the state from the valid replies of a round, by ascending partition-id."""
 
@@ -207,15 +211,15 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
     @property
     def trained(self) -> list[int]:
         """All clients that have joined, except the new clients."""
-        return [n for n in self.clients if n not in self._new_client_ids]
+        return self.members.trained
 
     def reachable(self, new: bool = False) -> list[int]:
         """Return the partition-ids of the connected training clients, or of the new ones."""
         return [n for n in self.members.reachable(self.grid) if (n in self._new_client_ids) == new]
 
     def sizes(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
-        """Return D_n of some clients, as reported when they joined; shape (R,)."""
-        return np.array([self.clients[n].num_examples for n in partition_ids], dtype=np.float64)
+        """Return D_n of some clients as reported when they joined, at most `weight_cap`; (R,)."""
+        return self.members.sizes(partition_ids)
 
     # ---- Protocol: Flower's strategy interface ---------------------------------------
 
@@ -262,7 +266,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         self._keep_metrics(valid)
         started_at = time.perf_counter()
         waited = self._seconds["train"]
-        self.aggregate(server_round, valid)
+        self.aggregate(server_round, self.bounded(valid))
         # A second exchange inside aggregate counts as training time, not as server time.
         exchanged = self._seconds["train"] - waited
         self._seconds["server"] += time.perf_counter() - started_at - exchanged

@@ -1,6 +1,6 @@
 """Base of methods with several global models: centers and cluster assignments."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from pydantic import Field
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.replies import Arrays
 from strategies.core.search import SearchRange
-from strategies.parameters import Model, ParameterStrategy, mean_model
+from strategies.parameters import AVERAGES, Model, ParameterStrategy, mean_model
 
 
 class ClusterSettings(Settings):
@@ -30,6 +30,7 @@ def moved_centers(
     models: Sequence[Model],
     labels: NDArray[np.int64],
     weights: NDArray[np.float64],
+    average: Callable[[Sequence[Model], NDArray[np.float64]], Model] = mean_model,
 ) -> Model:
     """Move each center to the mean of its members; a center without members does not move.
 
@@ -43,6 +44,8 @@ def moved_centers(
         Shape (R,), the center of each model.
     weights : ndarray
         Shape (R,), positive weights of the models.
+    average : callable
+        Averages models with weights.
 
     Returns
     -------
@@ -52,7 +55,7 @@ def moved_centers(
     moved = {kind: rows.copy() for kind, rows in centers.items()}
     for center in np.unique(labels):
         members = np.flatnonzero(labels == center).tolist()
-        mean = mean_model([models[member] for member in members], weights[members])
+        mean = average([models[member] for member in members], weights[members])
         for kind, vector in mean.items():
             moved[kind][center] = vector
     return moved
@@ -92,8 +95,13 @@ class ClusteredStrategy(ParameterStrategy):
     def cluster_models(self, models: dict[int, Model], labels: NDArray[np.int64]) -> None:
         """Store the assignments, and move the centers to the means of their members."""
         self.labels[list(models)] = labels
-        sizes = self.sizes(models)
-        self.centers = moved_centers(self.centers, list(models.values()), labels, sizes)
+        self.centers = moved_centers(
+            self.centers,
+            list(models.values()),
+            labels,
+            self.weights_of(models),
+            AVERAGES[self.plan.mixing],
+        )
 
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return the center of each client as ``clusters``, (N,), -1 for unassigned clients."""

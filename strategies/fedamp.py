@@ -31,10 +31,10 @@ from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
 from strategies.parameters import (
+    AVERAGES,
     LibraryStrategy,
     Model,
     gram_matrix,
-    mean_model,
     squared_distances,
 )
 
@@ -132,7 +132,8 @@ class FedAMP(LibraryStrategy):
         collected = self.collected()
         if partition_id not in collected:
             return self.model
-        return mean_model(list(collected.values()), self.attention[partition_id, list(collected)])
+        weights = self.attention[partition_id, list(collected)]
+        return AVERAGES[self.plan.mixing](list(collected.values()), weights)
 
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return the weights of u as ``attention``, (N, N)."""

@@ -11,15 +11,17 @@ Differences from the paper
   client's test split. Fine-tuning (`FedAvgFineTuned`) changes nothing on the server.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
 from strategies.core.search import SearchRange
-from strategies.parameters import Model, ParameterStrategy, mean_model
+from strategies.parameters import ParameterStrategy
 
 
 class AveragingSettings(Settings):
@@ -45,11 +47,10 @@ class FedAvg(ParameterStrategy):
     trains_new_clients = False
     settings: AveragingSettings
 
-    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
-        """Average the models with the configured weights."""
-        is_uniform = self.settings.weighting == "uniform"
-        weights = np.ones(len(models)) if is_uniform else self.sizes(models)
-        self.model = mean_model(list(models.values()), weights)
+    def weights_of(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
+        """Return the configured weights of clients in the mean."""
+        weights = super().weights_of(partition_ids)
+        return weights if self.settings.weighting == "samples" else np.ones_like(weights)
 
 
 class FineTuningSettings(AveragingSettings):

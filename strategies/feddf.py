@@ -30,10 +30,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.flower import log
+from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Due, Metric, Reply
 from strategies.core.search import SearchRange
-from strategies.parameters import Model, ParameterStrategy, mean_model, model_due
+from strategies.parameters import Model, ParameterStrategy, model_due
 
 
 class FedDFSettings(Settings):
@@ -57,13 +58,17 @@ class FedDFSettings(Settings):
     )
 
 
-def ensemble_logits(logits: dict[int, NDArray[Any]]) -> NDArray[np.float32] | None:
-    """Return the mean of the clients' finite logits.
+def ensemble_logits(
+    logits: dict[int, NDArray[Any]], mix: Mix = weighted_mean
+) -> NDArray[np.float32] | None:
+    """Return the mean of the clients' finite logits, or what another rule makes of them.
 
     Parameters
     ----------
     logits : dict of int to ndarray
         Shape (P, K), by partition-id.
+    mix : callable
+        The rule, of `strategies.core.mixing`, with equal weights.
 
     Returns
     -------
@@ -73,7 +78,8 @@ def ensemble_logits(logits: dict[int, NDArray[Any]]) -> NDArray[np.float32] | No
     usable = [z.astype(np.float64) for z in logits.values() if np.isfinite(z).all()]
     if not usable:
         return None
-    return np.mean(usable, axis=0).astype(np.float32)
+    equal = np.full((1, len(usable)), 1 / len(usable))
+    return mix(equal, np.stack(usable))[0].astype(np.float32)
 
 
 class FedDF(ParameterStrategy):
@@ -132,8 +138,7 @@ class FedDF(ParameterStrategy):
         for n in replies:
             members.setdefault(self.architecture_of(n), []).append(n)
         for name, group in members.items():
-            models = [replies[n].arrays for n in group]
-            self._set_model(name, mean_model(models, self.sizes(group)))
+            self._set_model(name, self.average({n: replies[n].arrays for n in group}))
         if self.settings.distillation_steps:
             self._distill(server_round, replies)
 
@@ -143,7 +148,8 @@ class FedDF(ParameterStrategy):
             {
                 n: predict(self.architecture_of(n), r.arrays, server_round)
                 for n, r in replies.items()
-            }
+            },
+            MIXINGS[self.plan.mixing],
         )
         if logits is None:
             log(

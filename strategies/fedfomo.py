@@ -115,6 +115,7 @@ class FedFomo(LibraryStrategy):
     exchanged = "parameters and weights of others"
     color_family = "hypcluster"
     settings_type = FedFomoSettings
+    averages_parameters = False
     settings: FedFomoSettings
     needs_validation_data = True
     kept = (*LibraryStrategy.kept, "affinities")

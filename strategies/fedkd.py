@@ -23,6 +23,8 @@ Differences from the paper
 - The mentor is evaluated, and momentum starts anew in each round.
 """
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
@@ -30,7 +32,7 @@ from pydantic import Field
 from strategies.core.low_rank import Shape, lengths, restored
 from strategies.core.plan import ImpossiblePlanError, PlanSettings, RunPlan, Settings
 from strategies.core.replies import LARGEST_NUMBER, Arrays, Due, InvalidReplyError, Reply
-from strategies.parameters import SharedModelSettings, SharedModelStrategy, mean_model, model_due
+from strategies.parameters import Model, SharedModelSettings, SharedModelStrategy, model_due
 
 FACTORS, RANKS = "factors", "ranks"
 """Names of an update's factors, one-dimensional, and of the rank of each matrix, (L,)."""
@@ -110,17 +112,28 @@ class FedKD(SharedModelStrategy):
         if not np.abs(self.update_in(reply.arrays)).max() <= LARGEST_NUMBER:
             raise InvalidReplyError(f"{FACTORS} multiply to a number beyond {LARGEST_NUMBER:g}")
 
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
+    def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
+        """Replace factors by the updates of the weights, and clip these."""
+        others = self.model.keys() - {WEIGHTS}
+        restored_replies = {
+            n: replace(
+                reply,
+                arrays={
+                    WEIGHTS: self.update_in(reply.arrays),
+                    **{kind: reply.arrays[kind] for kind in others},
+                },
+            )
+            for n, reply in replies.items()
+        }
+        return super().bounded(restored_replies)
+
+    def sent_to(self, reply: Reply) -> Arrays:
+        """Return zero for the weights, whose updates travel, and the other kinds."""
+        return {**self.model, WEIGHTS: np.zeros((), dtype=np.float32)}
+
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
         """Add the mean update to the weights, and average the other kinds."""
-        others = [kind for kind in self.model if kind != WEIGHTS]
-        parts = [
-            {
-                WEIGHTS: self.update_in(reply.arrays),
-                **{kind: reply.arrays[kind] for kind in others},
-            }
-            for reply in replies.values()
-        ]
-        mean = mean_model(parts, self.sizes(replies))
+        mean = self.average(models)
         self.model = {**mean, WEIGHTS: self.model[WEIGHTS] + mean[WEIGHTS]}
 
     def update_in(self, arrays: Arrays) -> NDArray[np.float32]:

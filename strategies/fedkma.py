@@ -42,11 +42,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.flower import log
+from strategies.core.mixing import MIXINGS
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
 from strategies.core.search import SearchRange
 from strategies.core.simplex import check_simplex, equal_weights
-from strategies.parameters import Model, ParameterStrategy, mix_models
+from strategies.parameters import Model, ParameterStrategy, mix_models, mixed_model
 
 SHARE_KNOWLEDGE = "share-knowledge"
 """Phase of the message that asks a client for its row of M."""
@@ -224,7 +225,7 @@ class FedKMA(ParameterStrategy):
             self.mixed = {
                 kind: np.tile(v, (len(self.sharing), 1)) for kind, v in self.model.items()
             }
-        for kind, mixed in mix_models(block, models).items():
+        for kind, mixed in mix_models(block, models, MIXINGS[self.plan.mixing]).items():
             self.mixed[kind][repliers] = mixed
 
     def sharing_block(self, server_round: int, replies: dict[int, Reply]) -> NDArray[np.float64]:
@@ -272,8 +273,8 @@ class FedKMA(ParameterStrategy):
         rows = self.sharing_rows(step, distances)
         for (n, reply), row in zip(replies.items(), rows, strict=True):
             models = [{kind: r.arrays[kind] for kind in self.model} for r in (*givers, reply)]
-            for kind, mixed in mix_models(row[None], models).items():
-                self.mixed[kind][n] = mixed[0]
+            for kind, mixed in mixed_model(models, row, MIXINGS[self.plan.mixing]).items():
+                self.mixed[kind][n] = mixed
 
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return M as ``sharing``, (N, N), and the mixed ``alphas``, (N, a)."""

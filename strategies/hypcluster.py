@@ -54,6 +54,11 @@ class HypCluster(ClusteredStrategy):
         """Return all hypotheses, (c, length) by kind: the same for every client."""
         return self.centers
 
+    def sent_to(self, reply: Reply) -> Arrays:
+        """Return the hypothesis that the client has trained."""
+        cluster = reply.arrays[CLUSTER][0]
+        return {kind: rows[cluster] for kind, rows in self.centers.items()}
+
     def extra_due(self) -> dict[str, Due]:
         """Require the number of the trained hypothesis."""
         return {CLUSTER: Due((1,), "int64")}

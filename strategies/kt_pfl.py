@@ -37,13 +37,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
+from strategies.core.mixing import weighted_mean
 from strategies.core.replies import Arrays, Metric, Reply
 from strategies.core.search import SearchRange
 from strategies.core.simplex import (
     equal_weights,
     normalized_rows,
     project_onto_simplex,
-    weighted_mean,
 )
 from strategies.soft_predictions import DistillationSettings, SoftPredictionStrategy
 

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.mixing import MIXINGS
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
@@ -114,7 +115,8 @@ class KTpFLParams(ParameterStrategy):
         if not len(self.repliers):
             return self.model
         row = normalized_rows(self.coefficients[[partition_id]][:, self.repliers])[0]
-        return {kind: row.astype(rows.dtype) @ rows for kind, rows in self.models.items()}
+        mix = MIXINGS[self.plan.mixing]
+        return {kind: mix(row[None], rows)[0] for kind, rows in self.models.items()}
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send nothing: the client has its model."""

@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.base import PersonalizedStrategy
+from strategies.core.bounds import with_clipped_updates
 from strategies.core.replies import Arrays, Due, Reply
-from strategies.parameters import mean_model
+from strategies.parameters import AVERAGES
 from strategies.prototypes import HEAD_BIAS, HEAD_WEIGHT, FeatureSettings
 
 
@@ -48,6 +49,7 @@ class LGFedAvg(PersonalizedStrategy):
     color_family = "fml"
     settings_type = LGFedAvgSettings
     settings: LGFedAvgSettings
+    averages_parameters = True
     evaluates_trained_model = False
     kept = ("head",)
     head: dict[str, NDArray[np.float32]]
@@ -71,6 +73,12 @@ class LGFedAvg(PersonalizedStrategy):
         return {HEAD_WEIGHT: Due(shape), HEAD_BIAS: Due((classes,))}
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
-        """Average the heads by the clients' training samples."""
-        heads = [reply.arrays for reply in replies.values()]
-        self.head = mean_model(heads, self.sizes(replies))
+        """Average the heads by the clients' training samples, or all alike by a robust rule."""
+        sizes = self.sizes(replies)
+        weights = sizes if self.plan.mixing == "mean" else np.ones_like(sizes)
+        self.head = AVERAGES[self.plan.mixing]([r.arrays for r in replies.values()], weights)
+
+    def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
+        """Clip updates of the head; in the first round, heads, since none was sent."""
+        nothing = dict.fromkeys((HEAD_WEIGHT, HEAD_BIAS), np.zeros((), dtype=np.float32))
+        return with_clipped_updates(replies, lambda _: self.head or nothing, self.plan.update_cap)

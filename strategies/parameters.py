@@ -5,13 +5,16 @@ A model is sent as flat vectors, one per kind: ``weights`` (d,), with batch norm
 vector belongs to which layer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strategies.base import PersonalizedStrategy
+from strategies.core.bounds import with_clipped_updates
+from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Due, Reply
 
@@ -62,8 +65,8 @@ def mean_model(models: Sequence[Model], weights: NDArray[np.float64]) -> Model:
     return mean
 
 
-def mix_models(weights: NDArray[Any], models: Sequence[Model]) -> Model:
-    """Mix S models into R, with one matrix product per kind.
+def mix_models(weights: NDArray[Any], models: Sequence[Model], mix: Mix = weighted_mean) -> Model:
+    """Mix S models into R, by default with one matrix product per kind.
 
     Parameters
     ----------
@@ -71,13 +74,28 @@ def mix_models(weights: NDArray[Any], models: Sequence[Model]) -> Model:
         Shape (R, S), row = receiver, column = giver.
     models : sequence of dict
         S models of one architecture.
+    mix : callable
+        The rule, of `strategies.core.mixing`.
 
     Returns
     -------
     dict of str to ndarray
         The mixed vectors of each kind, shape (R, length).
     """
-    return {kind: weights.astype(rows.dtype) @ rows for kind, rows in stacked(models).items()}
+    return {kind: mix(weights, rows) for kind, rows in stacked(models).items()}
+
+
+def mixed_model(models: Sequence[Model], weights: NDArray[np.float64], mix: Mix) -> Model:
+    """Mix models into one, with weights (R,), by a rule of `strategies.core.mixing`."""
+    return {kind: rows[0] for kind, rows in mix_models(weights[None], models, mix).items()}
+
+
+AVERAGES: dict[str, Callable[[Sequence[Model], NDArray[np.float64]], Model]] = {
+    "mean": mean_model,
+    "median": partial(mixed_model, mix=MIXINGS["median"]),
+    "trimmed-mean": partial(mixed_model, mix=MIXINGS["trimmed-mean"]),
+}
+"""The averages of R models with weights (R,), by the names of `mixing`."""
 
 
 def stacked(models: Sequence[Model]) -> Model:
@@ -158,6 +176,7 @@ class ParameterStrategy(PersonalizedStrategy):
 
     exchanged = "parameters"
     needs_one_model = True
+    averages_parameters = True
     evaluates_trained_model = False
     kept: ClassVar[tuple[str, ...]] = ("model",)
     model: Model
@@ -182,7 +201,25 @@ class ParameterStrategy(PersonalizedStrategy):
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
         """Learn from the models of the repliers, given by ascending partition-id."""
-        self.model = mean_model(list(models.values()), self.sizes(models))
+        self.model = self.average(models)
+
+    def sent_to(self, reply: Reply) -> Arrays:
+        """Return the arrays that a reply's arrays are updates of, by their names.
+
+        Their updates are clipped. Arrays of the reply without such an array are not.
+        """
+        return self.model_for(reply.partition_id)
+
+    # ---- Tools for methods -----------------------------------------------------------
+
+    def average(self, models: Mapping[int, Model]) -> Model:
+        """Average the models of some clients by the run's `mixing`."""
+        return AVERAGES[self.plan.mixing](list(models.values()), self.weights_of(models))
+
+    def weights_of(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
+        """Return the clients' weights, (R,): their sizes, or all 1 in a robust average."""
+        sizes = self.sizes(partition_ids)
+        return sizes if self.plan.mixing == "mean" else np.ones_like(sizes)
 
     # ---- Hooks of every strategy -----------------------------------------------------
 
@@ -197,6 +234,10 @@ class ParameterStrategy(PersonalizedStrategy):
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
         """Require a model like the global one, and the extra parts."""
         return {**model_due(self.model), **self.extra_due()}
+
+    def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
+        """Clip updates of parameters to `update_cap` times the median norm."""
+        return with_clipped_updates(replies, self.sent_to, self.plan.update_cap)
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
         """Aggregate the models in the replies."""
@@ -256,6 +297,15 @@ class LibraryStrategy(ParameterStrategy):
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send nothing: the client has its model."""
         return {}
+
+    def sent_to(self, reply: Reply) -> Arrays:
+        """Return the client's stored model, from which it continued, or the initial one."""
+        stored = {
+            kind: self.library[key]
+            for kind in self.model
+            if (key := f"{reply.partition_id}/{kind}") in self.library
+        }
+        return stored or self.model
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
         """Replace the stored models of the repliers."""

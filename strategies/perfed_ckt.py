@@ -17,7 +17,7 @@ Differences from the paper
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from logging import INFO
 from typing import Annotated, Any
 
@@ -27,11 +27,12 @@ from pydantic import Field
 
 from strategies.core.flower import log
 from strategies.core.metrics import TRAIN_LOSS
+from strategies.core.mixing import Mix, weighted_mean
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings, sample_clients
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Metric, Reply
 from strategies.core.search import SearchRange
-from strategies.core.simplex import normalized_rows, weighted_mean
+from strategies.core.simplex import normalized_rows
 from strategies.soft_predictions import SoftPredictionSettings, SoftPredictionStrategy
 
 
@@ -60,7 +61,7 @@ def cluster_predictions(
     predictions: NDArray[Any],
     clusters: int,
     seed: int,
-    mix: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]] = weighted_mean,
+    mix: Mix = weighted_mean,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Cluster clients by k-means on their flattened soft predictions.
 

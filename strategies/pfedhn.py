@@ -183,6 +183,7 @@ class PFedHN(ParameterStrategy):
     paper = "Shamsian et al. 2021"
     color_family = "fedkma"
     settings_type = PFedHNSettings
+    averages_parameters = False
     kept = (*ParameterStrategy.kept, "network", "velocity")
     settings: PFedHNSettings
     network: Network

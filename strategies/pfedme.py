@@ -25,7 +25,7 @@ from pydantic import Field
 from strategies.core.metrics import GLOBAL_ACCURACY
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.search import SearchRange
-from strategies.parameters import Model, ParameterStrategy, mean_model, step_towards
+from strategies.parameters import Model, ParameterStrategy, step_towards
 
 
 class PFedMeSettings(Settings):
@@ -78,5 +78,4 @@ class PFedMe(ParameterStrategy):
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
         """Step towards the mean of the clients' w."""
-        mean = mean_model(list(models.values()), self.sizes(models))
-        self.model = step_towards(self.model, mean, self.settings.beta)
+        self.model = step_towards(self.model, self.average(models), self.settings.beta)

@@ -33,7 +33,6 @@ from strategies.core.search import SearchRange
 from strategies.parameters import (
     Model,
     ParameterStrategy,
-    mean_model,
     num_parameters,
     step_towards,
 )
@@ -125,11 +124,19 @@ class Scaffold(ParameterStrategy):
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
         """Update the global model, then c."""
         super().aggregate(server_round, replies)
-        shares = self.sizes(replies) / self.sizes(self.trained).sum()
-        changes = [reply.arrays[CONTROL] for reply in replies.values()]
-        self.control = moved_control(self.control, changes, shares)
+        shares = self.weights_of(replies) / self.weights_of(self.trained).sum()
+        changes = {n: {CONTROL: reply.arrays[CONTROL]} for n, reply in replies.items()}
+        if self.plan.mixing != "mean":
+            # The repliers' median or trimmed mean, with the weight of all of them.
+            changes, shares = {0: self.average(changes)}, shares.sum(keepdims=True)
+        moves = [change[CONTROL] for change in changes.values()]
+        self.control = moved_control(self.control, moves, shares)
+
+    def sent_to(self, reply: Reply) -> Arrays:
+        """Return the model, and zero for the change of c_n."""
+        return {**super().sent_to(reply), CONTROL: np.zeros((), dtype=np.float32)}
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
         """Step towards the mean of the clients' models."""
-        mean = mean_model(list(models.values()), self.sizes(models))
-        self.model = step_towards(self.model, mean, self.settings.server_learning_rate)
+        rate = self.settings.server_learning_rate
+        self.model = step_towards(self.model, self.average(models), rate)

@@ -2,9 +2,9 @@
 
 Predictions may be clipped and noised before they leave a client (`strategies.core.privacy`),
 rounded to fewer bytes on the network (`strategies.core.wire`), and mixed by a mean or, against
-poisoning, by a median (`strategies.core.simplex`). Lessons on a public sample may be cached for
-some rounds, in which nothing about the sample is sent (`strategies.core.caching`). By default none
-of this happens.
+poisoning, by a median or a trimmed mean (`strategies.core.mixing`). Lessons on a public sample may
+be cached for some rounds, in which nothing about the sample is sent (`strategies.core.caching`). By
+default none of this happens.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -18,11 +18,12 @@ from pydantic import Field
 from strategies.base import PersonalizedStrategy
 from strategies.core.caching import ASKED, TAUGHT, are_due, packed
 from strategies.core.flower import log
+from strategies.core.mixing import MIXINGS
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.privacy import privacy_spent
 from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
 from strategies.core.search import SearchRange
-from strategies.core.simplex import MIXINGS, check_simplex
+from strategies.core.simplex import check_simplex, normalized_rows
 from strategies.core.wire import NUMBER_FORMATS, NumberFormat
 
 PREDICTIONS = "predictions"
@@ -40,7 +41,7 @@ class SoftPredictionSettings(Settings):
     number_format : str
         Number format of predictions and teachers on the network.
     mixing : str
-        ``mean``, or ``median`` for robustness against poisoned predictions.
+        ``mean``, or ``median`` or ``trimmed-mean`` for robustness against poisoned predictions.
     clip_norm : float
         Largest L2 distance, over all P·K entries, of a client's predictions from uniform
         predictions; 0 for no clipping.
@@ -58,7 +59,7 @@ class SoftPredictionSettings(Settings):
     """
 
     number_format: Literal["float32", "float16", "int8"] = "float32"
-    mixing: Literal["mean", "median"] = "mean"
+    mixing: Literal["mean", "median", "trimmed-mean"] = "mean"
     clip_norm: float = Field(default=0.0, ge=0)
     noise_multiplier: float = Field(default=0.0, ge=0)
     noise_seed: int = Field(default=-1, ge=-1)
@@ -310,8 +311,12 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         return np.stack([wire.probabilities(PREDICTIONS, r.arrays) for r in replies.values()])
 
     def mix(self, weights: NDArray[Any], predictions: NDArray[Any]) -> NDArray[Any]:
-        """Mix predictions by the configured rule: (N, M) and (M, P, K) to (N, P, K)."""
-        return MIXINGS[self.settings.mixing](weights, predictions)
+        """Mix predictions by the configured rule: (N, M) and (M, P, K) to (N, P, K).
+
+        Entries that were mixed one by one are scaled to rows with sum 1.
+        """
+        mixed = MIXINGS[self.settings.mixing](weights, predictions)
+        return mixed if self.settings.mixing == "mean" else normalized_rows(mixed)
 
     def round_metrics(self) -> dict[str, float]:
         """Return ``epsilon``, the largest privacy loss of a client, if there is noise."""

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from strategies.core.membership import ClientInfo
+from strategies.core.mixing import weighted_mean
 from strategies.core.plan import RunPlan
-from strategies.core.simplex import normalized_rows, project_onto_simplex, weighted_mean
+from strategies.core.simplex import normalized_rows, project_onto_simplex
 from strategies.fedmd import FedMD
 from strategies.kt_pfl import KTpFL, KTpFLSettings, knowledge_gradient, knowledge_loss
 from strategies.sim_pfl import (

@@ -19,7 +19,7 @@ from torch import nn
 from fedkd_flwr.clients.perfed_ckt import nearest_centroid
 from fedkd_flwr.training.loop import predict_logits, train_on
 from fedkd_flwr.training.losses import CoDistillation
-from strategies.core.simplex import weighted_mean
+from strategies.core.mixing import weighted_mean
 from strategies.perfed_ckt import cluster_predictions
 
 SPREAD = np.array([0.01, 0.015, 0.03, 0.045])  # v_k; all weights stay probabilities

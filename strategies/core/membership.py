@@ -6,13 +6,16 @@ are used only in this module and in messages.
 
 import math
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
+import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
+from strategies.core.bounds import upper_limit
 from strategies.core.flower import log
 from strategies.core.plan import RunPlan
 from strategies.core.replies import (
@@ -105,6 +108,7 @@ class Membership:
         self.needs_public_data = needs_public_data
         self.clients: dict[int, ClientInfo] = {}
         self._pending: dict[int, PendingNode] = {}
+        self._new_client_ids = frozenset(plan.new_client_ids)
         self._public_hash = plan.public_hash
         self._online: set[int] = set()
 
@@ -112,6 +116,22 @@ class Membership:
         """Return the partition-ids of the connected clients, in ascending order."""
         online = set(grid.get_node_ids())
         return sorted(n for n, client in self.clients.items() if client.node_id in online)
+
+    @property
+    def trained(self) -> list[int]:
+        """All clients that have joined, except the new clients."""
+        return [n for n in self.clients if n not in self._new_client_ids]
+
+    def sizes(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
+        """Return D_n of some clients as reported when they joined, shape (R,).
+
+        A size above `weight_cap` times the median over the training clients counts as that much.
+        """
+        limit = upper_limit(self._reported_sizes(self.trained), self.plan.weight_cap)
+        return np.minimum(self._reported_sizes(partition_ids), limit)
+
+    def _reported_sizes(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
+        return np.array([self.clients[n].num_examples for n in partition_ids], dtype=np.float64)
 
     def meet(self, grid: Grid, server_round: int) -> None:
         """Query unknown nodes for their partition-id; the first time, wait for N nodes.
@@ -134,9 +154,18 @@ class Membership:
             self._meet(answer, server_round)
         for node_id in sorted(set(asked) - {answer.metadata.src_node_id for answer in answers}):
             self._exclude(node_id, server_round, f"node {node_id} did not answer in time")
-        for n in sorted(set(self.clients) - known) if known else []:
+        joined = sorted(set(self.clients) - known)
+        for n in joined if known else []:
             log(INFO, "Client %d joined in round %d", n, server_round)
+        self._warn_of_large_sizes(joined)
         self._require_clients()
+
+    def _warn_of_large_sizes(self, joined: Sequence[int]) -> None:
+        claimed, counted = self._reported_sizes(joined), self.sizes(joined)
+        for n, size, limit in zip(joined, claimed, counted, strict=True):
+            if size > limit:
+                log(WARNING, "Capped: client %d claims %d training samples and counts with %g "
+                    "(weight-cap = %g)", n, size, limit, self.plan.weight_cap)  # fmt: skip
 
     def _wait_for_nodes(self, grid: Grid) -> set[int]:
         wanted, is_first = self.plan.num_clients, not self.clients

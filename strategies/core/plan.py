@@ -1,8 +1,9 @@
 """What is known before a run starts: the settings of a method and the plan of the rounds."""
 
+import math
 from collections.abc import Sequence
 from inspect import get_annotations
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,19 @@ class Settings(Slice):
         return f"{table}.{kebab_case(name)}"
 
 
+def multiple_or_none(value: float) -> float:
+    """Refuse a limit below the median: it would bind most clients.
+
+    Raises
+    ------
+    ValueError
+        If it is neither 0 nor a number from 1.
+    """
+    if value and not 1 <= value < math.inf:
+        raise ValueError("it should be at least 1, or 0 for no limit")
+    return value
+
+
 class PlanSettings(Slice):
     """Number of clients and rounds, client sampling, and timeouts.
 
@@ -66,6 +80,16 @@ class PlanSettings(Slice):
     patience : int
         Early stopping: number of evaluations in a row without a better mean validation accuracy
         after which one more round is the last; 0 for no early stopping.
+    mixing : str
+        How parameters of clients are averaged. ``median`` and ``trimmed-mean`` protect against a
+        minority of poisoned models and weigh all clients alike. Methods that exchange predictions
+        have a ``mixing`` of their own.
+    weight_cap : float
+        Largest number of samples that counts for a client in weights, as a multiple of the median
+        over the clients; 0 for no limit. The number is what the client claims.
+    update_cap : float
+        Largest norm of a client's update of parameters, as a multiple of the median norm of the
+        round; a larger update is shortened to it. 0 for no limit.
     measures : tuple of str
         Further measures of an evaluation, separated by commas: ``calibration``, ``auc``, ``f1``,
         ``balanced-accuracy``, ``classes``; empty for none.
@@ -88,6 +112,9 @@ class PlanSettings(Slice):
     min_replies: int = Field(default=1, ge=1)
     evaluate_every: int = Field(default=1, ge=1)
     patience: int = Field(default=0, ge=0)
+    mixing: Literal["mean", "median", "trimmed-mean"] = "mean"
+    weight_cap: Annotated[float, AfterValidator(multiple_or_none)] = 5.0
+    update_cap: Annotated[float, AfterValidator(multiple_or_none)] = 10.0
     measures: Annotated[Words, AfterValidator(some_of(MEASURES)), PLACE] = ()
     seed: int = Field(default=0, ge=0)
     connect_timeout: Annotated[float, PLACE] = Field(default=60.0, gt=0)

@@ -1,6 +1,6 @@
-"""Probability vectors: check them, bring arrays back to them, mix them."""
+"""Probability vectors: check them, and bring arrays back to them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -96,65 +96,3 @@ def project_onto_simplex(rows: NDArray[Any], mass: NDArray[Any]) -> NDArray[Any]
     support = np.maximum((descending > thresholds).sum(axis=1), 1)
     threshold = np.take_along_axis(thresholds, support[:, None] - 1, axis=1)
     return np.maximum(rows - threshold, 0.0)
-
-
-def weighted_mean(weights: NDArray[Any], predictions: NDArray[Any]) -> NDArray[Any]:
-    """Mix the givers' soft predictions into one teacher a receiver, by their mean.
-
-    Parameters
-    ----------
-    weights : ndarray
-        Shape (N, M), rows on the simplex.
-    predictions : ndarray
-        Shape (M, P, K), soft predictions of the M givers.
-
-    Returns
-    -------
-    ndarray
-        Shape (N, P, K).
-    """
-    givers, samples, classes = predictions.shape
-    mixed = weights.astype(predictions.dtype) @ predictions.reshape(givers, -1)
-    return mixed.reshape(len(weights), samples, classes)
-
-
-def weighted_median(weights: NDArray[Any], predictions: NDArray[Any]) -> NDArray[Any]:
-    """Mix the givers' soft predictions by the weighted median of every single probability.
-
-    Givers that hold less than half of a receiver's weight cannot move an entry beyond those
-    of the others, whatever they send. The rows are then scaled to sum 1.
-
-    Parameters
-    ----------
-    weights : ndarray
-        Shape (N, M), rows on the simplex.
-    predictions : ndarray
-        Shape (M, P, K).
-
-    Returns
-    -------
-    ndarray
-        Shape (N, P, K).
-    """
-    order = np.argsort(predictions, axis=0, kind="stable")
-    ascending = np.take_along_axis(predictions, order, axis=0)
-    return np.stack([_median_of(row, order, ascending) for row in weights])
-
-
-def _median_of(row: NDArray[Any], order: NDArray[np.intp], ascending: NDArray[Any]) -> NDArray[Any]:
-    below = np.cumsum(row[order], axis=0)
-    # With the row's own total, rounding cannot leave an entry without a middle.
-    lower = (below >= below[-1] / 2 - 1e-9).argmax(axis=0)
-    upper = (below > below[-1] / 2 + 1e-9).argmax(axis=0)
-    middle = (
-        np.take_along_axis(ascending, lower[None], axis=0)[0]
-        + np.take_along_axis(ascending, upper[None], axis=0)[0]
-    ) / 2
-    return normalized_rows(middle)
-
-
-MIXINGS: dict[str, Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]] = {
-    "mean": weighted_mean,
-    "median": weighted_median,
-}
-"""How predictions are mixed: (N, M) weights and (M, P, K) predictions to (N, P, K)."""

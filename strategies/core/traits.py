@@ -38,6 +38,9 @@ class Traits:
     needs_one_model: ClassVar[bool] = False
     """Whether all clients need the same architecture."""
 
+    averages_parameters: ClassVar[bool] = False
+    """Whether the server averages or mixes the clients' parameters, so that `mixing` applies."""
+
     needs_public_data: ClassVar[bool] = False
     """Whether clients predict on public data."""
 

@@ -1,0 +1,211 @@
+"""One insider cannot own a method that exchanges parameters: weights, updates, robust averages."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, MetricRecord
+from helpers import Witness, breaking, random_simplex, run_with
+from scipy import stats
+
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.methods import METHODS
+from fedkd_flwr.runs.checkpoint import read_checkpoint
+from strategies.core.bounds import upper_limit, with_clipped_updates
+from strategies.core.mixing import trimmed_mean, weighted_median
+from strategies.core.replies import Reply
+
+INSIDER = 1
+HUGE = 9e7
+PARAMETERS = ("weights", "buffers", "control", "head-weight", "head-bias")
+AVERAGING = [
+    name
+    for name, method in METHODS.items()
+    if method.strategy.averages_parameters and name not in ("fedkd", "fedkma", "fednas")
+]
+
+
+def claim(reply):
+    """Claim 10⁹ training samples."""
+    numbers = dict(reply.content.metric_records["metrics"])
+    reply.content["metrics"] = MetricRecord({**numbers, "num-examples": 10**9})
+
+
+def changed_parameters(change):
+    def spoil(reply):
+        arrays = {name: a.numpy() for name, a in reply.content.array_records["arrays"].items()}
+        spoiled = {name: change(a) for name, a in arrays.items() if name in PARAMETERS}
+        packed = {name: Array(array) for name, array in {**arrays, **spoiled}.items()}
+        reply.content["arrays"] = ArrayRecord(packed)
+
+    return spoil
+
+
+HUGE_REPLY = changed_parameters(lambda array: np.full_like(array, HUGE))
+FLIPPED = changed_parameters(lambda array: -10 * array)
+
+
+@pytest.fixture
+def small(small):
+    """A run of one network, whose clients have equally many samples."""
+    return {**small, "models": "mlp", "partition": "iid", "num-server-rounds": 1}
+
+
+def final_model(run):
+    state = read_checkpoint(run.path).state
+    return np.concatenate(
+        [v.ravel() for name, v in sorted(state.items()) if name.rpartition("/")[2] in PARAMETERS]
+    )
+
+
+# ---- Weights ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cap", "share"), [(5.0, 5 / 8), (0.0, 1.0)])
+def test_claimed_samples_weigh_at_most_a_multiple_of_the_median(small, tmp_path, cap, share):
+    witness = Witness(breaking(claim, INSIDER, phase="properties"))
+    settings = {**small, "strategy": "fedavg", "weight-cap": cap}
+    run, _ = run_with(witness, settings, tmp_path / "run")
+    sent = np.stack([witness.up[1, "train", n]["weights"] for n in range(4)])
+    others = (1 - share) / 3
+    expected = np.array([others, share, others, others]) @ sent
+    np.testing.assert_allclose(final_model(run), expected, atol=1e-5)
+
+
+def test_claimed_samples_are_said_in_the_log(small, tmp_path, caplog):
+    app = breaking(claim, INSIDER, phase="properties")
+    run_with(app, {**small, "strategy": "fedavg"}, tmp_path / "run")
+    assert "client 1 claims 1000000000 training samples" in caplog.text
+    assert "weight-cap = 5" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("values", "multiple", "limit"),
+    [([1, 2, 9], 5, 10), ([1, 2, 9], 0, np.inf), ([0, 0, 7], 5, np.inf), ([], 5, np.inf)],
+)
+def test_the_limit_is_a_multiple_of_the_median(values, multiple, limit):
+    assert upper_limit(np.array(values, dtype=float), multiple) == limit
+
+
+@pytest.mark.parametrize("key", ["weight-cap", "update-cap"])
+def test_a_limit_below_the_median_is_refused(small, key):
+    with pytest.raises(ConfigError, match="it should be at least 1, or 0 for no limit"):
+        read_config({**small, key: 0.5})
+
+
+# ---- Updates ---------------------------------------------------------------------------
+
+
+def test_a_long_update_keeps_its_direction_and_gets_the_limit():
+    start = {"weights": np.array([1.0, 1.0], dtype=np.float32)}
+    steps = [np.array(step, dtype=np.float32) for step in ([1, 0], [0, 2], [3, 0], [300, 400])]
+    replies = {
+        n: Reply(n, {"weights": start["weights"] + step}, {}) for n, step in enumerate(steps)
+    }
+    bounded = with_clipped_updates(replies, lambda _: start, multiple=4)
+    assert all(bounded[n] is replies[n] for n in range(3))
+    # The median norm is 2.5, so the limit is 10: (6, 8) from the start.
+    np.testing.assert_allclose(bounded[3].arrays["weights"], [7, 9], rtol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", AVERAGING)
+def test_one_huge_reply_does_not_ruin_the_model(small, tmp_path, strategy):
+    settings = {**small, "strategy": strategy}
+    honest, _ = run_with(client_app, settings, tmp_path / "honest")
+    attacked, _ = run_with(breaking(HUGE_REPLY, INSIDER), settings, tmp_path / "run")
+    largest = np.abs(final_model(honest)).max()
+    assert np.abs(final_model(attacked)).max() < 10 * largest + 1
+    assert attacked.rounds["accuracy_mean"].notna().all()
+
+
+def test_without_the_limit_one_huge_reply_ruins_the_model(small, tmp_path):
+    settings = {**small, "strategy": "fedavg", "update-cap": 0.0}
+    run, _ = run_with(breaking(HUGE_REPLY, INSIDER), settings, tmp_path / "run")
+    assert np.abs(final_model(run)).max() > HUGE / 10
+
+
+def test_factors_of_a_huge_update_are_clipped_too(small, tmp_path):
+    def spoil(reply):
+        arrays = {name: a.numpy() for name, a in reply.content.array_records["arrays"].items()}
+        arrays["factors"] = np.full_like(arrays["factors"], 1e3)
+        packed = {name: Array(array) for name, array in arrays.items()}
+        reply.content["arrays"] = ArrayRecord(packed)
+
+    settings = {**small, "strategy": "fedkd"}
+    run, _ = run_with(breaking(spoil, INSIDER), settings, tmp_path / "run")
+    assert np.abs(final_model(run)).max() < 10
+
+
+# ---- Robust averages -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("givers", [4, 8])
+def test_equal_weights_give_the_statistics_of_numpy_and_scipy(givers):
+    values = np.random.default_rng(0).normal(size=(givers, 3, 50))
+    equal = np.full((2, givers), 1 / givers)
+    for row in range(2):
+        np.testing.assert_allclose(weighted_median(equal, values)[row], np.median(values, axis=0))
+        np.testing.assert_allclose(
+            trimmed_mean(equal, values)[row], stats.trim_mean(values, 0.25, axis=0)
+        )
+
+
+def test_whole_weights_count_as_copies():
+    values = np.random.default_rng(1).normal(size=(3, 20))
+    copies = np.repeat(values, [1, 4, 3], axis=0)
+    weights = np.array([[1.0, 4.0, 3.0]]) / 8
+    np.testing.assert_allclose(weighted_median(weights, values)[0], np.median(copies, axis=0))
+    np.testing.assert_allclose(
+        trimmed_mean(weights, values)[0], stats.trim_mean(copies, 0.25, axis=0)
+    )
+
+
+@pytest.mark.parametrize("mix", [weighted_median, trimmed_mean])
+def test_a_quarter_of_the_weight_moves_no_entry_beyond_the_others(mix):
+    generator = np.random.default_rng(2)
+    weights = random_simplex(generator, 5, 6)
+    weights = np.column_stack([weights * 0.75, np.full(5, 0.25)])
+    honest = generator.normal(size=(6, 40)).astype(np.float32)
+    for wrong in (HUGE, -HUGE):
+        values = np.concatenate([honest, np.full((1, 40), wrong, dtype=np.float32)])
+        mixed = mix(weights, values)
+        assert (mixed >= honest.min(axis=0)).all()
+        assert (mixed <= honest.max(axis=0)).all()
+
+
+@pytest.mark.parametrize(
+    ("mixing", "expected"),
+    [
+        ("median", lambda sent: np.median(sent, axis=0)),
+        ("trimmed-mean", lambda sent: stats.trim_mean(sent, 0.25, axis=0)),
+    ],
+)
+def test_fedavg_takes_the_robust_average_of_all_alike(small, tmp_path, mixing, expected):
+    flipping = breaking(FLIPPED, INSIDER, answer=breaking(claim, INSIDER, phase="properties"))
+    witness = Witness(flipping)
+    settings = {**small, "strategy": "fedavg", "mixing": mixing, "update-cap": 0.0}
+    run, _ = run_with(witness, settings, tmp_path / "run")
+    sent = np.stack([witness.up[1, "train", n]["weights"] for n in range(4)])
+    np.testing.assert_allclose(final_model(run), expected(sent), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("mixing", ["median", "trimmed-mean"])
+@pytest.mark.parametrize("strategy", AVERAGING)
+def test_a_robust_average_holds_a_huge_reply_without_the_limit(small, tmp_path, strategy, mixing):
+    one_cluster = {"hypcluster.clusters": 1, "fesem.clusters": 1}
+    settings = {**small, **one_cluster, "strategy": strategy, "mixing": mixing, "update-cap": 0.0}
+    honest, _ = run_with(client_app, settings, tmp_path / "honest")
+    attacked, _ = run_with(breaking(HUGE_REPLY, INSIDER), settings, tmp_path / "run")
+    accuracy = attacked.rounds["accuracy_mean"].iloc[-1]
+    assert accuracy > honest.rounds["accuracy_mean"].iloc[-1] - 0.2
+    assert attacked.rounds["loss_mean"].iloc[-1] < 10
+
+
+@pytest.mark.parametrize(
+    ("strategy", "remedy"),
+    [("local", "set mixing = mean"), ("fedfomo", "set mixing = mean"),
+     ("pfedhn", "set mixing = mean"), ("kt-pfl", "set kt-pfl.mixing = median"),
+     ("fedmd", "set kt-pfl.mixing = median")],
+)  # fmt: skip
+def test_a_robust_average_of_parameters_is_refused_where_none_is_taken(small, strategy, remedy):
+    with pytest.raises(ConfigError, match=remedy):
+        read_config({**small, "strategy": strategy, "mixing": "median"})
