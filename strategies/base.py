@@ -25,7 +25,7 @@ from strategies.core.metrics import GRADIENT_STEPS, add_gradient_steps, gradient
 from strategies.core.new_clients import receive_new_clients
 from strategies.core.patience import Patience, StoppedEarly
 from strategies.core.plan import RunPlan, Settings, sample_clients
-from strategies.core.replies import Arrays, Due, Metric, Reply, TooFewRepliesError
+from strategies.core.replies import Arrays, Due, Metric, Reply
 from strategies.core.rounds import (
     Evaluation,
     RoundRecord,
@@ -262,7 +262,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
             self._check_train_reply,
         )
         self._num_replies = len(valid)
-        self._require_replies(server_round)
+        self._exchange.require_replies(len(valid), self.completed_rounds)
         self._keep_metrics(valid)
         started_at = time.perf_counter()
         waited = self._seconds["train"]
@@ -389,16 +389,6 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
             self._metrics[n] = {k: v for k, v in reply.metrics.items() if k not in counted}
             if counts:
                 self._evaluations[n] = read_evaluation(counts)
-
-    def _require_replies(self, server_round: int) -> None:
-        if self._num_replies >= self.plan.min_replies:
-            return
-        failures = self._exchange.failures
-        reasons = "; ".join(f"client {n}, {reason}" for n, reason in failures.items())
-        raise TooFewRepliesError(
-            f"Round {server_round} has {self._num_replies} valid replies and min-replies is "
-            f"{self.plan.min_replies} ({reasons}); {self.completed_rounds} rounds are complete."
-        )
 
     # ---- Results of a round ----------------------------------------------------------
 

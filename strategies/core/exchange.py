@@ -21,6 +21,7 @@ from strategies.core.replies import (
     Metric,
     Payload,
     Reply,
+    TooFewRepliesError,
     arrays_of,
     empty,
     read_reply,
@@ -110,6 +111,7 @@ class Exchange:
         self._clients = clients
         self._round = server_round
         self._run_id = plan.run_id
+        self._min_replies = plan.min_replies
         self._best_round = best_round
         self._trained_rounds = trained_rounds
         self._is_last = server_round == plan.num_server_rounds or trained_rounds > 0
@@ -252,6 +254,22 @@ class Exchange:
             self._drop(partition_id, "no reply in time")
         self._sent = {}
         return dict(sorted(valid.items()))
+
+    def require_replies(self, num_valid: int, completed_rounds: int) -> None:
+        """Stop the run if a round has too few valid replies.
+
+        Raises
+        ------
+        TooFewRepliesError
+            With the reasons of the dropped clients.
+        """
+        if num_valid >= self._min_replies:
+            return
+        reasons = "; ".join(f"client {n}, {reason}" for n, reason in self.failures.items())
+        raise TooFewRepliesError(
+            f"Round {self._round} has {num_valid} valid replies and min-replies is "
+            f"{self._min_replies} ({reasons}); {completed_rounds} rounds are complete."
+        )
 
     def _drop(self, partition_id: int, reason: str) -> None:
         self.failures[partition_id] = reason
