@@ -48,7 +48,7 @@ def model_card(
         "partition": run.data.partition,
         "rounds": run.plan.num_server_rounds,
         "seed": run.plan.seed,
-        "input": "float32 images scaled from 0..255 to -1..1; own samples as they are",
+        "input": "float32 images scaled from 0..255 to -1..1; custom samples unscaled",
         "metrics": dict(metrics),
     }
     if model_name in DARTS_MODELS:
@@ -170,7 +170,7 @@ def load_model(
     card_path = weights.with_suffix(".json")
     for file in (weights, card_path):
         if not file.exists():
-            raise FileNotFoundError(f"there is no {file}, which a personalized model consists of")
+            raise FileNotFoundError(f"there is no {file}, which a personalized model needs")
     card = json.loads(card_path.read_text())
     search_space = None
     if "supernet" in card:
@@ -182,7 +182,8 @@ def load_model(
         model = checked_own(builder(shape, card["classes"]), card["model"], shape, card["classes"])
     elif is_own(card["model"]):
         raise ValueError(
-            f"{weights} is a {card['model']}: give load_model its builder, which no file imports"
+            f"{weights} is a {card['model']}: pass its builder to load_model, "
+            "since names in files are not imported"
         )
     else:
         model = build_model(card["model"], shape, card["classes"], search_space)

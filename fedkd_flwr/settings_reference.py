@@ -207,7 +207,7 @@ def _allowed(kind: type[Slice], name: str, field: FieldInfo) -> str:
         return f"{KINDS[annotation]} {limits}".rstrip()
     if annotation is str:
         return ", ".join(words)
-    return f"some of {', '.join(words)}" if words else "texts, separated by commas"
+    return f"some of {', '.join(words)}" if words else "values, separated by commas"
 
 
 def _limits(metadata: Iterable[Any]) -> list[str]:

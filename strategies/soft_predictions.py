@@ -2,7 +2,7 @@
 
 Predictions may be clipped and noised before they leave a client (`strategies.core.privacy`),
 rounded to fewer bytes on the network (`strategies.core.wire`), and mixed by a mean or, against
-poisoning, by a median or a trimmed mean (`strategies.core.mixing`). Lessons on a public sample may
+poisoning, by a median or a trimmed mean (`strategies.core.mixing`). Teachers on a public sample may
 be cached for some rounds, in which nothing about the sample is sent (`strategies.core.caching`). By
 default none of this happens.
 """
@@ -54,7 +54,7 @@ class SoftPredictionSettings(Settings):
     delta : float
         delta of (epsilon, delta)-differential privacy, at which epsilon is reported.
     cache_rounds : int
-        Number of rounds for which the lesson on a public sample is reused before clients are
+        Number of rounds for which the teacher on a public sample is reused before clients are
         asked about the sample again, as in SCARLET; 0 asks in every round.
     """
 
@@ -102,14 +102,15 @@ class SoftPredictionStrategy(PersonalizedStrategy):
     """A strategy whose clients reply with soft predictions on public samples, and nothing else.
 
     Models stay on the clients, so they may differ in architecture. A method overrides `teach`,
-    which computes the lessons of the next round from the predictions of a round.
+    which computes the teachers of the next round from the predictions of a round.
 
     Attributes
     ----------
     releases : ndarray
         Shape (N,), number of requests for predictions per client.
     lessons : ndarray
-        Shape (..., P, K), on the public samples of the last round; empty before the first.
+        Teachers or centroids on the public samples of the last round, shape (..., P, K); empty
+        before the first.
     cache : dict of str to ndarray
         Empty without `cache_rounds`. Otherwise for each sample of the public pool: its ``lessons``
         (..., pool, K), the round in which they were ``made`` (pool,), and the round of the lessons

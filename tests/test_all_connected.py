@@ -37,7 +37,7 @@ class Arriving(InProcessGrid):
         return list(super().get_node_ids())[: self.asked]
 
 
-def test_the_run_is_of_those_that_are_connected(everybody, tmp_path, logged):
+def test_the_run_has_the_connected_clients(everybody, tmp_path, logged):
     asked = read_config({**everybody, "output-dir": str(tmp_path / "run")})
     grid = Arriving(client_app, 3, asked.flat())
     configuration = with_connected_clients(grid, asked)
@@ -50,7 +50,7 @@ def test_the_run_is_of_those_that_are_connected(everybody, tmp_path, logged):
     assert list(run.rounds["loss_mean"]) == list(same.rounds["loss_mean"])
 
 
-def test_a_run_that_goes_on_has_the_clients_that_it_had(everybody, tmp_path):
+def test_a_continued_run_keeps_its_clients(everybody, tmp_path):
     settings = {**everybody, "strategy": "local", "num-server-rounds": 1}
     folders = {"output-dir": str(tmp_path / "run"), "state-dir": str(tmp_path / "state")}
     fedkd_flwr.run({**settings, **folders, "num-clients": 3})
@@ -78,7 +78,7 @@ def test_shares_of_other_divisions_of_the_data_are_left_out(everybody, tmp_path)
         serve(grid, with_connected_clients(grid, asked))
 
 
-def test_data_of_their_own_is_nobodys_share(everybody, tmp_path):
+def test_nodes_with_their_own_data_need_no_partition_count(everybody, tmp_path):
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (60, 8, 8), dtype=np.uint8)
     write_image_folder(tmp_path / "images", images, np.arange(60) % 10)
@@ -89,7 +89,7 @@ def test_data_of_their_own_is_nobodys_share(everybody, tmp_path):
     assert set(run.clients["partition_id"]) == {0, 1, 2}
 
 
-def test_a_run_does_not_go_on_with_another_split(everybody, tmp_path):
+def test_a_run_is_not_continued_with_another_split(everybody, tmp_path):
     settings = {**everybody, "strategy": "local", "num-server-rounds": 1}
     folders = {"output-dir": str(tmp_path / "run"), "state-dir": str(tmp_path / "state")}
     fedkd_flwr.run({**settings, **folders, "num-clients": 3})
@@ -105,14 +105,14 @@ def test_fewer_than_min_replies_stop_the_run(everybody):
         with_connected_clients(InProcessGrid(client_app, 2, asked.flat()), asked)
 
 
-def test_what_is_impossible_with_so_many_is_refused_then(everybody):
+def test_combinations_impossible_with_the_connected_number_are_refused(everybody):
     asked = read_config({**everybody, "strategy": "perfed-ckt", "perfed-ckt.clusters": 3})
     grid = InProcessGrid(client_app, 2, asked.flat())
     with pytest.raises(ConfigError, match=r"clusters = 3 is more than the 2 clients"):
         with_connected_clients(grid, asked)
 
 
-def test_a_node_has_to_know_of_how_many_it_is_one(everybody):
+def test_a_node_needs_num_partitions_when_num_clients_is_zero(everybody):
     context = Context(1, 1, {"partition-id": 0}, RecordDict(), read_config(everybody).flat())
     with pytest.raises(
         ValueError, match="needs num-partitions, the number of all nodes, in the node's config"
@@ -126,7 +126,7 @@ def test_a_node_has_to_know_of_how_many_it_is_one(everybody):
     assert all(found.ok for found in check_node(everybody, dict(context.node_config)))
 
 
-def test_where_nothing_connects_a_number_is_asked_for(everybody, tmp_path):
+def test_without_connections_a_number_of_clients_is_required(everybody, tmp_path):
     with pytest.raises(
         ConfigError, match="num-clients = 0 stands for all connected clients and works"
     ):
@@ -134,7 +134,7 @@ def test_where_nothing_connects_a_number_is_asked_for(everybody, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_simulation_of_too_few_does_not_wait(everybody):
+def test_a_simulation_with_too_few_nodes_fails_without_waiting(everybody):
     asked = read_config({**everybody, "num-clients": 3})
     said = r"num-clients is 3 and the federation has 2 nodes: use .* num-clients=0, or .*nodes=3"
     with pytest.raises(TooFewRepliesError, match=said):
@@ -142,7 +142,7 @@ def test_a_simulation_of_too_few_does_not_wait(everybody):
     require_simulated(Arriving(client_app, 3, asked.flat()), 3)
 
 
-def test_it_is_said_for_whom_a_federation_waits(everybody, logged, tmp_path):
+def test_the_log_names_whom_a_federation_waits_for(everybody, logged, tmp_path):
     settings = {**everybody, "num-clients": 3, "connect-timeout": 0.5}
     asked = read_config({**settings, "output-dir": str(tmp_path / "run")})
     with pytest.raises(TooFewRepliesError, match="needs 3 clients and 2 are connected"):
@@ -152,7 +152,7 @@ def test_it_is_said_for_whom_a_federation_waits(everybody, logged, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_silos_are_waited_for_or_taken_as_they_are(tmp_path):
+def test_two_silos_start_by_number_or_as_connected(tmp_path):
     """What a federation of two nodes does with eight clients, and with the default."""
     with Federation(tmp_path, nodes=2) as federation:
         for n, node_config in federation.node_configs.items():

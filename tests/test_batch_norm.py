@@ -85,7 +85,7 @@ def test_statistics_and_counters_keep_their_meaning(strategy, small, tmp_path):
             assert all(a.dtype == np.int64 and 0 <= a <= 200 for a in counters), name
 
 
-def test_a_borrowed_model_counts_from_zero():
+def test_a_borrowed_model_resets_its_batch_counters():
     """It is filled with vectors, which have no counters: another client's would stay."""
     architecture = Architecture(
         "shufflenetv2", (1, 28, 28), 10, read_config({}).run.models.search_space, "cpu"

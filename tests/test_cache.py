@@ -161,7 +161,7 @@ def test_an_unwritable_cache_only_logs_a_warning(folder, root, logged):
     folder.parent.write_text("no folder")
     assert_loaded(root)
     (said,) = logged()
-    assert said.startswith("decoded images are not kept for the next process (")
+    assert said.startswith("decoded images cannot be cached (")
 
 
 def test_digits_are_not_kept(folder):
@@ -203,7 +203,7 @@ def test_the_least_recently_used_files_are_removed(folder):
     assert list(folder.iterdir()) == []
 
 
-def test_files_of_others_stay(folder):
+def test_other_files_are_not_removed(folder):
     cache.keep_arrays(folder / "a.safetensors", ARRAYS)
     mine = folder.parent / "mine.safetensors"
     mine.write_bytes(bytes(10_000))

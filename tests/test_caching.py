@@ -1,4 +1,4 @@
-"""Lessons that serve for some rounds (SCARLET, Azuma et al. 2026): what still travels, to whom."""
+"""Teachers that are reused for some rounds (SCARLET, Azuma et al. 2026): what is still sent."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ POOL, P, K = 60, 40, 10
 
 @pytest.fixture
 def cached(small):
-    """A run of five rounds whose lessons serve for two, of four perceptrons."""
+    """A run of five rounds of four perceptrons, whose teachers are reused for two rounds."""
     return {
         **small,
         "models": "mlp",
@@ -34,7 +34,7 @@ def subset(server_round):
 
 
 def asked_by_hand(rounds, cache_rounds):
-    """Follow each sample by itself: asked for when it is used and its lesson is missing or old."""
+    """Follow each sample by itself: asked for when its teacher is missing or expired."""
     last_asked, asked = {}, {}
     for t in range(1, rounds + 1):
         asked[t] = [x for x in subset(t) if x not in last_asked or t - last_asked[x] > cache_rounds]
@@ -45,7 +45,7 @@ def asked_by_hand(rounds, cache_rounds):
 # ---- What travels ----------------------------------------------------------------------
 
 
-def test_a_lesson_serves_for_as_many_rounds_as_are_asked_for():
+def test_a_teacher_prediction_is_reused_for_cache_rounds():
     made = np.array([0, 1, 2, 3], dtype=np.int32)
     assert are_due(made, 4, 2).tolist() == [True, True, False, False]
     assert are_due(made, 4, 0).all()
@@ -58,7 +58,7 @@ def test_a_mask_travels_eight_samples_a_byte():
 
 
 @pytest.mark.parametrize("strategy", ["sim-pfl", "ds-fl"])
-def test_only_what_is_missing_or_too_old_is_asked_for_and_sent(strategy, cached, tmp_path):
+def test_only_missing_or_expired_predictions_are_requested_and_sent(strategy, cached, tmp_path):
     witness = Witness()
     run, _ = run_with(witness, cached, tmp_path / "run", strategy=strategy)
     asked = asked_by_hand(5, cache_rounds=2)
@@ -88,7 +88,7 @@ def test_a_method_with_fixed_samples_exchanges_all_or_nothing(cached, tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt", "ds-fl"])
-def test_what_a_client_learns_from_is_what_was_taught(strategy, cached, tmp_path, monkeypatch):
+def test_a_client_distills_from_the_teacher_that_was_sent(strategy, cached, tmp_path, monkeypatch):
     """Whoever was away, came later or was not heard: what it holds and gets is the whole."""
     taught, learned = {}, {}
     aggregate, lessons = SoftPredictionStrategy.aggregate, SoftPredictionClient.lessons
@@ -139,7 +139,7 @@ def test_the_bytes_fall_and_no_cache_is_another_run(cached, tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt"])
-def test_a_run_goes_on_bit_for_bit(strategy, cached, tmp_path):
+def test_a_continued_run_is_bit_identical(strategy, cached, tmp_path):
     cached |= {"strategy": strategy, "fraction-train": 0.75, "evaluate-every": 1}
     whole = fedkd_flwr.run(cached, output_dir=tmp_path / "whole")
     fedkd_flwr.run(cached, output_dir=tmp_path / "run", num_server_rounds=2)
@@ -152,7 +152,7 @@ def test_a_run_goes_on_bit_for_bit(strategy, cached, tmp_path):
         np.testing.assert_array_equal(states[0][name], array)
 
 
-def test_a_client_that_lost_its_memory_is_sent_all_of_it_again(cached, tmp_path, monkeypatch):
+def test_a_client_that_lost_its_memory_receives_everything_again(cached, tmp_path, monkeypatch):
     witness = Witness()
 
     def app(message, context):
@@ -170,7 +170,7 @@ def test_a_client_that_lost_its_memory_is_sent_all_of_it_again(cached, tmp_path,
 
 
 @pytest.mark.parametrize("strategy", ["ds-fl", "perfed-ckt"])
-def test_a_reply_that_answers_more_than_was_asked_is_dropped(strategy, cached, tmp_path):
+def test_a_reply_with_unrequested_entries_is_dropped(strategy, cached, tmp_path):
     everything = np.full((P, K), 1 / K, dtype=np.float32)
     app = breaking(replacing(predictions=everything), only_round=2)
     run, _ = run_with(app, cached, tmp_path / "run", strategy=strategy)
@@ -190,7 +190,7 @@ def test_no_attack_changes_the_results_of_other_clients(cached, tmp_path):
     np.testing.assert_array_equal(others[0].to_numpy(), others[1].to_numpy())
 
 
-def test_what_is_not_asked_for_costs_no_privacy(cached, tmp_path):
+def test_unrequested_predictions_cost_no_privacy(cached, tmp_path):
     noise = {"perfed-ckt.clip-norm": 1.0, "perfed-ckt.noise-multiplier": 5.0}
     witness = Witness()
     run, _ = run_with(witness, {**cached, **noise}, tmp_path / "run", strategy="perfed-ckt")

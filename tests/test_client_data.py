@@ -118,7 +118,7 @@ def test_held_out_part_and_private_part_are_the_whole():
 
 
 @pytest.mark.parametrize("held_out", [-1, 100, 101])
-def test_clients_must_be_left_something(held_out):
+def test_new_clients_must_leave_some_in_training(held_out):
     with pytest.raises(DataError, match=f"cannot hold out {held_out} of 100 samples"):
         split_public(100, held_out, 0)
 

@@ -111,7 +111,7 @@ def test_momenta_of_earlier_rounds_are_used():
             torch.testing.assert_close(mine[key], value, rtol=1e-5, atol=1e-6)
 
 
-def test_one_clients_divergence_does_not_affect_the_others():
+def test_the_divergence_of_one_client_does_not_affect_the_others():
     models = models_of("mlp")
     jobs = jobs_of(models)
     broken = [(images * float("inf"), labels) for images, labels in batches_of(1)]
@@ -217,7 +217,7 @@ def test_distillation_in_a_cohort_equals_distillation():
 @pytest.mark.parametrize(
     "strategy", ["kt-pfl", "perfed-ckt", "local", "fedavg", "scaffold", "ditto"]
 )
-def test_a_run_with_cohorts_ends_like_one_without(strategy, small, tmp_path):
+def test_a_run_with_cohorts_equals_one_without(strategy, small, tmp_path):
     changes = {"strategy": strategy, "models": "mlp", "partition": "dirichlet", "alpha": 1.0}
     runs = {
         cohort: fedkd_flwr.run(

@@ -221,7 +221,7 @@ def test_clients_that_only_one_method_has_are_left_out_of_a_pair(tmp_path):
     assert pairs["kt-pfl", "fedmd"].gain == pytest.approx(0.1)
 
 
-def test_runs_without_a_common_seed_have_no_verdict_and_it_is_said(tmp_path):
+def test_runs_without_a_common_seed_have_no_verdict_but_a_note(tmp_path):
     write_run(tmp_path, "kt-pfl", 0, [0.5, 0.7])
     write_run(tmp_path, "local", 1, [0.5, 0.7])
     comparison = compare(tmp_path)
@@ -260,7 +260,7 @@ def test_runs_that_follow_each_other_within_a_second_do_not_overlap(tmp_path):
     assert compare(tmp_path).table["seconds"].to_dict() == {"kt-pfl": 4.2, "local": 4.0}
 
 
-def test_who_loses_against_local_is_counted_and_the_worst_named(tmp_path):
+def test_clients_below_local_are_counted_and_the_worst_loss_given(tmp_path):
     write_run(tmp_path, "kt-pfl", 0, [0.9, 0.5, 0.3, 0.6])
     write_run(tmp_path, "local", 0, [0.5, 0.6, 0.6, 0.6])
     row = compare(tmp_path).table.loc["kt-pfl"]
@@ -317,7 +317,7 @@ def test_paths_runs_and_folders_are_all_taken_once(two_methods):
     pd.testing.assert_frame_equal(compare(mixed).table, compare(two_methods).table)
 
 
-def test_ragged_seeds_are_compared_as_they_are_and_said(two_methods):
+def test_unequal_seeds_are_compared_with_a_note(two_methods):
     write_run(two_methods, "kt-pfl", 2, [0.9, 0.9, 0.9, 0.9])
     comparison = compare(two_methods)
     row = comparison.table.loc["kt-pfl"]
@@ -325,13 +325,13 @@ def test_ragged_seeds_are_compared_as_they_are_and_said(two_methods):
     assert row["accuracy"] == pytest.approx((0.7 + 0.9 + 0.9) / 3)
     assert row["beats_local"] == pytest.approx((3 / 4 + 2 / 4) / 2)
     assert comparison.notes == [
-        "The methods have different seeds, and means are over each one's: "
+        "The methods have different seeds, and each mean is over a method's own: "
         "kt-pfl 0, 1, 2; local 0, 1.",
         "Without a run of local of the same seed: kt-pfl seed 2.",
     ]
 
 
-def test_a_missing_local_leaves_the_share_open_and_is_said(tmp_path):
+def test_without_local_the_share_is_empty_and_a_note_says_so(tmp_path):
     write_run(tmp_path, "kt-pfl", 0, [0.5, 0.7])
     comparison = compare(tmp_path)
     row = comparison.table.loc["kt-pfl"]
@@ -343,7 +343,7 @@ def test_a_missing_local_leaves_the_share_open_and_is_said(tmp_path):
     assert row in comparison.to_markdown()
 
 
-def test_an_unfinished_run_is_left_out_and_said(two_methods):
+def test_an_unfinished_run_is_left_out_with_a_note(two_methods):
     before = compare(two_methods).table
     path = write_run(two_methods, "kt-pfl", 2, [0.0] * 4, finished=False)
     comparison = compare(two_methods)
@@ -405,14 +405,14 @@ def test_settings_that_differ_make_groups_of_their_own(tmp_path):
     assert (table["seeds"] == 2).all()
 
 
-def test_a_run_is_held_against_the_local_run_most_like_it(tmp_path):
+def test_a_run_is_compared_with_the_local_run_of_most_similar_settings(tmp_path):
     write_run(tmp_path, "kt-pfl", 0, [0.5, 0.5], models="lenet")
     write_run(tmp_path, "local", 0, [0.9, 0.9], models="mlp")
     write_run(tmp_path, "local", 0, [0.4, 0.4], models="lenet")
     assert compare(tmp_path).table.loc["kt-pfl", "beats_local"] == 1
 
 
-def test_what_methods_do_not_share_is_said(tmp_path):
+def test_settings_that_methods_do_not_share_are_noted(tmp_path):
     write_run(tmp_path, "kt-pfl", 0, [0.5, 0.5], models="lenet,mlp")
     write_run(tmp_path, "fedavg", 0, [0.5, 0.5], models="lenet")
     write_run(tmp_path, "local", 0, [0.5, 0.5], models="lenet,mlp")
@@ -420,7 +420,7 @@ def test_what_methods_do_not_share_is_said(tmp_path):
     assert notes == ["The methods do not share models: lenet (fedavg); lenet,mlp (kt-pfl, local)."]
 
 
-def test_of_two_runs_alike_the_later_stands(tmp_path):
+def test_of_two_equal_runs_the_later_counts(tmp_path):
     first = write_run(tmp_path, "local", 0, [0.1, 0.1])
     write_run(tmp_path, "local", 0, [0.9, 0.9])
     comparison = compare(tmp_path)
@@ -449,7 +449,7 @@ def test_settings_of_older_runs_have_their_defaults():
     assert not {"output-dir", "persfl.teacher"} & settings.keys()
 
 
-def test_settings_that_this_version_does_not_know_tell_runs_apart(tmp_path):
+def test_unknown_settings_of_other_versions_distinguish_runs(tmp_path):
     for mu, accuracy in ((0.01, 0.9), (0.1, 0.8)):
         foreign = {"strategy": "a-later-method", "later.mu": mu}
         write_run(tmp_path, "fedavg", 0, [accuracy] * 2, models="mlp", foreign=foreign)

@@ -42,14 +42,14 @@ def test_pyproject_holds_every_key_with_its_default():
     assert read_config({}).run.plan.num_clients == 8
 
 
-def test_a_flat_config_reads_back_alike():
+def test_a_flat_config_round_trips():
     configuration = read_config({"strategy": "sim-pfl", "kt-pfl.rho": 0.7, "seed": 3})
     assert read_config(configuration.flat()) == configuration
     assert configuration.settings.rho == 0.7
     assert configuration.run.plan.seed == 3
 
 
-def test_a_number_is_a_word_where_a_word_is_due_and_a_boolean_is_none():
+def test_numbers_are_accepted_as_text_and_booleans_are_not():
     texts = ("image-shape=13", "output-dir=2026", "persfl.temperatures=5", "persfl.imitation=0.5")
     flat = read_config(dict(map(parse_assignment, texts))).flat()
     assert flat["image-shape"] == "13" and flat["output-dir"] == "2026"
@@ -86,7 +86,7 @@ def test_a_run_records_the_size_of_its_supernet():
     assert read_config(small).flat() == small
 
 
-def test_a_path_is_taken_where_a_folder_is_asked_for(small, tmp_path):
+def test_a_path_object_is_accepted_as_a_folder(small, tmp_path):
     folders = {"output_dir": tmp_path / "run", "models_dir": tmp_path / "models"}
     run = fedkd_flwr.run({**small, "data-root": tmp_path, "strategy": "local"}, **folders)
     assert [run.config[key] for key in ("models-dir", "data-root")] == [
@@ -181,7 +181,7 @@ def test_refusals_are_one_clear_sentence(values, sentence):
 
 
 @pytest.mark.parametrize("strategy", METHODS)
-def test_what_a_method_says_that_it_needs_is_asked_for(strategy):
+def test_declared_requirements_are_enforced(strategy):
     needs = METHODS[strategy].strategy
     model = "darts" if strategy in ("fedkma", "fednas", "spider") else "mlp"
     well = {"strategy": strategy, "models": model, "client-split": "60/20/20"}
@@ -217,7 +217,7 @@ def test_settings_that_the_method_never_reads_are_named_in_one_line():
     assert read_config({"strategy": "fedmd", "kt-pfl.clip-norm": 2.0}).warnings == []
 
 
-def test_a_preset_of_another_method_is_no_reason_to_warn():
+def test_settings_of_another_method_in_a_preset_give_no_warning():
     preset = "fedkma/digits-small"
     assert read_toml(preset)["fedkma.alpha-optimizer"] == "adam"
     values = upon_preset(preset, {"strategy": "local", "fedkma.sharpness": 2.0})

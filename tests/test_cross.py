@@ -48,7 +48,7 @@ def test_correlations_by_hand(tmp_path):
     assert stored["rank_correlations"] == {"c": [pytest.approx(1), pytest.approx(-1), None]}
 
 
-def test_the_diagonal_is_the_accuracy_of_the_run(runs):
+def test_the_diagonal_equals_the_accuracy_of_the_run(runs):
     run = runs["kt-pfl"]
     crossed = cross(run)
     last = run.clients.set_index("partition_id").sort_index()["accuracy"]
@@ -96,7 +96,7 @@ def test_custom_models_are_built_from_run_settings_not_from_the_card(small, tmp_
     np.testing.assert_allclose(cross(run).accuracies.diagonal(), last)
     file = tmp_path / "models" / "0.json"
     file.write_text(file.read_text().replace("own_model:TinyNet", "own_data:Perceptron"))
-    with pytest.raises(RunDirectoryError, match="give load_model its builder"):
+    with pytest.raises(RunDirectoryError, match="pass its builder to load_model"):
         cross(run)
 
 

@@ -125,7 +125,7 @@ def test_another_function_of_the_same_name_gives_another_split():
         ("absent", "holds no absent"),
     ],
 )
-def test_what_is_no_split_is_refused_in_one_line(name, sentence, small, tmp_path):
+def test_an_invalid_split_is_refused_in_one_line(name, sentence, small, tmp_path):
     changes = {"partition": f"{HERE}:{name}", "max-samples": 0, "held-out-size": 0}
     changes |= {"strategy": "local"}
     with pytest.raises(DataError, match=sentence) as refused:
@@ -196,7 +196,7 @@ def test_zero_clients_are_as_many_as_values(table, small, tmp_path):
     ("changes", "sentence"),
     [
         ({"client-column": "hand"}, "has the columns label, image, writer, number, weight, hole"),
-        ({"client-column": "weight"}, "holds double; it should hold words or whole numbers"),
+        ({"client-column": "weight"}, "holds double; it should hold text or whole numbers"),
         ({"client-column": "hole"}, "has 60 empty rows"),
         (
             {"client-column": "writer", "num-clients": 5},

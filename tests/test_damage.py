@@ -115,7 +115,7 @@ def test_a_finished_run_without_its_lines_is_damaged(name, sentence, run):
     assert sentence in refusal(load_run, run)
 
 
-def test_a_missing_config_is_no_run_and_a_missing_summary_an_unfinished_one(run):
+def test_without_config_a_directory_is_no_run_and_without_summary_it_is_unfinished(run):
     (run / "summary.json").unlink()
     assert not load_run(run).finished
     assert fedkd_flwr.resume(run).finished
@@ -128,7 +128,7 @@ def test_a_run_without_matrices_can_be_read_but_not_continued(run):
     (run / "matrices.npz").unlink()
     assert load_run(run).matrices == {}
     sentence = refusal(fedkd_flwr.resume, run, num_server_rounds=3)
-    assert "coefficients is there for 0 of 2 rounds" in sentence
+    assert "coefficients covers 0 of 2 rounds" in sentence
 
 
 def test_a_stopped_run_without_lines_or_checkpoint_cannot_be_continued(run):

@@ -143,7 +143,7 @@ def test_an_edge_is_the_softmax_weighted_sum_of_its_operations() -> None:
     torch.testing.assert_close(edge(x, weights), expected)
 
 
-def test_alpha_takes_part_through_its_softmax() -> None:
+def test_alpha_enters_through_its_softmax() -> None:
     supernet = build_supernet(TINY, DIGITS, 4)
     images, _ = batch(DIGITS)
     before = supernet(images)
@@ -159,7 +159,7 @@ def test_alpha_takes_part_through_its_softmax() -> None:
         before = after
 
 
-def test_nothing_passes_where_none_has_all_the_weight() -> None:
+def test_an_edge_with_all_weight_on_none_passes_nothing() -> None:
     supernet = build_supernet(TINY, DIGITS, 4)
     closed = torch.full((5, 4), -200.0)
     closed[:, 0] = 0
@@ -169,7 +169,7 @@ def test_nothing_passes_where_none_has_all_the_weight() -> None:
     torch.testing.assert_close(logits, supernet.classifier.bias.expand(8, 4))
 
 
-def test_alpha_and_weights_are_apart_and_together_everything() -> None:
+def test_alpha_and_network_weights_partition_all_parameters() -> None:
     supernet = build_supernet(TINY, DIGITS, 4)
     alpha = {id(parameter) for parameter in supernet.architecture_parameters()}
     weights = {id(parameter) for parameter in supernet.network_parameters()}

@@ -110,7 +110,7 @@ def in_process(silos, strategy, path):
     return serve(InProcessGrid(client_app, 4, configuration.flat(), nodes), configuration)
 
 
-def test_the_network_changes_no_number(finished, silos, tmp_path):
+def test_results_agree_with_one_process(finished, silos, tmp_path):
     here = in_process(silos, finished.config["strategy"], tmp_path / "run")
     assert list(finished.rounds["replies"]) == [4, 4]
     for column in SAME:
@@ -143,7 +143,7 @@ def test_each_node_holds_its_personalized_model(finished, silos):
 
 
 @pytest.mark.parametrize("name", INTRUDERS)
-def test_intruders_are_refused(name, finished, intruder_logs):
+def test_unauthenticated_nodes_are_refused(name, finished, intruder_logs):
     assert "SuperNode ID" not in intruder_logs[name]
     assert "Failed to initialize the connection" in intruder_logs[name]
     assert set(finished.clients["partition_id"]) == {0, 1, 2, 3}

@@ -24,7 +24,7 @@ def small(small):
 # ---- The update ----------------------------------------------------------------------
 
 
-def test_personal_models_go_on_from_round_to_round_and_are_evaluated(small, tmp_path):
+def test_personal_models_persist_over_rounds_and_are_evaluated(small, tmp_path):
     """v by hand over two rounds: its center is each round's global model as it was sent."""
     run, finished = witnessed(small, tmp_path / "run", **{"ditto.personalization-weight": 1.5})
     losses = finished.clients.set_index(["round", "partition_id"])["loss"]
@@ -63,7 +63,7 @@ def test_without_its_term_a_personal_model_is_trained_alone(small, tmp_path):
 # ---- State and settings --------------------------------------------------------------
 
 
-def test_two_rounds_at_once_end_as_one_and_another(small, tmp_path):
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     """The server keeps w, clients keep v."""
     whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)

@@ -95,6 +95,8 @@ def test_the_site_loads_nothing_from_elsewhere(tmp_path):
     pages = list(tmp_path.rglob("*.html"))
     assert (tmp_path / "docs" / "how-to" / "compare" / "index.html") in pages
     assert {tag for page in pages for tag in LOADED.findall(page.read_text())} == set()
+    notebook = (tmp_path / "notebooks" / "kt_pfl" / "index.html").read_text()
+    assert "<math " in notebook and r"\sum" not in notebook
 
 
 @pytest.mark.slow

@@ -116,7 +116,7 @@ def test_a_folder_that_cannot_be_written(small, node, tmp_path):
     assert "Not a directory" in failure.text
 
 
-def test_a_misspelt_key_and_a_partition_out_of_range(small, node):
+def test_a_misspelled_key_and_a_partition_out_of_range(small, node):
     misspelt = only_failure(small, {**node, "datapath": "/data"})
     assert "unknown datapath; allowed are partition-id" in misspelt.text
     for partition_id in (4, "1", None):

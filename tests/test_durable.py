@@ -119,7 +119,7 @@ def test_a_model_that_cannot_be_exported_does_not_cost_the_evaluation(small, tmp
     assert any("Client 1: its model was not exported" in line for line in logged())
 
 
-def test_a_setting_that_cannot_be_met_is_said(small, tmp_path, logged):
+def test_an_unmet_setting_is_logged(small, tmp_path, logged):
     changes = {"strategy": "local", "models": "mlp", "num-server-rounds": 1}
     changes |= {"samples-per-class": 300, "data-root": str(tmp_path)}
     fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
@@ -128,7 +128,7 @@ def test_a_setting_that_cannot_be_met_is_said(small, tmp_path, logged):
     assert "digits does not read data-root: ignored." in logged()
 
 
-def test_settings_that_are_met_are_not_talked_about(small, tmp_path, logged):
+def test_met_settings_are_not_logged(small, tmp_path, logged):
     changes = {"strategy": "local", "models": "mlp", "num-server-rounds": 1}
     fedkd_flwr.run({**small, **changes, "samples-per-class": 20}, output_dir=tmp_path / "run")
     assert not [line for line in logged() if "samples-per-class" in line or "data-root" in line]

@@ -58,7 +58,9 @@ class SlowClock:
         return client_app(message, context)
 
 
-def test_a_run_in_this_process_says_it_after_the_first_client(small, tmp_path, logged, monkeypatch):
+def test_an_in_process_run_logs_the_estimate_after_the_first_client(
+    small, tmp_path, logged, monkeypatch
+):
     clock = SlowClock()
     monkeypatch.setattr(in_process, "time", clock)
     run_with(clock.serve, small, tmp_path / "run", strategy="local", models="mlp")
@@ -66,7 +68,7 @@ def test_a_run_in_this_process_says_it_after_the_first_client(small, tmp_path, l
     assert announced(logged) == ["This run takes about 4 minutes: 2 rounds of 4 clients."]
 
 
-def test_a_federation_says_it_after_the_first_exchange(logged, monkeypatch):
+def test_a_federation_logs_the_estimate_after_the_first_exchange(logged, monkeypatch):
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     clock = SlowClock()
     monkeypatch.setattr(prompt, "time", clock)

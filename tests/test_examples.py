@@ -51,7 +51,7 @@ def test_fedrep_runs_and_shares_the_body(cohort, small, tmp_path):
         fedkd_flwr.run({**small, **changes, "models": "mlp,lenet"})
 
 
-def test_series_are_told_apart_by_the_recurrent_network(own, tmp_path):
+def test_the_recurrent_network_learns_the_series(own, tmp_path):
     samples, labels = own_series.waves()
     assert samples.shape == (1200, 1, own_series.STEPS)
     assert np.bincount(labels).tolist() == [400, 400, 400]

@@ -31,7 +31,7 @@ def exchange():
     return Exchange(infos, 1, plan)
 
 
-def test_each_is_made_when_its_turn_has_come():
+def test_each_message_is_created_when_it_is_sent():
     made = []
 
     def payload_for(n):
@@ -48,7 +48,7 @@ def test_each_is_made_when_its_turn_has_come():
         assert message.metadata.message_type == MessageType.EVALUATE
 
 
-def test_models_that_are_gone_are_held_by_nobody_and_taken_for_no_other():
+def test_deleted_models_are_released_and_not_confused_with_others():
     alive = []
 
     def payload_for(n):
@@ -64,21 +64,21 @@ def test_models_that_are_gone_are_held_by_nobody_and_taken_for_no_other():
         assert alive[n]() is None
 
 
-def test_what_all_are_sent_is_encoded_once():
+def test_an_array_for_all_clients_is_encoded_once():
     shared = np.arange(1000.0)
     messages = list(exchange().to_evaluate(CLIENTS, lambda n: {"weights": shared}, ServesInTurn()))
     encoded = {id(message.content["arrays"]["weights"].data) for message in messages}
     assert len(encoded) == 1
 
 
-def test_an_array_that_stays_does_not_keep_what_it_was_encoded_to():
+def test_encoding_does_not_outlive_its_array():
     model, ended = np.arange(1000.0), exchange()
     encoded = weakref.ref(ended.encoded({"weights": model})["weights"])
     del ended
     assert encoded() is None
 
 
-def test_any_other_grid_may_go_through_them_twice():
+def test_other_grids_may_iterate_twice():
     messages = exchange().to_evaluate(CLIENTS, lambda n: {"weights": np.full(3, n)}, grid=None)
     first, again = list(messages), list(messages)
     assert all(one is other for one, other in zip(first, again, strict=True))

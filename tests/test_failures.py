@@ -65,7 +65,7 @@ def test_a_bad_reply_is_dropped_and_named(case, strategy, small, tmp_path, logge
         assert np.isfinite(matrix).all()
 
 
-def test_others_learn_as_if_the_failing_client_had_not_replied(small, tmp_path):
+def test_others_train_as_if_the_failed_client_had_not_replied(small, tmp_path):
     """Teachers from a run with NaN replies equal those of a run in which the client raises."""
     with_nan, _ = run_with(
         breaking(replacing(predictions=with_value(np.nan))), small, tmp_path / "nan"

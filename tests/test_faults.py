@@ -363,7 +363,7 @@ def test_two_runs_cannot_start_in_one_directory(settings, tmp_path):
             RunDirectory.create(tmp_path / "run", configuration)
 
 
-def test_a_run_that_ends_while_its_lock_is_waited_for_is_not_continued(
+def test_a_run_that_finishes_while_waiting_for_its_lock_is_not_continued(
     settings, tmp_path, monkeypatch
 ):
     """The other process finishes between the look at the run and the lock."""
@@ -388,7 +388,7 @@ def test_a_run_that_ends_while_its_lock_is_waited_for_is_not_continued(
         (errno.EIO, pytest.raises(RunDirectoryError, match=r"lock cannot be locked: Input")),
     ],
 )
-def test_a_file_system_without_locks_is_good_enough(
+def test_a_file_system_without_locks_is_accepted_with_a_warning(
     number, outcome, settings, tmp_path, monkeypatch
 ):
     def refuse(file, operation):
@@ -700,7 +700,7 @@ def resume_as_documented(network, config):
 
 
 @pytest.mark.slow
-def test_server_app_and_superlink_are_killed_and_the_run_goes_on(network, tmp_path):
+def test_a_run_continues_after_server_app_and_superlink_are_killed(network, tmp_path):
     settings = {**NETWORK, "num-server-rounds": 3, "evaluate-every": 3}
     resumed = {**settings, "output-dir": str(tmp_path / "run"), "resume": True}
 

@@ -86,7 +86,7 @@ def test_without_its_term_it_is_local(small, tmp_path):
     assert not np.array_equal(pulled, local)
 
 
-def test_side_by_side_is_one_after_the_other_but_for_rounding(small, tmp_path):
+def test_cohorts_equal_single_clients_up_to_rounding(small, tmp_path):
     columns = ["round", "partition_id", "accuracy", "loss"]
     alone, together = (
         fedkd_flwr.run({**small, "models": "mlp", "cohort": cohort}, output_dir=tmp_path / cohort)

@@ -35,12 +35,12 @@ def test_mixtures_are_a_step_down_the_sum_of_attractions():
     np.testing.assert_allclose(weights @ models, expected, atol=1e-12)
 
 
-def test_a_row_never_weighs_a_client_negatively():
+def test_weights_are_never_negative():
     weights = attention_weights(np.zeros((4, 4)), step=5.0, sigma=1.0)
     np.testing.assert_allclose(weights, (1 - np.eye(4)) / 3)
 
 
-def test_clients_are_held_near_their_mixtures(small, tmp_path):
+def test_clients_are_regularized_towards_their_mixtures(small, tmp_path):
     run, finished = witnessed(small, tmp_path / "run", **OWN)
     sent = [run.down[1, "train", n]["weights"] for n in (0, 1)]
     np.testing.assert_array_equal(*sent)
@@ -64,7 +64,7 @@ def test_clients_are_held_near_their_mixtures(small, tmp_path):
 # ---- Limits --------------------------------------------------------------------------
 
 
-def test_where_all_attract_each_other_alike_it_is_fedavg(small, tmp_path):
+def test_equal_attention_equals_fedavg(small, tmp_path):
     """A wide A, a third for each of three clients of equal sizes, and no proximal term."""
     small |= {"partition": "iid", "num-clients": 3, "batch-size": 16, "num-server-rounds": 3}
     alike = {"fedamp.sigma": 1e6, "fedamp.attention-step": 1e6 / 3}
@@ -76,7 +76,7 @@ def test_where_all_attract_each_other_alike_it_is_fedavg(small, tmp_path):
     assert_same_models(run, fedavg, 1e-4)
 
 
-def test_where_none_attracts_another_clients_go_on_alone(small, tmp_path):
+def test_without_attention_it_is_local(small, tmp_path):
     run, finished = witnessed(small, tmp_path / "run", **{"fedamp.sigma": 1e-4})
     np.testing.assert_array_equal(finished.matrices["attention"], [np.eye(2)] * 2)
     for n in (0, 1):
@@ -102,7 +102,7 @@ def test_a_client_that_was_absent_is_mixed_with_its_last_model(small, tmp_path):
     assert set(last) == {0, 1, 2}
 
 
-def test_two_rounds_at_once_end_as_one_and_another(small, tmp_path):
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     whole = fedkd_flwr.run({**small, **OWN}, output_dir=tmp_path / "whole")
     run = fedkd_flwr.run({**small, **OWN}, output_dir=tmp_path / "run", num_server_rounds=1)
     assert set(read_checkpoint(run.path).state) == {

@@ -85,7 +85,7 @@ def test_without_a_step_it_is_fedavg_bit_for_bit(two, tmp_path):
     assert (2, "evaluate", 1) in fedavg.down
 
 
-def test_architectures_are_averaged_apart_and_taught_together(small, tmp_path, monkeypatch):
+def test_architectures_are_averaged_separately_and_distilled_jointly(small, tmp_path, monkeypatch):
     """Clients 0 and 2 have an mlp, 1 and 3 a lenet."""
     taught = {}
 
@@ -133,7 +133,7 @@ def test_predictions_that_are_no_numbers_leave_the_ensemble():
     assert ensemble_logits(bad) is None
 
 
-def test_a_distillation_that_diverges_leaves_the_average(two, tmp_path, logged):
+def test_a_diverged_distillation_keeps_the_average(two, tmp_path, logged):
     changes = {"feddf.distillation-steps": 3, "feddf.distillation-learning-rate": 1e30}
     wild, _ = witnessed(two, tmp_path / "wild", **changes)
     without, _ = witnessed(two, tmp_path / "without", **{"feddf.distillation-steps": 0})
@@ -152,7 +152,7 @@ def test_a_client_with_an_architecture_of_its_own_is_dropped(two, tmp_path):
 # ---- State ---------------------------------------------------------------------------
 
 
-def test_two_rounds_at_once_end_where_one_and_another_do(small, tmp_path):
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
     after_one = read_checkpoint(run.path).state

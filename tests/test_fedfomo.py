@@ -46,7 +46,7 @@ def weights_by_hand(own, others, flat, n):
 # ---- The update ----------------------------------------------------------------------
 
 
-def test_clients_go_from_their_model_towards_those_that_are_better_for_them(small, tmp_path):
+def test_clients_move_towards_models_with_lower_validation_loss(small, tmp_path):
     small |= {"num-server-rounds": 3, "partition": "two-groups"}
     run, finished = witnessed(small, tmp_path / "run")
     models = [run.down[1, "train", n]["weights"] for n in (0, 1, 2)]
@@ -92,7 +92,7 @@ def test_weights_are_gains_by_distance_and_nothing_for_worse_models():
 
 
 @pytest.mark.parametrize("own_loss", [np.inf, np.nan])
-def test_all_usable_models_weigh_alike_beside_an_own_one_without_a_loss(own_loss):
+def test_usable_models_get_equal_weights_if_the_own_loss_is_not_finite(own_loss):
     losses = np.array([0.4, 9.0, np.nan, 0.5, 0.5])
     distances = np.array([2.0, 0.1, 1.0, np.inf, 0.0])
     weights = weights_of_others(own_loss, losses, distances)
@@ -101,7 +101,7 @@ def test_all_usable_models_weigh_alike_beside_an_own_one_without_a_loss(own_loss
     np.testing.assert_array_equal(none, [0.0, 0.0, 0.0])
 
 
-def test_a_client_with_weights_too_large_for_a_loss_goes_on_from_the_others(small):
+def test_a_client_without_a_finite_loss_continues_from_the_received_models(small):
     client = client_of(small)
     others = [model_vectors(client_of(small, n).new_model())["weights"] for n in (1, 2)]
     fill_from_vectors(client.model, {"weights": others[0] * np.float32(1e30)})
@@ -143,7 +143,7 @@ def test_at_most_m_models_are_sent_and_never_the_own_one(small, tmp_path):
 
 
 @pytest.mark.parametrize("numbers", [[-0.5, 0, 0, 0, 0], [0.9, 0.9, 0, 0, 0]])
-def test_impossible_weights_cost_the_reply(numbers, small, tmp_path):
+def test_invalid_weights_drop_the_reply(numbers, small, tmp_path):
     lie = replacing(**{"weights-of-others": Array(np.array(numbers, dtype=np.float32))})
     finished, _ = run_with(breaking(lie), small, tmp_path / "run")
     failures = finished.clients.set_index(["round", "partition_id"])["failure"]
@@ -163,7 +163,7 @@ def test_a_single_client_is_local_from_the_initial_model(small, tmp_path):
     assert_same_models(alone, fedavg)
 
 
-def test_two_rounds_at_once_end_as_one_and_another(small, tmp_path):
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
     library = {f"library/{n}/weights" for n in (0, 1, 2)}

@@ -29,7 +29,7 @@ def torch_step(weight, bias, features, classes, rate):
     return (weight - rate * weight.grad).detach(), (bias - rate * bias.grad).detach()
 
 
-def test_a_step_of_the_head_is_that_of_autograd():
+def test_a_step_of_the_head_equals_autograd():
     generator = np.random.default_rng(0)
     weight, bias, features = (generator.normal(size=s) for s in ((4, 3), 4, (5, 3)))
     classes = np.array([0, 2, 3, 3, 1])
@@ -40,7 +40,7 @@ def test_a_step_of_the_head_is_that_of_autograd():
         np.testing.assert_allclose(value, expected, atol=1e-12)
 
 
-def test_the_server_goes_through_two_clients_twice_and_passes_over_classes_they_lack():
+def test_the_server_trains_on_two_clients_for_two_epochs_without_absent_classes():
     plan = RunPlan(num_clients=2, num_classes=3)
     strategy = FedGH(
         plan, FedGHSettings(feature_width=2, server_epochs=2, server_learning_rate=0.5)
@@ -61,7 +61,7 @@ def test_the_server_goes_through_two_clients_twice_and_passes_over_classes_they_
     np.testing.assert_allclose(strategy.train_payload(2, 1)["head-bias"], bias, atol=1e-6)
 
 
-def test_clients_train_from_the_head_that_came(small, tmp_path):
+def test_clients_train_from_the_received_head(small, tmp_path):
     """With steps too small to be seen, mixed models end with the head of the server."""
     witness = Witness()
     _, grid = run_with(witness, small, tmp_path / "run", **{"learning-rate": 1e-12})

@@ -33,7 +33,7 @@ def test_the_rank_is_the_least_that_keeps_the_energy():
     assert rank_for_energy(np.zeros(3), 0.9) == 1
 
 
-def test_factors_give_back_as_much_of_each_matrix_as_they_should():
+def test_factors_restore_the_requested_share_of_energy():
     generator = np.random.default_rng(0)
     low = generator.normal(size=(30, 2)) @ generator.normal(size=(2, 20))
     matrices = [low + 0.01 * generator.normal(size=low.shape), generator.normal(size=(8, 1))]
@@ -49,7 +49,7 @@ def test_factors_give_back_as_much_of_each_matrix_as_they_should():
     np.testing.assert_allclose(next(everything), matrices[0], atol=1e-5)
 
 
-def test_the_energy_rises_evenly_over_the_rounds():
+def test_the_energy_rises_linearly_over_the_rounds():
     settings = FedKDSettings(energy_start=0.9, energy_end=1.0)
     assert [settings.energy(t, 3) for t in (1, 2, 3)] == pytest.approx([0.9, 0.95, 1.0])
     assert settings.energy(1, 1) == 0.9
@@ -124,7 +124,7 @@ def test_factors_save_most_of_the_numbers_and_bytes(small, tmp_path):
 # ---- State ---------------------------------------------------------------------------
 
 
-def test_two_rounds_at_once_end_with_the_model_of_one_and_another(small, tmp_path):
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     """Momentum aside, the clients remember the matrix between the features."""
     small |= {"fedkd.energy-end": 0.95}
     fedkd_flwr.run(small, output_dir=tmp_path / "whole")
@@ -160,7 +160,7 @@ class SmallModels:
         ({"factors": np.full(14, 1e30, dtype=np.float32)}, "multiply to a number beyond"),
     ],
 )
-def test_factors_that_make_no_model_are_refused(arrays, reason):
+def test_invalid_factors_are_refused(arrays, reason):
     strategy = FedKD(RunPlan(num_clients=1, num_classes=2), FedKDSettings())
     strategy.server_models = SmallModels()
     strategy.begin({})

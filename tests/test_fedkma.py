@@ -135,7 +135,7 @@ def test_sharpness_is_a_power_of_the_weights():
 
 
 @pytest.mark.parametrize(("name", "kind"), [("sgd", optimizers.SGD), ("adam", optimizers.Adam)])
-def test_alpha_has_the_optimizer_that_is_asked_for(tiny, name, kind):
+def test_alpha_uses_the_configured_optimizer(tiny, name, kind):
     client = client_of({**tiny, "momentum": 0.7, "fedkma.alpha-optimizer": name})
     optimizer = client.alpha_optimizer(split_parameters(client.model)[0])
     assert isinstance(optimizer, kind)
@@ -269,7 +269,7 @@ def test_fresh_statistics_are_those_of_a_network_that_drops_nothing_out():
 
 
 @pytest.mark.parametrize("strategy", ["fedkma", "fedavg", "local"])
-def test_received_statistics_do_not_decide_how_a_search_network_is_evaluated(tiny, strategy):
+def test_received_statistics_are_not_used_to_evaluate_a_supernet(tiny, strategy):
     """Every method is evaluated with fresh statistics, or a comparison would measure those."""
     mixed = initial_model(read_config(tiny))
     skewed = {**mixed, "buffers": mixed["buffers"] + 5}
@@ -284,9 +284,7 @@ def test_received_statistics_do_not_decide_how_a_search_network_is_evaluated(tin
 
 
 @pytest.mark.parametrize(("statistics", "are_alike"), [("fresh", True), ("kept", False)])
-def test_a_setting_says_which_statistics_any_network_is_evaluated_with(
-    small, statistics, are_alike
-):
+def test_a_setting_selects_the_statistics_for_evaluation(small, statistics, are_alike):
     changes = {"strategy": "local", "models": "shufflenetv2", "batch-norm-statistics": statistics}
     losses = []
     for variance in (0.5, 1.0):
@@ -410,7 +408,7 @@ def test_clients_flag_the_classes_they_hold(tiny, tmp_path):
         np.testing.assert_allclose(sent[held], means[held], rtol=1e-3, atol=1e-4)
 
 
-def test_groups_that_share_classes_weigh_each_other_more(tiny, tmp_path):
+def test_clients_with_shared_classes_get_larger_weights(tiny, tmp_path):
     """And as printed they weigh each other less, on the same distances."""
     flat = {**tiny, "num-clients": 4, "partition": "k-classes-grouped", "groups": 2}
     flat |= {"max-samples": 480, "local-epochs": 4, "learning-rate": 0.1}
@@ -493,7 +491,7 @@ def test_a_client_that_fails_in_training_drops_out_of_all_rows(tiny, tmp_path):
     assert (finished.matrices["sharing"][1] > 0).all()
 
 
-def test_monstrous_logits_reach_nobody_as_nan(tiny, tmp_path):
+def test_huge_logits_reach_no_client_as_nan(tiny, tmp_path):
     monstrous = np.full((10, 10), -9e7, dtype=np.float32)
     monstrous[:, 0] = 9e7
     arrays = {CLASS_LOGITS: monstrous, CLASS_FLAGS: np.ones(10, dtype=np.float32)}

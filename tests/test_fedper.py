@@ -61,7 +61,7 @@ def test_filling_the_body_leaves_the_head_and_the_counters_alone():
 # ---- The update ----------------------------------------------------------------------
 
 
-def test_bodies_are_averaged_and_heads_go_on_by_themselves(small, tmp_path):
+def test_bodies_are_averaged_and_heads_stay_personal(small, tmp_path):
     run, finished = witnessed(small, tmp_path / "run")
     shares = sizes_of(small) / sizes_of(small).sum()
     body = run.down[1, "train", 0]["weights"]
@@ -92,7 +92,7 @@ def test_with_all_layers_personal_it_is_local_and_sends_nothing(small, tmp_path)
     assert list(finished.clients["loss"]) == list(local.clients["loss"])
 
 
-def test_buffers_travel_with_the_body(small, tmp_path):
+def test_buffers_are_sent_with_the_body(small, tmp_path):
     changes = {"models": "shufflenetv2", "num-server-rounds": 1, "local-iterations": 1}
     run, _ = witnessed({**small, **changes, "max-samples": 120, "batch-size": 4}, tmp_path / "run")
     expected = model_vectors(build_model("shufflenetv2", (1, 28, 28), 10), slice(None, -1))
@@ -106,7 +106,7 @@ def test_buffers_travel_with_the_body(small, tmp_path):
 # ---- State and settings --------------------------------------------------------------
 
 
-def test_two_rounds_at_once_end_as_one_and_another(small, tmp_path):
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     """The server keeps the body, clients their heads."""
     whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)

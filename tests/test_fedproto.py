@@ -57,7 +57,7 @@ def test_two_clients_prototypes_are_weighed_by_samples_and_kept_where_nobody_hol
     np.testing.assert_array_equal(sent["prototype-flags"], [1, 1, 1])
 
 
-def test_the_pull_by_hand():
+def test_the_regularization_by_hand():
     """Features (a x, b x) at x = 1: the pull's gradient is 2 lambda (h - prototype)."""
     model = nn.Sequential(nn.Linear(1, 2, bias=False), nn.Linear(2, 2, bias=False))
     with torch.no_grad():
@@ -74,7 +74,7 @@ def test_the_pull_by_hand():
     np.testing.assert_allclose(model[0].weight.grad.flatten(), expected, atol=1e-6)
 
 
-def test_the_nearest_prototype_is_chosen_among_those_that_there_are():
+def test_the_nearest_prototype_is_chosen_among_present_ones():
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
     with torch.no_grad():
         model[0].weight.copy_(torch.eye(2))

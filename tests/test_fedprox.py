@@ -107,7 +107,7 @@ def test_the_larger_mu_the_closer_clients_stay_to_the_global_model(small, tmp_pa
 # ---- State ---------------------------------------------------------------------------
 
 
-def test_two_rounds_at_once_end_with_the_model_of_one_and_another(small, tmp_path):
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     """The global model is all that the server keeps."""
     small |= {"fedprox.mu": 0.5}
     run, whole = tmp_path / "run", tmp_path / "whole"

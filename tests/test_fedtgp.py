@@ -34,7 +34,7 @@ def loss_by_hand(prototypes, sent, classes, margin):
 # ---- The update ----------------------------------------------------------------------
 
 
-def test_the_margin_is_the_largest_distance_of_classes_that_there_are():
+def test_the_margin_is_the_largest_distance_between_present_classes():
     means = np.array([[[0.0, 0], [3, 4], [90, 90]], [[0, 0], [9, 12], [90, 90]]])
     counts = np.array([[5, 1, 0], [1, 9, 0]])
     assert adaptive_margin(means, counts, 100.0) == pytest.approx(10)

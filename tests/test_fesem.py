@@ -66,7 +66,7 @@ def test_one_center_is_fedavg_bit_for_bit(small, tmp_path):
     assert (2, "evaluate", 1) in fedavg.down
 
 
-def test_two_rounds_at_once_end_where_one_and_another_do(small, tmp_path):
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
     after_one = read_checkpoint(run.path).state
@@ -78,7 +78,7 @@ def test_two_rounds_at_once_end_where_one_and_another_do(small, tmp_path):
     assert not np.array_equal(after_one["centers/weights"], whole["centers/weights"])
 
 
-def test_who_has_no_center_yet_is_sent_the_mean_of_all(small, tmp_path):
+def test_clients_without_a_center_receive_the_global_mean(small, tmp_path):
     small |= {"num-clients": 3, "fraction-train": 0.67, "num-server-rounds": 1}
     witness, run = witnessed(small, tmp_path / "run")
     (absent,) = np.flatnonzero(run.matrices["clusters"][0] < 0)

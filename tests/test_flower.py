@@ -30,7 +30,7 @@ def imported_from_flower(name):
 
 
 @pytest.mark.parametrize("name", flower.HOMES)
-def test_what_is_not_public_is_where_it_is_looked_for(name):
+def test_private_names_of_flower_exist(name):
     assert getattr(flower, name) is getattr(import_module(flower.HOMES[name]), name)
 
 
@@ -40,7 +40,7 @@ def test_types_are_looked_up_in_the_same_places():
 
 
 @pytest.mark.parametrize("home", ["flwr.supercore.elsewhere", "flwr.app"])
-def test_what_has_moved_is_named(home, monkeypatch):
+def test_a_moved_name_of_flower_is_reported(home, monkeypatch):
     monkeypatch.delitem(vars(flower), "Run", raising=False)
     monkeypatch.setitem(flower.HOMES, "Run", home)
     with pytest.raises(
@@ -66,7 +66,7 @@ def test_a_name_that_cannot_be_replaced_is_named(monkeypatch):
         flower.replace("install_from_fab", None)
 
 
-def test_all_else_is_public():
+def test_other_names_of_flower_are_public():
     others = MODULES.keys() - {"strategies.core.flower"}
     used = {(name, *place) for name in others for place in imported_from_flower(name)}
     assert len(used) > 20

@@ -37,17 +37,17 @@ def faults(first: str, each: str) -> int:
 
 
 @on_linux
-def test_memory_that_is_freed_is_there_for_the_next_step():
+def test_freed_memory_is_reused_in_the_next_step():
     assert faults("keep_free_memory()", "pass") < 100
 
 
 @on_linux
-def test_without_being_told_the_library_gives_it_back_after_each_step():
+def test_by_default_the_allocator_returns_memory_after_each_step():
     assert faults("pass", "pass") > 100
 
 
 @on_linux
-def test_what_is_returned_has_to_be_gotten_again():
+def test_returned_memory_is_requested_again():
     assert faults("keep_free_memory()", "return_free_memory()") > 100
 
 

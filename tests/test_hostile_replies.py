@@ -230,20 +230,20 @@ def test_bytes_that_are_no_array_are_refused(data):
 
 
 @pytest.mark.parametrize("shape", [(-5,), (2, -(10**30)), (10**6,) * 10**5])
-def test_a_shape_that_is_no_array_s_counts_for_nothing(shape):
+def test_an_invalid_shape_counts_as_zero_numbers(shape):
     array = Array(dtype="float32", shape=shape, stype="numpy.ndarray", data=b"12345678")
     assert count_numbers({"a": array}) == 0
 
 
 @pytest.mark.parametrize("reason", ["", " ", "\n \n"])
-def test_an_error_without_a_word_has_a_reason_all_the_same(reason):
+def test_an_error_without_a_message_still_has_a_reason(reason):
     message = Message(RecordDict(), 1, "train")
     assert (
         error_reason(Message(Error(1, reason), reply_to=message)) == "it failed: it gave no reason"
     )
 
 
-def test_what_a_client_says_when_it_is_met_is_checked_too(small, tmp_path):
+def test_what_a_client_reports_when_it_joins_is_checked(small, tmp_path):
     """Sizes weigh in averages, so a node that tells impossible ones stays out."""
     sizes = {0: float("inf"), 1: 1e38, 2: [3, 4], 3: 30}
 

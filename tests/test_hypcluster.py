@@ -54,7 +54,7 @@ def test_clients_train_the_best_hypothesis_and_each_becomes_the_mean_of_its_clie
     assert shared
 
 
-def test_a_client_is_evaluated_with_what_suits_its_training_data(small, tmp_path):
+def test_a_client_is_evaluated_with_the_hypothesis_of_lowest_training_loss(small, tmp_path):
     witness, run = witnessed(small, tmp_path / "run", **{"num-server-rounds": 1})
     (hypotheses,) = witness.down[1, "evaluate", 0].values()
     for n in (0, 1):
@@ -75,7 +75,7 @@ def test_one_cluster_is_fedavg_bit_for_bit(small, tmp_path):
     np.testing.assert_array_equal(one.down[last]["weights"][0], fedavg.down[last]["weights"])
 
 
-def test_two_rounds_at_once_end_where_one_and_another_do(small, tmp_path):
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
     after_one = read_checkpoint(run.path).state
@@ -87,7 +87,7 @@ def test_two_rounds_at_once_end_where_one_and_another_do(small, tmp_path):
     assert not np.array_equal(after_one["centers/weights"], whole["centers/weights"])
 
 
-def test_centers_move_to_weighted_means_and_stay_where_nobody_is():
+def test_centers_move_to_weighted_means_and_empty_centers_stay():
     centers = {"weights": np.array([[1.0, 1.0], [5.0, 5.0], [9.0, 9.0]])}
     models = [{"weights": np.array([float(x), 0.0])} for x in (2, 8, 4)]
     moved = moved_centers(centers, models, np.array([0, 0, 2]), np.array([1.0, 2.0, 7.0]))
@@ -96,9 +96,7 @@ def test_centers_move_to_weighted_means_and_stay_where_nobody_is():
 
 
 @pytest.mark.parametrize("number", [-1, 2])
-def test_the_number_of_a_hypothesis_that_does_not_exist_costs_only_the_liar(
-    number, small, tmp_path
-):
+def test_an_invalid_hypothesis_number_drops_only_its_sender(number, small, tmp_path):
     lie = replacing(cluster=np.array([number]))
     run, _ = run_with(breaking(lie), small, tmp_path / "run", **{"num-server-rounds": 1})
     failures = run.clients.set_index("partition_id")["failure"]

@@ -80,13 +80,13 @@ def test_runs_are_written_and_opened_without_frames():
     assert loaded & {"pandas", *PLOTS} == set()
 
 
-def test_a_lenet_client_on_digits_loads_nothing_in_vain():
+def test_a_lenet_client_on_digits_loads_no_unused_package():
     loaded = loaded_by_a_client({"max-samples": 300})
     assert "torch" in loaded
     assert loaded & (NEVER_ON_A_CLIENT | FILES) == set()
 
 
-def test_a_lenet_client_on_a_parquet_file_loads_nothing_in_vain(tmp_path):
+def test_a_lenet_client_on_a_parquet_file_loads_no_unused_package(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (100, 28, 28), dtype=np.uint8)
     write_parquet(tmp_path / "ylecun/mnist/train.parquet", images, np.arange(100) % 10, "image")
     config = {

@@ -144,7 +144,7 @@ def test_teachers_are_the_mixture():
         np.testing.assert_allclose(teachers[n], expected)
 
 
-def test_like_clients_end_up_with_larger_mutual_weights():
+def test_similar_clients_end_with_larger_mutual_weights():
     rng = np.random.default_rng(3)
     base = random_simplex(rng, 2, 30, 4)
     # Clients 0, 1 predict nearly alike, and so do 2, 3.
@@ -239,7 +239,7 @@ def test_fedmd_keeps_the_plain_mean():
     np.testing.assert_allclose(teacher, predictions.mean(axis=0))
 
 
-def test_a_restored_strategy_goes_on_alike():
+def test_a_restored_strategy_continues_identically():
     rng = np.random.default_rng(8)
     first, second = random_simplex(rng, 2, 4, 6, 3)
     whole = strategy_with_clients()

@@ -121,7 +121,7 @@ def test_with_c_at_one_over_n_and_equal_sizes_it_is_fedavg(small, tmp_path):
 # ---- State and settings --------------------------------------------------------------
 
 
-def test_two_rounds_at_once_end_as_one_and_another(small, tmp_path):
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     small |= {**QUICK, "kt-pfl-params.transfer-step": 0.5}
     whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)

@@ -53,7 +53,7 @@ def test_bodies_stay_and_are_trained_from_round_to_round(small, tmp_path):
     np.testing.assert_allclose(found, expected.detach(), atol=1e-5)
 
 
-def test_alone_a_client_shares_its_head_with_nobody_and_is_local(small, tmp_path):
+def test_a_single_client_equals_local(small, tmp_path):
     small |= {"num-clients": 1, "models": "mlp", "lg-fedavg.feature-width": 100}
     columns = ["round", "accuracy", "loss"]
     local, alone = (

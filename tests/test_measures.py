@@ -102,7 +102,7 @@ def test_counts_that_do_not_add_up_are_refused(changed):
         check_class_counts(correct | changed)
 
 
-def test_nothing_more_is_declared_than_is_asked_for():
+def test_only_requested_metrics_are_declared():
     assert measured_metrics((), 10) == ()
     names = [metric.name for metric in measured_metrics(("calibration", "classes"), 1)]
     assert names == [

@@ -37,7 +37,7 @@ def test_two_images_train_every_parameter(name: str, shape: tuple[int, int, int]
 
 @pytest.mark.parametrize(("shape", "classes"), [(GRAY, 62), (COLOR, 100), (COLOR, 2)])
 @pytest.mark.parametrize("name", MODELS)
-def test_one_logit_a_class(name: str, shape: tuple[int, int, int], classes: int) -> None:
+def test_one_logit_per_class(name: str, shape: tuple[int, int, int], classes: int) -> None:
     model = build_model(name, shape, classes).eval()
     with torch.inference_mode():
         assert model(torch.zeros(3, *shape)).shape == (3, classes)

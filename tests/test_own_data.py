@@ -44,10 +44,10 @@ def a_table(labels=(0, 1, 0), samples=((1, 2), (3, 4), (5, 6))):
 
 
 CASES = {
-    "three_parts": (lambda: (1, 2, 3), r"gives a tuple; it should be \(\) -> \(samples"),
-    "nothing": (lambda: None, "gives a NoneType"),
-    "words": (lambda: a_table(samples="abc"), "gives a str that is no array of numbers"),
-    "ragged": (lambda: a_table(samples=[[1], [2, 3], [4]]), "gives a list that is no array"),
+    "three_parts": (lambda: (1, 2, 3), r"returned a tuple; it should be \(\) -> \(samples"),
+    "nothing": (lambda: None, "returned a NoneType"),
+    "words": (lambda: a_table(samples="abc"), "returned a str that is no array of numbers"),
+    "ragged": (lambda: a_table(samples=[[1], [2, 3], [4]]), "returned a list that is no array"),
     "few_labels": (lambda: a_table((0, 1)), r"samples \(3, 2\) and labels \(2,\)"),
     "no_sample": (lambda: (np.empty((0, 3)), np.empty(0)), r"samples \(0, 3\)"),
     "flat": (lambda: a_table(samples=(1, 2, 3)), r"samples \(3,\)"),
@@ -155,8 +155,9 @@ def test_different_scales_are_warned_about_once(private, public, stays, becomes,
     changes = {"dataset": f"{HERE}:{private}", "public-dataset": f"{HERE}:{public}"}
     check_data(read_config({**own, **changes}).run.data_plan, 20)
     expected = (
-        f"the samples of {HERE}:{stays} stay on their scale from 0 to 1, and the images of "
-        f"{HERE}:{becomes} become -1 to 1: scale the former to -1 to 1 if they are images too"
+        f"the samples of {HERE}:{stays} keep their scale from 0 to 1, and the images "
+        f"of {HERE}:{becomes} are scaled to -1 to 1: scale the former to -1 to 1 if they are "
+        "images too"
     )
     assert logged() == ([expected] if stays else [])
 
@@ -165,7 +166,7 @@ def test_a_different_scale_from_the_catalogue_is_warned_about(own, logged):
     changes = {"dataset": f"{HERE}:floats", "public-dataset": "digits"}
     check_data(read_config({**own, **changes}).run.data_plan, 20)
     (said,) = logged()
-    assert "the images of digits become -1 to 1" in said
+    assert "the images of digits are scaled to -1 to 1" in said
 
 
 def test_a_node_loads_its_data_from_a_function(own, tmp_path):

@@ -118,7 +118,7 @@ def test_a_folder_of_images(own, tmp_path):
         load_images(f"folder:{folder}", "", Wanted(shape=(3, 4, 4)))
 
 
-def test_a_folder_is_the_same_from_everywhere(tmp_path, monkeypatch):
+def test_a_relative_folder_is_resolved_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert read_config({"dataset": "folder:photos", "num-classes": 3}).run.data.dataset == (
         f"folder:{tmp_path / 'photos'}"

@@ -191,7 +191,7 @@ class TakenTable(Settings):
         ({"settings": TakenTable}, "the table kt-pfl belongs to KTpFLSettings"),
     ],
 )
-def test_what_is_no_method_is_not_registered(changes, sentence):
+def test_invalid_methods_are_not_registered(changes, sentence):
     given = {"name": "mine", "strategy": FedProx, "client": FedProxClient, **changes}
     with pytest.raises(OwnError, match=sentence):
         fedkd_flwr.register(**given)

@@ -163,9 +163,9 @@ def test_buffers_outside_the_state_dict_are_as_they_were_built_for_the_next_clie
         (f"{HERE}:Nothing", f"{HERE} holds no Nothing"),
         (f"{HERE}:not_callable", "is a int, and should be callable: .shape, classes. -> torch"),
         (f"{HERE}:no_module", "is a NoneType; it should be .shape, classes. -> torch.nn.Module"),
-        (f"{HERE}:one_logit", r"to logits \(n, 10\), and gives \(1, 1\) for n = 1"),
+        (f"{HERE}:one_logit", r"to logits \(n, 10\), and returns \(1, 1\) for n = 1"),
         (f"{HERE}:only_ten_wide", r"fails on samples \(n, 1, 28, 28\): RuntimeError"),
-        (f"{HERE}:nothing_to_train", r"to logits \(n, 10\), and gives \(1, 784\)"),
+        (f"{HERE}:nothing_to_train", r"to logits \(n, 10\), and returns \(1, 784\)"),
         (f"{HERE}:Tied", "fc.weight and again.weight are one tensor"),
         (f"{HERE}:Doubles", "extra is torch.float64, and should be torch.float32"),
     ],
@@ -215,7 +215,7 @@ def test_an_exported_model_is_loaded_with_its_builder(small, tmp_path):
     changes = {"models-dir": str(tmp_path / "models"), "num-server-rounds": 1, "models": TINY}
     fedkd_flwr.run({**small, **changes, "strategy": "local"}, output_dir=tmp_path / "run")
     path = tmp_path / "models" / "0.safetensors"
-    with pytest.raises(ValueError, match="give load_model its builder"):
+    with pytest.raises(ValueError, match="pass its builder to load_model"):
         fedkd_flwr.load_model(path)
     from examples.own_model import TinyNet
 

@@ -230,7 +230,7 @@ def test_filling_gives_no_client_a_majority_class():
     assert (majority > 0.5).mean() < 0.1
 
 
-def test_alpha_rules_how_alike_clients_are():
+def test_smaller_alpha_means_more_label_skew():
     def unlikeness(alpha):
         counts = table(FASHION, split(FASHION, "dirichlet", 10, 0, alpha=alpha))
         return (counts / counts.sum(axis=1, keepdims=True)).std(axis=0).mean()

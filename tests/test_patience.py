@@ -39,7 +39,7 @@ def settings(small, folder, strategy, **further):
 
 
 @pytest.mark.parametrize("strategy", ["local", "persfl"])
-def test_a_run_that_does_not_get_better_ends_with_a_whole_last_round(strategy, small, tmp_path):
+def test_early_stopping_ends_with_a_complete_last_round(strategy, small, tmp_path):
     run = fedkd_flwr.run(settings(small, tmp_path, strategy), output_dir=tmp_path / "run")
     # The first is the best, two are waited for, one more is the last.
     assert list(run.rounds["round"]) == [1, 2, 3, 4]

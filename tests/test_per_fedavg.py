@@ -64,7 +64,7 @@ def test_the_gradient_of_the_loss_is_of_first_order_and_keeps_the_batches_apart(
     assert not torch.allclose(model.weight.grad, slope(start, images, labels), atol=1e-3)
 
 
-def test_parameters_without_a_gradient_stay_as_they_are():
+def test_parameters_without_a_gradient_do_not_change():
     """Frozen ones, and those of a layer that the answers do not depend on."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))

@@ -111,7 +111,7 @@ def test_a_client_learns_from_the_centroid_nearest_to_its_predictions(own, small
     np.testing.assert_array_equal(arguments[1], centroids[own])
 
 
-def test_the_pull_brings_predictions_to_the_centroid(small):
+def test_regularization_brings_predictions_to_the_centroid(small):
     """What another client knows of the public data, without its weights or its labels."""
     other = client_of(small, partition_id=1, **{"local-iterations": 100})
     target = complete(other.train({}, server_round=1, phase="train")).arrays["predictions"]
@@ -372,7 +372,7 @@ def test_the_mixed_preset_lets_clients_differ_and_sends_as_little():
     assert unlike == {"models", "model-assignment"}
 
 
-def test_learning_goes_on_with_mixed_models(small, tmp_path):
+def test_training_continues_with_mixed_models(small, tmp_path):
     changes = {"models": "mlp,lenet", "num-server-rounds": 5, "perfed-ckt.clusters": 2}
     finished = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
     assert set(finished.clients["model"]) == {"mlp", "lenet"}

@@ -84,7 +84,7 @@ def validation_loss(small, partition_id, received):
     return evaluate(client.model, data.validation_images, data.validation_labels).loss
 
 
-def test_in_a_run_each_client_chooses_among_all_models_it_was_sent(small, tmp_path):
+def test_each_client_chooses_among_all_received_models(small, tmp_path):
     """With a step as large as this the loss goes up and down, so clients choose differently."""
     small |= {"num-server-rounds": 5, "learning-rate": 0.3, "local-epochs": 2}
     witness = Witness()
@@ -157,7 +157,7 @@ def test_epochs_lie_between_one_validation_and_the_next(epochs, every, stretches
     assert settings.stretches() == stretches
 
 
-def test_the_best_epoch_remains_where_each_is_validated(small, monkeypatch):
+def test_the_best_epoch_is_kept_if_each_is_validated(small, monkeypatch):
     """Training is the same; of its three epochs the second is the best on validation data."""
     three = {"persfl.distillation-epochs": 3}
     last, watched = (
@@ -262,7 +262,7 @@ def test_the_pair_with_the_best_validation_result_is_kept(results, kept, small, 
     assert kept_pair(results, small, monkeypatch) == kept
 
 
-def test_without_any_pair_that_converged_stage_2_fails(small, monkeypatch):
+def test_stage_2_fails_if_all_pairs_diverge(small, monkeypatch):
     with pytest.raises(DivergedError, match="all pairs diverged"):
         kept_pair([None, None, None], small, monkeypatch)
 
@@ -321,7 +321,7 @@ KNOWN = ClientInfo(3, node_id=30, model="mlp", num_examples=9, test_size=20, val
         ([[4, 20], [-2, -2]], False),
     ],
 )
-def test_counts_of_pairs_that_cannot_be_are_refused(counts, is_possible):
+def test_impossible_counts_of_pairs_are_refused(counts, is_possible):
     reply = reply_with({PAIRS: np.array(counts, dtype=np.int32)})
     if is_possible:
         check_pairs(reply, KNOWN)
@@ -348,7 +348,7 @@ def test_counts_become_accuracies_and_nothing_where_a_pair_diverged():
         (np.zeros((3, 2), dtype=np.float32), "pairs"),
     ],
 )
-def test_who_lies_about_pairs_has_no_line_in_the_table(lie, reason, small, tmp_path):
+def test_a_client_with_invalid_pairs_is_left_out_of_the_table(lie, reason, small, tmp_path):
     app = breaking(replacing(**{PAIRS: lie}), 1, PERSONALIZE)
     finished, _ = run_with(app, small, tmp_path / "run", **{"num-server-rounds": 1})
     assert sorted(set(finished.table(PAIRS)["partition_id"])) == [0, 2, 3]
@@ -444,6 +444,6 @@ def test_a_client_that_never_took_part_is_evaluated_with_its_first_model(small):
         ({"models": "mlp,lenet"}, r"one architecture for all clients"),
     ],
 )
-def test_what_cannot_work_is_refused(changes, sentence, small):
+def test_impossible_combinations_are_refused(changes, sentence, small):
     with pytest.raises(ConfigError, match=sentence):
         read_config({**small, **changes})

@@ -77,7 +77,7 @@ def test_the_vector_jacobian_product_is_that_of_autograd():
     assert not product["embeddings"][1].any()
 
 
-def test_a_gradient_is_cut_over_all_its_parts_together():
+def test_gradient_clipping_uses_the_norm_over_all_parts():
     gradient = {"a": np.array([3.0], np.float32), "b": np.array([[0.0, 4.0]], np.float32)}
     cut_to_norm(gradient, 6.0)
     np.testing.assert_array_equal(gradient["a"], [3])
@@ -135,7 +135,7 @@ def test_each_round_is_a_step_of_gradient_descent_with_momentum(small, tmp_path)
     assert np.abs(sent - start).max() > 1e-3
 
 
-def test_all_begin_with_the_model_that_fedavg_begins_with(small, tmp_path):
+def test_all_clients_start_from_the_initial_model_of_fedavg(small, tmp_path):
     once = {"num-server-rounds": 1}
     hypernetwork, _ = witnessed(small, tmp_path / "run", **once)
     fedavg, _ = witnessed({**small, "strategy": "fedavg"}, tmp_path / "fedavg", **once)
@@ -159,7 +159,7 @@ def test_a_client_that_sends_huge_weights_moves_the_hypernetwork_by_a_bounded_st
 # ---- State ---------------------------------------------------------------------------
 
 
-def test_two_rounds_at_once_end_where_one_and_another_do(small, tmp_path):
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
     after_one = read_checkpoint(run.path).state

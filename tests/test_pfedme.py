@@ -88,7 +88,7 @@ def test_batches_are_of_full_size_and_as_many_as_the_epochs_have(small):
 # ---- FedAvg in the limit -------------------------------------------------------------
 
 
-def test_one_step_a_round_on_an_envelope_of_its_own_width_is_fedavg(small, tmp_path):
+def test_one_step_per_round_equals_fedavg(small, tmp_path):
     """K = 1, beta = 1 and lambda times theta's step size = 1: w moves by -eta times f's slope."""
     small |= {"local-iterations": 1, "batch-size": 32, "num-server-rounds": 3}
     small |= {"pfedme.personalization-weight": 4.0, "pfedme.personal-learning-rate": 0.25}
@@ -97,7 +97,7 @@ def test_one_step_a_round_on_an_envelope_of_its_own_width_is_fedavg(small, tmp_p
     assert_same_models(limit, fedavg, 1e-6)
 
 
-def test_a_stiff_envelope_tends_to_fedavg_however_many_steps(small, tmp_path):
+def test_a_large_personalization_weight_tends_to_fedavg(small, tmp_path):
     """The first of two steps brings theta to where w is by now, the second goes on from there."""
     small |= {"batch-size": 32, "local-iterations": 4, "pfedme.personal-steps": 2}
     small |= {"learning-rate": 0.05}
@@ -116,7 +116,7 @@ def test_a_stiff_envelope_tends_to_fedavg_however_many_steps(small, tmp_path):
 # ---- State and settings --------------------------------------------------------------
 
 
-def test_two_rounds_at_once_end_as_one_and_another(small, tmp_path):
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     """The server keeps w, clients keep theta."""
     small |= {"batch-size": 32, "local-epochs": 1}
     whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")

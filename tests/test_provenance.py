@@ -48,7 +48,7 @@ def test_code_that_is_not_installed_knows_its_version(monkeypatch):
     assert provenance.project_version.__wrapped__()["version"] == fedkd_flwr.__version__
 
 
-def test_runs_of_one_making_draw_no_note_on_differences(finished):
+def test_runs_of_the_same_code_and_machine_give_no_note(finished):
     unmodified = {**finished.description["project"], "modified": False}
     run = changed(finished, project=unmodified)
     assert notes_on_provenance([run, run]) == []

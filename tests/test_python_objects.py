@@ -199,8 +199,8 @@ def test_a_pair_or_a_registered_method_is_a_strategy(own, tmp_path):
         ({"strategy": (FedProx, FedProxClient, 3)}, "or a pair of a strategy class and a client"),
         ({"strategy": (FedProx, 3)}, "client is 3; it should be a subclass of PersonalClient"),
         ({"models": nn.Linear(3, 2)}, "models: this is a network; pass its class or a function"),
-        ({"dataset": [1, 2, 3]}, r"dataset gives a list; it should be \(\) -> \(samples"),
-        ({"public-dataset": ([1.0], [0])}, "public-dataset gives samples"),
+        ({"dataset": [1, 2, 3]}, r"dataset returned a list; it should be \(\) -> \(samples"),
+        ({"public-dataset": ([1.0], [0])}, "public-dataset returned samples"),
     ],
 )
 def test_an_object_that_cannot_be_used_is_refused_in_one_line(settings, sentence):
@@ -236,7 +236,7 @@ def test_other_engines_ask_for_a_name(own, tmp_path):
         require_importable(read_config(shared), "a deployment has")
 
 
-def test_a_run_goes_on_when_the_same_objects_are_passed_again(own, tmp_path):
+def test_a_run_continues_when_the_same_objects_are_passed_again(own, tmp_path):
     given = {"models": perceptron(3), "dataset": table(), "strategy": (MyProx, FedProxClient)}
     folder = tmp_path / "run"
     fedkd_flwr.run(own, output_dir=folder, **given)

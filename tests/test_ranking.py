@@ -48,7 +48,7 @@ def opened(grid, small, large):
     ]
 
 
-def test_the_settings_of_a_method_follow_their_validation_accuracy(grid):
+def test_the_settings_of_a_method_are_ordered_by_validation_accuracy(grid):
     for small, large, first in ((0.9, 0.2, SMALL_RHO), (0.2, 0.9, LARGE_RHO)):
         compared = compare(opened(grid, small, large))
         of_kt_pfl = [label for label in compared.table.index if label != "local"]
@@ -68,7 +68,7 @@ def test_without_validation_data_nothing_is_ranked(grid):
         rank(compared.groups)
 
 
-def test_a_run_that_was_not_evaluated_at_its_end_is_not_said_to_lack_validation_data(grid):
+def test_a_run_without_a_last_evaluation_is_not_reported_as_lacking_validation_data(grid):
     runs = opened(grid, None, 0.5)
     runs[1].round_rows[-1]["accuracy_mean"] = None
     with pytest.raises(ConfigError, match=r"small .* no client was evaluated in its last round, 1"):

@@ -24,7 +24,7 @@ def change_summary(path, **entries):
 
 
 @pytest.mark.parametrize("preferred", [0.01, 0.001])
-def test_of_settings_as_far_from_a_method_that_best_on_validation_data_counts(tmp_path, preferred):
+def test_of_equally_similar_references_the_best_on_validation_data_counts(tmp_path, preferred):
     accuracies = {0.01: [0.8, 0.8], 0.001: [0.4, 0.4]}
     for rate, reached in accuracies.items():
         for seed in (0, 1):
@@ -44,7 +44,7 @@ def test_of_settings_as_far_from_a_method_that_best_on_validation_data_counts(tm
     assert run.config["seed"] == compared.reference("kt-pfl", 1).config["seed"] == 1
 
 
-def test_a_setting_in_common_goes_before_validation_data(tmp_path):
+def test_shared_settings_take_precedence_over_validation_data(tmp_path):
     validated(write_run(tmp_path, "local", 0, [0.8], **{"learning-rate": 0.01}), 0.9)
     validated(write_run(tmp_path, "local", 0, [0.4], **{"learning-rate": 0.05}), 0.1)
     write_run(tmp_path, "kt-pfl", 0, [0.6], **{"learning-rate": 0.05})
@@ -52,7 +52,7 @@ def test_a_setting_in_common_goes_before_validation_data(tmp_path):
     assert "from local (learning-rate=0.05): +20.0 points. Above it in 1 of 1 seed" in verdict
 
 
-def test_a_seed_without_the_best_is_held_against_another(tmp_path):
+def test_a_seed_without_the_best_reference_is_compared_with_another(tmp_path):
     validated(write_run(tmp_path, "local", 0, [0.8], **{"learning-rate": 0.01}), 0.9)
     for seed in (0, 1):
         path = write_run(tmp_path, "local", seed, [0.4], **{"learning-rate": 0.001})
@@ -65,13 +65,13 @@ def test_a_seed_without_the_best_is_held_against_another(tmp_path):
     ]  # fmt: skip
 
 
-def test_local_is_held_against_nothing(tmp_path):
+def test_local_has_no_reference(tmp_path):
     run = load_run(write_run(tmp_path, "local", 0, [0.5, 0.7]))
     clients = client_results({"local": [run]})
     assert clients["gain"].isna().all() and clients["reference"].isna().all()
 
 
-def test_a_last_round_without_an_evaluation_is_said(tmp_path):
+def test_a_last_round_without_an_evaluation_is_reported(tmp_path):
     write_run(tmp_path, "local", 0, [0.5])
     path = write_run(tmp_path, "kt-pfl", 0, [0.6])
     early = {"round": 1.0, "accuracy_mean": 0.1, "accuracy_std": 0.0, "accuracy_min": 0.1}
@@ -84,7 +84,7 @@ def test_a_last_round_without_an_evaluation_is_said(tmp_path):
     assert "kt-pfl seed 0 was never evaluated." in compare(tmp_path).notes
 
 
-def test_clients_without_an_evaluation_are_said_without_local_too(tmp_path):
+def test_clients_without_an_evaluation_are_noted_without_local_too(tmp_path):
     path = write_run(tmp_path, "kt-pfl", 0, [0.5, 0.7])
     rows = [json.loads(line) for line in (path / "clients.jsonl").read_text().splitlines()]
     write_lines(path / "clients.jsonl", rows[:-1])

@@ -70,7 +70,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(strategy, small, tmp_path):
     assert list(resumed.clients["loss"].dropna()) == list(whole.clients["loss"].dropna())
 
 
-def test_clients_that_a_resumed_run_has_not_asked_yet_keep_their_memory(small, tmp_path):
+def test_clients_not_yet_asked_by_a_resumed_run_keep_their_memory(small, tmp_path):
     """One of four is asked a round, and nobody is evaluated before the end."""
     changes = {"num-server-rounds": 6, "fraction-train": 0.25, "evaluate-every": 6}
     settings = {**small, **changes, "strategy": "local", "models": "mlp"}
@@ -86,7 +86,7 @@ def test_clients_that_a_resumed_run_has_not_asked_yet_keep_their_memory(small, t
     assert list(resumed.clients["loss"].dropna()) == list(whole.clients["loss"].dropna())
 
 
-def test_a_run_cut_in_its_first_round_starts_over(small, tmp_path):
+def test_a_run_interrupted_in_its_first_round_starts_over(small, tmp_path):
     settings = settings_for("kt-pfl", small)
     interrupted(settings, tmp_path / "cut", at_round=1, at_client=2)
     whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
@@ -130,7 +130,7 @@ def test_a_finished_or_missing_run_cannot_be_resumed(small, tmp_path):
         fedkd_flwr.resume(tmp_path / "nowhere")
 
 
-def test_a_full_disk_says_how_to_go_on(small, tmp_path, monkeypatch):
+def test_a_full_disk_names_the_command_that_continues(small, tmp_path, monkeypatch):
     settings = settings_for("kt-pfl", small)
     whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
     append = RunDirectory._append
@@ -148,7 +148,7 @@ def test_a_full_disk_says_how_to_go_on(small, tmp_path, monkeypatch):
     assert list(resumed.rounds["loss_mean"]) == list(whole.rounds["loss_mean"])
 
 
-def test_a_disk_that_is_full_at_the_very_end_says_so_and_the_run_ends_later(
+def test_a_disk_full_in_the_last_round_is_reported_and_the_run_can_be_finished(
     small, tmp_path, monkeypatch
 ):
     settings = settings_for("local", small)

@@ -174,7 +174,7 @@ def test_a_directory_with_a_run_is_left_alone(small, tmp_path):
     assert (tmp_path / "run" / "rounds.jsonl").read_bytes() == before
 
 
-def test_a_folder_of_runs_is_no_output_dir(small, tmp_path):
+def test_a_folder_of_runs_is_refused_as_output_dir(small, tmp_path):
     run(small, tmp_path, strategy="local", models="mlp")
     with pytest.raises(OSError, match="is a folder of runs, such as run; choose a new folder"):
         run(small, tmp_path, ".", strategy="local", models="mlp")
@@ -189,7 +189,7 @@ def test_config_repeats_the_run(small, tmp_path):
 
 
 @pytest.mark.parametrize("strategy", AVERAGING)
-def test_averaging_methods_hand_out_the_mean_weighted_by_samples(strategy, small, tmp_path):
+def test_averaging_methods_send_the_mean_weighted_by_samples(strategy, small, tmp_path):
     witness = Witness()
     changes = {"strategy": strategy, "models": "mlp", "partition": "dirichlet"}
     finished, _ = run_with(witness, small, tmp_path / "run", **changes)

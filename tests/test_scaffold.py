@@ -67,7 +67,7 @@ def test_steps_are_corrected_and_control_variates_are_mean_gradients(momentum, s
         control = (shares @ own).astype(np.float32)
 
 
-def test_only_those_who_took_part_move_c():
+def test_only_repliers_change_c():
     moved = moved_control(np.array([1.0, 2.0]), [np.array([4.0, 0.0])], np.array([0.25]))
     np.testing.assert_array_equal(moved, [2.0, 2.0])
 

@@ -70,7 +70,7 @@ def numbers(runs):
     return {run.path.name: run.rounds[COLUMNS].to_dict() for run in runs}
 
 
-def test_what_cannot_go_side_by_side_is_refused(sweep, tmp_path):
+def test_runs_that_cannot_be_parallel_are_refused(sweep, tmp_path):
     with pytest.raises(ConfigError, match="Parallel runs need the engine in-process"):
         run_sweep(sweep, tmp_path / "runs", "simulation", jobs=2)
     with pytest.raises(ConfigError, match="jobs = 0 is less than"):
@@ -122,7 +122,7 @@ def test_a_killed_process_costs_its_run_alone(sweep, killer, tmp_path):
 
 
 @pytest.mark.slow
-def test_more_than_any_machine_has_is_refused(sweep, tmp_path):
+def test_resources_beyond_every_machine_are_refused(sweep, tmp_path):
     with pytest.raises(ConfigError, match="needs 1 CPUs and 1000 GPUs, and no machine has"):
         run_sweep(sweep, tmp_path / "runs", jobs=2, gpus_per_run=1000)
 

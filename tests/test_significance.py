@@ -65,7 +65,7 @@ def test_seeds_without_an_accuracy_do_not_count():
 
 
 @pytest.mark.parametrize(("seeds", "level"), [(3, 0.05 / 31), (5, 0.05), (10, 0.05 / 31)])
-def test_the_smallest_visible_gain_is_found_in_four_of_five_cases(seeds, level):
+def test_the_smallest_detectable_gain_has_80_percent_power(seeds, level):
     effect = smallest_effect(seeds, level)
     draws = np.random.default_rng(0).normal(effect, 1, (20_000, seeds))
     found = stats.ttest_1samp(draws, 0, axis=1, alternative="two-sided").pvalue <= level
@@ -114,7 +114,7 @@ def clients_of(accuracies, local, images):
     return frame.assign(seed=0, test_images=images, local_test_images=images)
 
 
-def test_a_clear_loss_is_shown_and_its_interval_holds_it():
+def test_a_large_loss_is_significant_and_inside_its_interval():
     harm = harm_of(clients_of([0.5, 0.8, 0.8, 0.8], [0.9, 0.8, 0.78, 0.79], 200))
     assert harm.shown == 1 / 4
     assert 0.2 < harm.low < 0.4 < harm.high < 0.6

@@ -62,7 +62,7 @@ def eight_bit_strategy():
     )
 
 
-def test_a_hostile_range_is_refused():
+def test_an_invalid_quantization_range_is_refused():
     strategy = eight_bit_strategy()
     honest = NUMBER_FORMATS["int8"].encode("predictions", simplex_rows(1, 4, 3))
     strategy.check_reply(reply_with(honest))
@@ -122,7 +122,7 @@ def test_equal_weights_give_the_plain_median():
     np.testing.assert_allclose(mixed, np.median(predictions, axis=0))
 
 
-def test_a_minority_of_liars_moves_the_mean_and_not_the_median():
+def test_a_byzantine_minority_moves_the_mean_but_not_the_median():
     honest = np.tile(simplex_rows(5, 1, 6, 4), (3, 1, 1))
     lie = np.eye(4)[(honest[0].argmax(axis=1) + 1) % 4]
     predictions = np.concatenate([honest, [lie]])
@@ -157,7 +157,7 @@ def test_clipped_predictions_are_on_the_simplex_and_no_farther_than_the_bound(se
         np.testing.assert_allclose(clipped, predictions, atol=1e-12)
 
 
-def test_the_noise_has_the_size_that_the_accountant_is_told(monkeypatch):
+def test_the_noise_has_the_standard_deviation_of_the_accountant(monkeypatch):
     monkeypatch.setattr("strategies.core.privacy.project_onto_simplex", lambda rows, mass: rows)
     uniform = np.full((400, 10), 0.1)
     noise = noised_predictions(uniform, 0.7, 1.5, np.random.default_rng(0)) - uniform
@@ -231,7 +231,7 @@ def test_with_noise_a_client_reports_of_its_training_only_steps_that_its_size_te
     assert reported("plain", **plain) == told
 
 
-def test_noise_without_a_bound_is_refused(small):
+def test_noise_without_clipping_is_refused(small):
     with pytest.raises(ConfigError, match=r"kt-pfl.noise-multiplier = 2 needs kt-pfl.clip-norm"):
         read_config({**small, "strategy": "kt-pfl", "kt-pfl.noise-multiplier": 2.0})
     with pytest.raises(ConfigError, match=r"perfed-ckt\.number-format"):

@@ -68,7 +68,7 @@ def test_the_shared_model_is_that_of_fedavg_bit_for_bit(small, tmp_path):
             np.testing.assert_array_equal(spider.up[key]["weights"], fedavg.up[key]["weights"])
 
 
-def test_the_personal_model_goes_on_from_itself_and_is_tied_to_the_one_received(small, tmp_path):
+def test_the_personal_model_persists_and_is_regularized_towards_the_received_one(small, tmp_path):
     small |= {"local-epochs": 2, "spider.proximal-weight": 1.5}
     personal = {}
     for server_round in (1, 2):
@@ -109,7 +109,7 @@ def test_edges_are_decided_in_the_rounds_of_the_schedule():
     assert [t for t in range(1, 10) if settings.prunes_in(t)] == [3, 5, 7, 9]
 
 
-def test_an_edge_keeps_what_validation_needs_most_and_the_others_weigh_nothing(tiny):
+def test_a_pruned_edge_keeps_the_operation_that_validation_needs_most(tiny):
     client = client_of(tiny)
     alpha = client.model.alpha_normal.requires_grad_(False)
     before = alpha.clone()
@@ -144,7 +144,7 @@ def test_a_run_prunes_one_edge_of_each_cell_a_round_and_sends_none_of_it(tiny, t
         assert all((rows.sum(axis=1) == 1).all() for rows in kept)
 
 
-def test_two_rounds_at_once_end_where_one_and_another_do(tiny, tmp_path):
+def test_two_rounds_equal_one_round_resumed_by_another(tiny, tmp_path):
     whole = fedkd_flwr.run(tiny, output_dir=tmp_path / "whole")
     fedkd_flwr.run(tiny, output_dir=tmp_path / "run", num_server_rounds=1)
     resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)

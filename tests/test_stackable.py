@@ -103,7 +103,7 @@ def test_samples_without_a_label_are_ignored():
         ((), {"input": torch.randn(6, 5), "weight": torch.randn(4, 5)}),
     ],
 )
-def test_a_linear_layer_is_pytorchs_in_whatever_form_it_is_called(arguments, named):
+def test_a_linear_layer_equals_pytorchs_in_every_call_form(arguments, named):
     expected = functional.linear(*arguments, **named)
     with StackableFunctions():
         found = functional.linear(*arguments, **named)

@@ -59,7 +59,7 @@ def test_flowers_own_command_line_is_recognized():
         f"bash -c {MANAGED}",
     ],
 )
-def test_any_other_command_line_is_not(command_line):
+def test_other_command_lines_are_not_recognized(command_line):
     assert not is_background_superlink(command_line.split())
 
 

@@ -165,7 +165,7 @@ def test_settings_that_replace_the_grid_are_logged(sweep, caplog, monkeypatch):
 
 def test_runs_that_differ_in_their_place_alone_are_refused(tmp_path):
     text = "[grid]\nseed = [0]\ntorch-threads = [1, 2]\ndevice = ['cpu', 'auto']\n"
-    with pytest.raises(ConfigError, match="varies device, by which runs do not differ"):
+    with pytest.raises(ConfigError, match="varies device, which does not distinguish runs"):
         read_sweep(write(tmp_path, text))
     # Each method where it is fastest: no two runs become one.
     text = "[grid]\ncombinations = [{strategy = 'local', torch-threads = 1}, {torch-threads = 2}]\n"
@@ -282,7 +282,7 @@ def test_a_finished_run_reports_missing_extras(sweep, tmp_path, told):
     assert [progress.done_without for progress in told] == [()] * 2
 
 
-def test_a_skipped_run_keeps_no_checkpoint_either(sweep, tmp_path):
+def test_a_skipped_run_keeps_no_checkpoint(sweep, tmp_path):
     settings, folder = {"strategy": "local"}, tmp_path / "runs"
     (run, *_) = run_sweep(sweep, folder, settings=settings)
     (run.path / "checkpoint").mkdir()

@@ -40,7 +40,7 @@ def stop_second_run(sweep, folder, settings):
 FOUR_ROUNDS = {"strategy": "kt-pfl", "num-server-rounds": 4, "momentum": 0.9}
 
 
-def test_a_stopped_run_goes_on_and_ends_as_one_that_never_was(sweep, tmp_path, told):
+def test_a_stopped_run_continues_and_equals_an_uninterrupted_one(sweep, tmp_path, told):
     whole = run_sweep(sweep, tmp_path / "whole", settings=FOUR_ROUNDS)
     folder, rows = tmp_path / "runs", []
     stopped = stop_second_run(sweep, folder, FOUR_ROUNDS)
@@ -60,7 +60,7 @@ def test_a_stopped_run_goes_on_and_ends_as_one_that_never_was(sweep, tmp_path, t
     assert len(list((stopped / "models").glob("*.json"))) == 3
 
 
-def test_a_stopped_run_from_before_a_default_changed_is_done_anew(sweep, tmp_path, told):
+def test_a_stopped_run_with_an_older_default_is_rerun(sweep, tmp_path, told):
     folder = tmp_path / "runs"
     stopped = stop_second_run(sweep, folder, FOUR_ROUNDS)
     description = json.loads((stopped / "config.json").read_text())
@@ -73,7 +73,7 @@ def test_a_stopped_run_from_before_a_default_changed_is_done_anew(sweep, tmp_pat
 
 
 @pytest.mark.parametrize("lost", ["server.safetensors", "clients"])
-def test_a_stopped_run_that_lost_what_it_would_go_on_from_is_done_anew(lost, sweep, tmp_path, told):
+def test_a_stopped_run_without_its_checkpoint_is_rerun(lost, sweep, tmp_path, told):
     folder = tmp_path / "runs"
     stopped = stop_second_run(sweep, folder, FOUR_ROUNDS)
     (stopped / "checkpoint" / lost).rename(tmp_path / "lost")
@@ -83,7 +83,7 @@ def test_a_stopped_run_that_lost_what_it_would_go_on_from_is_done_anew(lost, swe
     assert (folder / "aside" / f"{stopped.name}-1" / "rounds.jsonl").exists()
 
 
-def test_a_stopped_run_whose_damage_shows_on_the_way_is_done_anew(sweep, tmp_path, told, logged):
+def test_a_stopped_run_whose_damage_is_found_late_is_rerun(sweep, tmp_path, told, logged):
     folder = tmp_path / "runs"
     stopped = stop_second_run(sweep, folder, FOUR_ROUNDS)
     newest = max((stopped / "matrices").glob("*.npy"))
@@ -95,7 +95,7 @@ def test_a_stopped_run_whose_damage_shows_on_the_way_is_done_anew(sweep, tmp_pat
     assert (folder / "aside" / f"{stopped.name}-1" / "rounds.jsonl").exists()
 
 
-def test_a_run_that_failed_goes_on_once_the_cause_is_gone(sweep, tmp_path, told, monkeypatch):
+def test_a_failed_run_continues_when_the_cause_is_gone(sweep, tmp_path, told, monkeypatch):
     real = KTpFL.teach
 
     def failing(self, server_round, replies):

@@ -167,7 +167,7 @@ def test_wandb_keeps_both_legs_under_one_id(tracked):
     assert mean == tracked.summary["last_round"]["accuracy_mean"]
 
 
-def test_no_tracker_has_called_anybody(tracked, offline):
+def test_no_tracker_contacts_the_network(tracked, offline):
     assert offline.calls == 0
 
 
@@ -182,7 +182,7 @@ def test_a_tracker_that_comes_later_gets_the_rounds_before(small, offline, tmp_p
     assert "client_loss/0" not in events.Tags()["scalars"]
 
 
-def test_a_tracker_that_was_away_gets_the_rounds_that_it_missed(small, offline, tmp_path):
+def test_a_tracker_added_later_gets_earlier_rounds(small, offline, tmp_path):
     from mlflow import MlflowClient
 
     settings = {**small, **SMALLEST, "num-server-rounds": 1, "tracker": "mlflow"}
@@ -245,7 +245,7 @@ def test_a_tracker_that_is_not_installed_is_refused_first(name, small, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_a_tracker_left_is_no_tracker(small, tmp_path, monkeypatch):
+def test_a_folder_left_by_a_tracker_does_not_count_as_installed(small, tmp_path, monkeypatch):
     (tmp_path / "wandb").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "wandb", raising=False)

@@ -223,7 +223,7 @@ def test_damaged_notes_are_ignored_with_a_warning(small, tmp_path, monkeypatch, 
     assert any("the message starts over" in line for line in logged())
 
 
-def test_a_disk_that_refuses_notes_does_not_stop_the_message(small, tmp_path, monkeypatch, logged):
+def test_an_unwritable_progress_file_does_not_stop_training(small, tmp_path, monkeypatch, logged):
     whole = personalized(noting_client(small, None), monkeypatch)
     (tmp_path / "file").write_text("in the way")
     assert personalized(noting_client(small, tmp_path / "file"), monkeypatch) == whole

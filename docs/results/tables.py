@@ -204,7 +204,7 @@ def _figures(words: str) -> list[dict[str, Any]]:
     """Return a column of a paper's table: settings of its rows, and accuracies."""
     name, _, number = words.partition(":")
     file = next(path for folder in PAPERS if (path := folder / f"{name}.toml").exists())
-    content = load_toml(file, "file of figures")["columns"]
+    content = load_toml(file, "paper file")["columns"]
     return [flatten(row) for row in content[int(number) - 1]["figures"]]
 
 

@@ -51,7 +51,7 @@ def _notes_on_seeds(groups: Mapping[str, list[Run]]) -> list[str]:
     if len({tuple(found) for found in seeds.values()}) <= 1:
         return []
     listed = "; ".join(f"{label} {_listed(found)}" for label, found in seeds.items())
-    return [f"The methods have different seeds, and means are over each one's: {listed}."]
+    return [f"The methods have different seeds, and each mean is over a method's own: {listed}."]
 
 
 def _notes_on_evaluations(groups: Mapping[str, list[Run]]) -> list[str]:
@@ -169,7 +169,7 @@ def _notes_on_classes(runs: Iterable[Run]) -> list[str]:
         return []
     return [
         "Each client's test split holds only classes that it trains on: there is no accuracy on "
-        "the others, and `fedkd cross` has models meet other clients' classes."
+        "the others. `fedkd cross` evaluates models on other clients' classes."
     ]
 
 

@@ -85,8 +85,8 @@ class PaperFigures:
         found = [figure for figure in self.figures if figure.is_of(settings)]
         if len(found) > 1:
             raise ConfigError(
-                f"{self.source} has {len(found)} figures for {run.path.name}; give each "
-                "figure the settings in which they differ."
+                f"{self.source} has {len(found)} numbers for {run.path.name}; give each "
+                "number the settings in which they differ."
             )
         return found[0] if found else None
 
@@ -100,12 +100,12 @@ def read_figures(path: str | Path) -> PaperFigures:
         If the file is not valid or names an unknown setting.
     """
     path = Path(path)
-    content = load_toml(path, "file of figures")
+    content = load_toml(path, "paper file")
     columns = content.get("columns", [])
     is_listed = isinstance(columns, list) and all(isinstance(column, dict) for column in columns)
     if content.keys() != {"source", "columns"} or not is_listed:
         raise ConfigError(
-            f"The file of figures {path} needs the key source and tables [[columns]], nothing else."
+            f"The paper file {path} needs the key source and tables [[columns]], nothing else."
         )
     figures = [figure for column in columns for figure in _figures(path, column)]
     return PaperFigures(str(content["source"]), figures)
@@ -117,20 +117,20 @@ def _figures(path: Path, column: Mapping[str, Any]) -> list[Figure]:
     are_tables = isinstance(rows, list) and all(isinstance(t, dict) for t in (*rows, where, size))
     if not are_tables:
         raise ConfigError(
-            f"The file of figures {path} needs in each of [[columns]] a list of tables figures; "
+            f"The paper file {path} needs in each of [[columns]] a list of tables figures; "
             "where and size are optional tables."
         )
     where, size = flatten(where), flatten(size)
     found = []
     for row in map(flatten, rows):
         if not isinstance(row.get(ACCURACY), int | float):
-            raise ConfigError(f"The file of figures {path} has a row without an accuracy: {row}.")
+            raise ConfigError(f"The paper file {path} has a row without an accuracy: {row}.")
         settings = {**where, **row}
         accuracy = float(settings.pop(ACCURACY))
         unknown = (settings.keys() | size.keys()) - set(known_names())
         if unknown:
             raise ConfigError(
-                f"The file of figures {path} names {', '.join(sorted(unknown))}, which is not "
+                f"The paper file {path} names {', '.join(sorted(unknown))}, which is not "
                 "a setting; `fedkd list settings` shows all."
             )
         found.append(Figure(settings, accuracy, size))
@@ -160,7 +160,7 @@ def beside_paper(comparison: Comparison, paper: PaperFigures) -> Comparison:
     """
     found = {label: paper.find(runs[0]) for label, runs in comparison.groups.items()}
     if not any(found.values()):
-        raise ConfigError(f"{paper.source} has no figure for any of these runs.")
+        raise ConfigError(f"{paper.source} has no number for any of these runs.")
     table = comparison.table.copy()
     accuracies = {label: figure.accuracy / 100 for label, figure in found.items() if figure}
     table["paper"] = table.index.map(accuracies).astype(float)

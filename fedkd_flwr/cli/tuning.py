@@ -82,6 +82,7 @@ def show_tuning(tuned: "Tuning") -> None:
         say(f"{one.strategy}: {chosen}")
         for note in one.notes:
             say(f"  {note}")
-    say(f"{tuned.methods[0].strategy} is best on validation data; the interval is of its samples.")
+    best = tuned.methods[0].strategy
+    say(f"{best} is best on validation data; the interval is over validation samples.")
     say("To compare the methods on test data with fresh seeds:")
     say(f"  fedkd sweep {tuned.sweep}")

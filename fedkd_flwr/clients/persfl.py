@@ -243,7 +243,7 @@ class PersFLClient(ParameterClient):
                 )
             except DivergedError as error:
                 pair = f"lambda {imitation:g} and T {temperature:g}"
-                log(WARNING, "Client %d: left out %s: %s", self.partition_id, pair, error)
+                log(WARNING, "Client %d: skipped %s: %s", self.partition_id, pair, error)
             search.add(candidate)
             self.note_search(search)
         best = search.best

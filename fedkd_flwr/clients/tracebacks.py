@@ -40,7 +40,7 @@ class Tracebacks:
         self._logged.add(key)
         log(
             WARNING,
-            "Client %s failed. Its traceback (others with the same one are only named):",
+            "Client %s failed. Its traceback (clients with the same one get one line each):",
             partition_id,
         )
         # One record per line: whatever filters a log by level shows all of them.

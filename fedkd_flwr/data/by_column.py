@@ -132,6 +132,7 @@ def split_by_column(
         if not len(share):
             raise DataError(
                 f"no sample with {settings.client_column} = {', '.join(map(str, values))} is left "
-                "for its client after held-out-size and max-samples; take fewer clients or samples"
+                "for its client after held-out-size and max-samples; lower num-clients "
+                "or held-out-size"
             )
     return shares

@@ -100,7 +100,7 @@ def keep_arrays(path: Path, arrays: Mapping[str, Tensor]) -> None:
             Path(temporary).unlink(missing_ok=True)
         make_room(path.parent)
     except (OSError, SafetensorError) as error:
-        log(WARNING, "decoded images are not kept for the next process (%s)", error)
+        log(WARNING, "decoded images cannot be cached (%s)", error)
 
 
 def make_room(folder: Path, most_bytes: int = MOST_BYTES) -> None:

@@ -230,8 +230,8 @@ def _warn_of_scale(name: str, of_floats: tuple[float, float], images: str) -> No
         return
     log(
         WARNING,
-        "the samples of %s stay on their scale from %g to %g, and the images of %s become -1 to "
-        "1: scale the former to -1 to 1 if they are images too",
+        "the samples of %s keep their scale from %g to %g, and the images of %s are scaled to "
+        "-1 to 1: scale the former to -1 to 1 if they are images too",
         *(name, low, high, images),
     )
 

@@ -1,4 +1,4 @@
-"""Image files decoded to tensors, and images brought to another shape or scale."""
+"""Decode image files to tensors; resize and rescale images."""
 
 import io
 from collections.abc import Sequence

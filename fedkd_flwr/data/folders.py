@@ -84,7 +84,7 @@ def _class_numbers(path: Path, names: Collection[str], classes: int) -> dict[str
         return {name: number for number, name in enumerate(sorted(names))}
     raise DataError(
         f"{str(path)!r} holds {len(names)} folders; it needs one for each of the "
-        f"{classes} classes, if need be empty, or folders named by the number of the class"
+        f"{classes} classes, which may be empty, or folders named by class number"
     )
 
 

@@ -64,7 +64,7 @@ def as_data_set(name: str, given: object) -> tuple[Tensor, Tensor]:
         If it is no such pair; in one sentence.
     """
     if not isinstance(given, tuple | list) or len(given) != 2:
-        raise DataError(f"{name} gives a {type(given).__name__}; it should be {SIGNATURE}")
+        raise DataError(f"{name} returned a {type(given).__name__}; it should be {SIGNATURE}")
     samples, labels = (_tensor(name, part) for part in given)
     return _checked_samples(name, samples, labels), _checked_labels(name, labels)
 
@@ -83,31 +83,31 @@ def _tensor(name: str, part: Any) -> Tensor:
         return torch.as_tensor(np.asarray(part) if not isinstance(part, Tensor) else part).cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"{name} gives a {type(part).__name__} that is no array of numbers"
+            f"{name} returned a {type(part).__name__} that is no array of numbers"
         ) from error
 
 
 def _checked_samples(name: str, samples: Tensor, labels: Tensor) -> Tensor:
     if samples.dim() < 2 or samples[:1].numel() == 0 or labels.shape != samples.shape[:1]:
         raise DataError(
-            f"{name} gives samples {tuple(samples.shape)} and labels {tuple(labels.shape)}; "
+            f"{name} returned samples {tuple(samples.shape)} and labels {tuple(labels.shape)}; "
             f"it should be {SIGNATURE}"
         )
     is_image = samples.dim() == 4 and samples.shape[1] in (1, 3)
     if samples.dtype == torch.uint8 and is_image:
         return samples.contiguous()
     if samples.is_complex():
-        raise DataError(f"{name} gives complex samples; models take real numbers")
+        raise DataError(f"{name} returned complex samples; models need real numbers")
     samples = samples.to(torch.float32).contiguous()
     if not samples.isfinite().all():
-        raise DataError(f"{name} gives samples that are not all finite")
+        raise DataError(f"{name} returned samples that are not all finite")
     return samples
 
 
 def _checked_labels(name: str, labels: Tensor) -> Tensor:
     whole = labels.to(torch.int64)
     if labels.is_complex() or not torch.equal(whole.to(labels.dtype), labels) or whole.min() < 0:
-        raise DataError(f"{name} gives labels that are not all whole numbers from 0 on")
+        raise DataError(f"{name} returned labels that are not all whole numbers from 0 on")
     if whole.max() < 1:
-        raise DataError(f"{name} gives labels of one class; a model needs at least two")
+        raise DataError(f"{name} returned labels of one class; a model needs at least two")
     return whole

@@ -78,7 +78,7 @@ def public_images(name: str, shape: Shape, data_root: str = "", wanted: Wanted =
     if images.is_floating_point() or len(shape) != 3:
         raise DataError(
             f"public-dataset {name} has samples {tuple(images.shape[1:])}, and the private ones "
-            f"are {shape}; only images are brought to another shape"
+            f"are {shape}; only images are resized"
         )
     return convert_images(images, shape)
 

@@ -57,7 +57,7 @@ def assign_models(
     ``1 / M`` (exactly so for one or two models), unless many sizes are equal.
     """
     if not models:
-        raise ValueError("models is empty, name at least one")
+        raise ValueError("models is empty; name at least one")
     if num_clients < 1:
         raise ValueError(f"num_clients must be at least 1, got {num_clients}")
     clients = np.arange(num_clients)

@@ -90,8 +90,8 @@ def _name_of_head(model: nn.Module, name: str, shape: Shape, classes: int) -> st
     if not isinstance(logits, Tensor) or logits.shape != (1, classes):
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise OwnError(
-            f"{name} should map samples (n, {_listed(shape)}) to logits (n, {classes}), and gives "
-            f"{got} for n = 1"
+            f"{name} should map samples (n, {_listed(shape)}) to logits (n, {classes}), and "
+            f"returns {got} for n = 1"
         )
     for part, (features, answer) in answers.items():
         head = model.get_submodule(part)

@@ -42,7 +42,7 @@ def _marked_head(model: nn.Module, name: str) -> nn.Linear:
     if not name:
         raise ValueError(
             f"{type(model).__name__} has no head, which the method needs: its logits should be "
-            "what an nn.Linear with a bias makes of features (n, d)"
+            "the output of an nn.Linear with a bias on features (n, d)"
         )
     head = model.get_submodule(name)
     assert isinstance(head, nn.Linear)

@@ -341,7 +341,7 @@ class RunDirectory:
         for name in {*there, *due}:
             rounds = there.get(name, 0)
             if rounds != completed_rounds:
-                reason = f"{name} is there for {rounds} of {completed_rounds} rounds"
+                reason = f"{name} covers {rounds} of {completed_rounds} rounds"
                 remedy = f"the run cannot be continued: remove {self.path} and run it again"
                 raise damaged(self.path / "matrices.npz", reason, remedy)
 

@@ -305,6 +305,6 @@ def _require_same_place(path: Path, one: Configuration, other: Configuration) ->
     differing = [name for name in first if "." not in name and first[name] != second[name]]
     if differing:
         raise ConfigError(
-            f"The sweep {path} varies {', '.join(differing)}, by which runs do not differ; "
+            f"The sweep {path} varies {', '.join(differing)}, which does not distinguish runs; "
             "set it for all of them, in [base] or with -c."
         )
