@@ -101,7 +101,7 @@ METHODS: dict[str, Method] = {
     "fedamp": _built_in("fedamp:FedAMP", "fedamp:FedAMPClient"),
     "fedfomo": _built_in("fedfomo:FedFomo", "fedfomo:FedFomoClient"),
 }
-"""The built-in methods; related ones stand together."""
+"""The built-in methods, grouped by family."""
 
 
 REGISTERED: dict[str, Method] = {}

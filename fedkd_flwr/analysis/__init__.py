@@ -1,1 +1,1 @@
-"""What finished runs say: comparisons, verdicts, genotypes, and clients that come later."""
+"""Analysis of finished runs: comparisons, verdicts, genotypes and new clients."""

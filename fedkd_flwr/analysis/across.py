@@ -74,7 +74,7 @@ class Across:
 
 
 def compare_across(folders: Sequence[str | Path], against: str = REFERENCE) -> Across:
-    """Compare methods over several folders of runs, each on data of its own.
+    """Compare methods over several folders of runs, each on its own data.
 
     Parameters
     ----------

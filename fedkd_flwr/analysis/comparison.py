@@ -101,7 +101,7 @@ class Comparison:
         return in_markdown(self.rendered(), [*self.verdicts, *self.notes])
 
     def __repr__(self) -> str:
-        """Return the table and the notes, which say more than the parts."""
+        """Return the table and the notes."""
         return self.to_markdown()
 
     # Notebooks render what this returns.
@@ -208,7 +208,7 @@ def compare(
 
 
 def _grouped(runs: list[Run]) -> tuple[dict[str, list[Run]], list[str]]:
-    """Return the runs by label, one a seed, the seeds ascending; and a note on each left out."""
+    """Return the runs by label, one per seed in ascending order, and notes on runs left out."""
     by_strategy: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         by_strategy[run.config["strategy"]].append(run)

@@ -127,7 +127,7 @@ def with_harm(table: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
 
 
 def notes_on_harm(clients: pd.DataFrame) -> list[str]:
-    """Say how precisely a client is measured, and how harm is told apart from noise."""
+    """Say how precisely a client is measured, and how harm is distinguished from noise."""
     images, half_width = precision_of(clients)
     if np.isnan(images):
         return []

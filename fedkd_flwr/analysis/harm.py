@@ -1,4 +1,4 @@
-"""Which clients a method harms, told apart from the noise of small test splits.
+"""Which clients a method harms, beyond the noise of small test splits.
 
 Run directories hold how many test images a model gets right, not which. Both models of a client
 answer the same images, so the test is McNemar's. It needs the images on which the two differ: at
@@ -18,7 +18,7 @@ from scipy import stats
 from fedkd_flwr.analysis.significance import CONFIDENCE
 
 FALSE_DISCOVERIES = 0.05
-"""Share of the clients that are called harmed without being so, in expectation."""
+"""Expected share of false discoveries among the clients that are called harmed."""
 
 MATTERS = 0.01
 """Loss, part of 1, from which on the estimate calls a client harmed."""
@@ -28,7 +28,7 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Harm:
-    """What a method does to its clients beside the noise of their test splits.
+    """Harm of a method to its clients, beyond the noise of their test splits.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Harm:
 
 
 def harm_of(clients: pd.DataFrame) -> Harm:
-    """Return what a method does to its clients.
+    """Return the harm of a method to its clients.
 
     Parameters
     ----------

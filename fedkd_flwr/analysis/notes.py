@@ -1,4 +1,4 @@
-"""What is uneven among the runs of a comparison: seeds, clients, settings, evaluations."""
+"""Notes on differences between the runs of a comparison: seeds, clients, settings, evaluations."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ from strategies.core.plan import PlanSettings
 def notes_on_groups(
     groups: Mapping[str, list[Run]], clients: pd.DataFrame, references: References
 ) -> list[str]:
-    """Say what is uneven among the runs that are compared.
+    """Return notes on differences between the compared runs.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ def _ending(name: str) -> str:
 
 
 def _notes_on_classes(runs: Iterable[Run]) -> list[str]:
-    """Say where accuracy on classes that a client does not hold is not defined."""
+    """Note where accuracy on classes that a client does not hold is undefined."""
     evaluations = [last_evaluations(run) for run in runs]
     measured = [rows for rows in evaluations if "held_total" in rows]
     if not measured or any((rows["held_total"] < rows["total"]).any() for rows in measured):
@@ -174,7 +174,7 @@ def _notes_on_classes(runs: Iterable[Run]) -> list[str]:
 
 
 def notes_on_seconds(results: pd.DataFrame) -> list[str]:
-    """Say where runs took place at the same time, so that their seconds mean nothing.
+    """Note which runs overlapped in time, so that their seconds are not comparable.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Whether the runs of a comparison were made by the same code on the same kind of machine."""
+"""Whether the runs of a comparison come from the same code and kind of machine."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ UNKNOWN = "not recorded"
 
 
 def notes_on_provenance(runs: Iterable[Run]) -> list[str]:
-    """Say in what runs differ besides their settings, since that alone can change numbers.
+    """Note how runs differ besides their settings, which alone can change numbers.
 
     Parameters
     ----------

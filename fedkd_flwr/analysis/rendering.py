@@ -87,7 +87,7 @@ IN_POINTS = {"gain", "clients_std", "worst_loss", "difference"}
 """Columns of differences between parts of 1, which are written a hundred times as large."""
 
 MISSING = "-"
-"""Stands for a number that there is not."""
+"""Text of a missing number."""
 
 
 def headings_of(table: pd.DataFrame, against: str = REFERENCE) -> dict[str, str]:
@@ -154,7 +154,7 @@ def rendered_clients(means: pd.DataFrame) -> pd.DataFrame:
 
 
 def markdown_table(text: pd.DataFrame) -> str:
-    """Return a table of text in Markdown, what is below its first heading to the right."""
+    """Return a table of text in Markdown, all columns but the first right-aligned."""
     lines = [
         list(text.columns),
         ["---", *["---:"] * (text.shape[1] - 1)],

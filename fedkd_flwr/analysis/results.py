@@ -50,7 +50,7 @@ def client_accuracies(run: Run) -> pd.Series:
 
 
 def new_client_accuracies(run: Run) -> pd.Series:
-    """Return the accuracies of the clients that came after the training, by partition-id."""
+    """Return the accuracies of new clients, by partition-id."""
     rounds = (run.summary or {}).get("rounds")
     rows = [row for row in run.further_rows.get(NEW_CLIENTS, []) if row["round"] == rounds]
     accuracies = {row["partition_id"]: row["accuracy"] for row in rows if "accuracy" in row}
@@ -69,7 +69,7 @@ def client_results(
     accuracies_of: Callable[[Run], pd.Series] = client_accuracies,
     against: str = REFERENCE,
 ) -> pd.DataFrame:
-    """Return one row a run and client at the last evaluated round.
+    """Return one row per run and client at the last evaluated round.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def run_results(
     target: float | None = None,
     against: str = REFERENCE,
 ) -> pd.DataFrame:
-    """Return one row a run.
+    """Return one row per run.
 
     Parameters
     ----------
@@ -227,7 +227,7 @@ def _against_reference(gains: pd.Series) -> dict[str, float]:
 
 
 def means_over_seeds(results: pd.DataFrame) -> pd.DataFrame:
-    """Return one row a label, best first.
+    """Return one row per label, best first.
 
     Parameters
     ----------

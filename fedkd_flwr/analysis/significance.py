@@ -16,26 +16,26 @@ import numpy as np
 from scipy import optimize, stats
 
 LEVEL = 0.05
-"""Chance of a false claim in a table where no method has an effect."""
+"""Chance of any false claim in a table whose methods have no effect."""
 
 CONFIDENCE = 0.95
-"""Of an interval."""
+"""Confidence level of intervals."""
 
 POWER = 0.8
-"""With which the smallest visible gain would be shown."""
+"""Probability of showing the smallest visible gain."""
 
 FEWEST_SEEDS = 3
-"""Fewer give no verdict: neither better nor worse."""
+"""Fewest seeds for a verdict."""
 
 SMALLEST_DIFFERENCE = 1e-9
-"""What is below it, part of 1, is rounding."""
+"""Smaller differences, as fractions of 1, are rounding."""
 
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Outcome(StrEnum):
-    """What a comparison shows."""
+    """Outcome of a comparison."""
 
     BETTER = "better"
     WORSE = "worse"

@@ -22,7 +22,7 @@ from fedkd_flwr.runs import Run
 def verdicts(
     effects: Mapping[str, Effect], clients: pd.DataFrame, against: str = REFERENCE
 ) -> list[str]:
-    """Say what the effect of each method is.
+    """Describe the effect of each method in one sentence.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def _name_of(references: Sequence[str], against: str) -> str:
 def verdicts_on_new_clients(
     groups: Mapping[str, list[Run]], labels: Iterable[Any], against: str = REFERENCE
 ) -> list[str]:
-    """Say the same of the clients that came after the training; nothing where none did.
+    """Do the same for new clients; return nothing if there are none.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def verdict(label: str, effect: Effect, reference: str) -> str:
 
 
 def _counted(effect: Effect) -> str:
-    """Say in how many seeds a method is above its reference, or below it in all of them."""
+    """Return in how many seeds a method is above its reference, or below it if in all."""
     is_below = effect.below == effect.seeds
     count = effect.below if is_below else effect.above
     chance = f" (by chance 1 in {2**count})" if count == effect.seeds else ""
@@ -104,7 +104,7 @@ def _counted(effect: Effect) -> str:
 
 
 def basis_of(effects: Mapping[str, Effect]) -> list[str]:
-    """Say how verdicts are reached; nothing where none is possible."""
+    """Describe how verdicts are reached; empty if none is possible."""
     family = max((effect.family for effect in effects.values()), default=0)
     if not family:
         return []

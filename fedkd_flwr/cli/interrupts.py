@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def ctrl_c_ends_the_process() -> Iterator[None]:
-    """Let Ctrl-C end the process without a word.
+    """Let Ctrl-C end the process without output.
 
     An import that raises `KeyboardInterrupt` prints a traceback, or, in PyTorch, another error.
     """

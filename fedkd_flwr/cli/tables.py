@@ -37,7 +37,7 @@ def show_comparison(compared: Comparison) -> None:
 
 
 def show_clients(clients: pd.DataFrame) -> None:
-    """Print one row of text a client, in as many tables as the methods need side by side."""
+    """Print one row per client, in as many tables as the methods need."""
     names, cells = clients.iloc[:, :1], clients.iloc[:, 1:]
     start = 0
     while start < cells.shape[1]:
@@ -52,7 +52,7 @@ def show_clients(clients: pd.DataFrame) -> None:
 
 
 def fitting(text: pd.DataFrame, width: int, against: str = REFERENCE) -> pd.DataFrame:
-    """Return a rendered table without the columns that there is no room for.
+    """Return a rendered table without the columns that do not fit.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Figures of a tuning: which settings matter, and which values were tried."""
+"""Figures of a tuning: importance of settings, and all trials."""
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +13,7 @@ from optuna.visualization import matplotlib as optuna_plots
 from fedkd_flwr.tuning.study import MethodSearch, best_trial
 
 FEWEST = 3
-"""Completed trials that an importance needs at least."""
+"""Fewest completed trials for an importance."""
 
 OBJECTIVE = "Objective Value"
 """How Optuna labels the color bar, which it draws over the last axis."""
@@ -44,7 +44,7 @@ def tuning_figures(searches: Sequence[MethodSearch]) -> Iterable[tuple[str, Figu
 
 
 def _figure(draw: Callable[[Study], Any], study: Study, search: MethodSearch) -> Figure:
-    """Return what Optuna draws, under the method's name."""
+    """Return Optuna's figure with the method's name as title."""
     with warnings.catch_warnings():
         # Optuna calls its Matplotlib figures experimental at every call.
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

@@ -59,7 +59,7 @@ class Dimension:
         return min(max(value, self.low), self.high)
 
     def edge(self, value: float) -> str:
-        """Return the side at whose edge a value lies, ``low`` or ``high``, else an empty word."""
+        """Return the edge at which a value lies, ``low`` or ``high``, or an empty text."""
         scaled = math.log if self.log else float
         low, high = scaled(self.low), scaled(self.high)
         share = (scaled(value) - low) / (high - low)

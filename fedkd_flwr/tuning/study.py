@@ -1,4 +1,4 @@
-"""The search for one method: an Optuna study whose trials are runs that grow.
+"""The search for one method: an Optuna study whose trials are runs that can be extended.
 
 A trial is a choice of settings, run with every tuning seed. It starts with a few rounds.
 Successive halving stops it there, or lets its runs continue from their checkpoints. So a
@@ -31,16 +31,16 @@ from fedkd_flwr.tuning.space import Dimension, search_space
 from strategies.core.flower import log
 
 REDUCTION = 3
-"""Of three trials at a rung, one continues."""
+"""Reduction factor: one of three trials continues at a rung."""
 
 RUNGS = (1 / 6, 1 / 2)
-"""Shares of the rounds after which a trial may be stopped; after fewer, slow starters lose."""
+"""Shares of the rounds after which a trial may be stopped; earlier stops penalize slow starts."""
 
 RANDOM_TRIALS = 5
-"""Trials that are drawn at random before the sampler learns from what it has seen."""
+"""Random trials before the sampler uses earlier results."""
 
 WIDEN_AFTER = 2 / 3
-"""Share of the budget after which ranges are widened whose edge holds the best value."""
+"""Share of the budget after which a range is widened if the best value lies at its edge."""
 
 FILE = "study.db"
 """SQLite file of a study, in the method's folder."""
@@ -86,7 +86,7 @@ class MethodSearch:
         return [*sorted({rung for rung in early if rung < rounds}), rounds]
 
     def run(self) -> None:
-        """Do the trials that are missing."""
+        """Run the missing trials."""
         study = self.study()
         while (number := self._done(study)) < self.budget:
             # A sampler for each trial, so that a study continues as if it had never stopped.
@@ -159,7 +159,7 @@ class MethodSearch:
         return {key: space[key].widened(side) for key, side in sides.items() if side}
 
     def runs(self, trial: FrozenTrial) -> list[Run]:
-        """Return the runs of a trial that have got anywhere, one for each seed."""
+        """Return the runs of a trial that have at least one round, one per seed."""
         found = []
         for seed in self.seeds:
             try:
@@ -176,12 +176,12 @@ class MethodSearch:
         return sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
 
     def _interrupted(self, study: Study) -> Trial | None:
-        """Return the trial that was under way when the process ended, if there was one."""
+        """Return the trial that was interrupted when the process ended, if any."""
         running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         return Trial(study, running[0]._trial_id) if running else None
 
     def _complete(self, study: Study, trial: Trial) -> None:
-        """Take one trial from rung to rung, until it is stopped or at its end."""
+        """Run one trial from rung to rung until it is stopped or complete."""
         space = self.space(study)
         chosen = {key: _rounded(space[key].suggest(trial, key)) for key in space}
         for position, rung in enumerate(self.rungs):

@@ -1,4 +1,4 @@
-"""Tuning several methods alike, and what comes of it: a table, a sweep file, figures."""
+"""Tune several methods with equal budgets: a table, a sweep file, figures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -179,7 +179,7 @@ def _require_validation_data(configuration: Configuration) -> None:
 
 
 def _searched(searches: Sequence[MethodSearch], jobs: int) -> Iterable[str]:
-    """Do the searches, and yield each method whose search has ended."""
+    """Run the searches, and yield each method whose search has ended."""
     if jobs == 1:
         for search in searches:
             search.run()
@@ -241,7 +241,7 @@ def _interval(runs: Iterable[Run]) -> tuple[float, float]:
 
 
 def _notes(search: MethodSearch, best: FrozenTrial) -> list[str]:
-    """Say which ranges were widened, and which best values lie at the edge nevertheless."""
+    """Note which ranges were widened, and which best values still lie at an edge."""
     study = search.study()
     space = search.space(study)
     notes = [
