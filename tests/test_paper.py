@@ -64,7 +64,7 @@ def test_no_or_two_matching_figures_raise_an_error(tmp_path, figures):
     with pytest.raises(ConfigError, match="has no number for any of these runs"):
         beside_paper(compare(runs), read_figures(figures))
     write_run(runs, "hypcluster", 0, [0.6, 0.7, 0.8], **{"hypcluster.clusters": 3})
-    with pytest.raises(ConfigError, match="has 2 figures for hypcluster-0"):
+    with pytest.raises(ConfigError, match="has 2 numbers for hypcluster-0"):
         beside_paper(compare(runs), read_figures(figures))
 
 

@@ -23,7 +23,7 @@ def client_values(settings: DataSettings) -> NDArray[np.generic]:
     Returns
     -------
     ndarray
-        Shape (n,), words or whole numbers, in the order of the data set.
+        Shape (n,), text or whole numbers, in the order of the data set.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def _client_values(dataset: str, data_root: str, column: str) -> NDArray[np.gene
     is_word = pa.types.is_string(found.type) or pa.types.is_large_string(found.type)
     if not (is_word or pa.types.is_integer(found.type)):
         raise DataError(
-            f"client-column = {column} of {dataset} holds {found.type}; it should hold words or "
+            f"client-column = {column} of {dataset} holds {found.type}; it should hold text or "
             "whole numbers"
         )
     if found.null_count:
