@@ -16,7 +16,8 @@ FIRST_MESSAGE = """
 from flwr.app import Context, RecordDict
 from fedkd_flwr.client_app import build_client
 config = {"models": "lenet", "device": "cpu", "torch-threads": 1, "max-samples": 300}
-client = build_client(Context(0, 0, {"partition-id": 0}, RecordDict(), config))
+node = {"partition-id": 0, "trust-server": True}
+client = build_client(Context(0, 0, node, RecordDict(), config))
 client.fit([], {"names": [], "server-round": 1, "phase": "train"})
 """
 """The first message also imports what a client loads only when it trains."""

@@ -45,11 +45,13 @@ stop_all() {
     done
 }
 
+# Server and nodes are one user's here. In a deployment, each operator decides what a node allows:
+# leave trust-server out, and see docs/how-to/deploy-secure.md.
 start_node() {
     nohup flower-supernode --superlink "127.0.0.1:$port" --port $((port + 1 + $1)) \
         --root-certificates "$folder/keys/ca.crt" \
         --auth-supernode-private-key "$folder/keys/node-$1" \
-        --node-config "partition-id=$1 num-partitions=$nodes state-dir=\"$folder/state-$1\" models-dir=\"$folder/models-$1\"" \
+        --node-config "partition-id=$1 num-partitions=$nodes trust-server=true state-dir=\"$folder/state-$1\" models-dir=\"$folder/models-$1\"" \
         >>"$folder/node-$1.log" 2>&1 &
     echo $! >"$folder/node-$1.pid"
 }

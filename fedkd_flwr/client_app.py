@@ -1,5 +1,6 @@
 """The Flower ClientApp: it maps messages to calls of a NumPyClient, and results to replies."""
 
+import logging
 import sys
 import time
 from collections import defaultdict
@@ -15,12 +16,14 @@ from numpy.typing import NDArray
 
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.node import with_known_clients
-from fedkd_flwr.clients.tracebacks import Tracebacks
+from fedkd_flwr.clients.policy import NodeConfigError, read_policy, split_for_use
+from fedkd_flwr.clients.tracebacks import Tracebacks, failure_to_send
 from fedkd_flwr.config import Configuration, read_config
 from fedkd_flwr.heap import keep_free_memory
 from fedkd_flwr.models.pool import Architecture, lay_out
 from fedkd_flwr.training.cohort import cohort_size, run_together
 from fedkd_flwr.training.loop import computing_in
+from strategies.core.flower import log
 
 Outcome = Message | Exception
 """A reply, or the exception that prevented it."""
@@ -32,22 +35,37 @@ TRACEBACKS = Tracebacks()
 """Tracebacks logged by this process, if it belongs to a simulation."""
 
 
-def log_traceback(
+def explain_failures(
     message: Message, context: Context, serve: Callable[[Message, Context], Message]
 ) -> Message:
-    """Handle a message, and log an exception's traceback if this is one of Ray's processes.
+    """Handle a message; log the traceback of an exception, and raise what may leave the node.
 
-    A SuperNode logs tracebacks by itself, and the in-process grid logs those of its clients.
+    Where the node trusts the server, that is the exception itself. Its traceback is then logged
+    in Ray's processes, while the in-process grid logs those of its clients.
     """
     try:
         return serve(message, context)
     except Exception as error:
+        sent = _as_sent(error, context)
+        if sent is not error:
+            raise sent from None
         if "ray" in sys.modules:
             TRACEBACKS.log_once(error, context.node_config.get("partition-id"))
         raise
 
 
-app = ClientApp(mods=[log_traceback])
+def _as_sent(error: Exception, context: Context) -> Exception:
+    """Return what may leave the node of an exception: itself if the node trusts the server."""
+    try:
+        trusts_server = read_policy(context.node_config).trust_server
+    except NodeConfigError:
+        trusts_server = False
+    if trusts_server:
+        return error
+    return failure_to_send(error, context.node_config.get("partition-id"))
+
+
+app = ClientApp(mods=[explain_failures])
 
 
 @lru_cache(maxsize=4)
@@ -56,12 +74,26 @@ def _read_once(items: tuple[tuple[str, Any], ...]) -> Configuration:
 
 
 def build_client(context: Context) -> PersonalClient:
-    """Build the method's client for a node, from its run config and node config."""
+    """Build the method's client for a node, from its run config and node config.
+
+    The node's policy comes first: nothing that it forbids is imported or read.
+
+    Raises
+    ------
+    PolicyError
+        If the run config asks for what the policy forbids.
+    """
     keep_free_memory()
+    policy = read_policy(context.node_config)
+    data_path = str(context.node_config.get("data-path", ""))
+    policy.check_names(context.run_config, data_path)
     # A process that handles many messages of a run reads its config once.
     flat = with_known_clients(context.run_config, context.node_config)
     configuration = _read_once(tuple(flat.items()))
     run = configuration.run
+    policy.check_run(run, configuration.settings)
+    data = split_for_use(run.data, data_path, policy)
+    run = run if data is run.data else run.model_copy(update={"data": data})
     if run.torch_threads:
         torch.set_num_threads(run.torch_threads)
     return run.method.client(context, run, configuration.settings)
@@ -75,7 +107,9 @@ def computing(client: PersonalClient) -> AbstractContextManager[None]:
 @app.query()
 def properties(message: Message, context: Context) -> Message:
     """Reply with the client's properties."""
-    known = build_client(context).get_properties({})
+    client = build_client(context)
+    known = client.get_properties({})
+    log(logging.INFO, "Client %d: %s", client.partition_id, client.data.described())
     sizes = {name: known[name] for name in ("num-examples", "test-size", "validation-size")}
     return _reply(message, known, [], [], sizes)
 
@@ -86,8 +120,10 @@ def train(message: Message, context: Context) -> Message:
     started_at = time.perf_counter()
     with closing(build_client(context)) as client, computing(client):
         arrays, _, metrics = client.fit(*_call(message))
-    # A simulation orders its next messages by this time. It is not recorded.
-    known = {**client.identity, "seconds": time.perf_counter() - started_at}
+    known = client.identity
+    if client.policy.trust_server:
+        # A simulation orders its next messages by this time. It is not recorded.
+        known = {**known, "seconds": time.perf_counter() - started_at}
     return _reply(message, known, metrics.pop("names"), arrays, metrics)
 
 
@@ -131,7 +167,7 @@ def train_together(
                 outcomes[position] = train(message, context)
                 on_done(1)
         except Exception as error:
-            outcomes[position] = error
+            outcomes[position] = _as_sent(error, context)
             on_done(1)
     for members in cohorts.values():
         for chunk in _chunks(members, build_client(contexts[members[0]])):
@@ -157,7 +193,7 @@ def _serve_together(messages: Sequence[Message], contexts: Sequence[Context]) ->
     outcomes: list[Outcome] = []
     for client, message, answer in zip(clients, messages, answers, strict=True):
         if isinstance(answer, Exception):
-            outcomes.append(answer)
+            outcomes.append(_as_sent(answer, client.context))
         else:
             names, arrays = list(answer.arrays), list(answer.arrays.values())
             outcomes.append(_reply(message, client.identity, names, arrays, answer.metrics))

@@ -12,26 +12,14 @@ from flwr.app import Context, RecordDict
 
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import PersonalClient
-from fedkd_flwr.clients.node import with_known_clients
+from fedkd_flwr.clients.node import NODE_KEYS, with_known_clients
+from fedkd_flwr.clients.policy import SPLIT_FOR_USE, NodeConfigError, PolicyError, read_policy
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import hash_of_public_pool, public_pool
 from fedkd_flwr.data.public import require_pool
 from fedkd_flwr.models.build import num_parameters
 from fedkd_flwr.runs import require_writable
 from fedkd_flwr.training.losses import cross_entropy
-
-NODE_KEYS = (
-    "partition-id",
-    "num-partitions",
-    "model",
-    "data-path",
-    "group-column",
-    "group-pattern",
-    "state-dir",
-    "keep-runs",
-    "models-dir",
-)
-"""The keys of a node config."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +42,9 @@ class Finding:
 
 
 def check_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> list[Finding]:
-    """Check everything that a node needs for a run: config, data, public set, model, folders.
+    """Check everything that a node needs for a run: policy, config, data, model, folders.
+
+    The policy is that of a deployment where the node config says nothing else.
 
     Parameters
     ----------
@@ -69,15 +59,21 @@ def check_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) ->
         One per check, in the order of a node's work. A check is left out if it depends on one
         that failed.
     """
+    findings = [_found("policy", lambda: _check_policy(run_config, node_config))]
+    if not findings[0].ok:
+        return findings
     try:
         configuration = read_config(with_known_clients(run_config, node_config))
     except ValueError as error:
-        return [Finding("run config", False, str(error))]
+        return [*findings, Finding("run config", False, str(error))]
     flat = configuration.flat()
-    findings = [_found("node config", lambda: _check_config(node_config, flat))]
-    if not findings[0].ok:
+    findings.append(_found("node config", lambda: _check_config(node_config, flat)))
+    if not findings[-1].ok:
         return findings
-    client = build_client(Context(0, 0, dict(node_config), RecordDict(), flat))
+    try:
+        client = build_client(Context(0, 0, dict(node_config), RecordDict(), flat))
+    except (PolicyError, NodeConfigError) as error:
+        return [*findings, Finding("policy", False, str(error))]
     needs_public_data = client.run.method.strategy.needs_public_data
     findings.append(_found("device", lambda: _check_device(client)))
     findings.append(_found("data", lambda: _check_data(client)))
@@ -99,6 +95,13 @@ def _found(check: str, examine: Callable[[], str]) -> Finding:
     # Any error here would also occur in the run.
     except Exception as error:
         return Finding(check, False, f"{error or type(error).__name__}")
+
+
+def _check_policy(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> str:
+    """Describe the policy of the node, after checking what the run config names."""
+    policy = read_policy(node_config)
+    policy.check_names(run_config, str(node_config.get("data-path", "")))
+    return policy.described()
 
 
 def _check_config(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> str:
@@ -125,13 +128,20 @@ def _check_device(client: PersonalClient) -> str:
 
 def _check_data(client: PersonalClient) -> str:
     data = client.data
-    sizes = (len(data.train_labels), len(data.validation_labels), len(data.test_labels))
     counts = ", ".join(f"{k}: {count}" for k, count in enumerate(data.class_counts.tolist()))
     source = client.context.node_config.get("data-path") or f"a share of {client.run.data.dataset}"
-    train, validation, test = sizes
+    return f"{source}: {data.described()}; training samples by class {counts}{_warning(client)}"
+
+
+def _warning(client: PersonalClient) -> str:
+    """Return a warning if most samples of a node would not be used for training."""
+    data, split = client.data, client.run.data.client_split
+    unused = len(data.validation_labels) + len(data.test_labels)
+    if len(data.train_labels) >= unused:
+        return ""
     return (
-        f"{source}: {train} samples to train, {validation} to validate, {test} to test; "
-        f"training samples by class {counts}"
+        f". Warning: client-split = {split} trains on less than half of the samples; "
+        f"a usual choice is {SPLIT_FOR_USE}"
     )
 
 

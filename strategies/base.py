@@ -351,7 +351,9 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
     def _evaluations_in(self, replies: Iterable[Message]) -> dict[int, Evaluation]:
         metrics = (*self.evaluation_metrics, *self.counts)
         valid = self._exchange.valid_replies(replies, lambda n: {}, metrics, self._check_counts)
-        return {n: read_evaluation(reply.metrics) for n, reply in valid.items()}
+        # A client may withhold its counts. It has then no accuracy.
+        counted = {n: reply.metrics for n, reply in valid.items() if "total" in reply.metrics}
+        return {n: read_evaluation(metrics) for n, metrics in counted.items()}
 
     # ---- Steps of a round ------------------------------------------------------------
 

@@ -121,7 +121,7 @@ def test_a_node_needs_num_partitions_when_num_clients_is_zero(everybody):
     context.node_config["num-partitions"] = 4
     client = client_of({**everybody, "num-clients": 4})
     assert build_client(context).num_examples == client.num_examples
-    (finding,) = check_node(everybody, {"partition-id": 0})
+    *_, finding = check_node(everybody, {"partition-id": 0})
     assert "num-partitions" in finding.text
     assert all(found.ok for found in check_node(everybody, dict(context.node_config)))
 

@@ -28,6 +28,9 @@ INTRUDERS = {
     "plain text": {"insecure": True},
 }
 
+POLICY = {"allow-methods": "soft-predictions,fml,fedproto", "min-class-count": 3}
+"""What the nodes allow beyond the defaults. A class of these silos has about six samples."""
+
 
 def config_for(strategy):
     # Every exchange costs each node a fresh Python: evaluate once.
@@ -49,13 +52,11 @@ def silos(tmp_path_factory):
                 "model": model,
                 "data-path": str(data),
                 "state-dir": str(folder / "state"),
+                "models-dir": str(folder / "models"),
+                **POLICY,
             }
         federation.start_all()
         yield federation
-
-
-def models_folder(silos, strategy):
-    return silos.folder / f"models-{strategy}"
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +68,8 @@ def processes(silos):
             {
                 **config_for(strategy),
                 "output-dir": str(silos.folder / strategy),
-                # A node's own models-dir would hold the models of whichever run is the last.
-                "models-dir": str(models_folder(silos, strategy)),
+                # Nodes keep their models where their own config says.
+                "models-dir": str(silos.folder / "of-the-server"),
             }
         )
         # Flower installs the app with the first run, and no two may do so at once.
@@ -104,7 +105,7 @@ def in_process(silos, strategy, path):
     """Run the same on the same data in this process."""
     configuration = read_config({**config_for(strategy), "output-dir": str(path)})
     nodes = {
-        n: {key: node[key] for key in ("model", "data-path")}
+        n: {key: node[key] for key in ("model", "data-path", *POLICY)}
         for n, node in silos.node_configs.items()
     }
     return serve(InProcessGrid(client_app, 4, configuration.flat(), nodes), configuration)
@@ -128,14 +129,18 @@ def test_results_agree_with_one_process(finished, silos, tmp_path):
         np.testing.assert_allclose(finished.matrices[name], matrix, rtol=1e-5, atol=1e-7)
 
 
-def test_each_node_holds_its_personalized_model(finished, silos):
-    rows = finished.clients.dropna(subset="loss").set_index("partition_id")
-    folder = models_folder(silos, finished.config["strategy"])
-    files = {f"{n}.{ending}" for n in silos.node_configs for ending in ("json", "safetensors")}
-    assert {path.name for path in folder.iterdir()} == files
+def test_each_node_holds_its_personalized_model(silos, processes):
+    runs = {
+        strategy: silos.finished_run(processes[strategy], silos.folder / strategy, 600)
+        for strategy in STRATEGIES
+    }
+    assert not (silos.folder / "of-the-server").exists()
     for n, node in silos.node_configs.items():
+        folder = silos.folder / f"silo-{n}" / "models"
+        assert {path.name for path in folder.iterdir()} == {f"{n}.json", f"{n}.safetensors"}
+        # Of whichever run was the last.
         card = json.loads((folder / f"{n}.json").read_text())
-        assert card["strategy"] == finished.config["strategy"]
+        rows = runs[card["strategy"]].clients.dropna(subset="loss").set_index("partition_id")
         assert card["metrics"]["correct"] == rows.loc[n, "correct"]
         model = fedkd_flwr.load_model(folder / f"{n}.safetensors")
         assert sum(p.numel() for p in model.parameters()) > 0

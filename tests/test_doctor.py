@@ -27,11 +27,11 @@ def node(tmp_path):
 
 
 def findings_by_check(small, node, **changes):
-    return {finding.check: finding for finding in check_node({**small, **changes}, node)}
+    return {finding.check: finding for finding in check_node({**small, **OWN, **changes}, node)}
 
 
 def only_failure(small, node, **changes):
-    failed = [f for f in check_node({**small, **changes}, node) if not f.ok]
+    failed = [f for f in check_node({**small, **OWN, **changes}, node) if not f.ok]
     assert len(failed) == 1, failed
     return failed[0]
 
@@ -39,7 +39,16 @@ def only_failure(small, node, **changes):
 def test_a_good_node(small, node):
     found = findings_by_check(small, node)
     assert all(finding.ok for finding in found.values())
-    checks = ["node config", "device", "data", "public set", "model", "state-dir", "models-dir"]
+    checks = [
+        "policy",
+        "node config",
+        "device",
+        "data",
+        "public set",
+        "model",
+        "state-dir",
+        "models-dir",
+    ]
     assert list(found) == checks
     sizes = re.search(r"(\d+) samples to train, (\d+) to val.*, (\d+) to test", found["data"].text)
     assert sum(map(int, sizes.groups())) == 100
@@ -49,7 +58,7 @@ def test_a_good_node(small, node):
 
 def test_a_good_node_with_a_parquet_file(small, node, tmp_path):
     data = write_parquet(tmp_path / "own.parquet", *images_of(OWN, 2))
-    assert all(f.ok for f in check_node(small, {**node, "data-path": str(data)}))
+    assert all(f.ok for f in check_node({**small, **OWN}, {**node, "data-path": str(data)}))
 
 
 def test_a_node_that_serves_a_partition_and_keeps_nothing(small):
@@ -99,6 +108,7 @@ def test_an_unknown_model(small, node):
 
 
 def test_a_model_that_is_not_the_runs(small, node):
+    node["allow-methods"] = "fedavg"
     failure = only_failure(small, node, strategy="fedavg", models="mlp")
     assert "the node's model is lenet, and fedavg needs the run's, mlp" in failure.text
 
@@ -125,7 +135,7 @@ def test_a_misspelled_key_and_a_partition_out_of_range(small, node):
 
 
 def test_keep_runs_is_a_number(small, node):
-    assert all(f.ok for f in check_node(small, {**node, "keep-runs": 2}))
+    assert all(f.ok for f in check_node({**small, **OWN}, {**node, "keep-runs": 2}))
     for value in (-1, "2"):
         failure = only_failure(small, {**node, "keep-runs": value})
         assert "it must be 0 or a number of runs" in failure.text

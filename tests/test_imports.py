@@ -47,7 +47,8 @@ def loaded_by_a_client(config):
 from flwr.app import Context, RecordDict
 from fedkd_flwr.client_app import build_client
 config = {config | {"models": "lenet", "device": "cpu", "local-epochs": 1}}
-client = build_client(Context(0, 0, {{"partition-id": 0}}, RecordDict(), config))
+node = {{"partition-id": 0, "trust-server": True}}
+client = build_client(Context(0, 0, node, RecordDict(), config))
 client.get_properties({{}})
 client.fit([], {{"names": [], "server-round": 1, "phase": "train"}})
 client.evaluate([], {{"names": [], "server-round": 1}})

@@ -7,6 +7,7 @@ from sklearn.metrics import balanced_accuracy_score, f1_score
 
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
+from fedkd_flwr.clients.policy import NodePolicy
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.plots import plot_classes
@@ -77,6 +78,18 @@ def test_counts_tell_held_classes_from_others():
     assert measured(logits, labels, HELD, ()) == {}
     diverged = measured(logits * torch.nan, labels, HELD, ("calibration", "auc"))
     assert diverged == {}
+
+
+def test_small_classes_are_not_counted():
+    labels = torch.tensor([0] * 20 + [1] * 4 + [2] * 30 + [3] * 7)
+    logits = torch.eye(4)[labels]
+    held = torch.ones(4, dtype=torch.bool)
+    numbers = measured(logits, labels, held, ("classes",), NodePolicy().reported)
+    assert numbers == {
+        "class-0-correct": 20, "class-0-total": 20, "class-2-correct": 30, "class-2-total": 30,
+        "held-correct": 50, "held-total": 50,
+    }  # fmt: skip
+    check_class_counts({"correct": 61, "total": 61, **numbers})
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ def test_a_federation_gives_the_numbers_of_one_process(tmp_path):
     settings = {**fed.SMALL, **OWN, **table, "num-clients": 2, "models": f"mlp,{PERCEPTRON}"}
     with Federation(tmp_path / "federation", nodes=2) as federation:
         federation.node_configs[1]["model"] = PERCEPTRON
+        for node in federation.node_configs.values():
+            node |= {"allow-methods": OWN["strategy"], "allow-code": "examples"}
         federation.start_all()
         packed = {"own-settings": "nearest.sharpness = 3", "output-dir": str(tmp_path / "run")}
         process = federation.start_run({**settings, **packed})

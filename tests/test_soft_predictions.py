@@ -7,15 +7,22 @@ import pytest
 from helpers import Witness, reply_with, run_with
 from hypothesis import given
 from hypothesis import strategies as draw
+from scipy.stats import kstest
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from strategies.core.mixing import weighted_mean, weighted_median
 from strategies.core.plan import RunPlan
-from strategies.core.privacy import clip_towards_uniform, noised_predictions, privacy_spent
+from strategies.core.privacy import (
+    clip_towards_uniform,
+    epsilon_of,
+    noised_predictions,
+    privacy_spent,
+    secret_normal,
+)
 from strategies.core.replies import InvalidReplyError
 from strategies.core.rounds import COUNTS
-from strategies.core.simplex import NotOnSimplexError
+from strategies.core.simplex import NotOnSimplexError, check_simplex
 from strategies.core.wire import NUMBER_FORMATS
 from strategies.kt_pfl import KTpFL, KTpFLSettings
 
@@ -160,9 +167,39 @@ def test_clipped_predictions_are_on_the_simplex_and_no_farther_than_the_bound(se
 def test_the_noise_has_the_standard_deviation_of_the_accountant(monkeypatch):
     monkeypatch.setattr("strategies.core.privacy.project_onto_simplex", lambda rows, mass: rows)
     uniform = np.full((400, 10), 0.1)
-    noise = noised_predictions(uniform, 0.7, 1.5, np.random.default_rng(0)) - uniform
+    noise = (
+        noised_predictions(uniform, 0.7, 1.5, np.random.default_rng(0).standard_normal) - uniform
+    )
     assert noise.std() == pytest.approx(1.5 * 2 * 0.7, rel=0.03)
     assert abs(noise.mean()) < 0.1
+
+
+def test_a_row_that_is_no_number_voids_no_clipping():
+    """With such a row the norm was no number, and all other rows left unclipped."""
+    predictions = np.eye(10)[np.arange(50) % 10]
+    for broken in (np.nan, np.inf, -np.inf):
+        spoilt = predictions.copy()
+        spoilt[7, 3] = broken
+        clipped = clip_towards_uniform(spoilt, 0.5)
+        assert np.linalg.norm(clipped - 0.1) <= 0.5 * (1 + 1e-9)
+        np.testing.assert_allclose(clipped[7], 0.1)
+        released = noised_predictions(spoilt, 0.5, 2.0)
+        check_simplex(released, "released")
+        # Classes were recovered from every row; by chance it is one of ten.
+        assert (released.argmax(axis=1) == predictions.argmax(axis=1)).mean() < 0.5
+
+
+def test_secret_noise_is_normal_and_never_the_same():
+    drawn = secret_normal((200, 100))
+    assert kstest(drawn.ravel(), "norm").pvalue > 1e-4
+    assert not np.isin(secret_normal((200, 100)), drawn).any()
+    assert secret_normal((0, 3)).shape == (0, 3)
+
+
+def test_epsilon_of_runs_with_different_noise():
+    """RDP adds up: releases with noise z are as many as their share of those with noise 1."""
+    assert epsilon_of({2.0: 4, 1.0: 1}, 1e-5) == pytest.approx(privacy_spent(1.0, 2, 1e-5))
+    assert epsilon_of({2.0: 0}, 1e-5) == 0
 
 
 def test_epsilon_against_the_bound_known_for_gaussian_releases():

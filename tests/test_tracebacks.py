@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from helpers import breaking, run_with
 
-from fedkd_flwr.client_app import TRACEBACKS, log_traceback
+from fedkd_flwr.client_app import TRACEBACKS, explain_failures
 from fedkd_flwr.clients.tracebacks import Tracebacks
 from fedkd_flwr.training.loop import DivergedError
 from strategies.core.replies import InvalidReplyError
@@ -66,14 +66,14 @@ def test_a_run_shows_file_and_line_of_a_failing_client(small, tmp_path, logged):
 def test_only_processes_of_ray_log_in_the_client_app(is_ray, logged, monkeypatch):
     monkeypatch.setattr(TRACEBACKS, "_logged", set())
     if is_ray:
-        monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+        monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
     else:
         monkeypatch.delitem(sys.modules, "ray", raising=False)
 
     def serve(message, context):
         fail_first(None)
 
-    context = SimpleNamespace(node_config={"partition-id": 3})
+    context = SimpleNamespace(node_config={"partition-id": 3, "trust-server": True})
     with pytest.raises(KeyError):
-        log_traceback(None, context, serve)
+        explain_failures(None, context, serve)
     assert any("in fail_first" in line for line in logged()) == is_ray

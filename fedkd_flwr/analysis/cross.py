@@ -22,6 +22,7 @@ from torch import nn
 from fedkd_flwr.analysis.rendering import MISSING
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients import state_dir
+from fedkd_flwr.clients.policy import OURS
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.export import load_model
@@ -297,7 +298,7 @@ def _models_from_state(run: Run) -> Iterator[nn.Module]:
     rounds = len(run.round_rows)
     export = "run again with models-dir=FOLDER (a sweep with --save-models)"
     for n in range(_clients(run)):
-        context = Context(0, 0, {"partition-id": n}, RecordDict(), configuration.flat())
+        context = Context(0, 0, {"partition-id": n, **OURS}, RecordDict(), configuration.flat())
         client = build_client(context)
         if not (strategy.evaluates_trained_model and client.keeps_model):
             raise RunDirectoryError(

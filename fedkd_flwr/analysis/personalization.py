@@ -18,6 +18,7 @@ from torch import nn
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import Arrays
 from fedkd_flwr.clients.persfl import PersFLClient
+from fedkd_flwr.clients.policy import OURS
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import Run, RunDirectoryError, load_run, names_of_code, recorded_config
 from strategies.core.slices import kebab_case
@@ -157,6 +158,7 @@ def _new_client(
         run_id=0,
         node_id=0,
         node_config={
+            **OURS,
             "partition-id": partition_id or 0,
             "data-path": str(data_path),
             "model": configuration.run.models.models[0],

@@ -100,6 +100,7 @@ class PersonalClient(NumPyClient):
         self.run = run
         self.settings: Any = settings
         self.node = read_node(context.node_config, run)
+        self.policy = self.node.policy
         self.partition_id = self.node.partition_id
         self.device = run.torch_device
 
@@ -141,9 +142,17 @@ class PersonalClient(NumPyClient):
 
     @cached_property
     def data(self) -> ClientData:
-        """The client's data and the public pool, on the device."""
+        """The client's data and the public pool, on the device.
+
+        Raises
+        ------
+        PolicyError
+            If there are too few samples, or the public pool holds one of them.
+        """
         node = self.node
-        return load_client(self.run.data_plan, self.partition_id, node.data_path, node.grouping)
+        data = load_client(self.run.data_plan, self.partition_id, node.data_path, node.grouping)
+        self.policy.check_data(len(data.train_labels), len(data.test_labels), data.in_public)
+        return data
 
     @cached_property
     def model_name(self) -> str:
@@ -303,7 +312,8 @@ class PersonalClient(NumPyClient):
         logits = yield PredictJob(self.classifier, data.test_images)
         metrics = count_correct(logits, data.test_labels).numbers()
         if measures := self.run.plan.measures:
-            metrics |= measured(logits, data.test_labels, data.class_counts > 0, measures)
+            held, shown = data.class_counts > 0, self.policy.reported
+            metrics |= measured(logits, data.test_labels, held, measures, shown)
         if len(data.validation_labels):
             logits = yield PredictJob(self.classifier, data.validation_images)
             metrics |= count_correct(logits, data.validation_labels).numbers("validation-")
@@ -318,12 +328,12 @@ class PersonalClient(NumPyClient):
 
     def get_properties(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the client's properties: its model, data and public set."""
-        data = self.data
+        data, told = self.data, self.policy.allow_counts
         return {
             **self.identity,
             "num-examples": self.num_examples,
-            "test-size": len(data.test_labels),
-            "validation-size": len(data.validation_labels),
+            "test-size": len(data.test_labels) if told else 0,
+            "validation-size": len(data.validation_labels) if told else 0,
             "public-hash": hash_of_public_pool(self.run.data_plan),
             "num-clients": 0 if self.node.data_path else self.run.plan.num_clients,
         }
@@ -356,7 +366,7 @@ class PersonalClient(NumPyClient):
         received = dict(zip(config["names"], parameters, strict=True))
         self.course = Course.read(config)
         server_round, phase = int(config["server-round"]), str(config["phase"])
-        folder = self.node.memory_folder(str(config.get("run-id", "")))
+        folder = self.node.memory_folder(self.course.run_id)
         if self.course.starts_over(server_round):
             state_dir.start_over(self.context, folder)
         else:
@@ -378,11 +388,11 @@ class PersonalClient(NumPyClient):
         received = dict(zip(config["names"], parameters, strict=True))
         self.course = Course.read(config)
         server_round = int(config["server-round"])
-        folder = self.node.memory_folder(str(config.get("run-id", "")))
+        folder = self.node.memory_folder(self.course.run_id)
         state_dir.recall(self.context, folder, server_round, "evaluate")
         with self.seeded_evaluation(server_round):
             metrics = complete(self.count_answers(received, server_round))
-        return metrics.get("loss", math.nan), int(metrics["total"]), metrics
+        return metrics.get("loss", math.nan), int(metrics.get("total", 0)), metrics
 
     def seeded_evaluation(self, server_round: int) -> AbstractContextManager[None]:
         """Seed PyTorch's draws in an evaluation by the round and the client."""
@@ -403,7 +413,7 @@ class PersonalClient(NumPyClient):
             except (OSError, RuntimeError, SafetensorError) as error:
                 # A full disk, or a tensor that cannot be written, must not lose the results.
                 log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
-        return metrics
+        return metrics if self.policy.allow_counts else {}
 
     def export_model(self, folder: Path, metrics: Mapping[str, float]) -> Path:
         """Write the personalized model and its model card, and return the safetensors file.

@@ -21,11 +21,14 @@ class Course:
         The earlier round with the best validation accuracy, 0 for none.
     trained_rounds : int
         Rounds of training before a new client joined; 0 if the client takes part in the training.
+    run_id : str
+        The run; empty for none.
     """
 
     is_last_round: bool = False
     best_round: int = 0
     trained_rounds: int = 0
+    run_id: str = ""
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "Course":
@@ -34,6 +37,7 @@ class Course:
             bool(config.get("last-round")),
             int(config.get("best-round", 0)),
             int(config.get("trained-rounds", 0)),
+            str(config.get("run-id", "")),
         )
 
     def drawn_in(self, server_round: int) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.clients.prototypes import class_means
+from fedkd_flwr.clients.prototypes import class_means, without_hidden
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.jobs import PredictJob, Steps
 from fedkd_flwr.training.loop import (
@@ -58,15 +58,21 @@ class FedKMAClient(ParameterClient):
         refresh_statistics(self.model, self.data.train_images)
         logits = yield PredictJob(self.model, self.data.train_images)
         means, counts = class_means(logits, self.data.train_labels, self.data.classes)
-        flags = (counts > 0).to(means.dtype)
+        logits_of_classes, sent_counts = without_hidden(means, counts, self.policy)
         arrays = self.model_arrays()
-        arrays[CLASS_LOGITS], arrays[CLASS_FLAGS] = means.cpu().numpy(), flags.cpu().numpy()
+        arrays[CLASS_LOGITS] = logits_of_classes
+        arrays[CLASS_FLAGS] = (sent_counts > 0).astype(logits_of_classes.dtype)
         return TrainReply(arrays, {"train-loss": loss})
 
     def label_distribution(self) -> np.ndarray:
-        """Return p_i, the class distribution of the training data, shape (K,)."""
+        """Return p_i, the class distribution of the training data, shape (K,).
+
+        Classes that are too small for the node's policy are absent; the server can compute p_i
+        from a row of M. Without any other class the distribution is uniform.
+        """
         counts = self.data.class_counts.cpu().numpy().astype(np.float64)
-        return counts / counts.sum()
+        counts[~self.policy.reported(counts)] = 0
+        return counts / counts.sum() if counts.any() else np.full(len(counts), 1 / len(counts))
 
     def search_samples(self) -> tuple[Tensor, Tensor]:
         """Return the positions of the training samples for omega and for alpha.

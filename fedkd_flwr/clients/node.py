@@ -1,13 +1,41 @@
 """A node's config, with the run's values as defaults."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedkd_flwr.clients.ledger import LEDGER, PrivacyLedger
+from fedkd_flwr.clients.policy import (
+    OPEN,
+    POLICY_KEYS,
+    NodeConfigError,
+    NodePolicy,
+    PolicyError,
+    read_policy,
+)
 from fedkd_flwr.clients.state_dir import RUNS_KEPT
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.own_split import Grouping
+
+NODE_KEYS = (
+    "partition-id",
+    "num-partitions",
+    "model",
+    "data-path",
+    "group-column",
+    "group-pattern",
+    "state-dir",
+    "keep-runs",
+    "models-dir",
+    *POLICY_KEYS,
+)
+"""The keys of a node config."""
+
+
+class SurplusNodeError(NodeConfigError):
+    """A node whose partition-id is none of the run's. The server leaves it out."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +58,8 @@ class Node:
         Folder for its personalized model after the last round, if any.
     runs_kept : int
         Number of runs whose memory is kept on disk, 0 for all.
+    policy : NodePolicy
+        What the node gives.
     """
 
     partition_id: int
@@ -39,10 +69,33 @@ class Node:
     state_folder: Path | None
     models_folder: Path | None
     runs_kept: int
+    policy: NodePolicy = OPEN
 
     def memory_folder(self, run_id: str) -> Path | None:
-        """Return the folder for the node's memory of a run, if any."""
+        """Return the folder for the node's memory of a run, if any.
+
+        Parameters
+        ----------
+        run_id : str
+            Hexadecimal digits; empty for none. It comes in a message.
+
+        Raises
+        ------
+        PolicyError
+            If it holds anything else, which would lead to another folder.
+        """
+        if run_id and not re.fullmatch("[0-9a-f]+", run_id):
+            raise PolicyError("the id of the run is not made of the digits 0-9 and a-f")
         return self.state_folder / run_id if self.state_folder and run_id else None
+
+    @property
+    def ledger(self) -> PrivacyLedger | None:
+        """The ledger of the node's releases, if it has a folder for it.
+
+        A client that trusts the server has none, unless it has a budget.
+        """
+        is_kept = self.policy.epsilon_budget or not self.policy.trust_server
+        return PrivacyLedger(self.state_folder / LEDGER) if self.state_folder and is_kept else None
 
 
 def with_known_clients(
@@ -52,14 +105,14 @@ def with_known_clients(
 
     Raises
     ------
-    ValueError
+    NodeConfigError
         If the run is for all connected clients, and the node's config has no number.
     """
     if run_config.get("num-clients") != 0:
         return run_config
     clients = node_config.get("num-partitions", 0)
     if not isinstance(clients, int) or clients < 1:
-        raise ValueError(
+        raise NodeConfigError(
             "num-clients = 0 needs num-partitions, the number of all nodes, in the node's config; "
             "or set num-clients to that number"
         )
@@ -69,19 +122,27 @@ def with_known_clients(
 def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
     """Read a node's config.
 
+    The folders of a node come from its config alone, unless it trusts the server.
+
     Raises
     ------
-    ValueError
-        If a number is missing or invalid, or the run has no such partition. The server then
-        leaves the node out.
+    NodeConfigError
+        If a number is missing or invalid, or ``epsilon-budget`` has no folder for its ledger.
+    SurplusNodeError
+        If the run has no such partition. The server then leaves the node out.
     """
     partition_id = _whole_number(node_config, "partition-id")
     if not 0 <= partition_id < run.plan.num_clients:
-        raise ValueError(
+        raise SurplusNodeError(
             f"this node is surplus: its partition-id {partition_id} is none of the run's "
             f"0..{run.plan.num_clients - 1}"
         )
-    state_folder = _folder(node_config.get("state-dir", run.state_dir))
+    policy = read_policy(node_config)
+    defaults = {"state-dir": run.state_dir, "models-dir": run.models_dir}
+    folders = {**(defaults if policy.trust_server else {}), **node_config}
+    state_folder = _folder(folders.get("state-dir"))
+    if policy.epsilon_budget and not state_folder:
+        raise NodeConfigError("epsilon-budget needs state-dir, where the node keeps its ledger")
     return Node(
         partition_id=partition_id,
         data_path=str(node_config.get("data-path", "")),
@@ -91,8 +152,9 @@ def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
         ),
         model=str(node_config.get("model", "")),
         state_folder=state_folder / str(partition_id) if state_folder else None,
-        models_folder=_folder(node_config.get("models-dir", run.models_dir)),
+        models_folder=_folder(folders.get("models-dir")),
         runs_kept=_whole_number({"keep-runs": RUNS_KEPT, **node_config}, "keep-runs"),
+        policy=policy,
     )
 
 
@@ -101,12 +163,14 @@ def _whole_number(node_config: Mapping[str, Any], key: str) -> int:
 
     Raises
     ------
-    ValueError
+    NodeConfigError
         If it is missing, or not a whole number of at least 0.
     """
     text = str(node_config.get(key, "missing"))
     if not text.isdecimal():
-        raise ValueError(f"this node's {key} is {text} in its config; it should be a whole number")
+        raise NodeConfigError(
+            f"this node's {key} is {text} in its config; it should be a whole number"
+        )
     return int(text)
 
 

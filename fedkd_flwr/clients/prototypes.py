@@ -3,12 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient
+from fedkd_flwr.clients.policy import NodePolicy
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.export import model_card, save_personalized_model
 from fedkd_flwr.models.features import FeatureExtractor, fold_into
@@ -45,13 +49,36 @@ def class_means(values: Tensor, labels: Tensor, num_classes: int) -> tuple[Tenso
     return sums / counts.clamp(min=1)[:, None], counts
 
 
+def without_hidden(
+    means: Tensor, counts: Tensor, policy: NodePolicy
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return class means and counts as they leave a node: zeros for small classes.
+
+    Parameters
+    ----------
+    means : Tensor
+        Shape (K, d).
+    counts : Tensor
+        Shape (K,), samples of each class.
+    policy : NodePolicy
+        Says which classes are reported.
+    """
+    numbers = counts.cpu().numpy()
+    shown = policy.reported(numbers)
+    return np.where(shown[:, None], means.cpu().numpy(), 0), np.where(shown, numbers, 0)
+
+
 class ClassMeanClient(PersonalClient):
     """A client that sends the means of its classes."""
 
     def class_mean_arrays(self, values: Tensor) -> Arrays:
-        """Return class means and counts of values with one row per training sample, (D_n, d)."""
-        means, counts = class_means(values, self.data.train_labels, self.data.classes)
-        return {CLASS_MEANS: means.cpu().numpy(), CLASS_COUNTS: counts.cpu().numpy()}
+        """Return class means and counts of values with one row per training sample, (D_n, d).
+
+        Classes that are too small for the node's policy are absent.
+        """
+        known = class_means(values, self.data.train_labels, self.data.classes)
+        means, counts = without_hidden(*known, self.policy)
+        return {CLASS_MEANS: means, CLASS_COUNTS: counts}
 
 
 class CommonWidthClient(ClassMeanClient):

@@ -12,7 +12,12 @@ from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.training.jobs import Steps
 from strategies.core.caching import ASKED, TAUGHT, unpacked
-from strategies.core.privacy import clip_towards_uniform, noised_predictions
+from strategies.core.privacy import (
+    NormalDraws,
+    clip_towards_uniform,
+    noised_predictions,
+    secret_normal,
+)
 from strategies.core.randomness import random_generator
 from strategies.soft_predictions import PREDICTIONS, SoftPredictionSettings
 
@@ -146,12 +151,18 @@ class SoftPredictionClient(PersonalClient):
             Numbers for the server, if there is no noise.
         server_round : int
             Reproducible noise depends on it.
+
+        Raises
+        ------
+        PolicyError
+            If the release would exceed the node's budget.
         """
         settings, wire = self.settings, self.settings.wire
         if not len(predictions):
             return TrainReply(metrics={} if settings.noise_multiplier else metrics)
         released = predictions.cpu().numpy()
         if settings.noise_multiplier:
+            self._note_release(server_round)
             released = noised_predictions(
                 released, settings.clip_norm, settings.noise_multiplier, self._noise(server_round)
             )
@@ -160,10 +171,22 @@ class SoftPredictionClient(PersonalClient):
             released = clip_towards_uniform(released, settings.clip_norm)
         return TrainReply(wire.encode(PREDICTIONS, released), metrics)
 
-    def _noise(self, server_round: int) -> np.random.Generator:
-        """Return the generator of the noise. It is secret unless the settings have a seed."""
-        if self.settings.noise_seed < 0:
-            return np.random.default_rng()
-        return random_generator(
-            self.settings.noise_seed, "prediction-noise", server_round, self.partition_id
+    def _note_release(self, server_round: int) -> None:
+        """Write the release to the node's ledger."""
+        if (ledger := self.node.ledger) is None:
+            return
+        ledger.record(
+            self.settings.noise_multiplier,
+            self.course.run_id,
+            server_round,
+            self.policy.epsilon_budget,
+            self.policy.privacy_delta,
         )
+
+    def _noise(self, server_round: int) -> NormalDraws:
+        """Return what draws the noise. It is secret unless the settings have a seed."""
+        if self.settings.noise_seed < 0:
+            return secret_normal
+        seed = self.settings.noise_seed
+        generator = random_generator(seed, "prediction-noise", server_round, self.partition_id)
+        return generator.standard_normal

@@ -29,6 +29,7 @@ from fedkd_flwr.data.own_partition import call_for_partition
 from fedkd_flwr.data.own_split import UNGROUPED, Grouping, parts_by_content
 from fedkd_flwr.data.partitioners import partition_indices
 from fedkd_flwr.data.public import (
+    number_in_common,
     public_hash,
     public_images,
     public_subset,
@@ -65,6 +66,8 @@ class ClientData:
         Shape (pool, channels, height, width), float32: the public pool, which has no labels.
     classes : int
         K, the number of classes of the data set.
+    in_public : int
+        Number of samples of a node's own data that the public pool holds too, by content.
     """
 
     train_images: Tensor
@@ -75,11 +78,18 @@ class ClientData:
     test_labels: Tensor
     public_images: Tensor
     classes: int
+    in_public: int = 0
 
     @property
     def shape(self) -> Shape:
         """Of a sample: channels, height and width of an image."""
         return tuple(self.train_images.shape[1:])
+
+    def described(self) -> str:
+        """Return how many samples each part has."""
+        parts = self.train_labels, self.validation_labels, self.test_labels
+        train, validation, test = map(len, parts)
+        return f"{train} samples to train, {validation} to validate, {test} to test"
 
     @property
     def class_counts(self) -> Tensor:
@@ -383,4 +393,6 @@ def _build_client(
         )
         for positions in map(torch.from_numpy, parts)
     )
-    return ClientData(*train, *validation, *test, public_pool(plan), own.classes)
+    public = public_pool(plan)
+    in_public = number_in_common(public, to_float(own.images)) if data_path else 0
+    return ClientData(*train, *validation, *test, public, own.classes, in_public)

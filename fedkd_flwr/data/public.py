@@ -5,6 +5,7 @@ set in the private images' shape (PerFed-CKT §5: CIFAR-100 for CIFAR-10). Its l
 """
 
 import hashlib
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,3 +146,20 @@ def public_hash(images: Tensor) -> str:
     digest = hashlib.sha256(f"{images.dtype} {tuple(images.shape)}".encode())
     digest.update(images.contiguous().cpu().numpy().data)
     return digest.hexdigest()
+
+
+def number_in_common(public: Tensor, own: Tensor) -> int:
+    """Return how many samples of a node's own data are in the public pool, by content.
+
+    Parameters
+    ----------
+    public, own : Tensor
+        Shapes (pool, ...) and (n, ...), of one type, on any device.
+    """
+    known = set(_digests(public))
+    return sum(digest in known for digest in _digests(own)) if known else 0
+
+
+def _digests(samples: Tensor) -> Iterator[bytes]:
+    for sample in samples.cpu().numpy():
+        yield hashlib.blake2b(np.ascontiguousarray(sample).data, digest_size=16).digest()

@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 
 from fedkd_flwr.clients.blocks import Blocks
 from fedkd_flwr.clients.memory import LiveContext
+from fedkd_flwr.clients.policy import OURS
 from fedkd_flwr.clients.tracebacks import Tracebacks
 from fedkd_flwr.grids.base import MessageGrid
 from fedkd_flwr.heap import return_free_memory
@@ -51,7 +52,8 @@ class InProcessGrid(MessageGrid):
     run_config : mapping
         Flower's flat run config for all clients.
     node_configs : dict of int to mapping, optional
-        Further node config of some clients, by partition-id.
+        Further node config of some clients, by partition-id. By default clients trust the
+        server, since both are of this process.
     live : bool
         Whether clients keep their memory as tensors, which the grid writes to disk for all of
         them. Otherwise it is arrays in their contexts, as on the nodes of a federation.
@@ -87,6 +89,7 @@ class InProcessGrid(MessageGrid):
                 run_id=1,
                 node_id=1000 + n,
                 node_config={
+                    **OURS,
                     "partition-id": n,
                     "num-partitions": num_clients,
                     **(node_configs or {}).get(n, {}),

@@ -1,8 +1,11 @@
 """Optional measures of a model's predictions: calibration, AUC, F1, class counts."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from strategies.core.measures import (
@@ -20,8 +23,21 @@ BINS = 15
 """Confidence bins of equal width, as in Guo et al. 2017."""
 
 
+ClassFilter = Callable[[NDArray[Any]], NDArray[np.bool_]]
+"""Maps counts by class, (K,), to the classes that may be reported, (K,)."""
+
+
+def every_class(counts: NDArray[Any]) -> NDArray[np.bool_]:
+    """Report every class that occurs."""
+    return np.asarray(counts > 0)
+
+
 def measured(
-    logits: Tensor, labels: Tensor, held: Tensor, measures: Collection[str]
+    logits: Tensor,
+    labels: Tensor,
+    held: Tensor,
+    measures: Collection[str],
+    reported: ClassFilter = every_class,
 ) -> dict[str, float]:
     """Return the values of some measures by metric name.
 
@@ -35,6 +51,8 @@ def measured(
         Shape (K,), bool. The classes that the client trains on.
     measures : collection of str
         Some of `strategies.core.measures.MEASURES`.
+    reported : callable
+        Which counts by class are reported.
 
     Returns
     -------
@@ -54,7 +72,7 @@ def measured(
     if BALANCED_ACCURACY in measures:
         numbers[BALANCED_ACCURACY] = balanced_accuracy(logits.argmax(dim=1), labels)
     if CLASSES in measures:
-        numbers |= counts_by_class(logits, labels, held)
+        numbers |= counts_by_class(logits, labels, held, reported)
     return numbers
 
 
@@ -145,8 +163,10 @@ def _class_sizes(predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, T
     return correct, predicted, occurring
 
 
-def counts_by_class(logits: Tensor, labels: Tensor, held: Tensor) -> dict[str, float]:
-    """Return correct predictions and samples of each class that occurs, and of the held classes.
+def counts_by_class(
+    logits: Tensor, labels: Tensor, held: Tensor, reported: ClassFilter = every_class
+) -> dict[str, float]:
+    """Return correct predictions and samples of each class that is reported, and of those held.
 
     Parameters
     ----------
@@ -156,13 +176,16 @@ def counts_by_class(logits: Tensor, labels: Tensor, held: Tensor) -> dict[str, f
         Shape (n,), int64.
     held : Tensor
         Shape (K,), bool.
+    reported : callable
+        Which classes are reported. Held classes are counted among these.
     """
     is_right = logits.argmax(dim=1) == labels
     totals = torch.bincount(labels, minlength=len(held))
     rights = torch.bincount(labels[is_right], minlength=len(held))
+    shown = torch.from_numpy(reported(totals.cpu().numpy())).to(held.device)
     counts: dict[str, float] = {}
-    for number in totals.nonzero().flatten().tolist():
+    for number in shown.nonzero().flatten().tolist():
         pair = int(rights[number]), int(totals[number])
         counts |= dict(zip(class_counts(number), pair, strict=True))
-    pair = int(rights[held].sum()), int(totals[held].sum())
+    pair = int(rights[held & shown].sum()), int(totals[held & shown].sum())
     return counts | dict(zip(class_counts("held"), pair, strict=True))

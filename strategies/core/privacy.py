@@ -11,7 +11,10 @@ reports: counts of correct predictions and mean losses on test and validation da
 holds for real numbers; floating-point noise is an approximation.
 """
 
+import secrets
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,45 @@ from numpy.typing import NDArray
 
 from strategies.core.simplex import check_simplex, project_onto_simplex
 
+NormalDraws = Callable[[tuple[int, ...]], NDArray[np.float64]]
+"""Returns standard normal numbers of a shape."""
+
+RANDOM_BITS = 53
+"""Bits of a uniform random number, the precision of float64."""
+
+
+def secret_normal(shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Draw standard normal numbers from the operating system's generator.
+
+    Each number is the normal quantile of an independent uniform one, so that no number tells
+    anything about the others, unlike those of a generator with a state.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape of the result.
+    """
+    from scipy.special import ndtri  # deferred: few clients add noise
+
+    drawn = np.frombuffer(secrets.token_bytes(8 * prod(shape)), dtype=np.uint64)
+    uniform = ((drawn >> (64 - RANDOM_BITS)) + 0.5) / 2**RANDOM_BITS
+    quantiles: NDArray[np.float64] = ndtri(uniform.reshape(shape))
+    return quantiles
+
+
+def with_finite_rows(predictions: NDArray[Any]) -> NDArray[Any]:
+    """Return predictions with uniform rows in place of those that hold NaN or infinity.
+
+    The norm of an array with such a row is no number, and clipping by it would have no effect.
+
+    Parameters
+    ----------
+    predictions : ndarray
+        Shape (P, K).
+    """
+    is_finite = np.isfinite(predictions).all(axis=1, keepdims=True)
+    return np.where(is_finite, predictions, predictions.dtype.type(1 / predictions.shape[1]))
+
 
 def clip_towards_uniform(predictions: NDArray[Any], clip_norm: float) -> NDArray[Any]:
     """Shrink predictions towards uniform ones to a distance of at most `clip_norm`.
@@ -32,7 +74,7 @@ def clip_towards_uniform(predictions: NDArray[Any], clip_norm: float) -> NDArray
     Parameters
     ----------
     predictions : ndarray
-        Shape (P, K), rows on the simplex.
+        Shape (P, K), rows on the simplex. Rows that are not finite become uniform.
     clip_norm : float
         Largest L2 norm of the difference from 1/K, over all entries.
 
@@ -42,7 +84,7 @@ def clip_towards_uniform(predictions: NDArray[Any], clip_norm: float) -> NDArray
         Shape (P, K), rows on the simplex.
     """
     uniform = 1 / predictions.shape[1]
-    deviation = predictions - uniform
+    deviation = with_finite_rows(predictions) - uniform
     norm = float(np.linalg.norm(deviation))
     return uniform + deviation * min(1.0, clip_norm / max(norm, 1e-12))
 
@@ -51,7 +93,7 @@ def noised_predictions(
     predictions: NDArray[Any],
     clip_norm: float,
     noise_multiplier: float,
-    generator: np.random.Generator,
+    draw: NormalDraws = secret_normal,
 ) -> NDArray[np.float32]:
     """Clip predictions, add Gaussian noise, and project the rows onto the simplex.
 
@@ -61,13 +103,13 @@ def noised_predictions(
     Parameters
     ----------
     predictions : ndarray
-        Shape (P, K), rows on the simplex.
+        Shape (P, K), rows on the simplex. Rows that are not finite become uniform.
     clip_norm : float
         See `clip_towards_uniform`.
     noise_multiplier : float
         Standard deviation of the noise as a multiple of the sensitivity.
-    generator : numpy.random.Generator
-        Draws the noise; real privacy needs a secret seed.
+    draw : callable, optional
+        Draws the noise. Draws that somebody else can repeat protect nothing.
 
     Returns
     -------
@@ -79,10 +121,11 @@ def noised_predictions(
     NotOnSimplexError
         If the predictions are not probabilities, which the noise would hide.
     """
+    predictions = with_finite_rows(predictions)
     check_simplex(predictions, "predictions")
     clipped = clip_towards_uniform(predictions, clip_norm)
     scale = noise_multiplier * 2 * clip_norm
-    noised = clipped + generator.normal(0.0, scale, predictions.shape)
+    noised = clipped + scale * draw(predictions.shape)
     return project_onto_simplex(noised, np.ones(len(noised))).astype(np.float32)
 
 
@@ -107,7 +150,20 @@ def privacy_spent(noise_multiplier: float, releases: int, delta: float) -> float
     float
         Epsilon; 0 before the first release.
     """
-    if releases == 0:
+    return epsilon_of({noise_multiplier: releases}, delta)
+
+
+def epsilon_of(releases: Mapping[float, int], delta: float) -> float:
+    """Return the epsilon of releases with different noise together, by Flower's Rényi accountant.
+
+    Parameters
+    ----------
+    releases : mapping of float to int
+        Number of releases with each noise multiplier.
+    delta : float
+        In (0, 1).
+    """
+    if not any(releases.values()):
         return 0.0
     # Deferred: this import takes seconds.
     from flwr.serverapp import RdpAccountant
@@ -121,5 +177,7 @@ def privacy_spent(noise_multiplier: float, releases: int, delta: float) -> float
         sampling_method=SamplingMethod.NO_AMPLIFICATION,
     )
     accountant: Any = RdpAccountant(config)
-    accountant.compose(GaussianPrivacyEvent(noise_multiplier, 1, 1), releases)
+    for noise_multiplier, count in releases.items():
+        if count:
+            accountant.compose(GaussianPrivacyEvent(noise_multiplier, 1, 1), count)
     return float(accountant.get_epsilon(delta))

@@ -1,0 +1,356 @@
+"""What a node gives, as its operator decides: the policy in its node config.
+
+A run config comes from whoever starts a run. A node therefore checks it against its own policy
+before it imports code that the run config names, and before it reads data. The run config can ask
+for less than the policy allows, never for more.
+
+The defaults are those of a deployment. In a simulation and in one process, server and nodes belong
+to one user, and `OPEN` replaces them. ``trust-server = true`` does the same for a node.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import AfterValidator, Field, ValidationError
+
+from fedkd_flwr.data.catalogue import (
+    DATASETS,
+    FOLDER,
+    HELD_OUT,
+    NO_PUBLIC_SET,
+    hub_id_of,
+    is_function,
+)
+from fedkd_flwr.data.settings import DataSettings
+from fedkd_flwr.methods import FAMILIES, METHODS
+from fedkd_flwr.own import is_own
+from fedkd_flwr.run_config import PLACE_KEYS, RunConfig
+from strategies.core.measures import MEASURES
+from strategies.core.plan import Settings
+from strategies.core.slices import NoneOfTheAllowedError, Slice, Words, kebab_case, some_of
+from strategies.soft_predictions import SoftPredictionSettings
+
+ALL = "all"
+"""Word of ``allow-methods`` and ``allow-code`` that allows everything."""
+
+FAMILY_WORDS = {family.replace(" ", "-"): family for family in FAMILIES}
+"""The families of methods, as ``allow-methods`` names them."""
+
+DEFAULTS = DataSettings()
+"""The defaults of the data settings."""
+
+FOR_SIMULATIONS = DEFAULTS.client_split
+"""The default ``client-split``. It leaves few training samples, which suits experiments alone."""
+
+SPLIT_FOR_USE = "70/10/20"
+"""The ``client-split`` of a node with its own data, if the run config has `FOR_SIMULATIONS`."""
+
+DATA_KEYS = ("dataset", "public-dataset")
+"""Keys of a run config in which ``hf:`` and ``folder:`` are no modules."""
+
+
+class PolicyError(RuntimeError):
+    """A node refuses what a run asks for. The message is a fixed sentence, which may leave it."""
+
+
+class NodeConfigError(ValueError):
+    """A node config that cannot be used; the message says what is allowed."""
+
+
+def _known_methods(words: tuple[str, ...]) -> tuple[str, ...]:
+    allowed = (ALL, *FAMILY_WORDS, *METHODS)
+    for word in words:
+        if word not in allowed and not is_own(word):
+            raise NoneOfTheAllowedError([*allowed, "module:object"], word)
+    return words
+
+
+class NodePolicy(Slice):
+    """The policy of a node, with the defaults of a deployment.
+
+    Attributes
+    ----------
+    trust_server : bool
+        Whether whoever starts runs may see all data of the node, because both are one user's.
+    allow_methods : tuple of str
+        Methods that the node takes part in: names, families (``soft-predictions``,
+        ``parameters``, ``class-means``, ``nothing``), custom methods as ``module:object``, or
+        ``all``.
+    allow_code : tuple of str
+        Modules or packages from which a run config may name objects as ``module:object``; ``all``
+        for any.
+    allow_measures : tuple of str
+        Words of ``measures`` that the node answers.
+    allow_counts : bool
+        Whether the node reports its numbers of correct answers and mean losses.
+    public_root : str
+        Folder in which data must lie that the run config names; empty for none.
+    min_noise : float
+        Smallest ``noise-multiplier`` with which the node sends predictions; 0 for no noise.
+    min_class_count : int
+        Classes with fewer samples are reported as absent. A node with fewer training or test
+        samples takes no part.
+    epsilon_budget : float
+        Largest epsilon of all runs together at `privacy_delta`; 0 for no budget.
+    privacy_delta : float
+        delta at which `epsilon_budget` is counted, whatever the run config says.
+    """
+
+    trust_server: bool = False
+    allow_methods: Annotated[Words, AfterValidator(_known_methods)] = (
+        "soft-predictions",
+        "nothing",
+    )
+    allow_code: Words = ()
+    allow_measures: Annotated[Words, AfterValidator(some_of(MEASURES))] = ()
+    allow_counts: bool = True
+    public_root: str = ""
+    min_noise: float = Field(default=0.0, ge=0)
+    min_class_count: int = Field(default=10, ge=0)
+    epsilon_budget: float = Field(default=0.0, ge=0)
+    privacy_delta: float = Field(default=1e-5, gt=0, lt=1)
+
+    # ---- Checks of a run config ----------------------------------------------------------
+
+    def check_names(self, run_config: Mapping[str, Any], data_path: str) -> None:
+        """Refuse a flat run config that names code or data which are not allowed.
+
+        Call it before the config is read, since reading imports custom methods and data sets.
+
+        Parameters
+        ----------
+        run_config : mapping
+            As it came, not validated.
+        data_path : str
+            The node's own data; empty for a share of the run's data set.
+
+        Raises
+        ------
+        PolicyError
+            If it does.
+        """
+        if not all(self._allows_module(name.partition(":")[0]) for name in code_names(run_config)):
+            raise PolicyError("the run config names code that allow-code of this node lacks")
+        if not self.trust_server:
+            self._check_places(run_config, data_path)
+
+    def check_run(self, run: RunConfig, settings: Settings) -> None:
+        """Refuse a run that asks for more than the policy allows.
+
+        Parameters
+        ----------
+        run : RunConfig
+            The run config.
+        settings : Settings
+            The settings of its method.
+
+        Raises
+        ------
+        PolicyError
+            With the key of the node config that forbids it.
+        """
+        if not self._allows_method(run):
+            raise PolicyError("the method of the run is not in allow-methods of this node")
+        if not set(run.plan.measures) <= set(self.allow_measures):
+            raise PolicyError("measures of the run are not in allow-measures of this node")
+        if run.method.strategy.needs_validation_data and not self.allow_counts:
+            raise PolicyError("the method needs counts, which allow-counts of this node withholds")
+        self._check_noise(run, settings)
+
+    def _check_noise(self, run: RunConfig, settings: Settings) -> None:
+        if run.method.family == "nothing":
+            return
+        releases = settings if isinstance(settings, SoftPredictionSettings) else None
+        noise = releases.noise_multiplier if releases else 0.0
+        if noise < self.min_noise:
+            raise PolicyError("the run has less noise than min-noise of this node")
+        if self.epsilon_budget and not noise:
+            raise PolicyError("epsilon-budget of this node allows no run without noise")
+        if releases and releases.noise_seed >= 0 and not self.trust_server:
+            raise PolicyError("the run has a noise-seed, with which its noise can be removed")
+
+    def _check_places(self, run_config: Mapping[str, Any], data_path: str) -> None:
+        data_root = str(run_config.get("data-root", ""))
+        for name in data_sets_read(run_config, data_path):
+            if not self._allows_data_set(name, data_root):
+                raise PolicyError("the run names data outside public-root of this node")
+            place = place_of(name, data_root)
+            if place and data_path and _overlap(place, Path(data_path)):
+                raise PolicyError("the run names private data of this node as other data")
+
+    def _allows_method(self, run: RunConfig) -> bool:
+        words = {FAMILY_WORDS.get(word, word) for word in self.allow_methods}
+        built_in = METHODS.get(run.strategy)
+        return bool(words & {ALL, run.strategy, built_in.family if built_in else run.strategy})
+
+    def _allows_module(self, module: str) -> bool:
+        return any(
+            word == ALL or module == word or module.startswith(f"{word}.")
+            for word in self.allow_code
+        )
+
+    def _allows_data_set(self, name: str, data_root: str) -> bool:
+        place = place_of(name, data_root)
+        if place is not None:
+            root = Path(self.public_root).expanduser().resolve()
+            return bool(self.public_root) and place.resolve().is_relative_to(root)
+        if is_function(name):
+            return True  # its module is in `allow_code`
+        # Hugging Face would read a folder of that name, relative to the working directory.
+        return name in DATASETS and not Path(hub_id_of(name) or "/nowhere").exists()
+
+    # ---- Limits on what leaves ------------------------------------------------------------
+
+    def check_data(self, train: int, test: int, in_public: int) -> None:
+        """Refuse to take part with few samples, or with private samples in the public set.
+
+        Parameters
+        ----------
+        train, test : int
+            Number of training and of test samples. Results about few tell about single ones.
+        in_public : int
+            Number of samples of the node's own data that are in the public set, by content.
+
+        Raises
+        ------
+        PolicyError
+            If there are fewer than `min_class_count`, or any in the public set.
+        """
+        if in_public and not self.trust_server:
+            raise PolicyError("the public set holds private samples of this node")
+        if min(train, test) < self.min_class_count:
+            raise PolicyError("this node has fewer training or test samples than min-class-count")
+
+    def reported(self, counts: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return which classes are reported as present.
+
+        A class with fewer samples than `min_class_count` is not. If the hidden classes together
+        have fewer, the smallest of the others is hidden too: totals would tell their number.
+
+        Parameters
+        ----------
+        counts : ndarray
+            Shape (K,), samples of each class.
+
+        Returns
+        -------
+        ndarray
+            Shape (K,), bool.
+        """
+        shown = np.asarray(counts >= max(1, self.min_class_count))
+        while 0 < counts[~shown].sum() < self.min_class_count and shown.any():
+            shown[np.where(shown, counts, np.inf).argmin()] = False
+        return shown
+
+    def described(self) -> str:
+        """Return the policy in one line, as ``fedkd doctor`` shows it."""
+        values = {key: _as_text(value) for key, value in self.flat().items()}
+        return ", ".join(f"{key} = {value}" for key, value in values.items())
+
+
+OPEN = NodePolicy(
+    trust_server=True,
+    allow_methods=(ALL,),
+    allow_code=(ALL,),
+    allow_measures=MEASURES,
+    min_class_count=0,
+)
+"""The policy where server and nodes belong to one user."""
+
+OURS = {"trust-server": True}
+"""Node config of clients that this process creates by itself."""
+
+POLICY_KEYS = tuple(NodePolicy.flat_keys())
+"""The keys of a node config that `NodePolicy` reads."""
+
+
+def read_policy(node_config: Mapping[str, Any]) -> NodePolicy:
+    """Read the policy of a node.
+
+    Parameters
+    ----------
+    node_config : mapping
+        The node config. Keys that are left out have the defaults of a deployment, or those of
+        `OPEN` where server and node belong to one user.
+
+    Raises
+    ------
+    NodeConfigError
+        If a value is not allowed.
+    """
+    given = {key: node_config[key] for key in POLICY_KEYS if key in node_config}
+    trusts = given.get("trust-server", is_simulation())
+    defaults = OPEN.flat() if trusts is True else {}
+    try:
+        return NodePolicy.model_validate({**defaults, **given})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = kebab_case(str(first["loc"][0]))
+        raise NodeConfigError(f"{key} in the node's config: {first['msg']}") from None
+
+
+def is_simulation() -> bool:
+    """Return whether this process belongs to a simulation, where a single user runs all nodes."""
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+
+
+def code_names(run_config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names ``module:object`` in a flat run config, without importing anything."""
+    for key, value in run_config.items():
+        if key in PLACE_KEYS or not isinstance(value, str):
+            continue
+        for word in map(str.strip, value.split(",")):
+            if is_function(word) if key in DATA_KEYS else is_own(word):
+                yield word
+
+
+def data_sets_read(run_config: Mapping[str, Any], data_path: str) -> list[str]:
+    """Return the names of the data sets that a node reads in a run.
+
+    Parameters
+    ----------
+    run_config : mapping
+        Flat, not validated.
+    data_path : str
+        The node's own data. If shape, classes and public set are given too, the run's ``dataset``
+        is a mere name.
+    """
+    dataset = str(run_config.get("dataset", DEFAULTS.dataset))
+    public = str(run_config.get("public-dataset", DEFAULTS.public_dataset))
+    sizes_count = run_config.get("model-assignment") == "by-size"
+    is_described = run_config.get("image-shape") and run_config.get("num-classes")
+    is_mere_name = data_path and is_described and public != HELD_OUT and not sizes_count
+    names = [] if is_mere_name else [dataset]
+    return names if public in (HELD_OUT, NO_PUBLIC_SET) else [*names, public]
+
+
+def place_of(name: str, data_root: str) -> Path | None:
+    """Return the path of a data set that a run config places on this machine, if it does."""
+    if name.startswith(FOLDER):
+        return Path(name.removeprefix(FOLDER)).expanduser()
+    hub_id = hub_id_of(name)
+    return Path(data_root).expanduser() / hub_id if hub_id and data_root else None
+
+
+def split_for_use(data: DataSettings, data_path: str, policy: NodePolicy) -> DataSettings:
+    """Return data settings in which a node with its own data has a split for use."""
+    if policy.trust_server or not data_path or data.client_split != FOR_SIMULATIONS:
+        return data
+    return data.model_copy(update={"client_split": SPLIT_FOR_USE})
+
+
+def _overlap(first: Path, second: Path) -> bool:
+    first, second = first.resolve(), second.expanduser().resolve()
+    return first.is_relative_to(second) or second.is_relative_to(first)
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return " ".join(value) or "none"
+    return str(value) or "none"

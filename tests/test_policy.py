@@ -1,0 +1,466 @@
+"""A node gives only what its operator agreed to, whatever the run config asks for."""
+
+import json
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federation import images_of
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from helpers import Witness, run_with, write_image_folder
+
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.client_app import build_client
+from fedkd_flwr.clients.ledger import DamagedLedgerError, PrivacyLedger
+from fedkd_flwr.clients.node import read_node
+from fedkd_flwr.clients.policy import (
+    OPEN,
+    NodeConfigError,
+    NodePolicy,
+    PolicyError,
+    code_names,
+    read_policy,
+)
+from fedkd_flwr.config import read_config
+from fedkd_flwr.grids.in_process import InProcessGrid
+from strategies.core.privacy import privacy_spent
+from strategies.core.replies import TooFewRepliesError
+
+SILO = {"partition": "iid", "client-split": "60/20/20", "held-out-size": 60, "max-samples": 460}
+SILO |= {"num-clients": 4, "models": "mlp"}
+DEPLOYED = {"trust-server": False}
+"""Node config of a client that is treated as a node of a deployment."""
+
+
+@pytest.fixture
+def silo(tmp_path):
+    """The node config of a silo with 100 images of its own, with the policy of a deployment."""
+    data = write_image_folder(tmp_path / "private", *images_of(SILO, 1))
+    return {**DEPLOYED, "partition-id": 1, "data-path": str(data)}
+
+
+def client_on(silo, flat, **changes):
+    """Build the client of a node as a message of a run does; keys need not be valid."""
+    return build_client(Context(1, 1, dict(silo), RecordDict(), {**flat, **changes}))
+
+
+def refusal(silo, flat, **changes):
+    """Return why a node refuses a run."""
+    with pytest.raises(PolicyError) as refused:
+        _ = client_on(silo, flat, **changes).data
+    return str(refused.value)
+
+
+# ---- The policy itself -----------------------------------------------------------------
+
+
+def test_a_node_outside_a_simulation_has_the_policy_of_a_deployment(monkeypatch):
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    assert read_policy({"partition-id": 0}) == NodePolicy()
+    assert read_policy({"trust-server": True}) == OPEN
+    assert not read_policy({"trust-server": True, "min-noise": 2}).min_noise < 2
+
+
+def test_clients_of_one_process_trust_the_server(small):
+    grid = InProcessGrid(client_app, 2, read_config(small).flat())
+    assert all(read_policy(context.node_config) == OPEN for context in grid.contexts.values())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("allow-methods", "fedvag"),
+        ("allow-measures", "clases"),
+        ("min-noise", -1),
+        ("min-class-count", "many"),
+        ("trust-server", "perhaps"),
+    ],
+)
+def test_a_policy_that_cannot_be_read_is_refused(key, value):
+    with pytest.raises(NodeConfigError, match=key):
+        read_policy({key: value})
+
+
+# ---- Methods, measures, code -------------------------------------------------------------
+
+
+def test_only_allowed_methods_are_served(small, silo):
+    small |= SILO
+    assert client_on(silo, small, strategy="kt-pfl")
+    for strategy in ("fedavg", "fedproto"):
+        assert "allow-methods" in refusal(silo, small, strategy=strategy)
+    silo |= {"allow-methods": "class-means,fedavg"}
+    assert client_on(silo, small, strategy="fedavg")
+    assert client_on(silo, small, strategy="fedproto")
+    assert "allow-methods" in refusal(silo, small, strategy="kt-pfl")
+    assert "allow-methods" in refusal(silo, small, strategy="scaffold")
+
+
+def test_only_allowed_measures_are_answered(small, silo):
+    small |= SILO
+    assert "allow-measures" in refusal(silo, small, measures="classes")
+    silo["allow-measures"] = "auc"
+    assert client_on(silo, small, measures="auc")
+    assert "allow-measures" in refusal(silo, small, measures="auc,classes")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dataset", "http.server:test"),
+        ("strategy", "unloaded_code.method:mine"),
+        ("models", "mlp,unloaded_code:Net"),
+        ("public-dataset", "unloaded_code:data"),
+        ("partition", "hf:split"),
+    ],
+)
+def test_code_that_a_run_config_names_is_not_imported(
+    key, value, small, silo, tmp_path, monkeypatch
+):
+    (tmp_path / "unloaded_code.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "hf.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "http.server", raising=False)
+    assert "allow-code" in refusal(silo, small, **{key: value})
+    assert not {"http.server", "unloaded_code", "hf"} & sys.modules.keys()
+
+
+def test_allowed_code_is_named_by_module_or_package(small, silo):
+    silo |= {"allow-code": "examples.own_data,fractions"}
+    policy = read_policy(silo)
+    policy.check_names({"models": "fractions.sub:Net", "partition": "examples.own_data:split"}, "")
+    for other in ("examples.own_model:Net", "fractionsfake:Net", "os:system"):
+        with pytest.raises(PolicyError, match="allow-code"):
+            policy.check_names({"models": f"mlp,{other}"}, "")
+
+
+def test_names_of_data_and_folders_are_no_code():
+    config = {"dataset": "hf:squad", "public-dataset": "folder:data", "state-dir": "a:b"}
+    assert list(code_names({**config, "device": "cuda:1"})) == []
+    assert list(code_names({"partition": "hf:squad"})) == ["hf:squad"]
+
+
+# ---- Public data -------------------------------------------------------------------------
+
+
+def own_images(silo):
+    return {**SILO, "dataset": "folder:silos", "image-shape": "1,28,28", "num-classes": 10}
+
+
+def test_private_images_do_not_become_the_public_set(small, silo, tmp_path):
+    """A run config that names a node's data-path once had all its images predicted and sent."""
+    private = silo["data-path"]
+    small |= {**own_images(silo), "public-size": 20}
+    assert "public-root" in refusal(silo, small, **{"public-dataset": f"folder:{private}"})
+    silo["public-root"] = str(tmp_path)
+    for folder in (private, f"{private}/3", str(tmp_path)):
+        answer = refusal(silo, small, **{"public-dataset": f"folder:{folder}"})
+        assert answer == "the run names private data of this node as other data"
+    (tmp_path / "link").symlink_to(private)
+    answer = refusal(silo, small, **{"public-dataset": f"folder:{tmp_path / 'link'}"})
+    assert answer == "the run names private data of this node as other data"
+
+
+def test_a_copy_of_a_private_image_does_not_become_public(small, silo, tmp_path):
+    small |= {**own_images(silo), "public-size": 20}
+    silo["public-root"] = str(tmp_path)
+    for name in ("public", "mixed"):
+        write_image_folder(tmp_path / name, *images_of(SILO, 2))
+    copied = next(Path(silo["data-path"]).rglob("*.png"))
+    (tmp_path / "mixed" / "0" / "copied.png").write_bytes(copied.read_bytes())
+    client = client_on(silo, small, **{"public-dataset": f"folder:{tmp_path / 'public'}"})
+    assert len(client.data.public_images) == 100
+    answer = refusal(silo, small, **{"public-dataset": f"folder:{tmp_path / 'mixed'}"})
+    assert answer == "the public set holds private samples of this node"
+
+
+def test_a_run_config_names_no_folder_outside_the_public_root(small, silo, tmp_path):
+    small |= SILO
+    (tmp_path / "public").mkdir()
+    silo["public-root"] = str(tmp_path / "public")
+    outside = str(tmp_path / "public" / ".." / "other")
+    for config in (
+        {"public-dataset": f"folder:{outside}"},
+        {"dataset": f"folder:{outside}"},
+        {"dataset": "mnist", "data-root": outside},
+        {"public-dataset": "hf:org/name"},
+    ):
+        assert "public-root" in refusal(silo, small, **config)
+
+
+def test_a_folder_in_the_working_directory_is_no_set_of_the_hub(small, silo, tmp_path, monkeypatch):
+    """Hugging Face reads a relative folder where a set of the hub has the same name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ylecun" / "mnist").mkdir(parents=True)
+    small |= SILO
+    assert "public-root" in refusal(silo, small, **{"public-dataset": "hf:private"})
+    assert "public-root" in refusal(silo, small, **{"public-dataset": "mnist"})
+
+
+# ---- Noise -------------------------------------------------------------------------------
+
+NOISE = {"kt-pfl.noise-multiplier": 2.0, "kt-pfl.clip-norm": 1.0}
+
+
+def test_a_run_has_at_least_the_noise_of_the_node(small, silo):
+    small |= SILO
+    silo["min-noise"] = 2.0
+    assert "min-noise" in refusal(silo, small)
+    assert "min-noise" in refusal(silo, small, **{**NOISE, "kt-pfl.noise-multiplier": 1.9})
+    assert client_on(silo, small, **NOISE)
+    silo["allow-methods"] = "all"
+    assert "min-noise" in refusal(silo, small, strategy="fedavg")
+    assert client_on(silo, small, strategy="local")
+
+
+def test_a_noise_seed_is_refused_in_a_deployment(small, silo):
+    small |= {**SILO, **NOISE}
+    assert "noise-seed" in refusal(silo, small, **{"kt-pfl.noise-seed": 7})
+    assert client_on({**silo, "trust-server": True}, small, **{"kt-pfl.noise-seed": 7})
+
+
+def spent_in(silo, tmp_path):
+    return PrivacyLedger(tmp_path / "state" / "1" / "privacy-ledger.jsonl").epsilon(1e-5)
+
+
+def test_epsilon_counts_over_runs(small, silo, tmp_path):
+    """Ten runs of one round once looked like one release each."""
+    silo |= {"state-dir": str(tmp_path / "state"), "epsilon-budget": privacy_spent(2.0, 10, 1e-5)}
+    flat = {**small, **SILO, **NOISE, "local-epochs": 1}
+    message = {"names": [], "server-round": 1, "phase": "train"}
+    for run in range(10):
+        client_on(silo, flat).fit([], {**message, "run-id": f"{run:x}"})
+        assert spent_in(silo, tmp_path) == pytest.approx(privacy_spent(2.0, run + 1, 1e-5))
+    with pytest.raises(PolicyError, match="epsilon-budget of this node is spent"):
+        client_on(silo, flat).fit([], {**message, "run-id": "a"})
+    assert spent_in(silo, tmp_path) == pytest.approx(privacy_spent(2.0, 10, 1e-5))
+
+
+def test_a_budget_allows_no_run_without_noise(small, silo, tmp_path):
+    silo |= {"state-dir": str(tmp_path), "epsilon-budget": 5, "allow-methods": "all"}
+    for strategy in ("kt-pfl", "fedavg"):
+        assert "epsilon-budget" in refusal(silo, {**small, **SILO}, strategy=strategy)
+    assert client_on(silo, {**small, **SILO}, strategy="local")
+    del silo["state-dir"]
+    with pytest.raises(NodeConfigError, match="needs state-dir"):
+        client_on(silo, {**small, **SILO}, strategy="local")
+
+
+def test_a_ledger_survives_a_cut_and_never_counts_less(tmp_path):
+    ledger = PrivacyLedger(tmp_path / "ledger.jsonl")
+    for server_round in (1, 2, 3):
+        ledger.record(2.0, "0f", server_round)
+    whole = ledger.file.read_bytes()
+    second = len(b"".join(whole.splitlines(keepends=True)[:2]))
+    for size in range(second, len(whole)):  # the third line may be cut, the others were synced
+        ledger.file.write_bytes(whole[:size])
+        assert ledger.releases() == {2.0: 2}
+        ledger.record(4.0, "0f", 4)
+        assert ledger.releases() == {2.0: 2, 4.0: 1}
+    ledger.file.write_bytes(b"[" + whole)
+    with pytest.raises(DamagedLedgerError, match="is damaged"):
+        ledger.record(2.0, "0f", 4)
+
+
+def test_processes_of_a_node_share_a_ledger(tmp_path):
+    ledger = PrivacyLedger(tmp_path / "ledger.jsonl")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: ledger.record(2.0, "0f", n), range(40)))
+    assert ledger.releases() == {2.0: 40}
+
+
+# ---- Folders -------------------------------------------------------------------------------
+
+
+def test_a_run_id_leads_to_no_other_folder(small, silo, tmp_path):
+    silo["state-dir"] = str(tmp_path / "state")
+    node = read_node(silo, read_config({**small, **SILO}).run)
+    assert node.memory_folder("0f3a") == tmp_path / "state" / "1" / "0f3a"
+    assert node.memory_folder("") is None
+    for run_id in (str(tmp_path / "other"), "../..", "0F", "0f/1", "0f\n", "٣"):
+        with pytest.raises(PolicyError, match="id of the run"):
+            node.memory_folder(run_id)
+
+
+def test_a_message_with_a_path_as_run_id_changes_no_folder(small, silo, tmp_path):
+    """An absolute run id once wrote elsewhere, and deleted another folder's files."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    kept = victim / "round-000001.safetensors"
+    kept.write_text("of somebody else")
+    silo["state-dir"] = str(tmp_path / "state")
+    client = client_on(silo, {**small, **SILO, "strategy": "local"})
+    config = {"names": [], "server-round": 1, "phase": "train", "run-id": str(victim)}
+    for more in ({}, {"trained-rounds": 3}):
+        with pytest.raises(PolicyError):
+            client.fit([], {**config, **more})
+    assert kept.read_text() == "of somebody else"
+    assert not (tmp_path / "state").exists()
+
+
+def test_folders_of_a_node_come_from_its_own_config(small, silo, tmp_path):
+    run = read_config(
+        {**small, **SILO, "models-dir": str(tmp_path / "theirs"), "state-dir": str(tmp_path)}
+    ).run
+    node = read_node(silo, run)
+    assert (node.models_folder, node.state_folder) == (None, None)
+    trusting = read_node({**silo, "trust-server": True}, run)
+    assert trusting.models_folder == tmp_path / "theirs"
+
+
+# ---- Errors --------------------------------------------------------------------------------
+
+
+def reply_of(silo, flat, kind=MessageType.QUERY):
+    """Send one message to the app as Flower does; return the error that leaves the node."""
+    content = RecordDict({"config": ConfigRecord({"phase": "properties"})})
+    message = Message(content, 1, kind)
+    context = Context(1, 1, dict(silo), RecordDict(), dict(flat))
+    with pytest.raises(Exception) as failed:
+        client_app(message, context)
+    return failed.value
+
+
+def test_no_file_name_leaves_a_node_in_an_error(small, silo, logged):
+    broken = Path(silo["data-path"]) / "3" / "MRN00377_Schmidt_Karl.png"
+    broken.write_bytes(b"no image")
+    error = reply_of(silo, {**small, **SILO})
+    sent = f"{type(error)}:<'{error}'>"
+    assert "MRN00377" not in sent and silo["data-path"] not in sent
+    code = re.search(
+        r"DataError: its own data or the public set cannot be used \(code ([0-9a-f]{6}) in", sent
+    )[1]
+    text = "\n".join(logged())
+    assert f"code {code}" in text
+    assert "MRN00377_Schmidt_Karl.png' is no readable image file" in text
+    assert error.__suppress_context__
+
+
+def test_an_error_of_foreign_code_leaves_as_its_base_class(small, silo, monkeypatch):
+    class SchmidtKarlError(ValueError):
+        pass
+
+    def raise_it(*_):
+        raise SchmidtKarlError("MRN00377")
+
+    monkeypatch.setattr("fedkd_flwr.clients.base.load_client", raise_it)
+    assert re.fullmatch(
+        r"ValueError: it failed \(code \w{6} in the node's log\)", str(reply_of(silo, small | SILO))
+    )
+
+
+def test_a_trusting_node_explains_itself(small, silo):
+    (Path(silo["data-path"]) / "3" / "broken.png").write_bytes(b"no image")
+    error = reply_of({**silo, "trust-server": True}, {**small, **SILO})
+    assert "broken.png' is no readable image file" in str(error)
+
+
+def test_a_refusal_reaches_the_server_as_a_fixed_sentence(small, tmp_path):
+    nodes = dict.fromkeys(range(4), DEPLOYED)
+    with pytest.raises(TooFewRepliesError, match="PolicyError: the method of the run is not in "):
+        run_with(client_app, small, tmp_path, node_configs=nodes, strategy="fedavg", models="mlp")
+
+
+def test_seconds_do_not_leave_a_node(small, tmp_path):
+    class Info(Witness):
+        def __call__(self, message, context):
+            reply = super().__call__(message, context)
+            seen.append("seconds" in reply.content.config_records["info"])
+            return reply
+
+    seen = []
+    nodes = {n: {**DEPLOYED, "min-class-count": 0} for n in range(4)}
+    run_with(Info(), small, tmp_path / "run", node_configs=nodes)
+    assert seen and not any(seen)
+
+
+def test_counts_can_be_withheld(small, tmp_path):
+    withheld = {"allow-counts": False}
+    for strategy in ("kt-pfl", "fedavg"):  # counts beside predictions, and in messages of their own
+        witness = Witness()
+        path = tmp_path / strategy
+        changes = {"strategy": strategy, "models": "mlp", "models-dir": str(path / "models")}
+        run, _ = run_with(witness, small, path, node_configs={1: withheld}, **changes)
+        told = {(phase, n): set(metrics) for (_, phase, n), metrics in witness.metrics.items()}
+        mine = set.union(*(metrics for (_, n), metrics in told.items() if n == 1))
+        assert not {"correct", "total", "loss"} & mine
+        assert {"correct", "total"} <= set.union(*(told[phase, n] for phase, n in told if n == 0))
+        assert list(run.rounds["failures"]) == [0, 0]
+        accuracies = run.clients.groupby("partition_id")["accuracy"].count()
+        assert list(accuracies) == [2, 0, 2, 2]
+        # The silo itself knows.
+        card = json.loads((path / "models" / "1.json").read_text())
+        assert card["metrics"]["total"] > 0
+
+
+# ---- Samples -------------------------------------------------------------------------------
+
+
+def test_a_node_with_few_samples_takes_no_part(small, silo):
+    answer = refusal(silo, {**small, **SILO, "client-split": "5/0/95"})
+    assert "min-class-count" in answer
+
+
+def test_a_node_with_its_own_data_has_a_split_for_use(small, silo):
+    small |= SILO
+    sizes = [
+        (len(data.train_labels), len(data.validation_labels), len(data.test_labels))
+        for data in (
+            client_on(silo, small, **{"client-split": "12/0/88"}).data,
+            client_on(silo, small, **{"client-split": "50/0/50"}).data,
+            client_on({**silo, "trust-server": True}, small, **{"client-split": "12/0/88"}).data,
+        )
+    ]
+    # The split by content meets the percentages on average.
+    expected = [(70, 10, 20), (50, 0, 50), (12, 0, 88)]
+    np.testing.assert_allclose(sizes, expected, atol=12)
+    assert [size[1] > 0 for size in sizes] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("counts", "shown"),
+    [
+        ([30, 9, 0, 12], [1, 0, 0, 0]),  # 9 samples are left for two classes: hide 12 too
+        ([30, 9, 4, 12], [1, 0, 0, 1]),
+        ([30, 20, 0, 10], [1, 1, 0, 1]),
+        ([3, 2, 0, 1], [0, 0, 0, 0]),
+    ],
+)
+def test_small_classes_are_reported_as_absent(counts, shown):
+    assert NodePolicy().reported(np.array(counts)).tolist() == [bool(one) for one in shown]
+    assert OPEN.reported(np.array(counts)).tolist() == [count > 0 for count in counts]
+
+
+def test_small_classes_do_not_leave_as_class_means(small, silo):
+    """With one training sample of a class, its mean was the feature vector of one patient."""
+    small |= {**SILO, "strategy": "fedproto", "local-epochs": 1, "client-split": "80/0/20"}
+    silo["allow-methods"] = "class-means,fedkma"
+    message = {"names": [], "server-round": 1, "phase": "train"}
+    true = client_on(silo, small).data.class_counts.numpy()
+    assert ((true > 0) & (true < 10)).any() and (true >= 10).any()
+    shown = NodePolicy().reported(true)
+    for strategy in ("fedproto", "fedtgp", "fedgh", "fd"):
+        client = client_on(silo, small, strategy=strategy)
+        arrays, _, metrics = client.fit([], message)
+        sent = dict(zip(metrics["names"], arrays, strict=True))
+        assert (sent["class-counts"] == np.where(shown, true, 0)).all(), strategy
+        assert not sent["class-means"][~shown].any()
+        assert sent["class-means"][shown].any(axis=1).all()
+
+
+def test_a_row_of_fedkma_does_not_tell_small_classes(small, silo):
+    silo["allow-methods"] = "fedkma"
+    client = client_on(
+        silo, {**small, **SILO, "client-split": "80/0/20"}, strategy="fedkma", models="darts"
+    )
+    true = client.data.class_counts.numpy()
+    shares = np.where(NodePolicy().reported(true), true, 0)
+    np.testing.assert_allclose(client.label_distribution(), shares / shares.sum())
+    silo["min-class-count"] = 18
+    everything_hidden = client_on(
+        silo, {**small, **SILO, "client-split": "80/0/20"}, strategy="fedkma", models="darts"
+    )
+    np.testing.assert_allclose(everything_hidden.label_distribution(), np.full(10, 0.1))

@@ -1,0 +1,271 @@
+"""The attempts of docs/explanation/threat-model.md: private data by run config alone.
+
+The attacker knows the page, the app and every path of the node, and writes any run config and any
+message. The node has images of its own and the policy of a deployment.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federation import images_of
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from helpers import arrays_of, write_image_folder
+
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.client_app import build_client
+from fedkd_flwr.clients.ledger import PrivacyLedger
+from strategies.core.flower import TaskIdentity
+from strategies.core.privacy import privacy_spent
+
+PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "threat-model.md"
+SILOS = {"num-clients": 2, "max-samples": 300, "held-out-size": 60, "partition": "iid"}
+CONFIG = {
+    **SILOS,
+    "strategy": "kt-pfl",
+    "dataset": "folder:silos",
+    "image-shape": "1,28,28",
+    "num-classes": 10,
+    "public-size": 20,
+    "client-split": "60/20/20",
+    "models": "mlp",
+    "local-epochs": 1,
+    "device": "cpu",
+}
+SECRET = "MRN00377_Schmidt_Karl"
+NOISE = {"kt-pfl.noise-multiplier": 2.0, "kt-pfl.clip-norm": 1.0}
+
+
+class Silo:
+    """A node, and what somebody who writes run configs and messages gets from it."""
+
+    def __init__(self, folder):
+        # Flower's messages read their sender from here.
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self.folder = folder
+        self.private = write_image_folder(folder / "private", *images_of(SILOS, 0))
+        self.named = next(self.private.rglob("*.png")).rename(self.private / "3" / f"{SECRET}.png")
+        self.public = write_image_folder(folder / "public", *images_of(SILOS, 1))
+        self.config = {**CONFIG, "public-dataset": f"folder:{self.public}"}
+        self.node = {
+            "partition-id": 0,
+            "data-path": str(self.private),
+            "public-root": str(folder),
+            "state-dir": str(folder / "state"),
+            "trust-server": False,
+        }
+
+    def send(self, kind=MessageType.TRAIN, message=(), arrays=(), **changes):
+        """Send one message; return the reply, or the text of the error that leaves the node."""
+        config = {"phase": "train", "server-round": 1, "run-id": "0f", **dict(message)}
+        packed = ArrayRecord({name: Array(array) for name, array in dict(arrays).items()})
+        content = RecordDict({"config": ConfigRecord(config), "arrays": packed})
+        context = Context(1, 1, dict(self.node), RecordDict(), {**self.config, **changes})
+        try:
+            return client_app(Message(content, 1, kind), context)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            assert SECRET not in text and str(self.folder) not in text
+            return text
+
+    def refuses(self, reason, **changes):
+        """Check that no kind of message gets an answer."""
+        for kind in (MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE):
+            answer = self.send(kind, **changes)
+            assert isinstance(answer, str), f"the node answers {changes}"
+            assert re.search(f"PolicyError: .*{reason}.*code [0-9a-f]{{6}}", answer)
+
+    def files(self):
+        """Return what lies in the node's folders, except its private and public images."""
+        ours = (self.private, self.public)
+        found = (path for path in self.folder.rglob("*") if path.is_file())
+        return {path for path in found if not any(map(path.is_relative_to, ours))}
+
+
+@pytest.fixture
+def silo(tmp_path):
+    return Silo(tmp_path)
+
+
+def name_private_images_as_public(silo):
+    (silo.folder / "link").symlink_to(silo.private)
+    for path in (silo.private, silo.folder, silo.folder / "link", f"{silo.public}/../private/3"):
+        for key in ("dataset", "public-dataset"):
+            undescribed = {"image-shape": ""} if key == "dataset" else {}
+            silo.refuses("private data", **{key: f"folder:{path}"}, **undescribed)
+    silo.refuses("public-root", **{"public-dataset": "folder:/etc"})
+    silo.refuses("public-root", **{"public-dataset": "mnist", "data-root": "/srv"})
+
+
+def copy_private_images(silo):
+    mixed = write_image_folder(silo.folder / "mixed", *images_of(SILOS, 1))
+    (mixed / "3" / "harmless.png").write_bytes(silo.named.read_bytes())
+    silo.refuses("holds private samples", **{"public-dataset": f"folder:{mixed}"})
+
+
+def name_a_folder_as_a_set_of_the_hub(silo):
+    for name in ("private", "hf/private"):
+        silo.refuses("public-root", **{"public-dataset": f"hf:{name}"})
+
+
+def name_code(silo):
+    for key in ("strategy", "models", "dataset", "public-dataset", "partition"):
+        sys.modules.pop("http.server", None)
+        silo.refuses("allow-code", **{key: "http.server:test"})
+        assert "http.server" not in sys.modules
+
+
+def choose_another_method(silo):
+    for strategy in ("fedavg", "scaffold", "persfl", "fedkma", "fedproto", "fd", "fml", "feddf"):
+        silo.refuses("allow-methods", strategy=strategy)
+
+
+def ask_for_the_mean_of_one_image(silo):
+    silo.refuses("min-class-count", **{"client-split": "1/0/99"})
+    silo.node["allow-methods"] = "fedproto"
+    reply = arrays_of(silo.send(strategy="fedproto", **{"client-split": "80/0/20"}))
+    held = reply["class-counts"] > 0
+    assert (reply["class-counts"][held] >= 10).all() and not reply["class-means"][~held].any()
+
+
+def subtract_counts_from_a_total(silo):
+    silo.node["allow-methods"] = "fedproto"
+    split = {"strategy": "fedproto", "client-split": "80/0/20"}
+    sizes = silo.send(MessageType.QUERY, **split).content.metric_records["metrics"]
+    counts = arrays_of(silo.send(**split))["class-counts"]
+    rest = sizes["num-examples"] - counts.sum()
+    assert rest == 0 or rest >= 10
+
+
+def ask_for_measures(silo):
+    for measure in ("classes", "auc", "calibration", "f1,balanced-accuracy"):
+        silo.refuses("allow-measures", measures=measure)
+
+
+def read_class_shares_from_fedkma(silo):
+    silo.node["allow-methods"] = "fedkma"
+    reply = silo.send(
+        message={"phase": "share-knowledge"},
+        arrays={"irrelevancy": np.eye(10, dtype=np.float32)},
+        strategy="fedkma",
+        models="darts",
+        **{"client-split": "80/0/20", "fedkma.as-printed": False},
+    )
+    assert set(arrays_of(reply)) == {"sharing"}
+    context = Context(1, 1, dict(silo.node), RecordDict(), {})
+    context.run_config = {**silo.config, "strategy": "fedkma", "models": "darts"}
+    client = build_client(context)
+    shares = client.label_distribution()
+    small = client.data.class_counts.numpy() < 10
+    assert len(set(shares[small])) == 1  # zeros, or uniform where all classes are hidden
+
+
+def turn_the_noise_off(silo):
+    silo.node["min-noise"] = 2.0
+    silo.refuses("min-noise")
+    silo.refuses("min-noise", **{**NOISE, "kt-pfl.noise-multiplier": 1e-9})
+
+
+def fix_the_noise(silo):
+    silo.refuses("noise-seed", **NOISE, **{"kt-pfl.noise-seed": 7})
+
+
+def spent(silo):
+    return PrivacyLedger(silo.folder / "state" / "0" / "privacy-ledger.jsonl").epsilon(1e-5)
+
+
+def start_many_runs(silo):
+    silo.node["epsilon-budget"] = budget = privacy_spent(2.0, 3, 1e-5)
+    answers = [silo.send(message={"run-id": f"{run:x}"}, **NOISE) for run in range(5)]
+    assert [isinstance(answer, Message) for answer in answers] == [True] * 3 + [False] * 2
+    assert "epsilon-budget of this node is spent" in answers[-1]
+    assert spent(silo) == pytest.approx(budget)
+
+
+def choose_a_large_delta(silo):
+    silo.node["epsilon-budget"] = privacy_spent(2.0, 1, 1e-5)
+    loose = {**NOISE, "kt-pfl.delta": 0.999}
+    answers = [silo.send(message={"run-id": f"{run:x}"}, **loose) for run in range(2)]
+    assert isinstance(answers[0], Message) and "is spent" in answers[1]
+
+
+def spoil_a_row(silo):
+    """With this learning rate weights are infinite, and predictions are no numbers."""
+    answer = silo.send(**NOISE, **{"learning-rate": 1e30})
+    assert isinstance(answer, str) or np.isfinite(arrays_of(answer)["predictions"]).all()
+
+
+def name_folders_to_write(silo):
+    victim = silo.folder / "victim" / "0.json"
+    victim.parent.mkdir()
+    victim.write_text("of another application")
+    folder = {"models-dir": str(victim.parent), "state-dir": str(victim.parent)}
+    before = silo.files()
+    for run_id in (str(victim.parent), "../../victim", "..", "0F"):
+        for message in ({}, {"last-round": True, "evaluate": True}, {"trained-rounds": 2}):
+            answer = silo.send(message={"run-id": run_id, **message}, **folder)
+            assert "PolicyError: the id of the run" in answer
+    assert isinstance(silo.send(message={"last-round": True, "evaluate": True}, **folder), Message)
+    assert victim.read_text() == "of another application"
+    assert all(path.is_relative_to(silo.folder / "state") for path in silo.files() - before)
+
+
+def provoke_errors(silo):
+    silo.named.write_bytes(b"no image")
+    answers = [
+        silo.send(),
+        silo.send(strategy="kt-fpl"),
+        silo.send(models="perceptron"),
+        silo.send(arrays={"teacher": np.zeros((1, 1), np.float32)}),
+        silo.send(message={"server-round": "first"}),
+        silo.send(**{"image-shape": "9,9,9"}),
+    ]
+    for answer in answers:  # `send` has checked that no name of a file or folder is in them
+        assert re.fullmatch(
+            r"NodeFailureError: \w+: [^'/]+ \(code \w{6} in the node's log\)", answer
+        )
+
+
+def time_a_round(silo):
+    assert "seconds" not in silo.send().content.config_records["info"]
+
+
+STEPS = [
+    name_private_images_as_public,
+    copy_private_images,
+    name_a_folder_as_a_set_of_the_hub,
+    name_code,
+    choose_another_method,
+    ask_for_the_mean_of_one_image,
+    subtract_counts_from_a_total,
+    ask_for_measures,
+    read_class_shares_from_fedkma,
+    turn_the_noise_off,
+    fix_the_noise,
+    start_many_runs,
+    choose_a_large_delta,
+    spoil_a_row,
+    name_folders_to_write,
+    provoke_errors,
+    time_a_round,
+]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+def test_no_private_data_leaves_by_run_config_alone(step, silo, monkeypatch):
+    monkeypatch.chdir(silo.folder)
+    step(silo)
+
+
+def test_the_page_has_a_row_for_each_step():
+    section = PAGE.read_text().partition("## What the run config can do")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ")]
+    assert len(rows) - 1 == len(STEPS)
+
+
+def test_an_honest_run_is_served(silo):
+    reply = silo.send(message={"evaluate": True})
+    assert set(arrays_of(reply)) == {"predictions"}
+    assert set(reply.content.config_records["info"]) == {"partition-id", "model"}
