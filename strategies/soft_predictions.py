@@ -251,7 +251,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         return are_due(made, server_round, self.settings.cache_rounds)
 
     def missing(self, server_round: int, partition_id: int) -> NDArray[np.bool_]:
-        """Return for which of the last round's samples a client lacks the lesson, (P,)."""
+        """Return for which of the last round's samples a client lacks the teacher, (P,)."""
         if not self.cache:
             return np.ones(self.plan.public_size, dtype=np.bool_)
         subset = self._subset(server_round - 1)

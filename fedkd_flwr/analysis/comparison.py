@@ -52,9 +52,9 @@ class Comparison:
         Finished runs by label, in the order of `reading_order`; the runs of a label differ in
         seed alone.
     results : DataFrame
-        One row a run, as `fedkd_flwr.analysis.results.run_results` returns it.
+        One row per run, as `fedkd_flwr.analysis.results.run_results` returns it.
     clients : DataFrame
-        One row a run and client at the last evaluated round, as
+        One row per run and client at the last evaluated round, as
         `fedkd_flwr.analysis.results.client_results` returns it.
     table : DataFrame
         One row a label, as `fedkd_flwr.analysis.results.means_over_seeds` returns it.

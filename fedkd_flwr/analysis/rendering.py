@@ -133,7 +133,7 @@ def in_latex(text: pd.DataFrame, remarks: Sequence[str]) -> str:
 
 
 def by_client(clients: pd.DataFrame, labels: Iterable[Any]) -> pd.DataFrame:
-    """Return each client's mean accuracy over seeds, one column a method.
+    """Return each client's mean accuracy over seeds, one column per method.
 
     Parameters
     ----------

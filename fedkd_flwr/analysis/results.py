@@ -34,7 +34,7 @@ def class_accuracies(run: Run) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row a client, one column a class that some test split has, NaN for classes that the
+        One row per client, one column per class that some test split has, NaN for classes that the
         client's own has not; no columns unless the run has ``measures = classes``.
     """
     rows = last_evaluations(run)

@@ -65,9 +65,9 @@ def without_partial_means(table: pd.DataFrame, results: pd.DataFrame) -> pd.Data
     Parameters
     ----------
     table : DataFrame
-        Means over seeds, one row a method.
+        Means over seeds, one row per method.
     results : DataFrame
-        What they are of, one row a run.
+        What they are of, one row per run.
     """
     missed = set(results.loc[results[COSTS[0]].isna(), "method"])
     table = table.copy()
@@ -81,7 +81,7 @@ def notes_on_target(results: pd.DataFrame, labels: Iterable[Any], target: float)
     Parameters
     ----------
     results : DataFrame
-        One row a run.
+        One row per run.
     labels : iterable of str
         The methods, in the order to speak of them.
     target : float

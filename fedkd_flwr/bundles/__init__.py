@@ -1,1 +1,1 @@
-"""App bundles on a node: which are approved, and that no other is executed."""
+"""App bundles on a node: the list of approved ones, and a guard against others."""

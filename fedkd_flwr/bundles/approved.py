@@ -1,6 +1,6 @@
 """The list of app bundles that a node's operator has approved.
 
-A text file with one bundle a line: its SHA-256 digest, then its name and version, and the day of
+A text file with one bundle per line: its SHA-256 digest, then its name and version, and the day of
 the approval. Only the digest decides. The file belongs to the operator; the app's user reads it.
 """
 

@@ -1,7 +1,7 @@
 """Flower's SuperExec and ClientApp process, restricted to approved bundles.
 
 A SuperNode with ``--isolation process`` executes nothing itself: a SuperExec beside it asks for
-tasks, and starts one ``flwr-clientapp`` process a task. `run_superexec` is Flower's, but it asks
+tasks, and starts one ``flwr-clientapp`` process per task. `run_superexec` is Flower's, but it asks
 for tasks of ClientApps only, and starts `run_client_app` for them. That is Flower's process as
 well, but it compares the digest of the bundle with the list of approved ones before it unpacks
 it, and loads nothing that was not compared. An approved bundle is unpacked into a folder that is
@@ -66,7 +66,7 @@ class Guard:
     installed: dict[str, Path] = field(default_factory=dict)
 
     def checked_install(self, fab_file: bytes, **_options: Any) -> Path:
-        """Unpack a bundle if it is approved; in the place of ``install_from_fab``.
+        """Unpack a bundle if it is approved; replaces ``install_from_fab``.
 
         Parameters
         ----------
@@ -86,7 +86,7 @@ class Guard:
         return self.installed[digest]
 
     def checked_loader(self, **_options: Any) -> Loader:
-        """Return a loader of checked bundles; in the place of ``get_load_client_app_fn``."""
+        """Return a loader of checked bundles; replaces ``get_load_client_app_fn``."""
 
         def load(name: str, version: str, digest: str) -> Any:
             if digest not in self.installed:

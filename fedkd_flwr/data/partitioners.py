@@ -268,7 +268,7 @@ def two_groups(
 def two_classes(
     stock: Stock, num_clients: int, settings: DataSettings, generator: np.random.Generator
 ) -> Indices:
-    """`two-classes`: two classes a client, 300 samples of each (KT-pFL appendix B.1, case 2)."""
+    """`two-classes`: two classes per client, 300 samples of each (KT-pFL appendix B.1, case 2)."""
     samples = settings.samples_per_class or TWO_CLASSES_SAMPLES
     chosen = choose_classes(num_clients, len(stock.classes), 2, generator)
     return equal_counts(stock, chosen, samples)
@@ -278,7 +278,7 @@ def two_classes(
 def k_classes(
     stock: Stock, num_clients: int, settings: DataSettings, generator: np.random.Generator
 ) -> Indices:
-    """`k-classes`: a few classes a client, equal totals (PersFL §5, DS-1; FedKMA §V, C = k).
+    """`k-classes`: a few classes per client, equal totals (PersFL §5, DS-1; FedKMA §V, C = k).
 
     PersFL lets the number of samples differ between a client's classes; the totals are equal
     either way.
@@ -336,7 +336,7 @@ def equal_counts(stock: Stock, chosen: NDArray[np.bool_], most: int) -> Indices:
 def lognormal_two_classes(
     stock: Stock, num_clients: int, settings: DataSettings, generator: np.random.Generator
 ) -> Indices:
-    """`lognormal-two-classes`: two classes a client, numbers with a log-normal part.
+    """`lognormal-two-classes`: two classes per client, numbers with a log-normal part.
 
     PersFL §5 (DS-3, mu 0, sigma 2) names the distribution alone. The rest follows pFedMe
     (Dinh et al., NeurIPS 2020), whose data PersFL takes over: each class is cut into 2N shares,

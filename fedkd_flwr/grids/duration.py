@@ -5,7 +5,7 @@ from logging import WARNING
 from strategies.core.flower import log
 
 SHORTEST_SAID = 60.0
-"""Seconds. Shorter runs are not announced."""
+"""Seconds. No estimate is logged for shorter runs."""
 
 
 class DurationEstimate:

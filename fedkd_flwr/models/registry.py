@@ -35,7 +35,7 @@ ANY_SHAPE = ("mlp",)
 """Models that take samples of any shape. The others take images."""
 
 ALLOWED = [*MODELS, "or your own as module:object"]
-"""Which names there are, for errors."""
+"""Allowed names, for error messages."""
 
 
 def model_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What made a run besides its settings: the project's code, packages and the machine."""
+"""Provenance of a run besides its settings: the project's code, packages and the machine."""
 
 import platform
 import subprocess
@@ -10,7 +10,7 @@ from typing import Any
 from fedkd_flwr import __version__
 
 PROJECT = Path(__file__).parents[2]
-"""The checkout that this code belongs to, where it is one."""
+"""The Git checkout that this code belongs to, if any."""
 
 PACKAGES = ("flwr", "torch", "torchvision", "numpy", "scikit-learn", "flwr-datasets")
 """Packages whose versions a run records."""

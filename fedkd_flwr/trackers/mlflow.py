@@ -26,7 +26,7 @@ METRICS_AT_ONCE, PARAMS_AT_ONCE = 1000, 100
 
 
 class MLflow:
-    """Writes a run with its settings as parameters and one step a round.
+    """Writes a run with its settings as parameters and one step per round.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ WITHOUT_NETWORK = ("offline", "dryrun", "disabled")
 
 
 class WeightsAndBiases:
-    """Writes a run with one step a round.
+    """Writes a run with one step per round.
 
     Parameters
     ----------

@@ -186,7 +186,7 @@ def _searched(searches: Sequence[MethodSearch], jobs: int) -> Iterable[str]:
             yield search.strategy
         return
     for search in searches:
-        require_importable(read_config(search.values), "searches side by side have")
+        require_importable(read_config(search.values), "parallel searches have")
     for search, outcome in SideBySide(MethodSearch.run, jobs, 1, 0.0).over(searches):
         if isinstance(outcome, Exception):
             raise ConfigError(f"The search for {search.strategy} failed: {outcome}") from outcome
