@@ -159,9 +159,9 @@ def test_only_a_lent_sample_returns(logged, caplog):
     assert len(settled) > 50
 
 
-def test_a_lent_sample_is_told(logged):
+def test_a_moved_sample_is_logged(logged):
     parts_by_content(["a", "b", "c"], "98/1/1", 0)
-    assert any("is lent" in line and "train/ and test/" in line for line in logged())
+    assert any("is used for it" in line and "train/ and test/" in line for line in logged())
 
 
 def test_too_few_samples_are_refused():

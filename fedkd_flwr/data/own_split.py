@@ -6,8 +6,8 @@ Each sample has a place in [0, 1), a hash of its content or of its group (such a
 no other place, nor does the seed of a run. The sizes of the parts follow the percentages on
 average, and classes are not balanced over the parts.
 
-A small silo can have a part without a sample. The sample nearest to that part is then lent to it,
-with a warning, and returns when the part has a sample of its own.
+A small silo can have a part without a sample. The sample nearest to that part is then moved there,
+with a warning, and moves back when the part gets a sample by its hash.
 """
 
 import hashlib
@@ -205,7 +205,7 @@ def _nearest(part: int, part_of: dict[str, int], percentages: NDArray[np.float64
 def _warn_of_lent(part: int, donor: int, count: int, kind: str) -> None:
     log(
         WARNING,
-        "the %s part has none of %d %s: one of the %s part is lent to it until it has its own. "
+        "the %s part has none of %d %s: one of the %s part is used for it until it has its own. "
         "Add images, or divide them yourself into folders train/ and test/",
         *(PART_NAMES[part], count, kind, PART_NAMES[donor]),
     )
