@@ -28,7 +28,7 @@ from strategies.core.flower import log
 Outcome = Message | Exception
 """A reply, or the exception that prevented it."""
 
-INFO = ("partition-id", "model", "public-hash", "num-clients", "seconds")
+INFO = ("partition-id", "model", "versions", "public-hash", "num-clients", "seconds")
 """Names of a client's properties in its replies."""
 
 TRACEBACKS = Tracebacks()

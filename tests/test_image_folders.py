@@ -59,16 +59,27 @@ def test_folders_made_by_tools_are_not_classes(tmp_path):
 # ---- Files -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", [".bmp", ".gif", ".JPG", ".pgm", ".png", ".tif", ".tiff"])
-def test_whatever_pillow_opens_is_an_image(suffix, tmp_path):
+@pytest.mark.parametrize("suffix", [".bmp", ".JPG", ".jpeg", ".png", ".tif", ".tiff", ".webp"])
+def test_a_file_in_a_documented_format_is_an_image(suffix, tmp_path):
     save(tmp_path / "0", f"one{suffix}", np.full((8, 8), 100, np.uint8))
     (tmp_path / "0" / f".one{suffix}").write_bytes(b"hidden")
     (tmp_path / "0/notes.txt").write_text("no image")
     found = load_own_data(tmp_path, (1, 8, 8), 1)
     assert (len(found.images), int(found.images.max())) == (1, 100)
+    (tmp_path / "0/other.gif").write_bytes(b"not looked at")
+    assert len(load_own_data(tmp_path, (1, 8, 8), 1).images) == 1
     (tmp_path / "0" / f"two{suffix}").write_bytes(b"no image")
     with pytest.raises(DataError, match=f"two{suffix}' is no readable"):
         load_own_data(tmp_path, (1, 8, 8), 1)
+
+
+@pytest.mark.parametrize("other", ["GIF", "PPM", "EPS", "ICO"])
+def test_no_decoder_of_another_format_is_tried_whatever_the_file_is_called(other, tmp_path):
+    (tmp_path / "0").mkdir()
+    with (tmp_path / "0/disguised.png").open("wb") as file:
+        Image.new("RGB", (16, 16)).save(file, other)
+    with pytest.raises(DataError, match=r"disguised\.png' is no readable image file"):
+        load_own_data(tmp_path, (1, 16, 16), 1)
 
 
 # ---- Pixels ----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ with ctrl_c_ends_the_process():
 
     from fedkd_flwr.cli.bundles import bundles, superexec
     from fedkd_flwr.cli.crossing import cross
+    from fedkd_flwr.cli.operating import forget, models, nodes, predict
     from fedkd_flwr.cli.options import find_modules_here
     from fedkd_flwr.cli.reporting import report
     from fedkd_flwr.cli.results import compare, genotypes, personalize, rank
@@ -44,10 +45,10 @@ app = CommandLine(
 )
 
 
-READERS = (compare, rank, report, cross, personalize, genotypes)
+READERS = (compare, rank, report, cross, personalize, genotypes, nodes)
 """Commands that read runs, which may be somebody else's and lie in the working directory."""
 
-COMMANDS = (run, sweep, tune, *READERS, doctor, stop)
+COMMANDS = (run, sweep, tune, *READERS, doctor, predict, forget, stop)
 
 
 @app.callback()
@@ -61,6 +62,7 @@ for command in COMMANDS:
     app.command()(command)
 app.command("list")(list_names)
 app.add_typer(bundles, name="bundles")
+app.add_typer(models, name="models")
 # Flower reads the options, `--help` included.
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},

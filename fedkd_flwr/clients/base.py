@@ -32,12 +32,7 @@ from fedkd_flwr.clients.reply import TrainReply as TrainReply
 from fedkd_flwr.clients.steps import StepsCall, checked, yields_jobs
 from fedkd_flwr.clients.unfinished import Unfinished
 from fedkd_flwr.config import RunConfig
-from fedkd_flwr.data.clients import (
-    ClientData,
-    hash_of_public_pool,
-    load_client,
-    public_samples,
-)
+from fedkd_flwr.data.clients import ClientData, hash_of_public_pool, load_client, public_samples
 from fedkd_flwr.export import model_card, save_personalized_model
 from fedkd_flwr.models.pool import Architecture, borrow, give_back
 from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps, TrainJob, complete
@@ -59,6 +54,7 @@ from strategies.core.flower import log
 from strategies.core.metrics import GRADIENT_STEPS
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
+from strategies.core.versions import as_sent
 
 
 class PersonalClient(NumPyClient):
@@ -323,8 +319,8 @@ class PersonalClient(NumPyClient):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The client's identity, which is part of every reply."""
-        return {"partition-id": self.partition_id, "model": self.model_name}
+        """The client's identity and its versions, which are part of every reply."""
+        return {"partition-id": self.partition_id, "model": self.model_name, "versions": as_sent()}
 
     def get_properties(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the client's properties: its model, data and public set."""
@@ -425,5 +421,6 @@ class PersonalClient(NumPyClient):
         metrics : mapping of str to float
             Results of the model, for the model card.
         """
-        card = model_card(self.run, self.model_name, self.partition_id, metrics)
+        whose = (self.model_name, self.partition_id, self.node.data_path)
+        card = model_card(self.run, self.course.run_id, *whose, metrics)
         return save_personalized_model(self.model, card, folder)

@@ -112,6 +112,7 @@ class CommonWidthClient(ClassMeanClient):
 
     def export_model(self, folder: Path, metrics: Mapping[str, float]) -> Path:
         """Write the evaluated model in its plain architecture, with the projection in its head."""
-        card = model_card(self.run, self.model_name, self.partition_id, metrics)
         plain = fold_into(super().architecture.build(), self.model, self.evaluated_head)
+        whose = (self.model_name, self.partition_id, self.node.data_path)
+        card = model_card(self.run, self.course.run_id, *whose, metrics)
         return save_personalized_model(plain, card, folder)

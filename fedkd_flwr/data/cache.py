@@ -130,6 +130,34 @@ def make_room(folder: Path, most_bytes: int = MOST_BYTES) -> None:
             path.unlink(missing_ok=True)
 
 
+def forget_all(folder: Path) -> tuple[int, int]:
+    """Remove all decoded images, so that no copy is left of images that were deleted.
+
+    Which file holds which images cannot be told from its name. The next run decodes again what is
+    still there.
+
+    Parameters
+    ----------
+    folder : Path
+        The cache.
+
+    Returns
+    -------
+    files, taken : int
+        How many files were removed, and their bytes.
+
+    Raises
+    ------
+    OSError
+        If a file cannot be removed.
+    """
+    sizes = []
+    for path in folder.glob(f"*{ENDING}"):
+        sizes.append(path.stat().st_size)
+        path.unlink()
+    return len(sizes), sum(sizes)
+
+
 def _checksum(array: Tensor) -> str:
     """Return a checksum of type, shape and content: a quarter of a second for a gigabyte."""
     described = zlib.crc32(f"{array.dtype} {tuple(array.shape)}".encode())

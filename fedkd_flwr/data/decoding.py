@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedkd_flwr.data.catalogue import DataError, Shape
+from fedkd_flwr.data.folders import IMAGE_FORMATS
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -24,7 +25,7 @@ GRAY_WEIGHTS = (0.299, 0.587, 0.114)
 def decode_images(
     encoded: Sequence[bytes], shape: Shape, names: Sequence[str] | None = None
 ) -> Tensor:
-    """Decode image files (PNG, JPEG or WebP) to one shape.
+    """Decode image files (PNG, JPEG, BMP, TIFF or WebP) to one shape.
 
     Parameters
     ----------
@@ -63,7 +64,7 @@ def _decode(file: bytes, name: str) -> Tensor:
     from PIL import Image  # deferred: digits are no image files
 
     try:
-        with Image.open(io.BytesIO(file)) as image:
+        with Image.open(io.BytesIO(file), formats=tuple(IMAGE_FORMATS)) as image:
             mode, pixels = image.mode, _pixels(image)
     # Pillow raises many unrelated kinds of error for a damaged file.
     except Exception as error:

@@ -10,6 +10,16 @@ from numpy.typing import NDArray
 from fedkd_flwr.data.catalogue import DataError, Wanted
 from fedkd_flwr.data.origin import PARTS
 
+IMAGE_FORMATS = {
+    "BMP": (".bmp",),
+    "JPEG": (".jpg", ".jpeg"),
+    "PNG": (".png",),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+}
+"""Pillow's names of the formats that are read, with their suffixes. Pillow knows forty more, whose
+decoders would only be a way in for a hostile file."""
+
 
 def by_number(path: Path) -> tuple[int, str]:
     """Order ``partition_2`` before ``partition_10``."""
@@ -35,16 +45,38 @@ def read_image_folder(path: Path, wanted: Wanted) -> tuple[list[Path], NDArray[n
     numbered together, so that a class that one part lacks does not shift the others.
     """
     if not wanted.labeled:
-        files = _image_files(path)
+        files = image_files(path)
         return files, np.zeros(len(files), dtype=np.int64)
     folders = [folder for part in parts_of(path) for folder in _class_folders(part)]
     numbers = _class_numbers(path, {folder.name for folder in folders}, wanted.classes)
     files, labels = [], []
     for folder in folders:
-        images = _image_files(folder)
+        images = image_files(folder)
         files += images
         labels += [numbers[folder.name]] * len(images)
     return files, np.array(labels, dtype=np.int64)
+
+
+def class_names(data_path: str, classes: int) -> list[str]:
+    """Return the names of a node's classes in the order of their numbers.
+
+    Parameters
+    ----------
+    data_path : str
+        The node's ``data-path``; empty for none.
+    classes : int
+        K, the number of classes.
+
+    Returns
+    -------
+    list of str
+        The names of the class folders; empty where folders are numbered, or data lie in none.
+    """
+    path = Path(data_path).expanduser()
+    if not data_path or not path.is_dir() or tables_at(path):
+        return []
+    names = sorted({folder.name for part in parts_of(path) for folder in _class_folders(part)})
+    return names if len(names) == classes and not all(map(str.isdecimal, names)) else []
 
 
 def parts_of(path: Path) -> list[Path]:
@@ -88,23 +120,14 @@ def _class_numbers(path: Path, names: Collection[str], classes: int) -> dict[str
     )
 
 
-def _image_files(folder: Path) -> list[Path]:
+def image_files(folder: Path) -> list[Path]:
     """Return the files with the suffix of an image, except hidden ones."""
-    suffixes = _image_suffixes()
+    suffixes = {suffix for known in IMAGE_FORMATS.values() for suffix in known}
     return sorted(
         file
         for file in folder.rglob("*")
         if file.suffix.lower() in suffixes and not _is_hidden(file.relative_to(folder))
     )
-
-
-def _image_suffixes() -> set[str]:
-    """Return the suffixes of all formats that Pillow opens."""
-    from PIL import Image  # deferred: most data is in no folder
-
-    Image.preinit()  # the usual formats stay the first that a file is tried as
-    formats = Image.registered_extensions()
-    return {suffix for suffix, name in formats.items() if name in Image.OPEN}
 
 
 def _is_hidden(file: Path) -> bool:

@@ -24,6 +24,7 @@ from strategies.core.replies import (
     error_reason,
     shortened,
 )
+from strategies.core.versions import difference, installed_versions, refusal
 
 LONGEST_PAUSE = 8
 """Largest number of rounds between two queries to a node without a valid answer."""
@@ -56,6 +57,8 @@ class ClientInfo:
         Hash of its public set.
     num_clients : int
         Number of clients among which its data set is divided; 0 for a client with its own data.
+    versions : str
+        Versions of its packages, as `strategies.core.versions.as_text` writes them.
     """
 
     partition_id: int
@@ -66,6 +69,7 @@ class ClientInfo:
     validation_size: int = 0
     public_hash: str = ""
     num_clients: int = 0
+    versions: str = ""
 
 
 @dataclass
@@ -207,6 +211,8 @@ class Membership:
         else:
             self.clients[client.partition_id] = client
             self._pending.pop(node_id, None)
+            if found := difference(installed_versions(), client.versions):
+                log(WARNING, "Client %d has %s; its numbers may differ", client.partition_id, found)
 
     def _exclude(self, node_id: int, server_round: float, reason: str) -> None:
         """Exclude a node for now; it is queried again after 1, 2, 4, 8, 8, … rounds."""
@@ -223,6 +229,8 @@ class Membership:
             raise InvalidReplyError(f"partition {n} is outside 0..{self.plan.num_clients - 1}")
         if not 1 <= client.num_examples <= LARGEST_SIZE:
             raise InvalidReplyError(f"client {n} has {client.num_examples} training samples")
+        if reason := refusal(installed_versions(), client.versions):
+            raise InvalidReplyError(f"client {n} {reason}")
         if client.num_clients not in (0, self.plan.num_clients):
             raise InvalidReplyError(
                 f"client {n} has a share of data divided among {client.num_clients} clients, but "
@@ -276,6 +284,7 @@ def read_client(answer: Message) -> ClientInfo:
             validation_size=int(metrics["validation-size"]),  # type: ignore[arg-type]
             public_hash=str(info.get("public-hash", "")),
             num_clients=int(str(info.get("num-clients", 0))),
+            versions=shortened(info.get("versions", "")),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         reason = shortened(repr(error))

@@ -14,6 +14,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
+from strategies.core.versions import installed_versions, refusal
+
 Arrays = Mapping[str, NDArray[Any]]
 """Named arrays of a message."""
 
@@ -133,9 +135,11 @@ def read_reply(
     """
     if message.has_error():
         raise InvalidReplyError(error_reason(message))
-    claimed = message.content.config_records.get("info", ConfigRecord()).get("partition-id")
-    if claimed != partition_id:
+    info = message.content.config_records.get("info", ConfigRecord())
+    if (claimed := info.get("partition-id")) != partition_id:
         raise InvalidReplyError(f"claims to be partition {shortened(claimed)}")
+    if reason := refusal(installed_versions(), shortened(info.get("versions", ""))):
+        raise InvalidReplyError(reason)
     numbers = message.content.metric_records.get("metrics", MetricRecord())
     checked = checked_metrics(numbers, metrics)
     return Reply(partition_id, checked_arrays(arrays_of(message), due), checked)

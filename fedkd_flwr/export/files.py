@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fedkd_flwr.config import RunConfig
+from fedkd_flwr.data.folders import class_names
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.common import Shape
 from fedkd_flwr.models.darts.genotype import Genotype
@@ -20,10 +22,24 @@ from fedkd_flwr.models.darts.settings import SupernetSettings
 from fedkd_flwr.models.own import checked_own
 from fedkd_flwr.models.registry import DARTS_MODELS
 from fedkd_flwr.own import is_own
+from strategies.core.versions import installed_versions
+
+PREPROCESSING = {
+    "resize": "bilinear, antialiased",
+    "gray": "0.299 red + 0.587 green + 0.114 blue, for models of one channel",
+    "scale": "0..255 to -1..1, float32",
+}
+"""What becomes of an image before the model sees it, besides the card's shape
+(`fedkd_flwr.data.decoding`)."""
 
 
 def model_card(
-    run: RunConfig, model_name: str, partition_id: int, metrics: Mapping[str, float]
+    run: RunConfig,
+    run_id: str,
+    model_name: str,
+    partition_id: int,
+    data_path: str,
+    metrics: Mapping[str, float],
 ) -> dict[str, Any]:
     """Return the metadata that a reader of a model's weights needs.
 
@@ -31,17 +47,25 @@ def model_card(
     ----------
     run : RunConfig
         The run that trained the model.
+    run_id : str
+        The id that the server gave to the run; empty for none.
     model_name : str
         Its architecture, a key of `fedkd_flwr.models.registry.MODELS`.
     partition_id : int
         Whose model it is.
+    data_path : str
+        The client's own data, whose folders name the classes; empty for a share of the data set.
     metrics : mapping of str to float
         Results of the model.
     """
     card: dict[str, Any] = {
         "model": model_name,
+        "run-id": run_id,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": installed_versions(),
         "shape": list(run.data.image_shape),
         "classes": run.data.num_classes,
+        "class-names": class_names(data_path, run.data.num_classes),
         "partition-id": partition_id,
         "strategy": run.strategy,
         "dataset": run.data.dataset,
@@ -49,6 +73,7 @@ def model_card(
         "rounds": run.plan.num_server_rounds,
         "seed": run.plan.seed,
         "input": "float32 images scaled from 0..255 to -1..1; custom samples unscaled",
+        "preprocessing": PREPROCESSING,
         "metrics": dict(metrics),
     }
     if model_name in DARTS_MODELS:
@@ -139,6 +164,27 @@ def _round_of(file: Path) -> int:
     return int(file.parent.name.removeprefix("round-"))
 
 
+def read_card(path: str | Path) -> dict[str, Any]:
+    """Return the card beside a personalized model.
+
+    Parameters
+    ----------
+    path : str or Path
+        A ``<partition-id>.safetensors`` file.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the weights or the card are missing.
+    """
+    weights = Path(path).expanduser()
+    for file in (weights, weights.with_suffix(".json")):
+        if not file.exists():
+            raise FileNotFoundError(f"there is no {file}, which a personalized model needs")
+    card: dict[str, Any] = json.loads(weights.with_suffix(".json").read_text())
+    return card
+
+
 def load_model(
     path: str | Path, builder: Callable[[Shape, int], nn.Module] | None = None
 ) -> nn.Module:
@@ -167,11 +213,7 @@ def load_model(
         than the model.
     """
     weights = Path(path).expanduser()
-    card_path = weights.with_suffix(".json")
-    for file in (weights, card_path):
-        if not file.exists():
-            raise FileNotFoundError(f"there is no {file}, which a personalized model needs")
-    card = json.loads(card_path.read_text())
+    card = read_card(weights)
     search_space = None
     if "supernet" in card:
         settings = {**card["supernet"], "operations": tuple(card["supernet"]["operations"])}

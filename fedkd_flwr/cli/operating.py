@@ -1,0 +1,122 @@
+"""Commands of whoever operates a node or uses its models: nodes, models, predict, forget."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedkd_flwr.cli.output import errors, one_clear_line, say, show_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+models = typer.Typer(
+    help="List a node's exported models, and approve the one to use.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def nodes(run: Annotated[Path, typer.Argument(help="Run directory, finished or not.")]) -> None:
+    """Show how each client took part in a run: last rounds, failures and their reasons."""
+    with one_clear_line():
+        from fedkd_flwr.analysis.nodes import nodes_table, progress
+        from fedkd_flwr.runs import load_run
+
+        opened = load_run(run)
+        table, how_far = nodes_table(opened), progress(opened)
+    say(how_far)
+    headings = ("client", "model", "last asked", "last valid", "asked", "failures")
+    show_table(headings, _cells(table.iloc[:, :5]), numbers=headings[2:])
+    for client, server_round, reason in _cells(table[["last_failed", "last_failure"]]):
+        if reason:
+            say(f"client {client}, round {server_round}: {reason}")
+
+
+def _cells(table: "pd.DataFrame") -> list[list[str]]:
+    """Return rows as text; it comes from other machines, and could hold commands for a terminal."""
+    return [
+        ["".join(filter(str.isprintable, str(cell))) for cell in row] for row in table.itertuples()
+    ]
+
+
+@models.command("list")
+def list_models(
+    folder: Annotated[Path, typer.Argument(help="The node's models-dir.")],
+) -> None:
+    """List the exported models of all runs and rounds."""
+    with _one_clear_line():
+        from fedkd_flwr.export.approval import exported_models
+
+        found = list(exported_models(folder.expanduser()))
+    rows = [
+        [
+            str(model.path.relative_to(folder.expanduser())),
+            str(model.card["date"]),
+            str(model.card["strategy"]),
+            _accuracy(model.card["metrics"]),
+            "in use" if model.in_use else "",
+        ]
+        for model in found
+    ]
+    show_table(("model", "date", "strategy", "test accuracy", ""), rows, numbers=["test accuracy"])
+
+
+@models.command("approve")
+def approve(
+    model: Annotated[Path, typer.Argument(help="MODELS-DIR/RUN/round-ROUND/CLIENT.safetensors.")],
+) -> None:
+    """Use a model from now on, in the place of the one approved before."""
+    with _one_clear_line():
+        from fedkd_flwr.export.approval import approve_model
+
+        used = approve_model(model)
+    say(f"{used} is now {model}")
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="CLIENT.safetensors, with its card beside it.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files, and folders of them.")],
+) -> None:
+    """Classify images with a personalized model; print CSV with class and probability."""
+    with _one_clear_line():
+        import csv
+        import sys
+
+        from fedkd_flwr.export.predicting import files_at
+        from fedkd_flwr.export.predicting import predict as classify
+
+        predictions = classify(model, files_at(images))
+        lines = csv.writer(sys.stdout, lineterminator="\n")
+        lines.writerow(("file", "class", "probability"))
+        lines.writerows((p.file, p.label, f"{p.probability:.4f}") for p in predictions)
+
+
+def forget() -> None:
+    """Remove all decoded copies of images, so that none is left of images that were deleted."""
+    with _one_clear_line():
+        from fedkd_flwr.data.cache import cache_folder, forget_all
+
+        folder = cache_folder()
+        if folder is None:
+            say("FEDKD_CACHE is off: no decoded copies are kept.")
+            return
+        files, taken = forget_all(folder)
+    say(f"{folder}: removed {files} files, {taken / 2**20:.1f} MiB")
+
+
+def _accuracy(metrics: dict[str, float]) -> str:
+    return f"{metrics['correct'] / metrics['total']:.1%}" if metrics.get("total") else "-"
+
+
+@contextmanager
+def _one_clear_line() -> Iterator[None]:
+    """Print errors about files and models in one line."""
+    try:
+        with one_clear_line():
+            yield
+    except (OSError, ValueError) as error:
+        say(("Error:", "bold red"), f" {error}", to=errors())
+        raise typer.Exit(1) from None

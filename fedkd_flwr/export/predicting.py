@@ -1,0 +1,88 @@
+"""A personalized model used on new images, as its card says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedkd_flwr.data.decoding import decode_images, to_float
+from fedkd_flwr.data.folders import image_files
+from fedkd_flwr.export.files import load_model, read_card
+
+BATCH = 256
+"""Images that are decoded and classified at a time."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says about one image.
+
+    Attributes
+    ----------
+    file : Path
+        The image.
+    label : str
+        Name of the most probable class; its number if the card names none.
+    probability : float
+        The softmax of the logits at that class.
+    """
+
+    file: Path
+    label: str
+    probability: float
+
+
+def files_at(paths: Sequence[Path]) -> list[Path]:
+    """Return the images among some paths: files as they are, and those below folders.
+
+    Raises
+    ------
+    FileNotFoundError
+        If a path is missing, or there is no image.
+    """
+    found = []
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"there is no image or folder {path}")
+        found += image_files(path) if path.is_dir() else [path]
+    if not found:
+        raise FileNotFoundError(f"there is no image in {', '.join(map(str, paths))}")
+    return found
+
+
+@torch.inference_mode()
+def predict(model_path: Path, files: Sequence[Path]) -> list[Prediction]:
+    """Classify images with a personalized model on the CPU.
+
+    The images are brought to the shape and scale that the model was trained with.
+
+    Parameters
+    ----------
+    model_path : Path
+        A ``<partition-id>.safetensors`` file with its card beside it.
+    files : sequence of Path
+        Images in a documented format.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the model, its card or an image is missing.
+    ValueError
+        If the model is a custom one, the file has other tensors, or the model is not one of images.
+    DataError
+        If a file is no readable image.
+    """
+    card, model = read_card(model_path), load_model(model_path)
+    shape = tuple(card["shape"])
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise ValueError(f"{model_path} takes samples of shape {shape}, which are no images")
+    names = card.get("class-names") or [str(k) for k in range(card["classes"])]
+    predictions = []
+    for start in range(0, len(files), BATCH):
+        part = files[start : start + BATCH]
+        images = decode_images([file.read_bytes() for file in part], shape, list(map(str, part)))
+        best = torch.softmax(model(to_float(images)), dim=1).max(dim=1)
+        answers = zip(part, best.indices.tolist(), best.values.tolist(), strict=True)
+        predictions += [Prediction(file, names[k], probability) for file, k, probability in answers]
+    return predictions

@@ -1,0 +1,142 @@
+"""What becomes of an exported model: its card, the operator's approval, and new images."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import fedkd_flwr
+from fedkd_flwr.cli import app
+from fedkd_flwr.data.folders import class_names
+from fedkd_flwr.export import load_model, read_card, save_personalized_model
+from fedkd_flwr.export.approval import (
+    approve_model,
+    exported_models,
+    link_in_use,
+    versioned_folder,
+)
+from fedkd_flwr.export.predicting import files_at, predict
+from strategies.core.versions import installed_versions
+
+CARD = {
+    "model": "mlp",
+    "run-id": "ab12",
+    "date": "2026-11-24T10:00:00+00:00",
+    "shape": [1, 8, 8],
+    "classes": 2,
+    "class-names": ["healthy", "ill"],
+    "partition-id": 3,
+    "strategy": "local",
+    "metrics": {"correct": 3, "total": 4},
+}
+
+
+def cli(*arguments):
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def models(tmp_path):
+    """A node's folder with a model of each of two runs."""
+    for seed, run_id in enumerate(("ab12", "cd34")):
+        torch.manual_seed(seed)
+        model = fedkd_flwr.build_model("mlp", (1, 8, 8), 2)
+        folder = versioned_folder(tmp_path, run_id, 30)
+        save_personalized_model(model, {**CARD, "run-id": run_id}, folder)
+    return tmp_path
+
+
+def weights(path):
+    return next(iter(load_model(path).parameters())).detach()
+
+
+def test_a_card_names_the_run_and_what_the_model_needs(small, tmp_path):
+    run = fedkd_flwr.run(small, strategy="local", models_dir=str(tmp_path / "models"),
+                         output_dir=tmp_path / "run")  # fmt: skip
+    card = read_card(tmp_path / "models/0.safetensors")
+    assert len(card["run-id"]) == 32
+    assert card["date"].endswith("+00:00")
+    assert card["versions"] == installed_versions()
+    assert card["preprocessing"]["scale"] == "0..255 to -1..1, float32"
+    assert card["metrics"]["round"] == run.summary["rounds"]
+
+
+def test_classes_are_named_by_their_folders(tmp_path):
+    for name in ("x/ill", "x/healthy", "x/.hidden", "numbers/0", "numbers/1"):
+        (tmp_path / name).mkdir(parents=True)
+    assert class_names(str(tmp_path / "x"), 2) == ["healthy", "ill"]
+    assert class_names(str(tmp_path / "x"), 3) == []
+    assert class_names(str(tmp_path / "numbers"), 2) == []
+    assert class_names("", 2) == []
+    assert class_names("module:object", 2) == []
+
+
+def test_an_approved_model_is_in_use_until_another_is(models):
+    first, second = (versioned_folder(models, r, 30) / "3.safetensors" for r in ("ab12", "cd34"))
+    used = approve_model(first)
+    assert used == models / "in-use-3/3.safetensors"
+    assert torch.equal(weights(used), weights(first))
+    assert [model.in_use for model in exported_models(models)] == [True, False]
+    approve_model(second)
+    assert torch.equal(weights(used), weights(second))
+    assert read_card(used)["run-id"] == "cd34"
+    # Back to the first, whose run may be gone by now.
+    first.unlink()
+    approve_model(models / "approved/ab12/round-000030/3.safetensors")
+    assert read_card(used)["run-id"] == "ab12"
+    lines = (models / "approved/log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["model"].split("/")[1] for line in lines] == ["ab12", "cd34", "ab12"]
+    assert not link_in_use(models, 3).readlink().is_absolute()
+
+
+def test_what_no_run_exported_is_not_approved(models, tmp_path):
+    save_personalized_model(fedkd_flwr.build_model("mlp", (1, 8, 8), 2), CARD, tmp_path / "plain")
+    with pytest.raises(ValueError, match="is no exported model of a run and a round"):
+        approve_model(tmp_path / "plain/3.safetensors")
+    with pytest.raises(FileNotFoundError):
+        approve_model(models / "ab12/round-000030/4.safetensors")
+
+
+def test_new_images_are_prepared_as_in_training(models, tmp_path):
+    """The expected classes come from the model itself, on images prepared by hand."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    pixels = np.random.default_rng(1).integers(0, 256, (5, 8, 8), dtype=np.uint8)
+    for number, image in enumerate(pixels):
+        Image.fromarray(image).save(folder / f"{number}.png")
+    (folder / "notes.txt").write_text("no image")
+    path = models / "ab12/round-000030/3.safetensors"
+    logits = load_model(path)(torch.from_numpy(pixels[:, None] / 127.5 - 1).float())
+    expected = [("healthy", "ill")[k] for k in logits.argmax(dim=1)]
+    found = predict(path, files_at([folder]))
+    assert [p.label for p in found] == expected
+    np.testing.assert_allclose(
+        [p.probability for p in found], logits.softmax(1).max(1).values.detach(), rtol=1e-5
+    )
+    status, output = cli("predict", path, folder / "0.png")
+    assert status == 0
+    assert output.splitlines()[0] == "file,class,probability"
+    assert output.splitlines()[1].startswith(f"{folder / '0.png'},{expected[0]},0.")
+
+
+def test_a_model_without_images_is_refused_in_one_line(models, tmp_path):
+    path = models / "ab12/round-000030/3.safetensors"
+    assert cli("predict", path, tmp_path / "nowhere") == (
+        1,
+        f"Error: there is no image or folder {tmp_path / 'nowhere'}\n",
+    )
+    path.with_suffix(".json").write_text(json.dumps({**CARD, "shape": [64]}))
+    assert cli("predict", path, __file__)[0] == 1
+
+
+def test_the_commands_list_and_approve(models):
+    path = models / "cd34/round-000030/3.safetensors"
+    assert cli("models", "approve", path)[0] == 0
+    lines = [line for line in cli("models", "list", models)[1].splitlines() if "round-" in line]
+    assert len(lines) == 2
+    assert "in use" not in lines[0] and "75.0%" in lines[0]
+    assert "in use" in lines[1]

@@ -1,0 +1,51 @@
+"""`fedkd nodes`: how each client took part in a run."""
+
+import json
+import os
+from datetime import UTC, datetime
+
+import pytest
+from typer.testing import CliRunner
+
+import fedkd_flwr
+from fedkd_flwr.analysis.nodes import nodes_table, progress
+from fedkd_flwr.cli import app
+from fedkd_flwr.runs import load_run
+
+
+@pytest.fixture
+def run(small, tmp_path):
+    """A run of two rounds in which client 1 failed in the last."""
+    fedkd_flwr.run(small, strategy="local", num_server_rounds=2, output_dir=tmp_path / "run")
+    path = tmp_path / "run/clients.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    failed = next(row for row in rows if (row["round"], row["partition_id"]) == (2, 1))
+    failed |= {"model": None, "failure": "no reply in time \x1b[2J"}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_run(tmp_path / "run")
+
+
+def test_rounds_and_failures_of_each_client(run):
+    table = nodes_table(run)
+    assert list(table.loc[0, ["last_asked", "last_valid", "asked", "failures"]]) == [2, 2, 2, 0]
+    assert list(table.loc[1, ["last_asked", "last_valid", "asked", "failures"]]) == [2, 1, 2, 1]
+    assert table.loc[1, "last_failure"].startswith("no reply in time")
+    assert table.loc[0, "last_failure"] == ""
+    assert table.loc[1, "model"] == run.config["models"].split(",")[1]
+
+
+def test_when_the_last_round_ended(run):
+    moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
+    os.utime(run.path / "rounds.jsonl", (moment, moment))
+    text = progress(run, datetime.fromtimestamp(moment + 90, UTC))
+    assert text.startswith("round 2 of 2, finished 2026-01-02 03:04:05 UTC (90 s ago), ")
+    taken = run.rounds[["seconds_train", "seconds_server", "seconds_evaluate"]].sum(axis=1).median()
+    assert text.endswith(f"{taken:.1f} s a round (median)")
+
+
+def test_the_command_prints_reasons_without_commands_for_the_terminal(run):
+    result = CliRunner().invoke(app, ["nodes", str(run.path)])
+    assert result.exit_code == 0
+    assert "client 1, round 2: no reply in time [2J\n" in result.output
+    assert "\x1b" not in result.output
+    assert CliRunner().invoke(app, ["nodes", str(run.path.parent)]).exit_code == 1
