@@ -28,7 +28,9 @@ from strategies.core.flower import log
 Outcome = Message | Exception
 """A reply, or the exception that prevented it."""
 
-INFO = ("partition-id", "model", "versions", "public-hash", "num-clients", "seconds")
+INFO = (
+    "partition-id", "model", "versions", "public-hash", "classes-hash", "num-clients", "seconds",
+)  # fmt: skip
 """Names of a client's properties in its replies."""
 
 TRACEBACKS = Tracebacks()

@@ -16,6 +16,7 @@ from fedkd_flwr.clients.node import NODE_KEYS, with_known_clients
 from fedkd_flwr.clients.policy import SPLIT_FOR_USE, NodeConfigError, PolicyError, read_policy
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import hash_of_public_pool, public_pool
+from fedkd_flwr.data.folders import class_names, hash_of_names
 from fedkd_flwr.data.public import require_pool
 from fedkd_flwr.models.build import num_parameters
 from fedkd_flwr.runs import require_writable
@@ -128,9 +129,15 @@ def _check_device(client: PersonalClient) -> str:
 
 def _check_data(client: PersonalClient) -> str:
     data = client.data
-    counts = ", ".join(f"{k}: {count}" for k, count in enumerate(data.class_counts.tolist()))
+    names = class_names(client.node.data_path, data.classes)
+    numbers = [str(k) for k in range(data.classes)]
+    labels = [f"{k} ({name})" for k, name in enumerate(names)] or numbers
+    counted = zip(labels, data.class_counts.tolist(), strict=True)
+    counts = ", ".join(f"{label}: {count}" for label, count in counted)
     source = client.context.node_config.get("data-path") or f"a share of {client.run.data.dataset}"
-    return f"{source}: {data.described()}; training samples by class {counts}{_warning(client)}"
+    told = f"; classes-hash {hash_of_names(names)}" if names else ""
+    sizes = f"{data.described()}; training samples by class {counts}"
+    return f"{source}: {sizes}{told}{_warning(client)}"
 
 
 def _warning(client: PersonalClient) -> str:

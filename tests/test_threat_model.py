@@ -268,4 +268,4 @@ def test_the_page_has_a_row_for_each_step():
 def test_an_honest_run_is_served(silo):
     reply = silo.send(message={"evaluate": True})
     assert set(arrays_of(reply)) == {"predictions"}
-    assert set(reply.content.config_records["info"]) == {"partition-id", "model"}
+    assert set(reply.content.config_records["info"]) == {"partition-id", "model", "versions"}

@@ -26,13 +26,14 @@ from fedkd_flwr.clients import memory, state_dir
 from fedkd_flwr.clients.architectures import assigned_models
 from fedkd_flwr.clients.course import Course
 from fedkd_flwr.clients.node import read_node
+from fedkd_flwr.clients.properties import properties_of
 from fedkd_flwr.clients.reply import Arrays as Arrays
 from fedkd_flwr.clients.reply import Training as Training
 from fedkd_flwr.clients.reply import TrainReply as TrainReply
 from fedkd_flwr.clients.steps import StepsCall, checked, yields_jobs
 from fedkd_flwr.clients.unfinished import Unfinished
 from fedkd_flwr.config import RunConfig
-from fedkd_flwr.data.clients import ClientData, hash_of_public_pool, load_client, public_samples
+from fedkd_flwr.data.clients import ClientData, load_client, public_samples
 from fedkd_flwr.export import model_card, save_personalized_model
 from fedkd_flwr.models.pool import Architecture, borrow, give_back
 from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps, TrainJob, complete
@@ -324,15 +325,7 @@ class PersonalClient(NumPyClient):
 
     def get_properties(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the client's properties: its model, data and public set."""
-        data, told = self.data, self.policy.allow_counts
-        return {
-            **self.identity,
-            "num-examples": self.num_examples,
-            "test-size": len(data.test_labels) if told else 0,
-            "validation-size": len(data.validation_labels) if told else 0,
-            "public-hash": hash_of_public_pool(self.run.data_plan),
-            "num-clients": 0 if self.node.data_path else self.run.plan.num_clients,
-        }
+        return properties_of(self)
 
     def fit(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]

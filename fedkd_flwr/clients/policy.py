@@ -353,4 +353,4 @@ def _as_text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return " ".join(value) or "none"
-    return str(value) or "none"
+    return (f"{value:g}" if isinstance(value, float) else str(value)) or "none"

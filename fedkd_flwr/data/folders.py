@@ -1,5 +1,6 @@
 """Folders of images: which files they contain, and the class of each."""
 
+import hashlib
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path, PurePath
@@ -77,6 +78,11 @@ def class_names(data_path: str, classes: int) -> list[str]:
         return []
     names = sorted({folder.name for part in parts_of(path) for folder in _class_folders(part)})
     return names if len(names) == classes and not all(map(str.isdecimal, names)) else []
+
+
+def hash_of_names(names: Sequence[str]) -> str:
+    """Return a hash by which silos compare the names of their classes; empty without names."""
+    return hashlib.sha256("\0".join(names).encode()).hexdigest() if names else ""
 
 
 def parts_of(path: Path) -> list[Path]:

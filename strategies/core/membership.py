@@ -37,6 +37,10 @@ class OtherPublicSetError(InvalidReplyError):
     """A client is excluded because its public set differs from that of the run."""
 
 
+class OtherClassesError(InvalidReplyError):
+    """A client is excluded because its classes have other names than those of most clients."""
+
+
 @dataclass(frozen=True)
 class ClientInfo:
     """What a client reported when the server first queried it.
@@ -59,6 +63,8 @@ class ClientInfo:
         Number of clients among which its data set is divided; 0 for a client with its own data.
     versions : str
         Versions of its packages, as `strategies.core.versions.as_text` writes them.
+    classes_hash : str
+        Hash of the names of its classes; empty if they have none.
     """
 
     partition_id: int
@@ -70,6 +76,7 @@ class ClientInfo:
     public_hash: str = ""
     num_clients: int = 0
     versions: str = ""
+    classes_hash: str = ""
 
 
 @dataclass
@@ -114,6 +121,7 @@ class Membership:
         self._pending: dict[int, PendingNode] = {}
         self._new_client_ids = frozenset(plan.new_client_ids)
         self._public_hash = plan.public_hash
+        self._classes_hash = ""
         self._online: set[int] = set()
 
     def reachable(self, grid: Grid) -> list[int]:
@@ -152,7 +160,9 @@ class Membership:
         content = RecordDict({"config": ConfigRecord({"phase": "properties"})})
         questions = [Message(content, node_id, MessageType.QUERY) for node_id in asked]
         answers = list(grid.send_and_receive(questions, timeout=self.plan.round_timeout))
-        self._public_hash = self._public_hash or most_common_hash(answers)
+        self._public_hash = self._public_hash or most_common_hash(answers, "public-hash")
+        named = (answer for answer in answers if hash_in(answer, "classes-hash"))
+        self._classes_hash = self._classes_hash or most_common_hash(named, "classes-hash")
         known = set(self.clients)
         for answer in answers:
             self._meet(answer, server_round)
@@ -204,7 +214,7 @@ class Membership:
         try:
             client = read_client(answer)
             self._check_client(client)
-        except OtherPublicSetError as error:
+        except (OtherPublicSetError, OtherClassesError) as error:
             self._exclude(node_id, math.inf, str(error))
         except InvalidReplyError as error:
             self._exclude(node_id, server_round, str(error))
@@ -240,6 +250,12 @@ class Membership:
         known = self.clients.get(n)
         if known and known.node_id in self._online:
             raise InvalidReplyError(f"partition {n} is already taken by another node")
+        if client.classes_hash and client.classes_hash != self._classes_hash:
+            raise OtherClassesError(
+                f"client {n} numbers its classes otherwise than most clients: name the class "
+                f"folders alike everywhere (fedkd doctor lists them; hash "
+                f"{client.classes_hash[:12]} instead of {self._classes_hash[:12]})"
+            )
         if self.needs_public_data and client.public_hash != self._public_hash:
             raise OtherPublicSetError(
                 f"client {n} has another public set (hash {client.public_hash[:12]}) than "
@@ -285,17 +301,24 @@ def read_client(answer: Message) -> ClientInfo:
             public_hash=str(info.get("public-hash", "")),
             num_clients=int(str(info.get("num-clients", 0))),
             versions=shortened(info.get("versions", "")),
+            classes_hash=hash_in(answer, "classes-hash"),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         reason = shortened(repr(error))
         raise InvalidReplyError(f"node {node_id} gave an invalid answer ({reason})") from error
 
 
-def most_common_hash(answers: Iterable[Message]) -> str:
-    """Return the hash of the public set that most clients report; empty if none does."""
-    hashes = [
-        str(answer.content.config_records["info"].get("public-hash", ""))
-        for answer in answers
-        if not answer.has_error() and "info" in answer.content.config_records
-    ]
+def hash_in(answer: Message, name: str) -> str:
+    """Return a hash that an answer reports under a name; empty if it reports none."""
+    if answer.has_error():
+        return ""
+    return shortened(answer.content.config_records.get("info", ConfigRecord()).get(name, ""))
+
+
+def most_common_hash(answers: Iterable[Message], name: str) -> str:
+    """Return the hash under a name that most answers report; empty if none does.
+
+    Failed answers do not count.
+    """
+    hashes = [hash_in(answer, name) for answer in answers if not answer.has_error()]
     return max(sorted(set(hashes)), key=hashes.count, default="")
