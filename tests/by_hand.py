@@ -1,4 +1,4 @@
-"""The mlp on digits without `nn.Module`: what clients and servers compute, written out again."""
+"""The mlp on digits without `nn.Module`: clients and servers, written independently."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""What the tests share: a run small enough to be done in a second or two."""
+"""Shared fixtures: a run of a second or two."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""What tests write again and again: runs with an app of their own, clients, spies, data files."""
+"""Helpers of the tests: runs with a modified app, clients, spies, data files."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Processes that a test started, however many levels down: those with its environment."""
+"""Processes that a test started, directly or indirectly: those with its environment."""
 
 import os
 import signal

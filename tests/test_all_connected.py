@@ -1,4 +1,4 @@
-"""num-clients = 0: the run is of all that are connected."""
+"""num-clients = 0: the run has all connected clients."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Decoded data sets on disk: the same bits, one decoding a machine, bounded, and never a crash."""
+"""Decoded data sets on disk: identical content, decoded once, bounded, no crash."""
 
 import multiprocessing
 import os

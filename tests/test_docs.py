@@ -1,4 +1,4 @@
-"""The pages and the README: what they name is there, and what they say can be typed."""
+"""The pages and the README: what they name exists, and their commands work."""
 
 import os
 import pkgutil

@@ -1,4 +1,4 @@
-"""Messages to evaluate are made in turn, so that clients' models are never all there at once."""
+"""Evaluation messages are created in turn, so that not all clients' models are in memory."""
 
 import weakref
 

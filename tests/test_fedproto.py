@@ -1,4 +1,4 @@
-"""FedProto (Tan et al. 2022): prototypes, the pull towards them, and who is nearest."""
+"""FedProto (Tan et al. 2022): prototypes, regularization towards them, and nearest-prototype predictions."""
 
 import json
 

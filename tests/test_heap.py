@@ -1,4 +1,4 @@
-"""What a process does with memory that its tensors no longer need."""
+"""Freed memory is kept for reuse, or returned to the system."""
 
 import subprocess
 import sys

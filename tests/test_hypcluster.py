@@ -1,4 +1,4 @@
-"""HypCluster (Mansour et al. 2020): who takes which hypothesis, and what becomes of them."""
+"""HypCluster (Mansour et al. 2020): the choice of hypotheses, and their averages."""
 
 import numpy as np
 import pytest

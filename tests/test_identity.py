@@ -1,4 +1,4 @@
-"""Two names of one data set: told by what they stand for, without reading a sample."""
+"""Two names of one data set are recognized without reading a sample."""
 
 import pytest
 

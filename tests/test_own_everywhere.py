@@ -1,4 +1,4 @@
-"""Model, method and data of one's own in other processes: under Ray, and over TLS."""
+"""Custom models, methods and data in other processes: under Ray, and over TLS."""
 
 import federation as fed
 import numpy as np

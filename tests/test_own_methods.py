@@ -1,4 +1,4 @@
-"""Methods of one's own: registered here or named in a config, with settings of their own."""
+"""Custom methods: registered here or named in a config, with their own settings."""
 
 import json
 import logging

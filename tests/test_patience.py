@@ -1,4 +1,4 @@
-"""Early stopping: when it ends a run, what the last round is then, and how it goes on."""
+"""Early stopping: when it ends a run, its last round, and continuation."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Networks that multiply in bfloat16: nearly the same results, and float32 wherever it is kept."""
+"""Networks that multiply in bfloat16: nearly the same results, and float32 for weights and losses."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Simulations and sweeps on a Ray cluster that is there already: two nodes on loopback."""
+"""Simulations and sweeps on an existing Ray cluster: two nodes on loopback."""
 
 import os
 import shutil

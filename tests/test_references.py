@@ -1,4 +1,4 @@
-"""Which `local` a method is held against, and that a reader is told what lacks an evaluation."""
+"""Which `local` a method is compared with, and notes on missing evaluations."""
 
 import json
 

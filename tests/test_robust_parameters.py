@@ -1,4 +1,4 @@
-"""One insider cannot own a method that exchanges parameters: weights, updates, robust averages."""
+"""Limits on one client in parameter methods: weights, updates, robust averages."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""SPIDER (Mushtaq et al. 2021): two supernets a client, their tie, and how one is pruned."""
+"""SPIDER (Mushtaq et al. 2021): two supernets per client, the term between them, and pruning."""
 
 import numpy as np
 import pytest

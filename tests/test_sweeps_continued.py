@@ -1,4 +1,4 @@
-"""A sweep goes on with the runs that it finds stopped, or does them anew."""
+"""A sweep continues stopped runs, or reruns them."""
 
 import json
 

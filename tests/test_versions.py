@@ -1,4 +1,4 @@
-"""Versions of a node's packages: which difference is refused, and which is said."""
+"""Versions of a node's packages: which differences are refused, and which are logged."""
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
