@@ -1,4 +1,4 @@
-"""FedFomo (Zhang et al. 2021): weights by validation loss, the mixture, and the models that the server sends."""
+"""FedFomo (Zhang et al. 2021): weights by validation loss, mixtures, and models that are sent."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""FedProto (Tan et al. 2022): prototypes, regularization towards them, and nearest-prototype predictions."""
+"""FedProto (Tan et al. 2022): prototypes, the term towards them, nearest prototypes."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Networks that multiply in bfloat16: nearly the same results, and float32 for weights and losses."""
+"""Networks that multiply in bfloat16: nearly equal results; weights and losses stay float32."""
 
 import numpy as np
 import pytest
