@@ -23,6 +23,7 @@ from fedkd_flwr.heap import keep_free_memory
 from fedkd_flwr.models.pool import Architecture, lay_out
 from fedkd_flwr.training.cohort import cohort_size, run_together
 from fedkd_flwr.training.loop import computing_in
+from strategies.core.answers import ANSWERS
 from strategies.core.flower import log
 
 Outcome = Message | Exception
@@ -30,6 +31,7 @@ Outcome = Message | Exception
 
 INFO = (
     "partition-id", "model", "versions", "public-hash", "classes-hash", "num-clients", "seconds",
+    ANSWERS,
 )  # fmt: skip
 """Names of a client's properties in its replies."""
 

@@ -32,8 +32,8 @@ Part = TypeVar("Part", bound=Slice)
 OWN_SETTINGS = "own-settings"
 """Key for the settings of a custom method, since Flower accepts no further keys."""
 
-ALL_CONNECTED = {"num-clients": 0}
-"""Default of runs to which nodes connect: use all connected clients."""
+ALL_CONNECTED = {"num-clients": 0, "record-answers": False}
+"""Defaults of runs to which nodes connect: all are clients, and send counts without answers."""
 
 
 class ConfigError(ValueError):

@@ -31,12 +31,13 @@ from strategies.core.rounds import (
     RoundRecord,
     RunObserver,
     accuracy_statistics,
-    check_counts,
+    check_evaluation,
     client_rows,
     counts_due,
     log_round,
     mean_metrics,
     read_evaluation,
+    without_answers,
 )
 from strategies.core.server_models import ServerModels
 from strategies.core.state import KeepsState
@@ -76,7 +77,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         self._new_client_ids = frozenset(plan.new_client_ids)
         self.completed_rounds = 0
         self._rounds_before = 0
-        self._evaluations: dict[int, dict[str, float]] = {}
+        self._evaluations: dict[int, Evaluation] = {}
         self._seconds: dict[str, float] = {}
         self.begin_round(Exchange(self.clients, 0, plan))
 
@@ -350,10 +351,11 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
 
     def _evaluations_in(self, replies: Iterable[Message]) -> dict[int, Evaluation]:
         metrics = (*self.evaluation_metrics, *self.counts)
-        valid = self._exchange.valid_replies(replies, lambda n: {}, metrics, self._check_counts)
+        check = partial(check_evaluation, self.clients, self.plan)
+        valid = self._exchange.valid_replies(replies, lambda n: {}, metrics, check)
         # A client may withhold its counts. It has then no accuracy.
-        counted = {n: reply.metrics for n, reply in valid.items() if "total" in reply.metrics}
-        return {n: read_evaluation(metrics) for n, metrics in counted.items()}
+        counted = {n: reply for n, reply in valid.items() if "total" in reply.metrics}
+        return {n: read_evaluation(reply.metrics, reply.answers) for n, reply in counted.items()}
 
     # ---- Steps of a round ------------------------------------------------------------
 
@@ -375,12 +377,9 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         for n in sampled:
             self._evaluations.pop(n, None)
 
-    def _check_counts(self, reply: Reply) -> None:
-        check_counts(reply.metrics, self.clients[reply.partition_id])
-
     def _check_train_reply(self, reply: Reply) -> None:
-        if any(metric.name in reply.metrics for metric in self.counts):
-            self._check_counts(reply)
+        if reply.answers or any(metric.name in reply.metrics for metric in self.counts):
+            check_evaluation(self.clients, self.plan, reply)
         self.check_reply(reply)
 
     def _keep_metrics(self, replies: Mapping[int, Reply]) -> None:
@@ -390,7 +389,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
             counts = {name: v for name, v in reply.metrics.items() if name in counted}
             self._metrics[n] = {k: v for k, v in reply.metrics.items() if k not in counted}
             if counts:
-                self._evaluations[n] = read_evaluation(counts)
+                self._evaluations[n] = read_evaluation(counts, reply.answers)
 
     # ---- Results of a round ----------------------------------------------------------
 
@@ -412,15 +411,16 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         server_round: int,
         row: dict[str, Any],
         evaluations: Mapping[int, Evaluation],
-        tables: Mapping[str, list[dict[str, Any]]],
+        tables: dict[str, list[dict[str, Any]]],
     ) -> None:
         self.completed_rounds = server_round
         if self.observer is None:
             return
+        if server_round not in (self.plan.num_server_rounds, self._patience.best_round):
+            evaluations = without_answers(evaluations)
         traffic, failures = self._exchange.traffic.by_client, self._exchange.failures
         clients = client_rows(
             server_round, self.clients, self._metrics, evaluations, traffic, failures
         )
-        tables = {**self.tables(), **tables}
-        record = RoundRecord(server_round, row, clients, self.matrices(), tables)
+        record = RoundRecord(server_round, row, clients, self.matrices(), self.tables() | tables)
         self.observer.round_finished(record, self)

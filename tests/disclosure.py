@@ -91,6 +91,7 @@ def settings_of(strategy, folder, **changes):
         "perfed-ckt.clusters": 2,
         "fedfomo.models-sent": 7,
         "models-dir": str(folder / "models"),
+        "record-answers": False,  # as in a deployment
         **changes,
     }
 

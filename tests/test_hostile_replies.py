@@ -88,6 +88,15 @@ def more_of_a_class(content):
     )
 
 
+def with_answers(change):
+    """Return an attack on which test images were answered right."""
+
+    def attack(content):
+        content["info"]["answers"] = change(content["info"].get("answers", b"\0"))
+
+    return attack
+
+
 def without_info(content):
     del content["info"]
 
@@ -117,6 +126,10 @@ ATTACKS = {
     "a calibration beyond 1": with_metrics(calibration_error=1.5),
     "classes that do not add up": more_of_a_class,
     "lists for numbers": with_metrics(correct=[1, 2], loss=[0.0]),
+    "answers to more images": with_answers(lambda answers: answers + b"\0"),
+    "10 MB of answers": with_answers(lambda answers: bytes(10**7)),
+    "one more right answer": with_answers(lambda answers: bytes([answers[0] ^ 128]) + answers[1:]),
+    "answers as text": with_answers(lambda answers: "all of them"),
     "a column of the table": with_metrics(round=3),
     "the name of a client": with_metrics(partition_id=0),
 }

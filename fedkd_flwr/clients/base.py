@@ -51,6 +51,7 @@ from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.measures import measured
 from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 from fedkd_flwr.training.regularizers import parameters_of, relative_distance
+from strategies.core.answers import ANSWERS, packed
 from strategies.core.flower import log
 from strategies.core.metrics import GRADIENT_STEPS
 from strategies.core.plan import Settings
@@ -94,6 +95,7 @@ class PersonalClient(NumPyClient):
         self.unfinished = Unfinished()
         self.steps_called: list[StepsCall] = []
         self.gradient_steps = StepCounter()
+        self.right_answers = b""
         self.run = run
         self.settings: Any = settings
         self.node = read_node(context.node_config, run)
@@ -308,6 +310,8 @@ class PersonalClient(NumPyClient):
         data = self.data
         logits = yield PredictJob(self.classifier, data.test_images)
         metrics = count_correct(logits, data.test_labels).numbers()
+        if self.run.plan.record_answers and self.policy.trust_server:
+            self.right_answers = packed((logits.argmax(dim=1) == data.test_labels).cpu().numpy())
         if measures := self.run.plan.measures:
             held, shown = data.class_counts > 0, self.policy.reported
             metrics |= measured(logits, data.test_labels, held, measures, shown)
@@ -320,8 +324,9 @@ class PersonalClient(NumPyClient):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The client's identity and its versions, which are part of every reply."""
-        return {"partition-id": self.partition_id, "model": self.model_name, "versions": as_sent()}
+        """Part of every reply: identity, versions, and answers of an evaluation if recorded."""
+        known = {"partition-id": self.partition_id, "model": self.model_name, "versions": as_sent()}
+        return {**known, ANSWERS: self.right_answers} if self.right_answers else known
 
     def get_properties(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the client's properties: its model, data and public set."""
@@ -385,8 +390,7 @@ class PersonalClient(NumPyClient):
 
     def seeded_evaluation(self, server_round: int) -> AbstractContextManager[None]:
         """Seed PyTorch's draws in an evaluation by the round and the client."""
-        seed = self.run.plan.seed
-        return seeded(self.device, seed, "evaluate", server_round, self.partition_id)
+        return seeded(self.device, self.run.plan.seed, "evaluate", server_round, self.partition_id)
 
     def count_answers(self, received: Arrays, server_round: int) -> Steps[dict[str, float]]:
         """Evaluate the client's model, export it if the run asks for it, and return its metrics."""

@@ -93,6 +93,11 @@ class PlanSettings(Slice):
     measures : tuple of str
         Further measures of an evaluation, separated by commas: ``calibration``, ``auc``, ``f1``,
         ``balanced-accuracy``, ``classes``; empty for none.
+    record_answers : bool
+        Whether clients send which test images their model gets right, one bit per image, and the
+        run records it. Two methods are then compared image by image. The default is true under
+        fedkd run and fedkd_flwr.run with clients on this machine, and false under flwr run and in
+        a deployment.
     seed : int
         Seed of all random draws.
     connect_timeout : float
@@ -116,6 +121,7 @@ class PlanSettings(Slice):
     weight_cap: Annotated[float, AfterValidator(multiple_or_none)] = 5.0
     update_cap: Annotated[float, AfterValidator(multiple_or_none)] = 10.0
     measures: Annotated[Words, AfterValidator(some_of(MEASURES)), PLACE] = ()
+    record_answers: Annotated[bool, PLACE] = True
     seed: int = Field(default=0, ge=0)
     connect_timeout: Annotated[float, PLACE] = Field(default=60.0, gt=0)
     round_timeout: Annotated[float, PLACE] = Field(default=3600.0, gt=0)

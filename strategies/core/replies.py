@@ -102,11 +102,14 @@ class Reply:
         The named arrays of the reply.
     metrics : dict of str to float
         The declared numbers of the reply.
+    answers : bytes
+        Which test images the model gets right, see `strategies.core.answers`; empty for none.
     """
 
     partition_id: int
     arrays: dict[str, NDArray[Any]]
     metrics: dict[str, float]
+    answers: bytes = b""
 
 
 def read_reply(
@@ -142,7 +145,10 @@ def read_reply(
         raise InvalidReplyError(reason)
     numbers = message.content.metric_records.get("metrics", MetricRecord())
     checked = checked_metrics(numbers, metrics)
-    return Reply(partition_id, checked_arrays(arrays_of(message), due), checked)
+    answers = info.get("answers", b"")
+    if not isinstance(answers, bytes):
+        raise InvalidReplyError(f"answers are {shortened(answers)}, which are not bytes")
+    return Reply(partition_id, checked_arrays(arrays_of(message), due), checked, answers)
 
 
 def arrays_of(message: Message) -> Payload:

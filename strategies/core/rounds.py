@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from strategies.core.answers import ANSWERS, as_text, check_answers
 from strategies.core.flower import log
 from strategies.core.measures import LARGEST_COUNT, MEANS, check_class_counts, measured_metrics
 from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
-from strategies.core.replies import Arrays, InvalidReplyError, Metric
+from strategies.core.replies import Arrays, InvalidReplyError, Metric, Reply
 
 if TYPE_CHECKING:
     from strategies.base import PersonalizedStrategy
 
-Evaluation = dict[str, float]
+Evaluation = dict[str, Any]
 """A client's row of results, computed by `read_evaluation`."""
 
 COUNTS = (
@@ -101,7 +102,33 @@ def check_counts(metrics: Mapping[str, float], client: ClientInfo) -> None:
     check_class_counts(metrics)
 
 
-def read_evaluation(metrics: Mapping[str, float]) -> Evaluation:
+def check_evaluation(clients: Mapping[int, ClientInfo], plan: RunPlan, reply: Reply) -> None:
+    """Refuse impossible counts, and answers that contradict them or were not requested.
+
+    Parameters
+    ----------
+    clients : mapping of int to ClientInfo
+        All clients that have joined, by partition-id.
+    plan : RunPlan
+        The plan of the run.
+    reply : Reply
+        A reply with counts.
+
+    Raises
+    ------
+    InvalidReplyError
+        With the reason.
+    """
+    client = clients[reply.partition_id]
+    check_counts(reply.metrics, client)
+    if not reply.answers:
+        return
+    if not plan.record_answers:
+        raise InvalidReplyError("sends answers, which were not requested")
+    check_answers(reply.answers, reply.metrics["correct"], client.test_size)
+
+
+def read_evaluation(metrics: Mapping[str, float], answers: bytes = b"") -> Evaluation:
     """Compute a client's row from its counts: accuracy is correct / total over all samples.
 
     Parameters
@@ -109,15 +136,17 @@ def read_evaluation(metrics: Mapping[str, float]) -> Evaluation:
     metrics : mapping of str to float
         ``correct``, ``total``, ``loss``, and with a validation split the same with the prefix
         ``validation-``; other metrics are kept unchanged.
+    answers : bytes
+        Which test images are right, see `strategies.core.answers`; empty if not known.
 
     Returns
     -------
-    dict of str to float
+    dict
         ``accuracy``, ``correct``, ``total``, ``loss``, ``validation_accuracy``, …. With counts by
         class also ``held_accuracy`` on the client's training classes and ``other_accuracy`` on
-        the other classes, if the test split has any.
+        the other classes, if the test split has any. With answers these as text, ``answers``.
     """
-    row = {name.replace("-", "_"): value for name, value in metrics.items()}
+    row: Evaluation = {name.replace("-", "_"): value for name, value in metrics.items()}
     row["accuracy"] = row["correct"] / row["total"]
     if row.get("validation_total"):
         row["validation_accuracy"] = row["validation_correct"] / row["validation_total"]
@@ -127,10 +156,24 @@ def read_evaluation(metrics: Mapping[str, float]) -> Evaluation:
         for name, (correct, total) in {"held": (held_correct, held_total), "other": others}.items():
             if total:
                 row[f"{name}_accuracy"] = correct / total
+    if answers:
+        row[ANSWERS] = as_text(answers)
     return row
 
 
-def accuracy_statistics(evaluations: Iterable[Mapping[str, float]]) -> dict[str, float | None]:
+def without_answers(evaluations: Mapping[int, Evaluation]) -> dict[int, Evaluation]:
+    """Return evaluations, by partition-id, without the answers to single images.
+
+    Verdicts are about the last round and the best one. Answers of all rounds would only enlarge
+    the run.
+    """
+    return {
+        n: {name: value for name, value in row.items() if name != ANSWERS}
+        for n, row in evaluations.items()
+    }
+
+
+def accuracy_statistics(evaluations: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:
     """Summarize the clients' accuracies.
 
     Parameters
@@ -200,7 +243,7 @@ def client_rows(
     server_round: int,
     clients: Mapping[int, ClientInfo],
     metrics: Mapping[int, Mapping[str, float]],
-    evaluations: Mapping[int, Mapping[str, float]],
+    evaluations: Mapping[int, Evaluation],
     traffic: Mapping[int, Mapping[str, int]],
     failures: Mapping[int, str],
 ) -> list[dict[str, Any]]:

@@ -1,0 +1,68 @@
+"""Which test images a model gets right, one bit per image.
+
+Accuracies need counts alone. Two models of a client can be compared with less noise by the images
+that only one of them gets right. A client therefore sends its answers with the counts of an
+evaluation, where ``record-answers`` asks for them. They tell the server more than a count.
+"""
+
+import base64
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.core.replies import InvalidReplyError
+
+ANSWERS = "answers"
+"""Name of the answers in the record ``info`` of a reply, and their column in ``clients.jsonl``."""
+
+
+def packed(right: NDArray[np.bool_]) -> bytes:
+    """Return which answers are right, shape (images,), in eight bits a byte."""
+    return np.packbits(right).tobytes()
+
+
+def unpacked(answers: bytes, images: int) -> NDArray[np.bool_]:
+    """Return which answers are right, shape (images,)."""
+    return np.unpackbits(np.frombuffer(answers, np.uint8), count=images).astype(bool)
+
+
+def as_text(answers: bytes) -> str:
+    """Return packed answers as text that JSON can hold."""
+    return base64.b64encode(answers).decode("ascii")
+
+
+def from_text(text: str) -> bytes:
+    """Return packed answers from the text of `as_text`.
+
+    Raises
+    ------
+    ValueError
+        If it is no such text.
+    """
+    return base64.b64decode(text, validate=True)
+
+
+def check_answers(answers: bytes, correct: float, images: int) -> None:
+    """Refuse answers that contradict the counts of the same reply.
+
+    Parameters
+    ----------
+    answers : bytes
+        As `packed` returns them.
+    correct : float
+        The number of right answers that the reply reports.
+    images : int
+        The client's test images.
+
+    Raises
+    ------
+    InvalidReplyError
+        If their number differs, or the number of right ones.
+    """
+    if len(answers) != -(-images // 8):
+        raise InvalidReplyError(
+            f"sends {len(answers)} bytes of answers, which do not fit its {images} test images"
+        )
+    right = unpacked(answers, images)
+    if right.sum() != correct or packed(right) != answers:
+        raise InvalidReplyError(f"sends answers of which not {correct:g} are right, as it reports")

@@ -1,0 +1,103 @@
+"""Which test images a model gets right: sent, checked, recorded, and read again."""
+
+import numpy as np
+import pytest
+from helpers import run_with
+
+import fedkd_flwr
+from fedkd_flwr.analysis.samples import client_data
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.runs import load_run
+from strategies.core.answers import as_text, check_answers, from_text, packed, unpacked
+from strategies.core.replies import InvalidReplyError
+
+
+def test_a_bit_an_image():
+    right = np.array([True, False, True, True, False, False, False, False, True])
+    # 0b10110000 and 0b10000000.
+    assert packed(right) == bytes([0xB0, 0x80])
+    assert unpacked(packed(right), 9).tolist() == right.tolist()
+    assert from_text(as_text(packed(right))) == packed(right)
+
+
+@pytest.mark.parametrize(
+    ("answers", "correct", "images"),
+    [
+        (b"\xb0\x80", 4, 17),  # a byte is missing
+        (b"\xb0\x80", 4, 8),  # a byte too many
+        (b"\xb0\x80", 5, 9),  # another number of right answers
+        (b"\xb0\xc0", 5, 9),  # a right answer after the last image
+        (b"\xb0\xc0", 4, 9),
+    ],
+)
+def test_answers_that_contradict_the_counts_are_refused(answers, correct, images):
+    check_answers(b"\xb0\x80", 4, 9)
+    with pytest.raises(InvalidReplyError, match="answers"):
+        check_answers(answers, correct, images)
+
+
+@pytest.mark.parametrize("strategy", ["local", "fedavg"])
+@pytest.mark.parametrize("cohort", ["on", "off"])
+def test_a_run_records_what_its_models_answer(strategy, cohort, small, tmp_path):
+    """With counts in the train reply and in a message of their own, alone and in a cohort."""
+    changes = {"strategy": strategy, "models": "mlp", "cohort": cohort}
+    models = {"models-dir": str(tmp_path / "models")}
+    run = fedkd_flwr.run({**small, **changes, **models}, output_dir=tmp_path / "run")
+    for n, row in run.clients[run.clients["round"] == 2].set_index("partition_id").iterrows():
+        data = client_data(run, n)
+        model = fedkd_flwr.load_model(tmp_path / "models" / f"{n}.safetensors")
+        expected = (model(data.test_images).argmax(dim=1) == data.test_labels).tolist()
+        assert unpacked(from_text(row["answers"]), int(row["total"])).tolist() == expected
+
+
+def test_only_the_last_and_the_chosen_round_hold_answers(small, tmp_path):
+    run = fedkd_flwr.run(
+        {**small, "strategy": "local", "num-server-rounds": 4}, output_dir=tmp_path / "run"
+    )
+    chosen = run.rounds.set_index("round")["validation_accuracy_mean"].cummax()
+    best_so_far = {int(t) for t in chosen.index if t == 1 or chosen[t] > chosen[t - 1]}
+    with_answers = set(run.clients.dropna(subset="answers")["round"])
+    assert with_answers == best_so_far | {4}
+    assert run.summary["validation_round"]["round"] in with_answers
+
+
+def test_a_resumed_run_and_new_clients_have_answers_too(small, tmp_path):
+    changes = {"strategy": "local", "models": "mlp", "new-clients": 0.25, "client-split": "60/0/40"}
+    fedkd_flwr.run({**small, **changes, "num-server-rounds": 1}, output_dir=tmp_path / "resumed")
+    resumed = fedkd_flwr.resume(tmp_path / "resumed", num_server_rounds=2)
+    whole = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "whole")
+    last = [run.clients[run.clients["round"] == 2] for run in (resumed, whole)]
+    assert last[0]["answers"].tolist() == last[1]["answers"].tolist()
+    assert last[0]["answers"].notna().all()
+    assert resumed.table("new_clients")["answers"].notna().all()
+
+
+def test_a_client_that_keeps_its_answers_stays_in_the_run(small, tmp_path):
+    def app(message, context):
+        reply = client_app(message, context)
+        if context.node_config["partition-id"] == 1:
+            reply.content["info"].pop("answers", None)
+        return reply
+
+    run, _ = run_with(app, small, tmp_path / "run", strategy="local")
+    last = run.clients[run.clients["round"] == 2].set_index("partition_id")
+    assert last["failure"].isna().all()
+    assert last["answers"].isna().tolist() == [False, True, False, False]
+
+
+def test_answers_stay_with_the_clients_if_the_run_does_not_record_them(small, tmp_path):
+    changes = {"strategy": "local", "record-answers": False}
+    run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "off")
+    assert "answers" not in run.clients
+
+    def unasked(message, context):
+        reply = client_app(message, context)
+        if context.node_config["partition-id"] == 1:
+            reply.content["info"]["answers"] = b"\0"
+        return reply
+
+    attacked, _ = run_with(unasked, small, tmp_path / "unasked", **changes)
+    failures = attacked.clients.set_index("partition_id")["failure"].dropna()
+    assert set(failures.index) == {1}
+    assert failures.str.contains("answers, which were not requested").all()
+    assert "answers" not in load_run(attacked.path).clients
