@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.node import with_known_clients
+from fedkd_flwr.clients.node_log import log_work
 from fedkd_flwr.clients.policy import NodeConfigError, read_policy, split_for_use
 from fedkd_flwr.clients.tracebacks import Tracebacks, failure_to_send
 from fedkd_flwr.config import Configuration, read_config
@@ -69,7 +70,7 @@ def _as_sent(error: Exception, context: Context) -> Exception:
     return failure_to_send(error, context.node_config.get("partition-id"))
 
 
-app = ClientApp(mods=[explain_failures])
+app = ClientApp(mods=[explain_failures, log_work])
 
 
 @lru_cache(maxsize=4)

@@ -1,7 +1,5 @@
 """A real federation over TLS with SuperNode authentication: the numbers of one process."""
 
-import json
-
 import federation as fed
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ from helpers import write_image_folder, write_parquet
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
+from fedkd_flwr.export.approval import exported_models
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.server_app import serve
 
@@ -129,22 +128,25 @@ def test_results_agree_with_one_process(finished, silos, tmp_path):
         np.testing.assert_allclose(finished.matrices[name], matrix, rtol=1e-5, atol=1e-7)
 
 
-def test_each_node_holds_its_personalized_model(silos, processes):
+def test_each_node_holds_its_personalized_models(silos, processes):
     runs = {
         strategy: silos.finished_run(processes[strategy], silos.folder / strategy, 600)
         for strategy in STRATEGIES
     }
     assert not (silos.folder / "of-the-server").exists()
-    for n, node in silos.node_configs.items():
-        folder = silos.folder / f"silo-{n}" / "models"
-        assert {path.name for path in folder.iterdir()} == {f"{n}.json", f"{n}.safetensors"}
-        # Of whichever run was the last.
-        card = json.loads((folder / f"{n}.json").read_text())
-        rows = runs[card["strategy"]].clients.dropna(subset="loss").set_index("partition_id")
-        assert card["metrics"]["correct"] == rows.loc[n, "correct"]
-        model = fedkd_flwr.load_model(folder / f"{n}.safetensors")
-        assert sum(p.numel() for p in model.parameters()) > 0
-        assert list((silos.folder / f"silo-{n}" / "state").rglob("round-*.safetensors")), node
+    for n in silos.node_configs:
+        folder = silos.folder / f"silo-{n}"
+        found = list(exported_models(folder / "models"))
+        assert {model.card["strategy"] for model in found} == set(STRATEGIES)
+        for model in found:
+            names = (model.card["run-id"], "round-000002", f"{n}.safetensors")
+            assert model.path.relative_to(folder / "models").parts == names
+            rows = runs[model.card["strategy"]].clients.dropna(subset="loss")
+            correct = rows.set_index("partition_id").loc[n, "correct"]
+            assert model.card["metrics"]["correct"] == correct
+            parameters = fedkd_flwr.load_model(model.path).parameters()
+            assert sum(p.numel() for p in parameters) > 0
+        assert list((folder / "state").rglob("round-*.safetensors"))
 
 
 @pytest.mark.parametrize("name", INTRUDERS)

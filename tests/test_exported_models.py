@@ -1,6 +1,8 @@
 """What becomes of an exported model: its card, the operator's approval, and new images."""
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,13 +12,13 @@ from typer.testing import CliRunner
 
 import fedkd_flwr
 from fedkd_flwr.cli import app
+from fedkd_flwr.clients.course import Course
 from fedkd_flwr.data.folders import class_names
-from fedkd_flwr.export import load_model, read_card, save_personalized_model
+from fedkd_flwr.export import load_model, read_card, round_folder, save_personalized_model
 from fedkd_flwr.export.approval import (
     approve_model,
     exported_models,
     link_in_use,
-    versioned_folder,
 )
 from fedkd_flwr.export.predicting import files_at, predict
 from strategies.core.versions import installed_versions
@@ -45,7 +47,7 @@ def models(tmp_path):
     for seed, run_id in enumerate(("ab12", "cd34")):
         torch.manual_seed(seed)
         model = fedkd_flwr.build_model("mlp", (1, 8, 8), 2)
-        folder = versioned_folder(tmp_path, run_id, 30)
+        folder = round_folder(tmp_path / run_id, 30)
         save_personalized_model(model, {**CARD, "run-id": run_id}, folder)
     return tmp_path
 
@@ -76,7 +78,7 @@ def test_classes_are_named_by_their_folders(tmp_path):
 
 
 def test_an_approved_model_is_in_use_until_another_is(models):
-    first, second = (versioned_folder(models, r, 30) / "3.safetensors" for r in ("ab12", "cd34"))
+    first, second = (round_folder(models / r, 30) / "3.safetensors" for r in ("ab12", "cd34"))
     used = approve_model(first)
     assert used == models / "in-use-3/3.safetensors"
     assert torch.equal(weights(used), weights(first))
@@ -91,6 +93,21 @@ def test_an_approved_model_is_in_use_until_another_is(models):
     lines = (models / "approved/log.jsonl").read_text().splitlines()
     assert [json.loads(line)["model"].split("/")[1] for line in lines] == ["ab12", "cd34", "ab12"]
     assert not link_in_use(models, 3).readlink().is_absolute()
+
+
+def test_a_node_of_its_own_operator_keeps_the_models_of_all_runs_and_rounds(tmp_path):
+    folders = Path("models")
+
+    def node(trust_server):
+        policy = SimpleNamespace(trust_server=trust_server)
+        return SimpleNamespace(models_folder=folders, partition_id=0, policy=policy)
+
+    last, earlier = Course(is_last_round=True, run_id="ab12"), Course(run_id="ab12")
+    versioned = folders / "ab12/round-000030"
+    assert last.export_folders(node(False), 30, keep_best=False) == [versioned]
+    assert last.export_folders(node(False), 30, keep_best=True) == [versioned]
+    assert earlier.export_folders(node(False), 30, keep_best=False) == []
+    assert last.export_folders(node(True), 30, keep_best=False) == [folders]
 
 
 def test_what_no_run_exported_is_not_approved(models, tmp_path):

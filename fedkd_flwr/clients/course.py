@@ -66,8 +66,12 @@ class Course:
         folder = node.models_folder
         if folder is None:
             return []
-        last = [folder] if self.is_last_round else []
+        # Where the node has its own operator, no run replaces the model of another.
+        keeps_versions = not node.policy.trust_server
+        folder = folder / self.run_id if keeps_versions else folder
+        of_round = round_folder(folder, server_round)
+        last = [of_round if keeps_versions else folder] if self.is_last_round else []
         if not keep_best or self.trained_rounds:
             return last
         keep_only_best(folder, node.partition_id, self.best_round)
-        return [*last, round_folder(folder, server_round)]
+        return list(dict.fromkeys([*last, of_round]))

@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from fedkd_flwr.export.files import read_card, round_folder
+from fedkd_flwr.export.files import read_card
 
 APPROVED = "approved"
 """Folder of the copies, inside the folder of a node's models."""
@@ -41,11 +41,6 @@ class ExportedModel:
     path: Path
     card: dict[str, Any]
     in_use: bool
-
-
-def versioned_folder(models: Path, run_id: str, server_round: int) -> Path:
-    """Return where a run's models of one round are, below the folder of a node's models."""
-    return round_folder(models / run_id, server_round)
 
 
 def link_in_use(models: Path, partition_id: int) -> Path:

@@ -26,6 +26,9 @@ from strategies.core.replies import (
 )
 from strategies.core.versions import difference, installed_versions, refusal
 
+LEFT_OUT = "left-out"
+"""Entry of a question with the reason for which the node was left out; empty at first."""
+
 LONGEST_PAUSE = 8
 """Largest number of rounds between two queries to a node without a valid answer."""
 
@@ -157,8 +160,7 @@ class Membership:
         asked = self._nodes_to_ask(self._online, server_round)
         if not asked:
             return
-        content = RecordDict({"config": ConfigRecord({"phase": "properties"})})
-        questions = [Message(content, node_id, MessageType.QUERY) for node_id in asked]
+        questions = [Message(self._question(n), n, MessageType.QUERY) for n in asked]
         answers = list(grid.send_and_receive(questions, timeout=self.plan.round_timeout))
         self._public_hash = self._public_hash or most_common_hash(answers, "public-hash")
         named = (answer for answer in answers if hash_in(answer, "classes-hash"))
@@ -180,6 +182,12 @@ class Membership:
             if size > limit:
                 log(WARNING, "Capped: client %d claims %d training samples and counts with %g "
                     "(weight-cap = %g)", n, size, limit, self.plan.weight_cap)  # fmt: skip
+
+    def _question(self, node_id: int) -> RecordDict:
+        """Return what a node is asked, and why it was left out before, for its own log."""
+        reasons = self._pending[node_id].reasons if node_id in self._pending else ()
+        config = ConfigRecord({"phase": "properties", LEFT_OUT: "; ".join(sorted(reasons))})
+        return RecordDict({"config": config})
 
     def _wait_for_nodes(self, grid: Grid) -> set[int]:
         wanted, is_first = self.plan.num_clients, not self.clients

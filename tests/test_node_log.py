@@ -1,0 +1,55 @@
+"""What a node's own log says, and that clients of one user log nothing a message."""
+
+import logging
+import re
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+from fedkd_flwr.clients.node_log import log_work
+from strategies.core.flower import TaskIdentity
+from strategies.core.membership import LEFT_OUT, Membership, PendingNode
+from strategies.core.plan import RunPlan
+
+METRICS = {"num-examples": 216, "train-loss": 0.41234, "correct": 77, "total": 108}
+
+
+def logged_by(monkeypatch, caplog, node_config, kind, config, metrics):
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    asked = RecordDict({"config": ConfigRecord(config)})
+    message = Message(asked, 1, kind, group_id="3" if kind == "train" else "")
+    reply = Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    with caplog.at_level(logging.INFO):
+        context = Context(0, 0, node_config, RecordDict(), {})
+        assert log_work(message, context, lambda *_: reply) is reply
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_node_logs_when_which_round_and_how_well(monkeypatch, caplog):
+    lines = logged_by(monkeypatch, caplog, {"trust-server": False}, "train", {}, METRICS)
+    expected = (
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC round 3, train: 216 samples, "
+        r"training loss 0\.4123, accuracy 71\.3% of 108, \d+\.\d s"
+    )
+    assert len(lines) == 1
+    assert re.fullmatch(expected, lines[0])
+
+
+def test_the_reason_of_the_server_is_logged_without_commands_for_a_terminal(monkeypatch, caplog):
+    config = {LEFT_OUT: "client 3 has another public set\x1b[2J"}
+    lines = logged_by(monkeypatch, caplog, {"trust-server": False}, "query", config, {})
+    assert lines[0].endswith("left this node out: client 3 has another public set[2J")
+    assert re.search(r"UTC query: \d+\.\d s$", lines[1])
+
+
+def test_a_client_of_the_same_user_logs_nothing(monkeypatch, caplog):
+    assert logged_by(monkeypatch, caplog, {"trust-server": True}, "train", {}, METRICS) == []
+
+
+def test_a_node_is_told_why_it_was_left_out():
+    members = Membership(RunPlan(num_clients=2, num_classes=10), needs_public_data=False)
+    members._pending[7] = PendingNode(reasons={"no answer in time", "partition 9 is outside 0..1"})
+    told = members._question(7)["config"]
+    assert told[LEFT_OUT] == "no answer in time; partition 9 is outside 0..1"
+    assert members._question(8)["config"][LEFT_OUT] == ""
