@@ -9,6 +9,8 @@
 # Start runs in another terminal with the command that it prints. No environment has to be activated:
 # programs are taken from FEDKD_BIN, from .venv beside this folder, or from the PATH.
 set -euo pipefail
+# Keys, database, runs and models are for this user alone.
+umask 077
 
 folder=$(mkdir -p "${1:?usage: deploy/local_federation.sh FOLDER [NODES] [PORT] | restart N | stop}" && cd "$1" && pwd)
 root=$(cd "$(dirname "$0")/.." && pwd)

@@ -79,6 +79,7 @@ def test_classes_are_named_by_their_folders(tmp_path):
 
 def test_an_approved_model_is_in_use_until_another_is(models):
     first, second = (round_folder(models / r, 30) / "3.safetensors" for r in ("ab12", "cd34"))
+    assert oct(first.parent.stat().st_mode & 0o777) == "0o700"
     used = approve_model(first)
     assert used == models / "in-use-3/3.safetensors"
     assert torch.equal(weights(used), weights(first))

@@ -92,7 +92,7 @@ def approve_model(path: Path) -> Path:
     models = models.parent if models.name == APPROVED else models
     copy = models / APPROVED / run_folder.name / path.parent.name
     if copy != path.parent:
-        copy.mkdir(parents=True, exist_ok=True)
+        copy.mkdir(parents=True, exist_ok=True, mode=0o700)
         for file in (path, path.with_suffix(".json")):
             shutil.copy2(file, copy / file.name)
     _turn(link_in_use(models, card["partition-id"]), copy)

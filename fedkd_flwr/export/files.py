@@ -92,14 +92,15 @@ def save_personalized_model(model: nn.Module, card: Mapping[str, Any], folder: P
     card : mapping
         As `model_card` returns it.
     folder : Path
-        Gets ``<partition-id>.safetensors`` and ``<partition-id>.json``; made if missing.
+        Gets ``<partition-id>.safetensors`` and ``<partition-id>.json``; made if missing, for the
+        owner alone.
 
     Returns
     -------
     Path
         The safetensors file.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{card['partition-id']}.safetensors"
     # Clones: the format has no tensors that share memory, as two buffers may.
     tensors = {
