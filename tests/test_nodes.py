@@ -21,6 +21,8 @@ def run(small, tmp_path):
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     failed = next(row for row in rows if (row["round"], row["partition_id"]) == (2, 1))
     failed |= {"model": None, "failure": "no reply in time \x1b[2J"}
+    rows = [row | {"name": "charite"} if row["partition_id"] == 1 else row for row in rows]
+    rows = [row for row in rows if row["partition_id"] != 2]  # was never connected
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return load_run(tmp_path / "run")
 
@@ -30,7 +32,9 @@ def test_rounds_and_failures_of_each_client(run):
     assert list(table.loc[0, ["last_asked", "last_valid", "asked", "failures"]]) == [2, 2, 2, 0]
     assert list(table.loc[1, ["last_asked", "last_valid", "asked", "failures"]]) == [2, 1, 2, 1]
     assert table.loc[1, "last_failure"].startswith("no reply in time")
-    assert table.loc[0, "last_failure"] == ""
+    assert (table.loc[0, "last_failed"], table.loc[0, "last_failure"]) == (0, "")
+    assert (table.loc[1, "last_failed"], list(table["name"])[:2]) == (2, ["", "charite"])
+    assert list(table.loc[2, ["last_asked", "last_valid", "asked", "failures"]]) == [0, 0, 0, 0]
     assert table.loc[1, "model"] == run.config["models"].split(",")[1]
 
 

@@ -1,6 +1,7 @@
 """How each client took part in a run so far: for whoever operates the nodes."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pandas as pd
 
@@ -10,13 +11,13 @@ SECONDS = ("seconds_train", "seconds_server", "seconds_evaluate")
 """Columns of a round that add up to its duration."""
 
 COLUMNS = (
-    "model", "last_asked", "last_valid", "asked", "failures", "last_failed", "last_failure",
+    "name", "model", "last_asked", "last_valid", "asked", "failures", "last_failed", "last_failure",
 )  # fmt: skip
 """Columns of the table."""
 
 
 def nodes_table(run: Run) -> pd.DataFrame:
-    """Return one row per client that was asked at least once, by partition-id.
+    """Return one row per client of the run, by partition-id.
 
     Parameters
     ----------
@@ -26,27 +27,44 @@ def nodes_table(run: Run) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``model``, ``last_asked`` and ``last_valid`` (rounds; the latter is 0 where no reply was
-        valid), ``asked`` and ``failures`` (numbers of rounds), ``last_failed`` (a round) and
-        ``last_failure`` (its reason); 0 and empty where there is none.
+        ``name`` and ``model``; ``last_asked``, ``last_valid`` and ``last_failed`` (rounds, 0 for
+        never); ``asked`` and ``failures`` (numbers of rounds); ``last_failure`` (its reason).
     """
-    rows = []
-    for partition_id, asked in run.clients.groupby("partition_id"):
-        failed = asked["failure"].notna()
-        failures = asked[failed]
-        rows.append(
-            {
-                "partition_id": partition_id,
-                "model": next(iter(asked["model"].dropna()), ""),
-                "last_asked": int(asked["round"].max()),
-                "last_valid": int(asked.loc[~failed, "round"].max()) if not failed.all() else 0,
-                "asked": len(asked),
-                "failures": len(failures),
-                "last_failed": int(failures["round"].iloc[-1]) if len(failures) else 0,
-                "last_failure": str(failures["failure"].iloc[-1]) if len(failures) else "",
-            }
-        )
+    known = dict(tuple(run.clients.groupby("partition_id")))
+    everybody = sorted({*range(run.config["num-clients"]), *known})
+    rows = [_row(n, known.get(n, run.clients.iloc[:0])) for n in everybody]
     return pd.DataFrame(rows, columns=["partition_id", *COLUMNS]).set_index("partition_id")
+
+
+def _row(partition_id: int, asked: pd.DataFrame) -> dict[str, Any]:
+    """Return a row of the table.
+
+    Parameters
+    ----------
+    partition_id : int
+        The client.
+    asked : DataFrame
+        Its lines of ``clients.jsonl``.
+    """
+    failed = asked["failure"].notna()
+    failures, valid = asked[failed], asked[~failed]
+    return {
+        "partition_id": partition_id,
+        "name": _last(asked, "name", ""),
+        "model": _last(asked, "model", ""),
+        "last_asked": _last(asked, "round", 0),
+        "last_valid": _last(valid, "round", 0),
+        "asked": len(asked),
+        "failures": len(failures),
+        "last_failed": _last(failures, "round", 0),
+        "last_failure": _last(failures, "failure", ""),
+    }
+
+
+def _last(rows: pd.DataFrame, column: str, nothing: Any) -> Any:
+    """Return the last entry of a column, or `nothing` where there is none."""
+    entries = rows[column].dropna() if column in rows else ()
+    return entries.iloc[-1] if len(entries) else nothing
 
 
 def progress(run: Run, now: datetime | None = None) -> str:
