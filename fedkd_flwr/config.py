@@ -318,6 +318,13 @@ def _check_combinations(configuration: Configuration) -> None:
             f"{run.strategy} is derived for stochastic gradient descent, and optimizer = "
             f"{run.training.optimizer}; set optimizer to sgd."
         )
+    if run.dp_sgd.noise_multiplier and not strategy.allows_dp_sgd():
+        allowed = [name for name, method in METHODS.items() if method.strategy.allows_dp_sgd()]
+        raise ConfigError(
+            f"{run.strategy} uses training samples outside of plain local training, which "
+            f"dp-sgd-noise-multiplier does not cover; set it to 0, or strategy to one of "
+            f"{', '.join(allowed)}."
+        )
     if run.resume and not run.output_dir:
         raise ConfigError("resume = true needs output-dir, the run directory to continue.")
     try:

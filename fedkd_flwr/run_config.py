@@ -9,7 +9,7 @@ from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.methods import Method, find_method
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.trackers.settings import TrackerSettings
-from fedkd_flwr.training.settings import TrainingSettings
+from fedkd_flwr.training.settings import DPSGDSettings, TrainingSettings
 from strategies.core.plan import PlanSettings, RunPlan
 from strategies.core.slices import PLACE, Slice
 
@@ -30,6 +30,8 @@ class RunConfig(Slice):
         Architectures and who gets which.
     training : TrainingSettings
         Training on private data.
+    dp_sgd : DPSGDSettings
+        Differential privacy of that training.
     plan : PlanSettings
         Clients, rounds, sampling and seed.
     trackers : TrackerSettings
@@ -61,6 +63,7 @@ class RunConfig(Slice):
     data: DataSettings = DataSettings()
     models: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
+    dp_sgd: DPSGDSettings = DPSGDSettings()
     plan: PlanSettings = PlanSettings()
     trackers: TrackerSettings = TrackerSettings()
     device: Annotated[str, PLACE] = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")

@@ -40,6 +40,7 @@ from fedkd_flwr.runs import (
 from fedkd_flwr.runs.observers import RowObserver
 from fedkd_flwr.server_models import RunModels
 from fedkd_flwr.trackers.observing import require_trackers, trackers_of
+from fedkd_flwr.training.dp_sgd import require_separate_samples
 from strategies.core.flower import InMemoryGrid, log
 from strategies.core.patience import StoppedEarly
 from strategies.core.replies import TooFewRepliesError
@@ -174,26 +175,28 @@ def check_run(configuration: Configuration) -> None:
 def check_models(configuration: Configuration) -> None:
     """Refuse models that do not fit the run, by building one of each.
 
-    Custom models are built, and built-in ones where the data are custom. A warning names custom
-    models that return probabilities instead of logits.
+    Custom models are built, and built-in ones where the data are custom or DP-SGD is on. A
+    warning names custom models that return probabilities instead of logits.
 
     Raises
     ------
     ConfigError
-        If a model cannot be imported or built, does not fit the data, or lacks the head that the
-        method needs.
+        If a model cannot be imported or built, does not fit the data, lacks the head that the
+        method needs, or mixes samples under DP-SGD.
     """
     run, settings = configuration.run, configuration.settings
     shared = (settings.shared_model,) if isinstance(settings, SharedModelSettings) else ()
     is_own_data = run.data.dataset not in DATASETS
     for name in dict.fromkeys((*run.models.models, *shared)):
-        if not (is_own(name) or is_own_data):
+        if not (is_own(name) or is_own_data or run.dp_sgd.noise_multiplier):
             continue
         shape, classes = run.data.image_shape, run.data.num_classes
         try:
             model = build_fitting(name, shape, classes, run.models.search_space)
             if run.method.client.needs_head:
                 head_of(model)
+            if run.dp_sgd.noise_multiplier:
+                require_separate_samples(model, name)
         except ValueError as error:
             raise ConfigError(f"{run.strategy}: {error}.") from None
         if is_own(name) and returns_probabilities(model, shape):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from strategies.core.exchange import Exchange
 from strategies.core.flower import log
 from strategies.core.membership import ClientInfo, Membership
-from strategies.core.metrics import GRADIENT_STEPS, add_gradient_steps, gradient_steps
+from strategies.core.metrics import OF_TRAINING, add_gradient_steps, columns_of_training
 from strategies.core.new_clients import receive_new_clients
 from strategies.core.patience import Patience, StoppedEarly
 from strategies.core.plan import RunPlan, Settings, sample_clients
@@ -259,7 +259,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         valid = self._exchange.valid_replies(
             replies,
             lambda n: self.expected_arrays(server_round, n),
-            (GRADIENT_STEPS, *self.train_metrics, *self.counts),
+            (*OF_TRAINING, *self.train_metrics, *self.counts),
             self._check_train_reply,
         )
         self._num_replies = len(valid)
@@ -338,7 +338,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         messages = self._exchange.messages(MessageType.TRAIN, phase, payloads)
         replies = self.grid.send_and_receive(messages, timeout=self.plan.round_timeout)
         self._seconds["train"] += time.perf_counter() - started_at
-        valid = self._exchange.valid_replies(replies, due, (GRADIENT_STEPS, *metrics), check)
+        valid = self._exchange.valid_replies(replies, due, (*OF_TRAINING, *metrics), check)
         add_gradient_steps(self._metrics, valid)
         return valid
 
@@ -399,7 +399,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
             **accuracy_statistics(results.values()),
             **mean_metrics(self._metrics.values(), self.train_metrics),
             **self._exchange.traffic.totals(),
-            GRADIENT_STEPS.column: gradient_steps(self._metrics.values()),
+            **columns_of_training(self._metrics.values()),
             "replies": self._num_replies,
             "failures": len(self._exchange.failures),
             **self.round_metrics(),

@@ -49,6 +49,7 @@ class Ditto(ParameterStrategy):
     """FedAvg's server; personal models stay on the clients."""
 
     paper = "Li et al. 2021"
+    dp_sgd = True
     color_family = "per-fedavg"
     settings_type = DittoSettings
     train_metrics = (TRAIN_LOSS, Metric("personal-loss"))

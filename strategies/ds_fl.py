@@ -73,6 +73,7 @@ class DSFL(SoftPredictionStrategy):
     """DS-FL: one teacher for all clients, the sharpened mean of the last predictions."""
 
     paper = "Itahara et al. 2021"
+    dp_sgd = True
     color_family = "perfed-ckt"
     settings_type = DSFLSettings
     settings: DSFLSettings

@@ -94,6 +94,7 @@ class FedAMP(LibraryStrategy):
     """
 
     paper = "Huang et al. 2021"
+    dp_sgd = True
     color_family = "hypcluster"
     settings_type = FedAMPSettings
     settings: FedAMPSettings

@@ -42,6 +42,7 @@ class FedAvg(ParameterStrategy):
     """One global model, the mean of the clients' models."""
 
     paper = "McMahan et al. 2017"
+    dp_sgd = True
     color_family = "fedavg"
     settings_type = AveragingSettings
     trains_new_clients = False

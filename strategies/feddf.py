@@ -92,6 +92,7 @@ class FedDF(ParameterStrategy):
     """
 
     paper = "Lin et al. 2020"
+    dp_sgd = True
     color_family = "fedmd"
     settings_type = FedDFSettings
     trains_new_clients = False

@@ -18,6 +18,7 @@ class FedMD(KTpFL):
     """FedMD's consensus: constant coefficients c = 1/N."""
 
     paper = "Li and Wang 2019"
+    dp_sgd = True
     color_family = "fedmd"
 
     def updated_block(

@@ -39,6 +39,7 @@ class FedPer(ParameterStrategy):
     """FedAvg of the body."""
 
     paper = "Arivazhagan et al. 2019"
+    dp_sgd = True
     exchanged = "parameters of the body"
     color_family = "fml"
     settings_type = FedPerSettings

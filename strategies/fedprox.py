@@ -42,6 +42,7 @@ class FedProx(ParameterStrategy):
     """FedAvg's server; only the clients' loss differs."""
 
     paper = "Li et al. 2020"
+    dp_sgd = True
     color_family = "fedavg"
     settings_type = FedProxSettings
     trains_new_clients = False

@@ -187,6 +187,7 @@ class KTpFL(SoftPredictionStrategy):
     """
 
     paper = "Zhang et al. 2021"
+    dp_sgd = True
     color_family = "kt-pfl"
     settings_type = KTpFLSettings
     settings: KTpFLSettings

@@ -95,6 +95,7 @@ class KTpFLParams(ParameterStrategy):
     """
 
     paper = "Zhang et al. 2021, appendix C"
+    dp_sgd = True
     color_family = "kt-pfl"
     settings_type = KTpFLParamsSettings
     settings: KTpFLParamsSettings

@@ -45,6 +45,7 @@ class LGFedAvg(PersonalizedStrategy):
     """
 
     paper = "Liang et al. 2020"
+    dp_sgd = True
     exchanged = "heads"
     color_family = "fml"
     settings_type = LGFedAvgSettings

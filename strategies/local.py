@@ -10,4 +10,5 @@ class Local(PersonalizedStrategy):
     """Clients train on their own data and are evaluated; no array crosses the network."""
 
     paper = "baseline"
+    dp_sgd = True
     color_family = "local"

@@ -181,6 +181,7 @@ class PFedHN(ParameterStrategy):
     """
 
     paper = "Shamsian et al. 2021"
+    dp_sgd = True
     color_family = "fedkma"
     settings_type = PFedHNSettings
     averages_parameters = False

@@ -99,6 +99,7 @@ class Scaffold(ParameterStrategy):
     """
 
     paper = "Karimireddy et al. 2020"
+    dp_sgd = True
     exchanged = "parameters and control variates"
     color_family = "fedavg"
     settings_type = ScaffoldSettings

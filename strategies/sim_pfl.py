@@ -88,6 +88,7 @@ class SimPFL(KTpFL):
     """Sim-pFL: coefficients from the cosine similarities of soft predictions (§5.1)."""
 
     paper = "Zhang et al. 2021, §5.1"
+    dp_sgd = True
 
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
@@ -101,6 +102,7 @@ class TopKPFL(KTpFL):
     """TopK-pFL: equal coefficients for the K most similar other clients (§5.1, K = 5)."""
 
     paper = "Zhang et al. 2021, §5.1"
+    dp_sgd = True
 
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]

@@ -5,7 +5,6 @@ another model than the one the client keeps. ``batch-norm-statistics`` selects t
 which batch normalization is evaluated. The default is fresh statistics of the training images.
 """
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from fedkd_flwr.clients import memory, state_dir
 from fedkd_flwr.clients.architectures import assigned_models
 from fedkd_flwr.clients.course import Course
+from fedkd_flwr.clients.local_training import local_training
 from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.clients.properties import properties_of
 from fedkd_flwr.clients.reply import Arrays as Arrays
@@ -41,9 +41,7 @@ from fedkd_flwr.training.loop import (
     Batch,
     Loss,
     count_correct,
-    epoch_batches,
     gathered,
-    random_batches,
     refresh_statistics,
     seeded,
 )
@@ -100,6 +98,7 @@ class PersonalClient(NumPyClient):
         self.settings: Any = settings
         self.node = read_node(context.node_config, run)
         self.policy = self.node.policy
+        self.local = local_training(run, self.node, context)
         self.partition_id = self.node.partition_id
         self.device = run.torch_device
 
@@ -264,11 +263,13 @@ class PersonalClient(NumPyClient):
         optimizer = self.private_optimizer(model.parameters(), server_round)
         if self.keeps_optimizer:
             memory.load_optimizer(self.context, "optimizer", optimizer)
+        run_id = self.course.run_id
+        gradients = self.local.gradients(model, self.num_examples, server_round, run_id)
         batches = self.private_batches(server_round)
         if beside is not None:
             # The private batches come first because they end and the others do not.
             batches = ((*own, *other) for own, other in zip(batches, beside, strict=False))
-        mean_loss: float = yield TrainJob(model, loss, optimizer, batches)
+        mean_loss: float = yield TrainJob(model, loss, optimizer, batches, gradients)
         if self.keeps_optimizer:
             memory.save_optimizer(self.context, "optimizer", optimizer)
         return mean_loss
@@ -279,7 +280,7 @@ class PersonalClient(NumPyClient):
         return gathered(positions, self.data.train_images, self.data.train_labels)
 
     def private_positions(self, server_round: int, num_samples: int) -> Iterator[Tensor]:
-        """Yield the positions of a round's batches: tau random batches if set, else E epochs.
+        """Yield the positions of a round's batches.
 
         Parameters
         ----------
@@ -288,11 +289,7 @@ class PersonalClient(NumPyClient):
         num_samples : int
             Number of samples to draw from.
         """
-        training, generator = self.run.training, self.generator("batches", server_round)
-        if training.local_iterations:
-            endless = random_batches(num_samples, training.batch_size, generator)
-            return itertools.islice(endless, training.local_iterations)
-        return epoch_batches(num_samples, training.batch_size, training.local_epochs, generator)
+        return self.local.positions(num_samples, server_round)
 
     @yields_jobs
     def predict(self, images: Tensor, temperature: float) -> Steps[Tensor]:
@@ -368,6 +365,7 @@ class PersonalClient(NumPyClient):
         self.unfinished = state_dir.unfinished(self.context, folder, server_round)
         training = checked(self, self.train(received, server_round, phase))
         reply = yield from self.gradient_steps.over(training)
+        self.local.tell(reply.metrics)
         reply.metrics[GRADIENT_STEPS.name] = self.gradient_steps.taken
         if self.keeps_model:
             memory.save_model(self.context, "model", self.model)

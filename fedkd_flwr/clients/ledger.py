@@ -1,8 +1,11 @@
 """A node's ledger of its releases with noise, over all runs.
 
-Each run counts its own releases, but what they reveal adds up. The ledger is a file beside the
-node's memory, with one line in JSON per release. A line is on the disk before the release leaves
-the node. A crash can therefore count a release that was not sent, and misses none that was.
+Each run counts its own releases, but what they reveal adds up. Releases of predictions with noise
+protect the client as a whole, trainings by DP-SGD each sample. These are counted apart.
+
+The ledger is a file beside the node's memory, with one line in JSON per release or training. A
+line is on the disk before the release leaves the node, or the training begins. A crash can
+therefore count a release that was not sent, and misses none that was.
 """
 
 import json
@@ -16,11 +19,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedkd_flwr.clients.policy import PolicyError
+from fedkd_flwr.training.dp_sgd import added, epsilon_spent
 from strategies.core.privacy import epsilon_of
 
 if sys.platform != "win32":
     import fcntl
+
+OF_STEPS = RATE, NOISE, STEPS = "sampling-rate", "noise-multiplier", "steps"
+"""Entries of a line about DP-SGD."""
 
 LEDGER = "privacy-ledger.jsonl"
 """Name of the file, in the folder of the node's memory."""
@@ -59,6 +69,13 @@ class PrivacyLedger:
         """Return what all releases together have spent at `delta`."""
         return epsilon_of(self.releases(), delta)
 
+    def epsilon_of_training(self, delta: float) -> float:
+        """Return what all trainings by DP-SGD together have spent at `delta`, for each sample."""
+        if not self.file.exists():
+            return 0.0
+        with self.file.open("rb") as file:
+            return epsilon_spent(self._steps(file), delta)
+
     def record(
         self,
         noise_multiplier: float,
@@ -89,20 +106,53 @@ class PrivacyLedger:
         DamagedLedgerError
             If the ledger cannot be read.
         """
-        line = {
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "run": run_id,
-            "round": server_round,
-            "noise-multiplier": noise_multiplier,
-        }
         with self._locked() as file:
             releases = self._read(file)
             releases[noise_multiplier] += 1
             if budget and epsilon_of(releases, delta) > budget:
                 raise PolicyError("the epsilon-budget of this node is spent")
-            file.write(json.dumps(line).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+            self._append(file, run_id, server_round, {NOISE: noise_multiplier})
+
+    def record_training(
+        self,
+        steps: tuple[float, float, int],
+        run_id: str,
+        server_round: int,
+        budget: float = 0.0,
+        delta: float = 1e-5,
+    ) -> None:
+        """Record a training by DP-SGD before it begins.
+
+        Parameters
+        ----------
+        steps : tuple of float, float, int
+            Sampling rate, noise multiplier and number of steps.
+        run_id, server_round, budget, delta
+            As for `record`. The budget is that of all trainings together, for each sample.
+
+        Raises
+        ------
+        PolicyError
+            If the training would exceed the budget. It is then not recorded.
+        DamagedLedgerError
+            If the ledger cannot be read.
+        """
+        with self._locked() as file:
+            spent = added(self._steps(file), *steps)
+            if budget and epsilon_spent(spent, delta) > budget:
+                raise PolicyError("the epsilon-budget of this node is spent")
+            entry = dict(zip(OF_STEPS, steps, strict=True))
+            self._append(file, run_id, server_round, entry)
+
+    def _append(
+        self, file: IO[bytes], run_id: str, server_round: int, entry: dict[str, float]
+    ) -> None:
+        """Write a line, and wait until it is on the disk."""
+        time = datetime.now(UTC).isoformat(timespec="seconds")
+        line = {"time": time, "run": run_id, "round": server_round, **entry}
+        file.write(json.dumps(line).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
         _sync_folder(self.file.parent)
 
     @contextmanager
@@ -117,16 +167,33 @@ class PrivacyLedger:
             yield file
 
     def _read(self, file: IO[bytes]) -> Counter[float]:
+        """Return the number of releases of predictions with each noise multiplier."""
+        lines = self._lines(file)
+        return Counter(noise for _, noise, steps in lines if not steps)
+
+    def _steps(self, file: IO[bytes]) -> NDArray[np.float64]:
+        """Return the steps of DP-SGD, as `fedkd_flwr.training.dp_sgd.added` counts them."""
+        spent = np.empty((0, len(OF_STEPS)))
+        for rate, noise, steps in self._lines(file):
+            spent = added(spent, rate, noise, steps) if steps else spent
+        return spent
+
+    def _lines(self, file: IO[bytes]) -> list[tuple[float, float, int]]:
+        """Return sampling rate, noise multiplier and steps of each line; 0 steps of a release."""
         file.seek(0)
         # What follows the last line end was cut off by a crash, before its release left.
         lines = file.read().split(b"\n")[:-1]
         try:
-            return Counter(float(json.loads(line)["noise-multiplier"]) for line in lines)
-        except (ValueError, KeyError, TypeError):
+            return [_read_line(json.loads(line)) for line in lines]
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise DamagedLedgerError(
                 f"{self.file} is damaged; restore it from a copy, since the node cannot tell "
                 "otherwise what it has released"
             ) from None
+
+
+def _read_line(line: dict[str, float]) -> tuple[float, float, int]:
+    return float(line.get(RATE, 1)), float(line[NOISE]), int(line.get(STEPS, 0))
 
 
 def _sync_folder(folder: Path) -> None:

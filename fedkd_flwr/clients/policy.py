@@ -90,12 +90,14 @@ class NodePolicy(Slice):
     public_root : str
         Folder in which data must lie that the run config names; empty for none.
     min_noise : float
-        Smallest ``noise-multiplier`` with which the node sends predictions; 0 for no noise.
+        Smallest ``noise-multiplier`` with which the node sends predictions, or smallest
+        ``dp-sgd-noise-multiplier`` with which it trains; 0 for no noise.
     min_class_count : int
         Classes with fewer samples are reported as absent. A node with fewer training or test
         samples takes no part.
     epsilon_budget : float
-        Largest epsilon of all runs together at `privacy_delta`; 0 for no budget.
+        Largest epsilon of all runs together at `privacy_delta`; 0 for no budget. Releases of
+        predictions and trainings by DP-SGD are counted apart.
     privacy_delta : float
         delta at which `epsilon_budget` is counted, whatever the run config says.
     """
@@ -165,12 +167,13 @@ class NodePolicy(Slice):
         if run.method.family == "nothing":
             return
         releases = settings if isinstance(settings, SoftPredictionSettings) else None
-        noise = releases.noise_multiplier if releases else 0.0
+        noise = max(releases.noise_multiplier if releases else 0.0, run.dp_sgd.noise_multiplier)
         if noise < self.min_noise:
             raise PolicyError("the run has less noise than min-noise of this node")
         if self.epsilon_budget and not noise:
             raise PolicyError("epsilon-budget of this node allows no run without noise")
-        if releases and releases.noise_seed >= 0 and not self.trust_server:
+        seeds = [run.dp_sgd.noise_seed, *([releases.noise_seed] if releases else [])]
+        if max(seeds) >= 0 and not self.trust_server:
             raise PolicyError("the run has a noise-seed, with which its noise can be removed")
 
     def _check_places(self, run_config: Mapping[str, Any], data_path: str) -> None:

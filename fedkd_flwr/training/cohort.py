@@ -9,7 +9,6 @@ Results equal those of the plain loop up to rounding.
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -27,12 +26,11 @@ from fedkd_flwr.training.loop import (
     RUNNING_STATISTICS,
     Batch,
     DivergedError,
-    Loss,
     draws_while_training,
     require_finite,
     require_finite_weights,
 )
-from fedkd_flwr.training.stackable import StackableFunctions
+from fedkd_flwr.training.stackable import Objective, StackableFunctions
 
 Answer = TypeVar("Answer")
 
@@ -162,22 +160,6 @@ def _stacked(named: Iterable[Iterable[tuple[str, Tensor]]]) -> Tensors:
     return {column[0][0]: torch.stack([tensor for _, tensor in column]) for column in columns}
 
 
-class _Objective(nn.Module):
-    """A model and its loss as one module, so that the loss can use the weights too."""
-
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        super().__init__()
-        self.model, self.loss = model, loss
-
-    def forward(self, tensors: Sequence[Tensor], batch: Batch) -> Tensor:
-        """Return one client's loss. `tensors` are the client-specific tensors of its loss."""
-        loss: Any = self.loss
-        own = replace(loss, tensors=tensors) if tensors else loss
-        with StackableFunctions():
-            value: Tensor = own(self.model, *batch)
-        return value
-
-
 def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
     """Run the optimizer steps of a cohort.
 
@@ -195,7 +177,7 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
     stack = Stack([job.model for job in jobs], training=True)
     descent = _Descent(jobs, stack.parameters)
     owned = [torch.stack(tensors) for tensors in zip(*map(_tensors_of, jobs), strict=True)]
-    objective = _Objective(stack.skeleton, jobs[0].loss)
+    objective = Objective(stack.skeleton, jobs[0].loss)
     totals = torch.zeros(len(jobs), device=next(iter(stack.parameters.values())).device)
     seen = [0] * len(jobs)
     errors: dict[int, Exception] = {}

@@ -12,7 +12,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedkd_flwr.training.loop import Batch, DivergedError, Loss, predict_logits, train_on
+from fedkd_flwr.training.loop import (
+    Batch,
+    DivergedError,
+    Gradients,
+    Loss,
+    backpropagate,
+    predict_logits,
+    train_on,
+)
 
 Answer = TypeVar("Answer")
 
@@ -31,12 +39,16 @@ class TrainJob:
         Over the model's parameters; steps once a batch.
     batches : iterable of tuple of Tensor
         On the model's device.
+    gradients : callable
+        What sets the gradients of a batch. Jobs with other gradients than backpropagation's run
+        alone.
     """
 
     model: nn.Module
     loss: Loss
     optimizer: torch.optim.Optimizer
     batches: Iterable[Batch]
+    gradients: Gradients = backpropagate
 
     def run(self) -> float:
         """Train.
@@ -46,7 +58,7 @@ class TrainJob:
         DivergedError
             If the mean loss, or a weight at the end, is not finite.
         """
-        return train_on(self.model, self.loss, self.optimizer, self.batches)
+        return train_on(self.model, self.loss, self.optimizer, self.batches, self.gradients)
 
 
 @dataclass(frozen=True, eq=False)

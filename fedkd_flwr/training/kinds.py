@@ -7,7 +7,7 @@ import torch
 from fedkd_flwr.models.pool import Architecture
 from fedkd_flwr.training import optimizers
 from fedkd_flwr.training.jobs import Job, PredictJob, TrainJob
-from fedkd_flwr.training.loop import draws_while_training
+from fedkd_flwr.training.loop import backpropagate, draws_while_training
 
 PLAIN_DESCENT = (torch.optim.SGD, optimizers.SGD)
 """PyTorch's stochastic gradient descent. A derived class may take other steps."""
@@ -17,8 +17,8 @@ def kind_of(job: Job) -> Hashable | None:
     """Return what two jobs must have in common to run together; None for a job that runs alone.
 
     That is the architecture and, in training, the loss and the optimizer. A job runs alone if its
-    model draws random numbers, its loss cannot be compared, or its optimizer is not plain
-    stochastic gradient descent over all parameters.
+    gradients are not plain, its model draws random numbers, its loss cannot be compared, or its
+    optimizer is not plain stochastic gradient descent over all parameters.
     """
     if not isinstance(job, TrainJob | PredictJob):
         return None
@@ -27,6 +27,8 @@ def kind_of(job: Job) -> Hashable | None:
         return None
     if isinstance(job, PredictJob):
         return architecture, tuple(job.images.shape[1:])
+    if job.gradients is not backpropagate:
+        return None
     if not _descends_plainly(job) or draws_while_training(job.model) or not _is_value(job.loss):
         return None
     group = job.optimizer.param_groups[0]

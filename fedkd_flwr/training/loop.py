@@ -34,6 +34,10 @@ Loss = Callable[..., Tensor]
 """``loss(model, *batch)``, the mean loss of a model on a batch; see `training.losses`."""
 
 
+Gradients = Callable[[nn.Module, Loss, Batch], Tensor]
+"""Sets the gradients of a model for a batch, and returns its mean loss."""
+
+
 class DivergedError(RuntimeError):
     """A training whose loss or weights are no longer finite."""
 
@@ -134,11 +138,19 @@ def gathered(positions: Iterable[Tensor], *columns: Tensor) -> Iterator[Batch]:
         yield tuple(column.index_select(0, chosen) for column in columns)
 
 
+def backpropagate(model: nn.Module, loss: Loss, batch: Batch) -> Tensor:
+    """Set the gradients of the mean loss of a batch, and return that loss."""
+    batch_loss = loss(model, *batch)
+    batch_loss.backward()  # type: ignore[no-untyped-call]
+    return batch_loss
+
+
 def train_on(
     model: nn.Module,
     loss: Loss,
     optimizer: torch.optim.Optimizer,
     batches: Iterable[Batch],
+    gradients: Gradients = backpropagate,
 ) -> float:
     """Take one optimizer step per batch.
 
@@ -152,6 +164,8 @@ def train_on(
         Takes one step per batch.
     batches : iterable of tuple of Tensor
         On the model's device.
+    gradients : callable
+        What sets the gradients of a batch.
 
     Returns
     -------
@@ -168,8 +182,7 @@ def train_on(
     total, seen = torch.zeros((), device=device), 0
     for batch in batches:
         optimizer.zero_grad(set_to_none=True)
-        batch_loss = loss(model, *batch)
-        batch_loss.backward()  # type: ignore[no-untyped-call]
+        batch_loss = gradients(model, loss, batch)
         optimizer.step()
         # Summed on the device, because reading it here would wait for every batch.
         total += batch_loss.detach() * len(batch[0])

@@ -8,6 +8,35 @@ from strategies.core.search import SearchRange
 from strategies.core.slices import Slice
 
 
+class DPSGDSettings(Slice):
+    """Differential privacy of training samples, by clipped and noised gradients (DP-SGD).
+
+    Attributes
+    ----------
+    noise_multiplier : float
+        sigma, the standard deviation of the noise on the sum of a batch's gradients, as a multiple
+        of the clipping norm; 0 for plain training.
+    clip_norm : float
+        C, the largest norm of the gradient of one sample.
+    delta : float
+        delta of (epsilon, delta)-differential privacy, at which epsilon is reported; below one
+        over the number of a client's training samples.
+    noise_seed : int
+        Seed of noise and samples for tests; -1 for secret ones. With a known seed nothing is
+        private.
+    """
+
+    noise_multiplier: float = Field(default=0.0, ge=0, le=1e4)
+    clip_norm: float = Field(default=1.0, gt=0)
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    noise_seed: int = Field(default=-1, ge=-1)
+
+    @classmethod
+    def key_of(cls, name: str) -> str:
+        """Return the flat key of a field."""
+        return f"dp-sgd-{super().key_of(name)}"
+
+
 class TrainingSettings(Slice):
     """Settings of a client's training on its private data in a round.
 

@@ -1,12 +1,15 @@
 """PyTorch's functions in a form that can be computed for several clients at once."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from fedkd_flwr.training.loop import Batch, Loss
 
 NO_LABEL = -100
 """The label of samples that PyTorch's cross-entropy ignores."""
@@ -85,3 +88,19 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     outputs = (weight @ inputs.mT).mT
     # In PyTorch's own memory order, because a network may view them in another shape.
     return (outputs if bias is None else outputs + bias).contiguous()
+
+
+class Objective(nn.Module):
+    """A model and its loss as one module, so that the loss can use the weights too."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, tensors: Sequence[Tensor], batch: Batch) -> Tensor:
+        """Return the loss. `tensors` replace those of the loss, if there are any."""
+        loss: Any = self.loss
+        own = replace(loss, tensors=tensors) if tensors else loss
+        with StackableFunctions():
+            value: Tensor = own(self.model, *batch)
+        return value

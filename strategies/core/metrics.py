@@ -20,6 +20,24 @@ GLOBAL_ACCURACY = Metric("global-accuracy", averaged=False, low=0, high=1)
 GRADIENT_STEPS = Metric("gradient-steps", averaged=False, low=0, high=LARGEST_COUNT)
 """Optimizer steps of a client in a round, of every kind. Every train reply may report them."""
 
+DP_EPSILON = Metric("dp-epsilon", averaged=False, low=0)
+"""Epsilon that a client has spent by DP-SGD since the start of the run."""
+
+OF_TRAINING = (GRADIENT_STEPS, DP_EPSILON)
+"""What the train replies of every method may report."""
+
+
+def columns_of_training(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the columns of a round that follow from `OF_TRAINING`, from the metrics of each."""
+    rows = list(metrics)
+    return {GRADIENT_STEPS.column: gradient_steps(rows), **largest_epsilon(rows)}
+
+
+def largest_epsilon(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the largest epsilon of a client as ``dp_epsilon_max``; nothing without DP-SGD."""
+    values = [row[DP_EPSILON.name] for row in metrics if DP_EPSILON.name in row]
+    return {f"{DP_EPSILON.column}_max": max(values)} if values else {}
+
 
 def gradient_steps(metrics: Iterable[Mapping[str, float]]) -> int:
     """Return the gradient steps of all clients, from the metrics of each."""

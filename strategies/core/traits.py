@@ -50,6 +50,13 @@ class Traits:
     needs_validation_data: ClassVar[bool] = False
     """Whether clients need a validation split."""
 
+    dp_sgd: ClassVar[bool] = False
+    """Whether DP-SGD covers all that leaves its clients besides the results of evaluations.
+
+    That is so if clients see their training samples in local training by the plain loop alone. A
+    derived class says so itself.
+    """
+
     needs_plain_descent: ClassVar[bool] = False
     """Whether the method is derived for stochastic gradient descent only."""
 
@@ -61,6 +68,11 @@ class Traits:
 
     False for methods whose clients keep no model and are evaluated with the one they receive.
     """
+
+    @classmethod
+    def allows_dp_sgd(cls) -> bool:
+        """Return whether the class itself, not one that it derives from, declares `dp_sgd`."""
+        return bool(vars(cls).get("dp_sgd"))
 
     @classmethod
     def spanning_setting(cls, plan: PlanSettings, settings: Settings) -> str:

@@ -1,0 +1,135 @@
+"""How a client trains on its private data in a round: plainly, or with differential privacy."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from flwr.app import Context
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedkd_flwr.clients import memory
+from fedkd_flwr.clients.node import Node
+from fedkd_flwr.config import RunConfig
+from fedkd_flwr.training.dp_sgd import (
+    PrivateGradients,
+    added,
+    epsilon_spent,
+    poisson_batches,
+    require_separate_samples,
+)
+from fedkd_flwr.training.loop import Gradients, backpropagate, epoch_batches, random_batches
+from strategies.core.metrics import DP_EPSILON
+from strategies.core.randomness import random_generator
+
+SPENT = "dp-sgd"
+"""Name in a client's memory of the steps that count for epsilon."""
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """Batches and gradients of plain training.
+
+    Attributes
+    ----------
+    run : RunConfig
+        Its settings of the training.
+    node : Node
+        The client.
+    context : Context
+        The client's memory.
+    """
+
+    run: RunConfig
+    node: Node
+    context: Context
+
+    def positions(self, num_samples: int, server_round: int) -> Iterator[Tensor]:
+        """Yield the positions of a round's batches: tau random ones if set, else E epochs."""
+        training = self.run.training
+        generator = self._generator(self.run.plan.seed, "batches", server_round)
+        if training.local_iterations:
+            endless = random_batches(num_samples, training.batch_size, generator)
+            return itertools.islice(endless, training.local_iterations)
+        return epoch_batches(num_samples, training.batch_size, training.local_epochs, generator)
+
+    def gradients(
+        self, model: nn.Module, num_samples: int, server_round: int, run_id: str
+    ) -> Gradients:
+        """Return what sets the gradients of a batch, for one training of a model."""
+        return backpropagate
+
+    def tell(self, metrics: dict[str, float]) -> None:
+        """Change the metrics of a train reply to those that may be told."""
+
+    def _generator(self, seed: int, purpose: str, server_round: int) -> np.random.Generator:
+        return random_generator(seed, purpose, server_round, self.node.partition_id)
+
+
+class PrivateTraining(LocalTraining):
+    """Batches and gradients of DP-SGD, and what they have spent."""
+
+    def positions(self, num_samples: int, server_round: int) -> Iterator[Tensor]:
+        """Yield the positions of a round's batches, drawn by `poisson_batches`."""
+        rate, steps = self.sampling(num_samples)
+        generator = self._secret_generator("dp-sgd-batches", server_round)
+        return poisson_batches(num_samples, rate, steps, generator)
+
+    def sampling(self, num_samples: int) -> tuple[float, int]:
+        """Return the sampling rate q, and the steps of a round: tau, or those of E epochs."""
+        training = self.run.training
+        of_epoch = -(-num_samples // training.batch_size)
+        steps = training.local_iterations or training.local_epochs * of_epoch
+        return min(1.0, training.batch_size / num_samples), steps
+
+    def gradients(
+        self, model: nn.Module, num_samples: int, server_round: int, run_id: str
+    ) -> Gradients:
+        """Count a round's steps as spent, then return what takes their gradients.
+
+        Raises
+        ------
+        ValueError
+            If the model mixes samples.
+        PolicyError
+            If the steps would exceed the node's budget.
+        """
+        require_separate_samples(model)
+        settings, policy = self.run.dp_sgd, self.node.policy
+        rate, steps = self.sampling(num_samples)
+        if ledger := self.node.ledger:
+            further = (rate, settings.noise_multiplier, steps)
+            budget = policy.epsilon_budget, policy.privacy_delta
+            ledger.record_training(further, run_id, server_round, *budget)
+        spent = added(self.spent(), rate, settings.noise_multiplier, steps)
+        memory.save_tensors(self.context, SPENT, {SPENT: torch.from_numpy(spent)})
+        seed = int(self._secret_generator("dp-sgd-noise", server_round).integers(2**63))
+        generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
+        return PrivateGradients(
+            settings.clip_norm, settings.noise_multiplier, rate * num_samples, generator
+        )
+
+    def spent(self) -> NDArray[np.float64]:
+        """Return the steps so far, as `fedkd_flwr.training.dp_sgd.added` counts them."""
+        kept = memory.load_tensors(self.context, SPENT)
+        return np.empty((0, 3)) if kept is None else kept[SPENT].numpy().reshape(-1, 3)
+
+    def tell(self, metrics: dict[str, float]) -> None:
+        """Replace all by epsilon: losses are means over training samples without noise."""
+        metrics.clear()
+        metrics[DP_EPSILON.name] = epsilon_spent(self.spent(), self.run.dp_sgd.delta)
+
+    def _secret_generator(self, purpose: str, server_round: int) -> np.random.Generator:
+        """Return a generator seeded by the operating system, unless the settings have a seed."""
+        seed = self.run.dp_sgd.noise_seed
+        if seed < 0:
+            return np.random.default_rng()
+        return self._generator(seed, purpose, server_round)
+
+
+def local_training(run: RunConfig, node: Node, context: Context) -> LocalTraining:
+    """Return how a client trains in a run."""
+    kind = PrivateTraining if run.dp_sgd.noise_multiplier else LocalTraining
+    return kind(run, node, context)
