@@ -63,7 +63,9 @@ def _row(partition_id: int, asked: pd.DataFrame) -> dict[str, Any]:
 
 def _last(rows: pd.DataFrame, column: str, nothing: Any) -> Any:
     """Return the last entry of a column, or `nothing` where there is none."""
-    entries = rows[column].dropna() if column in rows else ()
+    if column not in rows:
+        return nothing
+    entries = rows[column].dropna()
     return entries.iloc[-1] if len(entries) else nothing
 
 
