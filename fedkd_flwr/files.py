@@ -1,4 +1,8 @@
-"""Atomic writes: a file is written under a temporary name, then moved into place."""
+"""Writes that a crash or a power cut leaves whole.
+
+A file is written under a temporary name, then moved into place. A durable write also waits for the
+disk: first for the content, then for the folder, which holds the name.
+"""
 
 import os
 import re
@@ -18,14 +22,48 @@ def plain_name(name: str) -> str:
     return re.sub(r"[^\w.+=,@ ()-]+", "-", name).strip("-")
 
 
+def sync(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, are on the disk.
+
+    Raises
+    ------
+    OSError
+        If the disk refuses.
+    """
+    if os.name == "nt" and path.is_dir():  # Windows opens no folders
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, and wait until the names of new ones are on the disk.
+
+    Raises
+    ------
+    OSError
+        If it cannot be made.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync(folder.parent)
+
+
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
     """Yield a temporary path; move its file to `path`, or remove it if writing fails.
 
     Parameters
     ----------
     path : Path
         The file to write or replace.
+    durable : bool
+        Whether to wait until file and name are on the disk; otherwise a power cut may lose both,
+        or leave an empty file.
 
     Raises
     ------
@@ -35,22 +73,35 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         yield temporary
+        if durable:
+            sync(temporary)
         temporary.replace(path)
+        if durable:
+            sync(path.parent)
     except BaseException:
         with suppress(OSError):  # the first error is the one to report
             temporary.unlink(missing_ok=True)
         raise
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, durable: bool = False) -> None:
     """Write a text file so that a crash leaves the old one or the new one.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    text : str
+        Its content.
+    durable : bool
+        See `replacing`.
 
     Raises
     ------
     OSError
         If the file cannot be written, such as on a full disk.
     """
-    with replacing(path) as temporary:
+    with replacing(path, durable) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -71,7 +122,7 @@ def write_arrays(
     metadata : mapping of str to str, optional
         Text stored with the arrays.
     durable : bool
-        Whether to wait until the data is on the disk; otherwise a power loss may lose it.
+        See `replacing`.
 
     Raises
     ------
@@ -80,11 +131,8 @@ def write_arrays(
     """
     # safetensors writes the bytes of an array in the order in which they are in memory.
     in_order = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    with replacing(path) as temporary:
+    with replacing(path, durable) as temporary:
         try:
             save_file(in_order, temporary, dict(metadata or {}))
         except SafetensorError as error:
             raise OSError(str(error)) from error
-        if durable:
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())

@@ -57,6 +57,14 @@ class RunConfig(Slice):
         Whether to export the models of the best round on validation data to `models_dir` too.
     resume : bool
         Whether to continue the run in `output_dir`.
+    from_round : int
+        Round after which to continue, such as the last one before an error; 0 for the newest. Later
+        rounds are dropped.
+    other_versions : bool
+        Whether to continue a run with another major version of this project, Flower or PyTorch.
+    keep_rounds : int
+        Number of rounds, the newest included, whose checkpoints and memories a run keeps. With 2,
+        a finished run keeps the newest alone.
     """
 
     strategy: str = "kt-pfl"
@@ -74,6 +82,9 @@ class RunConfig(Slice):
     models_dir: Annotated[str, PLACE] = ""
     keep_best: Annotated[bool, PLACE] = False
     resume: Annotated[bool, PLACE] = False
+    from_round: Annotated[int, PLACE] = Field(default=0, ge=0)
+    other_versions: Annotated[bool, PLACE] = False
+    keep_rounds: Annotated[int, PLACE] = Field(default=2, ge=2)
 
     @field_validator("strategy")
     @classmethod

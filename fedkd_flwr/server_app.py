@@ -16,7 +16,7 @@ from fedkd_flwr.clients.archive import Archive
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.data.catalogue import DATASETS, DataError
 from fedkd_flwr.data.clients import check_data
-from fedkd_flwr.data.record import data_digests, split_record
+from fedkd_flwr.data.record import DataRecord
 from fedkd_flwr.grids.base import MessageGrid
 from fedkd_flwr.grids.duration import DurationEstimate
 from fedkd_flwr.grids.longest_first import LongestFirstGrid
@@ -162,7 +162,7 @@ def check_run(configuration: Configuration) -> None:
     if run.resume:
         stopped = load_run(run.output_dir)
         changed_settings(stopped, configuration)
-        require_memories(stopped, run.state_dir)
+        require_memories(stopped, run.state_dir, run.from_round)
     elif run.output_dir:
         require_new(absolute(run.output_dir))
     for name, folder in (("state-dir", run.state_dir), ("models-dir", run.models_dir)):
@@ -248,18 +248,18 @@ def serve(
     run = configuration.run
     if run.torch_threads:
         torch.set_num_threads(run.torch_threads)
-    directory, checkpoint = open_run_directory(configuration)
+    data = None
+    if not isinstance(grid, PromptGrid):  # the data of a federation are in its nodes
+        # Where this machine lacks the data, clients say so themselves.
+        with suppress(DataError):
+            data = DataRecord.of(run.server_data_plan)
+    directory, checkpoint = open_run_directory(configuration, data)
     with closing(directory):
         log(INFO, "Run directory: %s", directory.path)
         listeners = [RowObserver(listener)] if listener else []
         try:
-            if not isinstance(grid, PromptGrid):  # the data of a federation are in its nodes
-                plan = run.server_data_plan
-                # Where this machine lacks the data, clients say so themselves.
-                with suppress(DataError):
-                    directory.record_data(data_digests(plan), split_record(plan))
             if contexts and run.state_dir:
-                archive = Archive(absolute(run.state_dir) / directory.run_id)
+                archive = Archive(absolute(run.state_dir) / directory.run_id, run.keep_rounds)
                 if checkpoint.completed_rounds:
                     archive.take_up(contexts(), checkpoint.completed_rounds + 1)
                 directory.keep_memories = lambda completed: archive.save(contexts(), completed)
@@ -291,7 +291,7 @@ def run_rounds(
     initial = initial_model(configuration)
     strategy.begin(initial)
     strategy.restore(checkpoint.completed_rounds, checkpoint.state)
-    strategy.look_back(Run(directory.path).round_rows)
+    strategy.look_back(directory.run.round_rows)
     if checkpoint.completed_rounds:
         log(INFO, "Continuing after round %d", checkpoint.completed_rounds)
     rounds = strategy.plan.num_server_rounds - strategy.completed_rounds
@@ -306,13 +306,17 @@ def run_rounds(
         )
 
 
-def open_run_directory(configuration: Configuration) -> tuple[RunDirectory, Checkpoint]:
-    """Create a new run directory, or open the one to resume."""
+def open_run_directory(
+    configuration: Configuration, data: DataRecord | None = None
+) -> tuple[RunDirectory, Checkpoint]:
+    """Create a new run directory, or open the one to resume, with the record of its data."""
     run = configuration.run
     if run.resume:
-        return RunDirectory.reopen(Path(run.output_dir), configuration)
+        directory, checkpoint = RunDirectory.reopen(Path(run.output_dir), configuration)
+        directory.compare_data(data.digests if data else {})
+        return directory, checkpoint
     path = Path(run.output_dir or default_run_directory(configuration, RUNS_FOLDER))
-    return RunDirectory.create(path, configuration), Checkpoint()
+    return RunDirectory.create(path, configuration, data), Checkpoint()
 
 
 def initial_model(configuration: Configuration) -> dict[str, NDArray[Any]]:

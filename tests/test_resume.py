@@ -13,7 +13,7 @@ from fedkd_flwr.engines import resolve_output
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models import pool
-from fedkd_flwr.runs import RunDirectory, RunDirectoryError
+from fedkd_flwr.runs import RunDirectory, RunDirectoryError, directory
 from fedkd_flwr.server_app import serve
 
 SAME = ["round", "accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"]
@@ -152,15 +152,15 @@ def test_a_disk_full_in_the_last_round_is_reported_and_the_run_can_be_finished(
     small, tmp_path, monkeypatch
 ):
     settings = settings_for("local", small)
-    write_json = RunDirectory._write_json
+    write_json = directory.write_json
 
-    def refuse(directory, name, content):
-        if name == "summary.json":
+    def refuse(file, content):
+        if file.name == "summary.json":
             raise OSError(28, "No space left on device")
-        write_json(directory, name, content)
+        write_json(file, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "_write_json", refuse)
+        patch.setattr(directory, "write_json", refuse)
         with pytest.raises(RunDirectoryError, match="cannot be written: No space left on device"):
             fedkd_flwr.run(settings, output_dir=tmp_path / "run")
     assert fedkd_flwr.resume(tmp_path / "run").finished

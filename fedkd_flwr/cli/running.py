@@ -52,6 +52,15 @@ def run(
             "rounds (-c num-server-rounds=N).",
         ),
     ] = None,
+    from_round: Annotated[
+        int | None,
+        typer.Option(
+            metavar="R",
+            min=1,
+            help="With --resume: continue after round R and drop later rounds, such as those after "
+            "an error. keep-rounds sets how far back this is possible.",
+        ),
+    ] = None,
     allow_code: AllowCode = None,
     save_models: Annotated[
         bool, typer.Option(help="Save the personalized models in the run directory.")
@@ -75,6 +84,9 @@ def run(
         values = read_values(preset, assignments)
         if output_dir is not None:
             values["output-dir"] = str(output_dir)
+        if from_round is not None:
+            require_resume(resume)
+            values["from-round"] = from_round
         superlink = deployed_to(engine)
         if superlink is not None:
             others = {
@@ -100,6 +112,20 @@ def run(
         if per_client:
             print_clients(finished)
         print_result(finished)
+
+
+def require_resume(resume: Path | None) -> None:
+    """Refuse --from-round for a new run.
+
+    Raises
+    ------
+    ConfigError
+        If no run is continued.
+    """
+    from fedkd_flwr.config import ConfigError
+
+    if resume is None:
+        raise ConfigError("--from-round needs --resume RUN, the run to continue.")
 
 
 def refuse_in_deployment(options: Sequence[str]) -> None:

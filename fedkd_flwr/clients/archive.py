@@ -6,7 +6,7 @@ as there are clients. The disk then holds at most three times the size of all me
 are equally large.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,12 +16,13 @@ from fedkd_flwr.clients.memory_files import (
     MEMORIES,
     archived_places,
     memory_file,
+    places_in,
     prefix_of,
     read_memories,
     round_of,
     write_memories,
 )
-from fedkd_flwr.clients.state_dir import PROGRESS, newest_memory
+from fedkd_flwr.clients.state_dir import PROGRESS, ROUNDS_KEPT, newest_memory
 from fedkd_flwr.clients.unfinished import remove_notes
 
 
@@ -32,10 +33,14 @@ class Archive:
     ----------
     folder : Path
         Folder of the run, ``STATE-DIR/RUN``. It is created if missing.
+    rounds_kept : int
+        Number of rounds from which the run can continue, the newest included.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rounds_kept: int = ROUNDS_KEPT) -> None:
         self._folder = folder
+        # The files that each round but the newest needs, one less than are kept.
+        self._needed: deque[set[int]] = deque(maxlen=rounds_kept - 1)
         self._places: dict[int, int] = {}
         self._written: dict[int, MetricRecord] = {}
         self._added = 0
@@ -58,6 +63,9 @@ class Archive:
             If one cannot be read.
         """
         self._places = archived_places(self._folder, before_round)
+        for stored in sorted(self._folder.glob(MEMORIES)):
+            if round_of(stored) < before_round:
+                self._remember(round_of(stored), places_in(stored))
         by_file: dict[Path, dict[str, Context]] = defaultdict(dict)
         for n, context in contexts.items():
             own_folder = self._folder.parent / str(n) / self._folder.name
@@ -70,8 +78,8 @@ class Archive:
     def save(self, contexts: Mapping[int, Context], server_round: int) -> None:
         """Write the memories that changed since the last call, or all in the first call.
 
-        The file is written completely or not at all. It survives the end of the process, but not
-        always a power cut. The memories from which a repeated round would start are kept.
+        The file is written completely or not at all, and is on the disk afterwards. The memories
+        from which a repeated round would start are kept.
 
         Parameters
         ----------
@@ -86,15 +94,21 @@ class Archive:
         if self._added >= len(marks):
             changed, self._added = set(marks), 0
         # Remove files that only older rounds need first, so that a full disk has room for this one.
+        needed = set().union(*self._needed)
         for file in self._folder.glob(MEMORIES):
-            if round_of(file) not in self._places.values():
+            if round_of(file) not in needed:
                 file.unlink()
         places = {**self._places, **dict.fromkeys(changed, server_round)}
         memories = {prefix_of(n): contexts[n] for n in sorted(changed)}
-        write_memories(memory_file(self._folder, server_round), memories, places, durable=False)
+        write_memories(memory_file(self._folder, server_round), memories, places)
         self._places, self._written = places, marks
+        self._remember(server_round, places)
         # The notes of this round stay until its checkpoint is written.
         remove_notes(self._folder, server_round)
+
+    def _remember(self, server_round: int, places: Mapping[int, int]) -> None:
+        """Note which files a round needs: its own, and those with the clients' memories."""
+        self._needed.append({server_round, *places.values()})
 
 
 def _marks(contexts: Mapping[int, Context]) -> dict[int, MetricRecord]:

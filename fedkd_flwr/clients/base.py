@@ -370,7 +370,7 @@ class PersonalClient(NumPyClient):
         if self.keeps_model:
             memory.save_model(self.context, "model", self.model)
         state_dir.note_round(self.context, server_round)
-        state_dir.keep_context(self.context, folder, self.node.runs_kept)
+        state_dir.keep_context(self.context, folder, self.node.runs_kept, self.run.keep_rounds)
         return reply
 
     def evaluate(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fedkd_flwr.clients.memory import LiveContext, all_arrays, forget
-from fedkd_flwr.files import write_arrays
+from fedkd_flwr.files import make_folder, write_arrays
 
 MEMORIES = "round-*.safetensors"
 """Pattern of the files in a run's folder, one per round."""
@@ -69,7 +69,7 @@ def write_memories(
     durable : bool
         Whether to wait until it is on the disk.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     arrays = {
         f"{prefix}{name}/{key}": array
         for prefix, context in contexts.items()

@@ -59,18 +59,20 @@ def note_round(context: Context, server_round: int) -> None:
     context.state[PROGRESS] = MetricRecord({"round": server_round})
 
 
-def keep_context(context: Context, folder: Path | None, runs_kept: int) -> None:
+def keep_context(
+    context: Context, folder: Path | None, runs_kept: int, rounds_kept: int = ROUNDS_KEPT
+) -> None:
     """Write a context's memory to its client's folder, if it has one, and remove old memories.
 
     A live context is skipped: its engine stores the memory of all its clients.
     """
     if folder is None or isinstance(context, LiveContext):
         return
-    save_context(context, folder)
+    save_context(context, folder, rounds_kept)
     forget_old_runs(folder, runs_kept)
 
 
-def save_context(context: Context, folder: Path) -> None:
+def save_context(context: Context, folder: Path, rounds_kept: int = ROUNDS_KEPT) -> None:
     """Write a context's memory to a client's folder, completely or not at all.
 
     Parameters
@@ -79,16 +81,17 @@ def save_context(context: Context, folder: Path) -> None:
         With its round noted.
     folder : Path
         The client's own folder of the run. Created if missing.
+    rounds_kept : int
+        Number of the client's rounds to keep, this one included.
     """
-    write_memories(memory_file(folder, remembered_round(context)), {"": context})
+    newest = memory_file(folder, remembered_round(context))
+    write_memories(newest, {"": context})
     (folder / FORGOTTEN).unlink(missing_ok=True)
     remove_notes(folder, remembered_round(context))
-    _remove_old_rounds(folder)
-
-
-def _remove_old_rounds(folder: Path) -> None:
-    for old in sorted(folder.glob(MEMORIES))[:-ROUNDS_KEPT]:
-        old.unlink()
+    # Memories of later rounds are from before the run was continued from an earlier round.
+    own = [file for file in sorted(folder.glob(MEMORIES)) if file <= newest]
+    for file in set(folder.glob(MEMORIES)).difference(own[-rounds_kept:]):
+        file.unlink()
 
 
 def forget_old_runs(current: Path, keep: int) -> None:

@@ -1,6 +1,7 @@
 """What a run directory records of its data: digests of content, and who holds which samples."""
 
 import hashlib
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,27 @@ from fedkd_flwr.data.clients import client_indices
 from fedkd_flwr.data.own import content_digest
 from fedkd_flwr.data.settings import DataPlan
 from fedkd_flwr.data.sources import load_images
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """What a run directory records of its data.
+
+    Attributes
+    ----------
+    digests : dict of str to str
+        See `data_digests`.
+    split : list of dict
+        See `split_record`.
+    """
+
+    digests: dict[str, str]
+    split: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, plan: DataPlan) -> "DataRecord":
+        """Return the record of a run's data."""
+        return cls(data_digests(plan), split_record(plan))
 
 
 def data_digests(plan: DataPlan) -> dict[str, str]:

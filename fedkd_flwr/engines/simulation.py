@@ -88,7 +88,9 @@ def _follow(
     on_line: LineListener | None,
 ) -> str:
     """Run ``flwr run``; pass on its log and new rounds; return the line that explains a failure."""
-    rows, size_seen = directory / "rounds.jsonl", 0
+    rows = directory / "rounds.jsonl"
+    # Lines of a round that is repeated are there until the first new round is complete.
+    seen = _state_of(rows)
     rounds_seen = read_checkpoint(directory).completed_rounds
     reason = "there was no error message"
     with subprocess.Popen(
@@ -104,12 +106,17 @@ def _follow(
                 reason = words
             if on_round is None:
                 continue
-            size = rows.stat().st_size if rows.exists() else 0
             # The log has many more lines than rounds, and the whole file is read each time.
-            if size == size_seen:
+            state = _state_of(rows)
+            if state == seen:
                 continue
-            size_seen = size
+            seen = state
             for row in Run(directory).round_rows[rounds_seen:]:
                 on_round(row)
                 rounds_seen += 1
     return reason
+
+
+def _state_of(file: Path) -> tuple[int, int]:
+    """Return size and time of a file, by which a change is noticed."""
+    return (file.stat().st_size, file.stat().st_mtime_ns) if file.exists() else (0, 0)

@@ -1,10 +1,16 @@
 """Run directories: written, continued, and read back."""
 
-from fedkd_flwr.runs.checkpoint import Checkpoint, read_checkpoint, remove_checkpoint
+from fedkd_flwr.runs.checkpoint import (
+    Checkpoint,
+    read_checkpoint,
+    read_checkpoints,
+    remove_checkpoint,
+)
 from fedkd_flwr.runs.code import names_of_code
 from fedkd_flwr.runs.continuing import (
     changeable,
     changed_settings,
+    checkpoint_to_continue_from,
     described,
     recorded_config,
     require_memories,
@@ -24,11 +30,13 @@ __all__ = [
     "absolute",
     "changeable",
     "changed_settings",
+    "checkpoint_to_continue_from",
     "default_run_directory",
     "described",
     "load_run",
     "names_of_code",
     "read_checkpoint",
+    "read_checkpoints",
     "recorded_config",
     "remove_checkpoint",
     "require_memories",

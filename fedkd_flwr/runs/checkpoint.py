@@ -1,5 +1,9 @@
 """Checkpoints: the server's state, with the clients' memory beside it.
 
+The newest checkpoint is ``server.safetensors``; those of earlier rounds, which ``keep-rounds``
+counts, are ``server-ROUND.safetensors``. A run continues from the newest that its other files
+support, see `fedkd_flwr.runs.continuing`.
+
 A finished run keeps its checkpoint, so that more rounds can be added. It is as large as the
 clients' models and optimizers. To save space, remove the folder ``checkpoint``.
 """
@@ -17,11 +21,15 @@ from safetensors.numpy import load_file
 
 from fedkd_flwr.clients.memory_files import MEMORIES, needed_files
 from fedkd_flwr.clients.unfinished import NOTES
-from fedkd_flwr.files import write_arrays
+from fedkd_flwr.files import sync, write_arrays
 from fedkd_flwr.runs.reading import damaged
 
 if TYPE_CHECKING:
     from strategies.base import PersonalizedStrategy
+
+
+EARLIER = "server-*.safetensors"
+"""Pattern of the checkpoints of earlier rounds."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +44,14 @@ class Checkpoint:
         The strategy's state. Notes that it wrote later take precedence.
     seconds : float
         Duration of the run so far, over all processes that continued it.
+    sizes : dict of str to int
+        Bytes of each table at that time, by file name; empty in runs of older versions.
     """
 
     completed_rounds: int = 0
     state: dict[str, NDArray[Any]] = field(default_factory=dict)
     seconds: float = 0.0
+    sizes: dict[str, int] = field(default_factory=dict)
 
 
 def server_file(run_directory: Path) -> Path:
@@ -48,9 +59,22 @@ def server_file(run_directory: Path) -> Path:
     return run_directory / "checkpoint" / "server.safetensors"
 
 
-def notes_file(run_directory: Path) -> Path:
-    """Return the file of state that must survive an incomplete round."""
-    return run_directory / "checkpoint" / "notes.safetensors"
+def earlier_file(run_directory: Path, server_round: int) -> Path:
+    """Return the file of the server's state after an earlier round."""
+    return run_directory / "checkpoint" / f"server-{server_round:06d}.safetensors"
+
+
+def checkpoint_files(run_directory: Path) -> list[Path]:
+    """Return the files of the server's state, the newest first."""
+    newest = server_file(run_directory)
+    earlier = sorted(newest.parent.glob(EARLIER), reverse=True)
+    return [file for file in (newest, *earlier) if file.exists()]
+
+
+def notes_files(run_directory: Path) -> list[Path]:
+    """Return the two files, of equal content, of state that must survive an incomplete round."""
+    folder = run_directory / "checkpoint"
+    return [folder / "notes.safetensors", folder / "notes-copy.safetensors"]
 
 
 def clients_folder(run_directory: Path) -> Path:
@@ -58,47 +82,145 @@ def clients_folder(run_directory: Path) -> Path:
     return run_directory / "checkpoint" / "clients"
 
 
-def write_checkpoint(run_directory: Path, strategy: "PersonalizedStrategy", seconds: float) -> None:
-    """Replace the checkpoint by a strategy's state, atomically."""
+def write_checkpoint(
+    run_directory: Path, strategy: "PersonalizedStrategy", seconds: float, kept: int
+) -> None:
+    """Write a strategy's state as the newest checkpoint, durably.
+
+    Parameters
+    ----------
+    run_directory : Path
+        Its tables have to be on the disk, since the checkpoint counts on them.
+    strategy : PersonalizedStrategy
+        After a complete round.
+    seconds : float
+        Duration of the run so far.
+    kept : int
+        Number of checkpoints to keep, this one included.
+    """
     file = server_file(run_directory)
     file.parent.mkdir(exist_ok=True)
     arrays = {f"state/{name}": np.ascontiguousarray(v) for name, v in strategy.state().items()}
     # A safetensors file needs at least one array, and `local` has none.
     arrays["completed_rounds"] = np.array([strategy.completed_rounds])
     arrays["seconds"] = np.array([seconds])
+    for table in run_directory.glob("*.jsonl"):
+        arrays[f"sizes/{table.name}"] = np.array([table.stat().st_size])
+    if file.exists():
+        # Until the new one has its name, the run continues from this one.
+        file.replace(earlier_file(run_directory, strategy.completed_rounds - 1))
     write_arrays(file, arrays)
+    for old in checkpoint_files(run_directory)[kept:]:
+        old.unlink()
 
 
 def write_notes(run_directory: Path, state: Mapping[str, NDArray[Any]]) -> None:
-    """Write state that is valid even if the round is never completed."""
-    file = notes_file(run_directory)
-    file.parent.mkdir(exist_ok=True)
-    write_arrays(file, {name: np.ascontiguousarray(array) for name, array in state.items()})
+    """Write state that is valid even if the round is never completed, durably and twice.
+
+    It counts what clients have released, and must not go back where one of the files is damaged.
+    """
+    for file in notes_files(run_directory):
+        file.parent.mkdir(exist_ok=True)
+        write_arrays(file, {name: np.ascontiguousarray(array) for name, array in state.items()})
 
 
 def read_checkpoint(run_directory: Path) -> Checkpoint:
-    """Read a run's checkpoint and notes; the checkpoint is empty if no round was completed.
+    """Read a run's newest checkpoint and notes; it is empty if no round was completed.
 
     Raises
     ------
     DamagedRunError
-        If it cannot be read.
+        If none can be read.
     """
-    file = server_file(run_directory)
-    try:
-        notes = load_file(path) if (path := notes_file(run_directory)).exists() else {}
-        if not file.exists():
-            return Checkpoint(state=notes)
-        arrays = load_file(file)
-        return Checkpoint(
-            completed_rounds=int(arrays["completed_rounds"][0]),
-            state={**_part(arrays, "state/"), **notes},
-            # Older runs did not record it.
-            seconds=float(arrays.get("seconds", np.zeros(1))[0]),
-        )
-    except (SafetensorError, OSError, KeyError, IndexError) as error:
-        remedy = f"the run cannot be continued: remove {run_directory} and run it again"
-        raise damaged(file, str(error), remedy) from None
+    return read_checkpoints(run_directory)[0]
+
+
+def read_checkpoints(run_directory: Path) -> list[Checkpoint]:
+    """Read all checkpoints of a run that can be read, the newest first, each with the notes.
+
+    Returns
+    -------
+    list of Checkpoint
+        An empty checkpoint alone if no round was completed.
+
+    Raises
+    ------
+    DamagedRunError
+        If there are checkpoints or notes, and none can be read.
+    """
+    notes = _read_notes(run_directory)
+    files = checkpoint_files(run_directory)
+    found, reasons = [], []
+    for file in files:
+        try:
+            found.append(_read(file, notes))
+        except (SafetensorError, OSError, KeyError, IndexError) as error:
+            reasons.append(str(error))
+    if reasons and not found:
+        raise damaged(files[0], reasons[0], _restart(run_directory))
+    return found or [Checkpoint(state=notes)]
+
+
+def before_the_first_round(run_directory: Path) -> Checkpoint:
+    """Return the checkpoint from which a run starts over, with its notes.
+
+    Raises
+    ------
+    DamagedRunError
+        If there are notes, and none can be read.
+    """
+    return Checkpoint(state=_read_notes(run_directory))
+
+
+def _read(file: Path, notes: dict[str, NDArray[Any]]) -> Checkpoint:
+    arrays = load_file(file)
+    return Checkpoint(
+        completed_rounds=int(arrays["completed_rounds"][0]),
+        state={**_part(arrays, "state/"), **notes},
+        # Older runs did not record them.
+        seconds=float(arrays.get("seconds", np.zeros(1))[0]),
+        sizes={name: int(size[0]) for name, size in _part(arrays, "sizes/").items()},
+    )
+
+
+def _read_notes(run_directory: Path) -> dict[str, NDArray[Any]]:
+    """Return the notes; the first file is written first and is never older than the copy."""
+    files = [file for file in notes_files(run_directory) if file.exists()]
+    reason = ""
+    for file in files:
+        try:
+            return load_file(file)
+        except (SafetensorError, OSError) as error:
+            reason = str(error)
+    if files:
+        raise damaged(files[0], reason, _restart(run_directory))
+    return {}
+
+
+def _restart(run_directory: Path) -> str:
+    return f"the run cannot be continued: remove {run_directory} and run it again"
+
+
+def forget_checkpoints_after(run_directory: Path, completed_rounds: int) -> None:
+    """Remove checkpoints of later rounds, and those that cannot be read, durably."""
+    for file in checkpoint_files(run_directory):
+        try:
+            if _read(file, {}).completed_rounds <= completed_rounds:
+                continue
+        except (SafetensorError, OSError, KeyError, IndexError):
+            pass
+        file.unlink()
+    sync(server_file(run_directory).parent)
+
+
+def keep_last_checkpoint(run_directory: Path) -> None:
+    """Remove all but the newest checkpoint and, in the run directory, the clients' memories of it.
+
+    During a run more are kept, since the newest round may have to be repeated.
+    """
+    for file in checkpoint_files(run_directory)[1:]:
+        file.unlink()
+    keep_last_memories(run_directory)
 
 
 def _part(arrays: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
@@ -106,10 +228,7 @@ def _part(arrays: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any
 
 
 def keep_last_memories(run_directory: Path) -> None:
-    """Remove all but the newest memory of every client in the run directory.
-
-    During a run, two memories are kept, since the newest round may have to be repeated.
-    """
+    """Remove all but the newest memory of every client in the run directory."""
     for notes in clients_folder(run_directory).rglob(NOTES):
         notes.unlink()
     memories = set(clients_folder(run_directory).rglob(MEMORIES))

@@ -4,7 +4,7 @@ A continued run gives the same numbers as one that never stopped. So no setting 
 on may change, except that the number of rounds may grow.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,23 @@ from fedkd_flwr.clients.state_dir import ForgottenRunError, files_to_start_from
 from fedkd_flwr.config import PLACE_KEYS, ConfigError, Configuration, read_config
 from fedkd_flwr.methods import METHODS, NAME, REGISTERED
 from fedkd_flwr.own import OBJECT, not_held
-from fedkd_flwr.runs.checkpoint import read_checkpoint, server_file
+from fedkd_flwr.runs.checkpoint import (
+    Checkpoint,
+    before_the_first_round,
+    checkpoint_files,
+    read_checkpoints,
+    server_file,
+)
 from fedkd_flwr.runs.code import names_of_code, require_named
 from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
-from fedkd_flwr.runs.reading import Run
+from fedkd_flwr.runs.provenance import other_major_versions
+from fedkd_flwr.runs.reading import Run, damaged
 
 ROUNDS = "num-server-rounds"
 """The key of the planned rounds."""
 
-OF_THE_CALL = ("output-dir", "resume")
-"""Keys that say that a run is continued, and where it is now."""
+OF_THE_CALL = ("output-dir", "resume", "from-round", "other-versions")
+"""Keys that say that a run is continued, where it is now, and how."""
 
 MAY_CHANGE = (
     ROUNDS,
@@ -140,7 +147,8 @@ def changed_settings(run: Run, wanted: Configuration) -> Changes:
     Raises
     ------
     RunDirectoryError
-        If the run is finished and no rounds are added, or its checkpoint is gone.
+        If the run is finished and no rounds are added, its checkpoint is gone, or it was written
+        with other major versions.
     ConfigError
         If a key differs that must not change.
     """
@@ -156,8 +164,9 @@ def changed_settings(run: Run, wanted: Configuration) -> Changes:
             f"{run.path} cannot be continued with another {', '.join(refused)}; "
             f"only {', '.join(MAY_CHANGE)} may change."
         )
+    _require_same_versions(run, wanted)
     _require_growth(wanted, recorded[ROUNDS])
-    _require_continuable(run, wanted.run.plan.num_server_rounds)
+    _require_continuable(run, wanted)
     return changes
 
 
@@ -167,6 +176,16 @@ def described(changes: Changes) -> str:
         f"{key} {before if before != '' else 'none'} → {now if now != '' else 'none'}"
         for key, (before, now) in changes.items()
     )
+
+
+def _require_same_versions(run: Run, wanted: Configuration) -> None:
+    """Refuse other major versions than those that wrote the run, unless they are intended."""
+    others = other_major_versions(run.description)
+    if others and not wanted.run.other_versions:
+        raise RunDirectoryError(
+            f"{run.path} was written with other major versions: {', '.join(others)}. Install those "
+            "versions, or type -c other-versions=true if the change is intended."
+        )
 
 
 def _require_growth(wanted: Configuration, before: int) -> None:
@@ -190,41 +209,121 @@ def _require_growth(wanted: Configuration, before: int) -> None:
         )
 
 
-def _require_continuable(run: Run, rounds: int) -> None:
+def _require_continuable(run: Run, wanted: Configuration) -> None:
     if not run.summary:
         return
     completed = run.summary["rounds"]
-    if rounds <= completed:
+    if wanted.run.plan.num_server_rounds <= (wanted.run.from_round or completed):
         raise RunDirectoryError(
             f"{run.path} holds a finished run; to add rounds, type "
             f"-c {ROUNDS}=N with N above {completed}."
         )
-    if not server_file(run.path).exists():
+    if not checkpoint_files(run.path):
         raise RunDirectoryError(
             f"{run.path} holds a finished run without its checkpoint, so no rounds can be added; "
             "start a new run with more rounds."
         )
 
 
-def require_memories(run: Run, state_dir: str) -> None:
-    """Check that clients on this machine find their memory of a run's last round.
+def checkpoint_to_continue_from(
+    run: Run, state_dir: str, from_round: int = 0
+) -> tuple[Checkpoint, str]:
+    """Return the newest checkpoint that the other files of a run support.
 
-    A client without its memory would restart from scratch in the middle of the run.
+    A power cut or a damaged file can cost the newest one. The one before is then taken.
+
+    Parameters
+    ----------
+    run : Run
+        Stopped or finished.
+    state_dir : str
+        Folder of the clients' memories, which are checked if they are on this machine.
+    from_round : int
+        The round after which to continue; 0 for the newest possible.
+
+    Returns
+    -------
+    Checkpoint
+        Where the run continues.
+    str
+        Why it is not the newest checkpoint that there is; empty if it is.
 
     Raises
     ------
+    ConfigError
+        If there is no checkpoint of the round that is asked for.
+    DamagedRunError
+        If no checkpoint is supported.
     RunDirectoryError
-        If rounds are complete and no client has a memory of the last one, or if a memory is
-        damaged or was evicted for later runs.
+        If a memory was removed for later runs.
     """
-    completed = read_checkpoint(run.path).completed_rounds
-    if not completed:
-        return
+    found = _checkpoints(run)
+    if from_round:
+        kept = sorted(checkpoint.completed_rounds for checkpoint in found)
+        found = [c for c in found if c.completed_rounds == from_round]
+        if not found:
+            raise ConfigError(
+                f"{run.path} has no checkpoint of round {from_round}, only of "
+                f"{', '.join(map(str, kept))}; keep-rounds sets how many a run keeps."
+            )
+    first: DamagedRunError | None = None
+    for checkpoint in found:
+        try:
+            _require_tables(run, checkpoint)
+            _require_readable_memories(run, state_dir, checkpoint.completed_rounds)
+        except DamagedRunError as error:
+            first = first or error
+            continue
+        return checkpoint, str(first or "")
+    assert first
+    raise first
+
+
+def _checkpoints(run: Run) -> list[Checkpoint]:
+    """Return the checkpoints of a run, the newest first; the start where only one round is lost."""
+    found: list[Checkpoint] = []
+    is_short = len(run.round_rows) <= 1
+    try:
+        found = read_checkpoints(run.path)
+    except DamagedRunError:
+        if not is_short:
+            raise
+    newest = found[0].completed_rounds if found else 1
+    if not is_short and not newest:
+        raise damaged(server_file(run.path), "it is missing", _restart(run))
+    if is_short and newest == 1:
+        found.append(before_the_first_round(run.path))
+    return found
+
+
+def _require_tables(run: Run, checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint whose rounds are not all in the tables and matrices."""
+    rounds = checkpoint.completed_rounds
+    for name, size in checkpoint.sizes.items():
+        file = run.path / name
+        if not file.exists() or file.stat().st_size < size:
+            raise damaged(file, f"a part of the first {rounds} rounds is missing", _restart(run))
+    run.require_rounds(rounds)
+    there = {name: len(matrices) for name, matrices in Run(run.path, until=rounds).matrices.items()}
+    due = run.summary.get("matrices", []) if run.summary else []
+    for name in {*there, *due}:
+        if there.get(name, 0) != rounds:
+            reason = f"{name} covers {there.get(name, 0)} of {rounds} rounds"
+            raise damaged(run.path / "matrices.npz", reason, _restart(run))
+
+
+def _restart(run: Run) -> str:
+    return f"the run cannot be continued: remove {run.path} and run it again"
+
+
+def _require_readable_memories(run: Run, state_dir: str, completed: int) -> None:
+    """Refuse a checkpoint if clients' memories are on this machine, but not those of its round."""
     run_id = run.run_id
-    if not run_id or not state_dir or not _any_remembers(run_id, Path(state_dir), completed):
-        where = f"found in the state-dir {state_dir}" if state_dir else "kept without a state-dir"
-        missing = f"its clients' memory of round {completed}"
-        raise RunDirectoryError(f"{run.path} cannot be continued: {missing} is not {where}.")
+    folders = _memory_folders(run_id, Path(state_dir)) if state_dir and run_id else []
+    if not completed or not any(folder.exists() for folder in folders):
+        return
+    if not _any_remembers(folders, completed):
+        raise DamagedRunError(_no_memory(run, state_dir, completed))
     try:
         for memory in files_to_start_from(Path(state_dir) / run_id, completed + 1):
             require_readable(memory)
@@ -234,7 +333,34 @@ def require_memories(run: Run, state_dir: str) -> None:
         raise RunDirectoryError(f"{run.path} cannot be continued: {error}.") from None
 
 
-def _any_remembers(run_id: str, state_dir: Path, server_round: int) -> bool:
+def require_memories(run: Run, state_dir: str, from_round: int = 0) -> None:
+    """Check that clients on this machine find their memory of the round to continue from.
+
+    A client without its memory would restart from scratch in the middle of the run.
+
+    Raises
+    ------
+    ConfigError, RunDirectoryError
+        If rounds are complete and no client has a memory of the last one, or if a memory is
+        damaged or was evicted for later runs; see `checkpoint_to_continue_from`.
+    """
+    completed = checkpoint_to_continue_from(run, state_dir, from_round)[0].completed_rounds
+    folders = _memory_folders(run.run_id, Path(state_dir)) if state_dir and run.run_id else []
+    if completed and not _any_remembers(folders, completed):
+        raise RunDirectoryError(_no_memory(run, state_dir, completed))
+
+
+def _no_memory(run: Run, state_dir: str, completed: int) -> str:
+    where = f"found in the state-dir {state_dir}" if state_dir else "kept without a state-dir"
+    missing = f"its clients' memory of round {completed}"
+    return f"{run.path} cannot be continued: {missing} is not {where}."
+
+
+def _memory_folders(run_id: str, state_dir: Path) -> list[Path]:
+    """Return the folders with memories of a run: of an archive, and of single clients."""
+    return [state_dir / run_id, *state_dir.glob(f"*/{run_id}")]
+
+
+def _any_remembers(folders: Iterable[Path], server_round: int) -> bool:
     """Return whether any client, or an archive of clients, has memory of a round."""
-    folders = (state_dir / run_id, *state_dir.glob(f"*/{run_id}"))
     return any(memory_file(folder, server_round).exists() for folder in folders)

@@ -16,12 +16,15 @@
 ``TRACKER/``        files of experiment trackers, such as ``tensorboard/``
 ==================  =================================================================
 
-Results are appended, never rewritten, so a crash loses at most one round. Until the run is
-finished, each round's matrices are separate files in ``matrices/``.
+Results are appended, never rewritten, so a crash loses at most one round. So does a power cut:
+once a round, all files are written to the disk before the checkpoint that counts on them. Until
+the run is finished, each round's matrices are separate files in ``matrices/``.
+
+A run that is continued changes its files when the first new round is complete, so a failed
+attempt changes nothing.
 """
 
 import json
-import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,25 +39,36 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedkd_flwr.clients.unfinished import NOTES
-from fedkd_flwr.files import write_arrays, write_text
+from fedkd_flwr.data.record import DataRecord
+from fedkd_flwr.files import sync, write_arrays, write_text
 from fedkd_flwr.runs.checkpoint import (
     Checkpoint,
+    checkpoint_files,
     clients_folder,
-    keep_last_memories,
-    notes_file,
-    read_checkpoint,
-    server_file,
+    keep_last_checkpoint,
+    notes_files,
     write_checkpoint,
     write_notes,
 )
 from fedkd_flwr.runs.code import names_of_code
-from fedkd_flwr.runs.continuing import Changes, changed_settings, described
+from fedkd_flwr.runs.continuing import (
+    changed_settings,
+    checkpoint_to_continue_from,
+    described,
+)
 from fedkd_flwr.runs.errors import RunDirectoryError
 from fedkd_flwr.runs.folders import absolute, remove_empty, require_new
 from fedkd_flwr.runs.lock import lock_directory
 from fedkd_flwr.runs.observers import Observer
 from fedkd_flwr.runs.reading import Row, Run, damaged, load_run
-from fedkd_flwr.runs.summary import describe_run, now, summarize
+from fedkd_flwr.runs.rewinding import (
+    as_lines,
+    begin_to_continue,
+    global_models,
+    write_json,
+    write_matrices,
+)
+from fedkd_flwr.runs.summary import describe_leg, describe_run, summarize
 from fedkd_flwr.trackers.catalogue import TRACKERS
 from strategies.core.flower import log
 
@@ -62,6 +76,10 @@ if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
     from strategies.base import PersonalizedStrategy
     from strategies.core.rounds import RoundRecord
+
+
+LEAST_ROUNDS_KEPT = 2
+"""Rounds from which an unfinished run can continue at least, the newest included."""
 
 
 class RunDirectory:
@@ -95,10 +113,24 @@ class RunDirectory:
         self._made: list[Path] = []
         self._is_new = False
         self._lock_file: IO[str] | None = None
+        self._rounds_kept = configuration.run.keep_rounds
+        self._continued_as: Run | None = None
+        self._sizes: dict[str, int] = {}
 
     @classmethod
-    def create(cls, path: Path, configuration: "Configuration") -> "RunDirectory":
+    def create(
+        cls, path: Path, configuration: "Configuration", data: DataRecord | None = None
+    ) -> "RunDirectory":
         """Create the directory of a new run and record its config.
+
+        Parameters
+        ----------
+        path : Path
+            The run directory.
+        configuration : Configuration
+            The config of the run.
+        data : DataRecord, optional
+            Digests of the data and the split, where this machine has them.
 
         Raises
         ------
@@ -112,7 +144,7 @@ class RunDirectory:
         directory._lock_file = lock_directory(directory.path)
         directory._is_new = True
         try:
-            directory._describe(configuration)
+            directory._describe(configuration, data)
         except (Exception, KeyboardInterrupt):
             directory.give_up()
             raise
@@ -122,7 +154,7 @@ class RunDirectory:
     def reopen(
         cls, path: Path, configuration: "Configuration"
     ) -> tuple["RunDirectory", Checkpoint]:
-        """Open the directory of a run to continue it; drop what is newer than its checkpoint.
+        """Open the directory of a run to continue it; nothing is changed yet.
 
         Parameters
         ----------
@@ -165,32 +197,22 @@ class RunDirectory:
         """Duration of the run so far, without the time of lost rounds."""
         return self._seconds_before + monotonic() - self._started_at
 
-    def record_data(self, digests: Mapping[str, str], split: list[Row]) -> None:
-        """Record digests of the data in ``config.json``, and the split in ``split.json``.
-
-        A run that is continued keeps what it has; a warning names data that are not the same.
-
-        Raises
-        ------
-        RunDirectoryError
-            If the disk refuses to write.
-        """
-        description = Run(self.path).description
-        recorded = description.get("data")
-        if recorded is None:
-            with self._writing():
-                self._write_json("config.json", {**description, "data": dict(digests)})
-                lines = ",\n".join(json.dumps(row) for row in split)
-                write_text(self.path / "split.json", f"[\n{lines}\n]\n")
-            return
+    def compare_data(self, digests: Mapping[str, str]) -> None:
+        """Warn of data that are not those with which the run was started."""
+        recorded = self.run.description.get("data") or {}
         for key in (key for key in digests if digests[key] != recorded.get(key, digests[key])):
             log(WARNING, "The %s of this run has changed since the run was started.", key)
+
+    @property
+    def run(self) -> Run:
+        """The run as it is, without rounds that are repeated."""
+        return self._continued_as or Run(self.path, self._code)
 
     def watched_by(self, observers: Iterable[Observer]) -> None:
         """Inform observers, in their order, of the start and all later events of the run."""
         for observer in observers:
             self.observers.append(observer)
-            observer.run_started(Run(self.path))
+            observer.run_started(self.run)
 
     def round_finished(self, record: "RoundRecord", strategy: "PersonalizedStrategy") -> None:
         """Append a round; the checkpoint is written last and completes it.
@@ -201,6 +223,7 @@ class RunDirectory:
             If the disk refuses to write; the run can be resumed from the previous round.
         """
         try:
+            self._begin_to_continue()
             for name, rows in {"clients": record.clients, **record.tables}.items():
                 self._append(f"{name}.jsonl", rows)
             for name, matrix in record.matrices.items():
@@ -210,7 +233,8 @@ class RunDirectory:
             self._append("rounds.jsonl", [record.row])
             if self.keep_memories:
                 self.keep_memories(record.server_round)
-            write_checkpoint(self.path, strategy, self.seconds)
+            self._sync_round(record.server_round)
+            write_checkpoint(self.path, strategy, self.seconds, self._rounds_kept)
         except OSError as error:
             go_on = f"continue with `fedkd run --resume {self.path}`"
             raise RunDirectoryError(
@@ -255,12 +279,14 @@ class RunDirectory:
         RunDirectoryError
             If the disk refuses to write; the run can be resumed and then ends at once.
         """
-        run = Run(self.path)
         with self._writing():
+            self._begin_to_continue()
+            run = Run(self.path)
             self._gather_matrices(run)
-            keep_last_memories(self.path)
+            if self._rounds_kept <= LEAST_ROUNDS_KEPT:
+                keep_last_checkpoint(self.path)
             summary = summarize(run, self.seconds)
-            self._write_json("summary.json", summary)
+            write_json(self.path / "summary.json", summary)
         for observer in self.observers:
             observer.run_finished(summary)
         self.close()
@@ -273,7 +299,8 @@ class RunDirectory:
         """
         for observer in self.observers:
             observer.run_stopped()
-        noted = notes_file(self.path).exists() or any(clients_folder(self.path).rglob(NOTES))
+        noted = any(file.exists() for file in notes_files(self.path))
+        noted = noted or any(clients_folder(self.path).rglob(NOTES))
         if not self._is_new or self._has_rounds or noted:
             return
         self.close()
@@ -282,7 +309,7 @@ class RunDirectory:
             file.unlink(missing_ok=True)
         for name in ("matrices", "checkpoint", *TRACKERS):
             shutil.rmtree(self.path / name, ignore_errors=True)
-        for model in (self.path / "models").glob("global-*.safetensors"):
+        for model in global_models(self.path):
             model.unlink()
         remove_empty([self.path / "models", *self._made])
 
@@ -294,76 +321,69 @@ class RunDirectory:
 
     @property
     def _has_rounds(self) -> bool:
-        return server_file(self.path).exists()
+        return bool(checkpoint_files(self.path))
 
-    def _describe(self, configuration: "Configuration") -> None:
-        """Write the file that marks the directory as a run."""
+    def _describe(self, configuration: "Configuration", data: DataRecord | None) -> None:
+        """Write what does not change; ``config.json``, which marks a run, comes last."""
+        description = describe_run(configuration)
         with self._writing():
-            self._write_json("config.json", describe_run(configuration))
+            if data:
+                description["data"] = data.digests
+                lines = ",\n".join(json.dumps(row) for row in data.split)
+                write_text(self.path / "split.json", f"[\n{lines}\n]\n", durable=True)
+            write_json(self.path / "config.json", description)
+            for folder in (self.path, *self._made):
+                sync(folder.parent)
 
     def _continue(self, configuration: "Configuration") -> Checkpoint:
-        """Bring the files back to the checkpoint's round, and record changed settings."""
+        """Choose the checkpoint, and note what changes once a round is complete."""
         # The run may have finished while this process waited for the lock.
         run = load_run(self.path)
         changes = changed_settings(run, configuration)
         if changes:
             log(INFO, "Changed: %s", described(changes))
-        checkpoint = read_checkpoint(self.path)
-        completed = checkpoint.completed_rounds
-        if not completed and len(run.round_rows) > 1:
-            remedy = f"the run cannot be continued: remove {self.path} and run it again"
-            raise damaged(server_file(self.path), "it is missing", remedy)
-        run.require_rounds(completed)
-        with self._writing():
-            self._forget_after(completed)
-        self._require_matrices(run, completed)
-        with self._writing():
-            (self.path / "summary.json").unlink(missing_ok=True)
-            self._note_continuation(run, completed, changes)
+        settings = configuration.run
+        checkpoint, lost = checkpoint_to_continue_from(run, settings.state_dir, settings.from_round)
+        if lost:
+            log(
+                WARNING,
+                "A round is repeated, after round %d: %s",
+                checkpoint.completed_rounds,
+                lost,
+            )
+        config = {**run.config, **{key: value for key, (_, value) in changes.items()}}
+        leg = describe_leg(configuration, checkpoint.completed_rounds, changes)
+        continued = [*run.description.get("continued", []), leg]
+        description = {**run.description, "config": config, "continued": continued}
+        self._continued_as = run.continued(checkpoint.completed_rounds, description)
+        self._sizes = checkpoint.sizes
         self._seconds_before = checkpoint.seconds
         return checkpoint
 
-    def _forget_after(self, completed_rounds: int) -> None:
-        """Drop lines and matrices of rounds after the checkpoint."""
-        run = Run(self.path)
-        tables = {"rounds": run.round_rows, "clients": run.client_rows, **run.further_rows}
-        for name, rows in tables.items():
-            kept = [row for row in rows if row["round"] <= completed_rounds]
-            write_text(self.path / f"{name}.jsonl", _as_lines(kept))
-        for file in (self.path / "matrices").glob("*.npy"):
-            if int(file.stem.rpartition("-")[2]) > completed_rounds:
-                file.unlink()
+    def _begin_to_continue(self) -> None:
+        """Drop what is newer than the checkpoint, and record how the run is continued."""
+        run, self._continued_as = self._continued_as, None
+        if run:
+            begin_to_continue(run, self._sizes)
 
-    def _require_matrices(self, before: Run, completed_rounds: int) -> None:
-        """Find missing or damaged matrices now instead of at the end of the run."""
-        there = {name: len(matrices) for name, matrices in Run(self.path).matrices.items()}
-        due = before.summary.get("matrices", []) if before.summary else []
-        for name in {*there, *due}:
-            rounds = there.get(name, 0)
-            if rounds != completed_rounds:
-                reason = f"{name} covers {rounds} of {completed_rounds} rounds"
-                remedy = f"the run cannot be continued: remove {self.path} and run it again"
-                raise damaged(self.path / "matrices.npz", reason, remedy)
-
-    def _note_continuation(self, run: Run, completed_rounds: int, changes: Changes) -> None:
-        """Record in ``config.json`` that the run is continued, and with which settings."""
-        description = dict(run.description)
-        config = {**run.config, **{key: value for key, (_, value) in changes.items()}}
-        note = {"after_round": completed_rounds, "started": now(), "changes": changes}
-        continued = [*description.get("continued", []), note]
-        self._write_json("config.json", {**description, "config": config, "continued": continued})
+    def _sync_round(self, server_round: int) -> None:
+        """Wait until the files of a round, and their names, are on the disk."""
+        of_round = f"-{server_round:06d}"
+        parts = [*(self.path / "matrices").glob("*.npy"), *global_models(self.path)]
+        files = [*self.path.glob("*.jsonl"), *(f for f in parts if f.stem.endswith(of_round))]
+        folders = (self.path, self.path / "matrices", self.path / "models")
+        for path in (*files, *filter(Path.exists, folders)):
+            sync(path)
 
     def _append(self, name: str, rows: list[Row]) -> None:
         with (self.path / name).open("a") as file:
-            file.write(_as_lines(rows))
+            file.write(as_lines(rows))
 
     def _gather_matrices(self, run: Run) -> None:
         matrices = run.matrices
         if not matrices:
             return
-        temporary = self.path / ".matrices.npz"
-        np.savez_compressed(temporary, **matrices)  # type: ignore[arg-type]
-        temporary.replace(self.path / "matrices.npz")
+        write_matrices(self.path, matrices)
         shutil.rmtree(self.path / "matrices", ignore_errors=True)
 
     def _keep_matrix(self, name: str, server_round: int, matrix: NDArray[Any]) -> None:
@@ -385,18 +405,3 @@ class RunDirectory:
         except OSError as error:
             reason = error.strerror or error
             raise RunDirectoryError(f"{self.path} cannot be written: {reason}.") from error
-
-    def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        write_text(self.path / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
-
-
-def _as_lines(rows: list[Row]) -> str:
-    return "".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in rows)
-
-
-def _finite(row: Mapping[str, Any]) -> Row:
-    """Return a row that JSON can hold: NaN and infinite losses become null."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in row.items()
-    }

@@ -40,7 +40,9 @@ def lock_directory(path: Path) -> IO[str]:
     """
     folder = path / "checkpoint"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)  # results may identify patients
+        folder.mkdir(exist_ok=True)
         file = (folder / "lock").open("a+")
     except OSError as error:
         raise RunDirectoryError(f"{folder} cannot be written: {error.strerror or error}.") from None

@@ -2,6 +2,7 @@
 
 import platform
 import subprocess
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +15,9 @@ PROJECT = Path(__file__).parents[2]
 
 PACKAGES = ("flwr", "torch", "torchvision", "numpy", "scikit-learn", "flwr-datasets")
 """Packages whose versions a run records."""
+
+DECISIVE = ("flwr", "torch")
+"""Packages with which a run is not continued in another major version, unless it is intended."""
 
 
 def provenance(device: str) -> dict[str, Any]:
@@ -44,6 +48,39 @@ def provenance(device: str) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
         "torch_threads": torch.get_num_threads(),
     }
+
+
+def other_major_versions(description: Mapping[str, Any]) -> list[str]:
+    """Return what has another major version here than in the last process that wrote a run.
+
+    Before version 1, the second number counts as the major version.
+
+    Parameters
+    ----------
+    description : mapping
+        Content of ``config.json``. Runs of old versions may lack versions, which then count as
+        equal.
+
+    Returns
+    -------
+    list of str
+        Such as ``torch 2.12.0 (now 3.0.1)``.
+    """
+    legs = [description, *description.get("continued", [])]
+    last: Mapping[str, Any] = next((leg for leg in reversed(legs) if "versions" in leg), {})
+    project = last.get("project", {}).get("version", __version__)
+    before = {"fedkd-flwr": project, **last.get("versions", {})}
+    now = {"fedkd-flwr": __version__, **{name: version(name) for name in DECISIVE}}
+    return [
+        f"{name} {before[name]} (now {here})"
+        for name, here in now.items()
+        if _major(str(before.get(name, here))) != _major(here)
+    ]
+
+
+def _major(text: str) -> list[str]:
+    first, *others = text.split(".")
+    return [first, *others[:1]] if first == "0" else [first]
 
 
 @cache

@@ -1,6 +1,7 @@
 """Reading a run directory: settings, rounds, clients, matrices and summary."""
 
 import json
+import math
 import re
 import zipfile
 import zlib
@@ -62,10 +63,13 @@ class Run:
     allow_code : tuple of str
         Code that the user has named, see `fedkd_flwr.runs.code`. The config may name other code,
         which is then never imported.
+    until : int, optional
+        The last round to read, of a run that is continued after it; by default all.
     """
 
     path: Path
     allow_code: tuple[str, ...] = ()
+    until: int | None = None
 
     @cached_property
     def description(self) -> dict[str, Any]:
@@ -132,12 +136,12 @@ class Run:
     @cached_property
     def matrices(self) -> dict[str, NDArray[Any]]:
         """The method's matrices by name, shape (rounds, ...)."""
-        gathered = self._gathered_matrices()
+        gathered = {name: a[: self.until] for name, a in self.gathered_matrices().items()}
         rounds: dict[str, list[NDArray[Any]]] = defaultdict(list)
         for file in sorted((self.path / "matrices").glob("*.npy")):
             name, _, server_round = file.stem.rpartition("-")
             # A run that was stopped after gathering, or was extended, has both.
-            if int(server_round) > len(gathered.get(name, ())):
+            if len(gathered.get(name, ())) < int(server_round) <= self._last_round:
                 rounds[name].append(self._matrix(file))
         for name, later in rounds.items():
             stacked = np.stack(later)
@@ -147,8 +151,8 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is finished."""
-        return (self.path / "summary.json").exists()
+        """Whether the run is finished, and read to its end."""
+        return self.until is None and (self.path / "summary.json").exists()
 
     @cached_property
     def summary(self) -> dict[str, Any] | None:
@@ -157,6 +161,13 @@ class Run:
             return None
         remedy = f"remove it, and `fedkd run --resume {self.path}` writes a new one"
         return _read_object(self.path / "summary.json", SUMMARY, remedy)
+
+    def continued(self, after_round: int, description: dict[str, Any]) -> "Run":
+        """Return the run up to a round, with the description of how it is continued."""
+        run = Run(self.path, self.allow_code, after_round)
+        # A cached property is kept there.
+        vars(run)["description"] = description
+        return run
 
     def check(self) -> None:
         """Read every file once, so that damage is found early.
@@ -206,9 +217,10 @@ class Run:
                     break
                 raise self._damaged_lines(name, f"line {number}: {_reason(error)}") from None
             _require_types(file, rows[-1], dict.fromkeys(keys, int), self._redo)
-        return rows
+        return [row for row in rows if row["round"] <= self._last_round]
 
-    def _gathered_matrices(self) -> dict[str, NDArray[Any]]:
+    def gathered_matrices(self) -> dict[str, NDArray[Any]]:
+        """Read the matrices of a finished run, by name; all rounds."""
         archive = self.path / "matrices.npz"
         if not archive.exists():
             return {}
@@ -224,6 +236,11 @@ class Run:
         except NO_ARRAYS:
             raise self._damaged_matrices(file) from None
         return matrix
+
+    @property
+    def _last_round(self) -> float:
+        """The last round to read."""
+        return math.inf if self.until is None else self.until
 
     @property
     def _redo(self) -> str:

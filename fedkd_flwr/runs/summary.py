@@ -1,6 +1,7 @@
 """The content of ``config.json``, written first, and ``summary.json``, written last."""
 
 import uuid
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,24 @@ def describe_run(configuration: "Configuration") -> dict[str, Any]:
         **provenance(configuration.run.server_device),
         "started": now(),
     }
+
+
+def describe_leg(
+    configuration: "Configuration", after_round: int, changes: Mapping[str, tuple[Any, Any]]
+) -> dict[str, Any]:
+    """Return what ``config.json`` holds of a continuation: code, packages, machine, settings.
+
+    Parameters
+    ----------
+    configuration : Configuration
+        The config of the continued run.
+    after_round : int
+        The round after which it continues.
+    changes : mapping
+        Old and new value of each setting that differs.
+    """
+    made_by = provenance(configuration.run.server_device)
+    return {"after_round": after_round, "started": now(), "changes": dict(changes), **made_by}
 
 
 def now() -> str:

@@ -14,9 +14,9 @@ from fedkd_flwr.runs import (
     RunDirectoryError,
     changeable,
     changed_settings,
+    checkpoint_to_continue_from,
     load_run,
     names_of_code,
-    read_checkpoint,
     require_memories,
 )
 from fedkd_flwr.runs.lock import lock_directory
@@ -50,13 +50,13 @@ def rounds_to_continue_from(path: Path, values: Mapping[str, Scalar]) -> int:
     if run is None or run.finished:
         return 0
     try:
-        completed = read_checkpoint(path).completed_rounds
         configuration = engines.resumed(path, changeable(values), names_of_code(values))
         changed_settings(run, configuration)
         require_memories(run, configuration.run.state_dir)
+        checkpoint, _ = checkpoint_to_continue_from(run, configuration.run.state_dir)
     except (ConfigError, RunDirectoryError):
         return 0
-    return completed
+    return checkpoint.completed_rounds
 
 
 def require_unlocked(path: Path) -> None:
