@@ -101,7 +101,8 @@ def build_client(context: Context) -> PersonalClient:
     run = run if data is run.data else run.model_copy(update={"data": data})
     if run.torch_threads:
         torch.set_num_threads(run.torch_threads)
-    return run.method.client(context, run, configuration.settings)
+    client: PersonalClient = run.method.client(context, run, configuration.settings)
+    return client
 
 
 def computing(client: PersonalClient) -> AbstractContextManager[None]:

@@ -41,25 +41,25 @@ class ConfigError(ValueError):
 
 
 class Configuration(BaseModel):
-    """A complete run config: the common keys and the tables of all methods.
+    """A complete run config: the common keys and the settings of all methods.
 
     Attributes
     ----------
     run : RunConfig
         The common keys.
-    tables : dict of str to Settings
-        The methods' settings, by table name.
+    of_methods : dict of type to Settings
+        The settings of all methods, by type; several methods may have one type.
     """
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
     run: RunConfig
-    tables: dict[str, Any]
+    of_methods: dict[type[Settings], Any]
 
     @property
     def settings(self) -> Settings:
         """The settings of the run's method."""
         settings_type = self.run.method.strategy.settings_type
-        settings: Settings = self.tables.get(settings_type.table, settings_type())
+        settings: Settings = self.of_methods.get(settings_type) or settings_type()
         return settings
 
     @property
@@ -68,7 +68,7 @@ class Configuration(BaseModel):
         own = self.settings.flat_keys()
         keys = {
             key: None
-            for settings in self.tables.values()
+            for settings in self.of_methods.values()
             for key, value in settings.flat().items()
             if key not in own and value != type(settings)().flat()[key]
         }
@@ -110,7 +110,7 @@ class Configuration(BaseModel):
     def flat(self) -> dict[str, Scalar]:
         """Return the config as Flower's flat run config, complete and sorted by name."""
         values = self.run.flat()
-        for settings in self.tables.values():
+        for settings in self.of_methods.values():
             values |= settings.flat()
         return {name: as_scalar(value) for name, value in sorted(values.items())}
 
@@ -121,11 +121,11 @@ class Configuration(BaseModel):
         return {key: flat[key] for key in flat if key in known} | {OWN_SETTINGS: ", ".join(own)}
 
 
-def method_tables(own: Method | None = None) -> dict[str, type[Settings]]:
-    """Return the settings type of every table, including that of a custom method."""
+def settings_types(own: Method | None = None) -> list[type[Settings]]:
+    """Return the types of settings of all methods, including that of a custom method."""
     methods = (*METHODS.values(), *([own] if own else []))
-    types = (method.strategy.settings_type for method in methods)
-    return {settings.table: settings for settings in types if settings.table}
+    types = dict.fromkeys(method.strategy.settings_type for method in methods)
+    return [kind for kind in types if kind.flat_keys()]
 
 
 def read_config(flat: Mapping[str, Any]) -> Configuration:
@@ -155,7 +155,7 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
             raise ConfigError(_unknown(name, flat, known))
     configuration = Configuration(
         run=_read(RunConfig, flat).resolved(),
-        tables={table: _read(kind, flat) for table, kind in method_tables(own).items()},
+        of_methods={kind: _read(kind, flat) for kind in settings_types(own)},
     )
     _check_combinations(configuration)
     return configuration
@@ -200,7 +200,7 @@ def unpacked(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def known_names(own: Method | None = None) -> list[str]:
     """Return every key of a run config, including those of a custom method."""
-    of_methods = [key for kind in method_tables(own).values() for key in kind.flat_keys()]
+    of_methods = [key for kind in settings_types(own) for key in kind.flat_keys()]
     return [*RunConfig.flat_keys(), OWN_SETTINGS, *dict.fromkeys(of_methods)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedkd_flwr.config import ConfigError, RunConfig, method_tables, read_config
+from fedkd_flwr.config import ConfigError, RunConfig, read_config, settings_types
 from fedkd_flwr.flat import Scalar, flatten
 from fedkd_flwr.presets import close_names, find_preset, find_sweep, preset_names
 from strategies.core.slices import Slice
@@ -113,7 +113,7 @@ def parse_assignment(text: str) -> tuple[str, Scalar]:
 @functools.cache
 def _text_keys() -> frozenset[str]:
     """Return the keys of text settings, including lists separated by commas."""
-    kinds: list[type[Slice]] = [RunConfig, *method_tables().values()]
+    kinds: list[type[Slice]] = [RunConfig, *settings_types()]
     return frozenset(key for kind in kinds for key in _text_keys_of(kind))
 
 

@@ -11,12 +11,11 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedkd_flwr.own import OwnError, find_own, is_own
 
 if TYPE_CHECKING:
-    from fedkd_flwr.clients.base import PersonalClient
     from strategies.base import PersonalizedStrategy
     from strategies.core.plan import Settings
 
@@ -53,9 +52,9 @@ class Method:
         return strategy
 
     @cached_property
-    def client(self) -> "type[PersonalClient]":
-        """The NumPyClient."""
-        client: type[PersonalClient] = resolve_name(self.client_name)
+    def client(self) -> type[Any]:
+        """The NumPyClient, a `fedkd_flwr.clients.base.PersonalClient`, which imports this."""
+        client: type[Any] = resolve_name(self.client_name)
         return client
 
 
@@ -73,7 +72,7 @@ METHODS: dict[str, Method] = {
     "persfl": _built_in("persfl:PersFL", "persfl:PersFLClient"),
     "persfl-gd": _built_in("persfl:PersFLGD", "persfl:PersFLGDClient"),
     "fedkma": _built_in("fedkma:FedKMA", "fedkma:FedKMAClient"),
-    "fednas": _built_in("fedkma:FedNAS", "fedkma:FedKMAClient"),
+    "fednas": _built_in("fednas:FedNAS", "supernets:SupernetClient"),
     "local": _built_in("local:Local", "base:PersonalClient"),
     "fedavg": _built_in("fedavg:FedAvg", "fedavg:FedAvgClient"),
     "fedavg-ft": _built_in("fedavg:FedAvgFineTuned", "fedavg:FineTuningClient"),
@@ -144,7 +143,7 @@ def find_method(name: str) -> Method:
 def register(
     name: str,
     strategy: "type[PersonalizedStrategy]",
-    client: "type[PersonalClient]",
+    client: type[Any],
     settings: "type[Settings] | None" = None,
 ) -> Method:
     """Register a custom method under a name in this process.

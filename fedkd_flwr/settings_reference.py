@@ -15,11 +15,10 @@ from docstring_parser import DocstringStyle, parse
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from fedkd_flwr.config import OWN_SETTINGS, ConfigError, RunConfig, method_tables
+from fedkd_flwr.config import OWN_SETTINGS, ConfigError, RunConfig, settings_types
 from fedkd_flwr.flat import as_scalar
 from fedkd_flwr.methods import METHODS, REGISTERED, find_method
 from fedkd_flwr.own import OwnError
-from strategies.core.plan import Settings
 from strategies.core.slices import NoneOfTheAllowedError, Slice, kebab_case
 
 BOUNDS = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<"))
@@ -104,8 +103,7 @@ def settings_reference(method: str = "") -> list[Section]:
         If there is no such method, or a custom one cannot be imported.
     """
     if not method:
-        sections = [*_common_sections(), *map(_method_section, method_tables().values())]
-        return _without_repetition(sections)
+        return _without_repetition([*_common_sections(), *_method_sections()])
     try:
         kind = find_method(method).strategy.settings_type
     except NoneOfTheAllowedError:
@@ -124,12 +122,17 @@ def _common_sections() -> list[Section]:
     return [own, *(Section(_title(kind), _settings(kind)) for kind in kinds)]
 
 
-def _method_section(kind: type[Settings]) -> Section:
-    readers = [name for name, m in METHODS.items() if m.strategy.settings_type is kind]
-    settings = _settings(kind)
-    own = [setting for setting in settings if setting.key.startswith(f"{kind.table}.")]
-    also_read = tuple(setting.key for setting in settings if setting not in own)
-    return Section(f"Settings of {', '.join(readers)}", own, also_read)
+def _method_sections() -> list[Section]:
+    """Return a section for each type of settings, with the keys that no earlier one has."""
+    sections: list[Section] = []
+    for kind in settings_types():
+        listed = {setting.key for section in sections for setting in section.settings}
+        readers = [name for name, m in METHODS.items() if m.strategy.settings_type is kind]
+        settings = _settings(kind)
+        new = [s for s in settings if s.key not in listed and s.key.startswith(f"{kind.table}.")]
+        also_read = tuple(setting.key for setting in settings if setting not in new)
+        sections.append(Section(f"Settings of {', '.join(readers)}", new, also_read))
+    return sections
 
 
 def _without_repetition(sections: Sequence[Section]) -> list[Section]:
@@ -245,7 +248,8 @@ def in_markdown(sections: Iterable[Section]) -> str:
 
 def _table(section: Section) -> str:
     rows = [f"| `{s.key}` | `{s.default}` | {s.allowed} | {s.meaning} |" for s in section.settings]
-    head = [f"## {section.title}", "", "| setting | default | allowed | meaning |"]
+    head = ["| setting | default | allowed | meaning |", "|---|---|---|---|"] if rows else []
     others = ", ".join(f"`{key}`" for key in section.also_read)
-    also_read = ["", f"Also read: {others}."] if others else []
-    return "\n".join([*head, "|---|---|---|---|", *rows, *also_read, ""])
+    also_read = [f"Also read: {others}.", ""] if others else []
+    table = [*head, *rows, ""] if rows else []
+    return "\n".join([f"## {section.title}", "", *table, *also_read])

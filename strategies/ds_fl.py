@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
-from strategies.core.replies import Metric, Reply
-from strategies.soft_predictions import DistillationSettings, SoftPredictionStrategy
+from strategies.core.replies import Reply
+from strategies.fedmd import FedMD
+from strategies.soft_predictions import DistillationSettings
 
 Aggregation = Literal["entropy-reduction", "simple"]
 """The paper's two ways to compute a teacher from the mean."""
@@ -69,7 +69,7 @@ AGGREGATIONS: dict[str, Callable[[NDArray[Any], float], NDArray[Any]]] = {
 """Functions from the mean (P, K) and the temperature of the sharpening to the teacher (P, K)."""
 
 
-class DSFL(SoftPredictionStrategy):
+class DSFL(FedMD):
     """DS-FL: one teacher for all clients, the sharpened mean of the last predictions."""
 
     paper = "Itahara et al. 2021"
@@ -77,12 +77,8 @@ class DSFL(SoftPredictionStrategy):
     color_family = "perfed-ckt"
     settings_type = DSFLSettings
     settings: DSFLSettings
-    train_metrics = (TRAIN_LOSS, Metric("distillation-loss"), MOVED_PRIVATE, MOVED_PUBLIC)
 
     def teach(self, server_round: int, replies: dict[int, Reply]) -> NDArray[Any]:
         """Average the predictions of the round and sharpen their mean."""
-        (mean,) = self.mix(
-            np.full((1, len(replies)), 1 / len(replies)), self.stack_predictions(replies)
-        )
         sharpen = AGGREGATIONS[self.settings.aggregation]
-        return sharpen(mean, self.settings.era_temperature)
+        return sharpen(super().teach(server_round, replies), self.settings.era_temperature)

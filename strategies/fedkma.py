@@ -35,19 +35,17 @@ Differences from the paper
 
 from collections.abc import Mapping, Sequence
 from logging import WARNING
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.flower import log
-from strategies.core.mixing import MIXINGS
-from strategies.core.plan import Settings
-from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
+from strategies.core.replies import Due, InvalidReplyError, Reply
 from strategies.core.search import SearchRange
-from strategies.core.simplex import check_simplex, equal_weights
-from strategies.parameters import Model, ParameterStrategy, mix_models, mixed_model
+from strategies.core.simplex import check_simplex
+from strategies.supernets import SearchSettings, SupernetStrategy
 
 SHARE_KNOWLEDGE = "share-knowledge"
 """Phase of the message that asks a client for its row of M."""
@@ -62,38 +60,24 @@ FARTHEST = 1e6
 """Largest distance that is sent; the weight of a client is 0 already far below it."""
 
 
-class FedKMASettings(Settings):
+class FedKMASettings(SearchSettings):
     """Settings of FedKMA.
 
     Attributes
     ----------
     similarity_weight : float
         lambda of Eq. 12: 1 weights clients by the similarity of their predictions, 0 by their
-        loss. Not used by ``fednas``.
+        loss.
     as_printed : bool
-        Whether rows of M follow Eq. 11 as printed. Not used by ``fednas``.
+        Whether rows of M follow Eq. 11 as printed.
     sharpness : float
-        beta of the weights ``exp(-beta * distance)``; 1 in the paper. Not used by ``fednas``.
-    alpha_optimizer : str
-        Optimizer of the architecture weights: ``sgd`` with the run's momentum (§V-A), or ``adam``
-        as in DARTS.
-    alpha_learning_rate : float
-        Step size on the architecture weights.
-    alpha_weight_decay : float
-        Weight decay of the architecture weights.
-    alpha_share : float
-        Share of the training samples that is reserved for the architecture weights, 0.5 in DARTS.
-        With 0 both kinds of weights train on all samples (Eq. 7, Algorithm 1 line 20).
+        beta of the weights ``exp(-beta * distance)``; 1 in the paper.
     """
 
     table = "fedkma"
     similarity_weight: float = Field(default=0.5, ge=0, le=1)
     as_printed: bool = False
     sharpness: Annotated[float, SearchRange(0.3, 30.0, log=True)] = Field(default=1.0, gt=0)
-    alpha_optimizer: Literal["sgd", "adam"] = "sgd"
-    alpha_learning_rate: float = Field(default=0.01, gt=0)
-    alpha_weight_decay: float = Field(default=3e-4, ge=0)
-    alpha_share: float = Field(default=0.0, ge=0, lt=1)
 
 
 def irrelevancy(
@@ -166,41 +150,13 @@ def sharing_row(
     return weights / weights.sum()
 
 
-class FedKMA(ParameterStrategy):
-    """FedKMA (Algorithm 1): collects models, sends H, collects rows of M, sends mixed models.
-
-    Attributes
-    ----------
-    sharing : ndarray
-        M, shape (N, N), rows on the simplex; starts uniform. A client that fails in training
-        keeps its row, and its column is zero in the others' rows.
-    mixed : dict of str to ndarray
-        The clients' mixed models by kind, shape (N, length); empty before the first round.
-    last_replies : dict of int to Reply
-        Replies of the last round if there are new clients; not part of the state.
-    """
+class FedKMA(SupernetStrategy):
+    """FedKMA (Algorithm 1): collects models, sends H, collects rows of M, sends mixed models."""
 
     paper = "Wang and Wang (FedKMA)"
     exchanged = "parameters and mean logits"
-    color_family = "fedkma"
     settings_type = FedKMASettings
-    kept = (*ParameterStrategy.kept, "sharing", "mixed")
     settings: FedKMASettings
-    sharing: NDArray[np.float64]
-    mixed: Model
-    last_replies: Mapping[int, Reply]
-
-    def begin(self, initial: Arrays) -> None:
-        """Start with one model for all clients and uniform weights."""
-        super().begin(initial)
-        self.sharing = equal_weights(self.plan.num_clients, self.plan.new_client_ids)
-        self.mixed = {}
-
-    def model_for(self, partition_id: int) -> Model:
-        """Return the client's mixed model, or the initial model before the first round."""
-        if not self.mixed:
-            return self.model
-        return {kind: rows[partition_id] for kind, rows in self.mixed.items()}
 
     def extra_due(self) -> dict[str, Due]:
         """Require the mean logits of each class."""
@@ -212,26 +168,17 @@ class FedKMA(ParameterStrategy):
         if not np.isin(reply.arrays[CLASS_FLAGS], (0, 1)).all():
             raise InvalidReplyError(f"{CLASS_FLAGS} holds values other than 0 and 1")
 
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
-        """Collect the rows of M, then mix every replier's model by its row."""
-        repliers = list(replies)
-        if self.plan.num_new and server_round == self.plan.num_server_rounds:
-            self.last_replies = replies
-        block = self.sharing_block(server_round, replies)
-        self.sharing[repliers] = 0
-        self.sharing[np.ix_(repliers, repliers)] = block
-        models = [{kind: reply.arrays[kind] for kind in self.model} for reply in replies.values()]
-        if not self.mixed:
-            self.mixed = {
-                kind: np.tile(v, (len(self.sharing), 1)) for kind, v in self.model.items()
-            }
-        for kind, mixed in mix_models(block, models, MIXINGS[self.plan.mixing]).items():
-            self.mixed[kind][repliers] = mixed
-
-    def sharing_block(self, server_round: int, replies: dict[int, Reply]) -> NDArray[np.float64]:
-        """Return the rows of M of the repliers, shape (R, R)."""
+    def sharing_rows(self, server_round: int, replies: dict[int, Reply]) -> NDArray[np.float64]:
+        """Send the repliers their rows of H, and collect their rows of M, shape (R, R)."""
         distances = self.distances(list(replies.values()))
-        return self.sharing_rows(server_round, dict(zip(replies, distances, strict=True)))
+        return self.answered_rows(server_round, dict(zip(replies, distances, strict=True)))
+
+    def new_sharing_rows(self, step: int, replies: dict[int, Reply]) -> NDArray[np.float64]:
+        """Send new clients H to `last_replies` and themselves, and collect rows, (R, L + 1)."""
+        distances = {
+            n: self.distances([*self.last_replies, reply])[-1] for n, reply in replies.items()
+        }
+        return self.answered_rows(step, distances)
 
     def distances(self, replies: Sequence[Reply]) -> NDArray[np.float64]:
         """Return H of some replies, shape (R, R, K)."""
@@ -239,7 +186,7 @@ class FedKMA(ParameterStrategy):
         flags = np.stack([reply.arrays[CLASS_FLAGS] for reply in replies])
         return irrelevancy(logits, flags, self.settings.similarity_weight)
 
-    def sharing_rows(
+    def answered_rows(
         self, server_round: int, distances: Mapping[int, NDArray[np.float64]]
     ) -> NDArray[np.float64]:
         """Send clients their rows of H, each (S, K), and collect their rows of M, shape (R, S).
@@ -265,31 +212,3 @@ class FedKMA(ParameterStrategy):
             else:
                 log(WARNING, "Round %d: client %d gets the uniform row", server_round, n)
         return block
-
-    def welcome(self, step: int, replies: dict[int, Reply]) -> None:
-        """Mix each new client's model with those of the last round's repliers by its row of M."""
-        givers = list(self.last_replies.values())
-        distances = {n: self.distances([*givers, reply])[-1] for n, reply in replies.items()}
-        rows = self.sharing_rows(step, distances)
-        for (n, reply), row in zip(replies.items(), rows, strict=True):
-            models = [{kind: r.arrays[kind] for kind in self.model} for r in (*givers, reply)]
-            for kind, mixed in mixed_model(models, row, MIXINGS[self.plan.mixing]).items():
-                self.mixed[kind][n] = mixed
-
-    def matrices(self) -> dict[str, NDArray[Any]]:
-        """Return M as ``sharing``, (N, N), and the mixed ``alphas``, (N, a)."""
-        alphas = {kind: rows.copy() for kind, rows in self.mixed.items() if kind == "alphas"}
-        return {"sharing": self.sharing.copy(), **alphas}
-
-
-class FedNAS(FedKMA):
-    """FedKMA without knowledge sharing: M uniform (the paper's ablation, manner 3)."""
-
-    paper = "Wang and Wang (FedKMA), manner 3"
-
-    def sharing_rows(
-        self, server_round: int, distances: Mapping[int, NDArray[np.float64]]
-    ) -> NDArray[np.float64]:
-        """Return uniform rows without asking the clients."""
-        givers = len(next(iter(distances.values())))
-        return np.full((len(distances), givers), 1 / givers)

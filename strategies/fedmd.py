@@ -3,26 +3,43 @@
 D. Li, J. Wang, *FedMD: Heterogenous Federated Learning via Model Distillation*, NeurIPS 2019
 workshop, arXiv:1910.03581.
 
-Differences from the paper: soft predictions and unlabeled public samples as in KT-pFL, whose
-protocol and settings are used; no training on a labeled public set.
+Differences from the paper
+--------------------------
+- Clients exchange soft predictions at the temperature of KT-pFL, where the paper has class scores.
+- Public samples are unlabeled and drawn in each round, so there is no training on a labeled public
+  set before the first round.
+- Clients distill at the start of a round and are evaluated after local training, as in KT-pFL,
+  whose common settings (``kt-pfl.temperature`` and others) are used.
+- The last mean of a run would arrive after its last evaluation and is not sent.
+- A new client learns from the last mean of the training clients.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import NDArray
 
-from strategies.kt_pfl import KTpFL
+from strategies.core.replies import Reply
+from strategies.kt_pfl import TeacherSettings
+from strategies.soft_predictions import (
+    DISTILLATION_METRICS,
+    DistillationSettings,
+    SoftPredictionStrategy,
+)
 
 
-class FedMD(KTpFL):
-    """FedMD's consensus: constant coefficients c = 1/N."""
+class FedMD(SoftPredictionStrategy):
+    """FedMD's consensus: one teacher for all clients, the mean of the round's predictions."""
 
     paper = "Li and Wang 2019"
     dp_sgd = True
     color_family = "fedmd"
+    settings_type: ClassVar[type[DistillationSettings]] = TeacherSettings
+    settings: DistillationSettings
+    train_metrics = DISTILLATION_METRICS
 
-    def updated_block(
-        self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
-    ) -> NDArray[Any]:
-        """Keep the coefficients at 1/N."""
-        return block
+    def teach(self, server_round: int, replies: dict[int, Reply]) -> NDArray[Any]:
+        """Average the predictions of the round, shape (P, K)."""
+        equal = np.full((1, len(replies)), 1 / len(replies))
+        (mean,) = self.mix(equal, self.stack_predictions(replies))
+        return mean

@@ -30,29 +30,32 @@ Differences from the paper
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
 from strategies.core.mixing import weighted_mean
-from strategies.core.replies import Arrays, Metric, Reply
+from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
 from strategies.core.simplex import (
     equal_weights,
     normalized_rows,
     project_onto_simplex,
 )
-from strategies.soft_predictions import DistillationSettings, SoftPredictionStrategy
+from strategies.soft_predictions import (
+    DISTILLATION_METRICS,
+    DistillationSettings,
+    SoftPredictionStrategy,
+)
 
 SMALLEST_PROBABILITY = 1e-12
 """Lower limit of probabilities in logarithms."""
 
 
-class KTpFLSettings(DistillationSettings):
-    """Settings of KT-pFL and its variants.
+class TeacherSettings(DistillationSettings):
+    """Settings that KT-pFL shares with its variants and with FedMD.
 
     With the defaults distillation moves the weights about as much as private training does, and
     predictions still differ at the temperature. The values of the paper's B.2 (T = 10 without T²,
@@ -63,22 +66,29 @@ class KTpFLSettings(DistillationSettings):
     ----------
     temperature : float
         T of the soft predictions.
-    knowledge_weight : float
-        lambda of Eq. 4, the weight of the knowledge term in the update of c. Only ``kt-pfl``.
-    rho : float
-        rho of Eq. 4, the weight of the penalty that pulls c towards 1/N. Only ``kt-pfl``.
-    coefficient_learning_rate : float
-        eta_3 of Eq. 7, the step size on c. Only ``kt-pfl``.
-    top_k : int
-        Number of clients that each client learns from. Only ``topk-pfl``.
     """
 
     table = "kt-pfl"
     temperature: Annotated[float, SearchRange(1.0, 10.0, log=True)] = Field(default=3.0, gt=0)
+
+
+class KTpFLSettings(TeacherSettings):
+    """Settings of KT-pFL.
+
+    Attributes
+    ----------
+    knowledge_weight : float
+        lambda of Eq. 4, the weight of the knowledge term in the update of c.
+    rho : float
+        rho of Eq. 4, the weight of the penalty that pulls c towards 1/N.
+    coefficient_learning_rate : float
+        eta_3 of Eq. 7, the step size on c.
+    """
+
+    table = "kt-pfl"
     knowledge_weight: float = Field(default=1.0, ge=0)
     rho: float = Field(default=0.6, ge=0)
     coefficient_learning_rate: float = Field(default=0.01, ge=0)
-    top_k: int = Field(default=5, ge=1)
 
 
 def knowledge_loss(
@@ -177,8 +187,10 @@ def _log_ratio(teacher: NDArray[Any], own: NDArray[Any]) -> NDArray[Any]:
     return np.log(ratio, out=ratio)
 
 
-class KTpFL(SoftPredictionStrategy):
-    """KT-pFL on soft predictions with learned coefficients (Algorithm 1).
+class PersonalTeacherStrategy(SoftPredictionStrategy):
+    """Every client has its own teacher, a mixture of all soft predictions.
+
+    A method overrides `updated_block`, the rule for the coefficients of the mixtures.
 
     Attributes
     ----------
@@ -186,12 +198,11 @@ class KTpFL(SoftPredictionStrategy):
         c, shape (N, N) float64, rows on the simplex; starts at 1/N.
     """
 
-    paper = "Zhang et al. 2021"
-    dp_sgd = True
+    paper = "Zhang et al. 2021, §5.1"
     color_family = "kt-pfl"
-    settings_type = KTpFLSettings
-    settings: KTpFLSettings
-    train_metrics = (TRAIN_LOSS, Metric("distillation-loss"), MOVED_PRIVATE, MOVED_PUBLIC)
+    settings_type: ClassVar[type[TeacherSettings]] = TeacherSettings
+    settings: TeacherSettings
+    train_metrics = DISTILLATION_METRICS
     kept = (*SoftPredictionStrategy.kept, "coefficients")
     lessons_are_personal = True
     coefficients: NDArray[np.float64]
@@ -231,10 +242,7 @@ class KTpFL(SoftPredictionStrategy):
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
     ) -> NDArray[Any]:
-        """Take one projected gradient step on the repliers' coefficients (Eq. 7).
-
-        The paper's step uses a mini-batch xi_r; this is its expectation, the gradient over all
-        P samples times ``|xi_r| / P`` with ``|xi_r| = min(public_batch_size, P)``.
+        """Return new coefficients of the repliers.
 
         Parameters
         ----------
@@ -249,6 +257,29 @@ class KTpFL(SoftPredictionStrategy):
         -------
         ndarray
             Shape (R, R), non-negative, every row with the sum it had before.
+        """
+        raise NotImplementedError
+
+    def matrices(self) -> dict[str, NDArray[Any]]:
+        """Return c as ``coefficients``, (N, N)."""
+        return {"coefficients": self.coefficients.copy()}
+
+
+class KTpFL(PersonalTeacherStrategy):
+    """KT-pFL on soft predictions with learned coefficients (Algorithm 1)."""
+
+    paper = "Zhang et al. 2021"
+    dp_sgd = True
+    settings_type = KTpFLSettings
+    settings: KTpFLSettings
+
+    def updated_block(
+        self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
+    ) -> NDArray[Any]:
+        """Take one projected gradient step on the repliers' coefficients (Eq. 7).
+
+        The paper's step uses a mini-batch xi_r; this is its expectation, the gradient over all
+        P samples times ``|xi_r| / P`` with ``|xi_r| = min(public_batch_size, P)``.
         """
         samples = predictions.shape[1]
         batch_share = min(self.settings.public_batch_size, samples) / samples
@@ -266,7 +297,3 @@ class KTpFL(SoftPredictionStrategy):
             settings.coefficient_learning_rate,
             self.plan.num_clients,
         )
-
-    def matrices(self) -> dict[str, NDArray[Any]]:
-        """Return c as ``coefficients``, (N, N)."""
-        return {"coefficients": self.coefficients.copy()}

@@ -14,9 +14,23 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from strategies.core.simplex import normalized_rows
-from strategies.kt_pfl import KTpFL
+from strategies.kt_pfl import PersonalTeacherStrategy, TeacherSettings
+
+
+class TopKSettings(TeacherSettings):
+    """Settings of TopK-pFL.
+
+    Attributes
+    ----------
+    top_k : int
+        Number of other clients that each client learns from.
+    """
+
+    table = "kt-pfl"
+    top_k: int = Field(default=5, ge=1)
 
 
 def cosine_similarities(predictions: NDArray[Any]) -> NDArray[Any]:
@@ -84,10 +98,9 @@ def top_k_weights(similarities: NDArray[Any], k: int) -> NDArray[Any]:
     return weights
 
 
-class SimPFL(KTpFL):
+class SimPFL(PersonalTeacherStrategy):
     """Sim-pFL: coefficients from the cosine similarities of soft predictions (§5.1)."""
 
-    paper = "Zhang et al. 2021, §5.1"
     dp_sgd = True
 
     def updated_block(
@@ -98,11 +111,12 @@ class SimPFL(KTpFL):
         return block.sum(axis=1)[:, None] * normalized_rows(similarities)
 
 
-class TopKPFL(KTpFL):
+class TopKPFL(PersonalTeacherStrategy):
     """TopK-pFL: equal coefficients for the K most similar other clients (§5.1, K = 5)."""
 
-    paper = "Zhang et al. 2021, §5.1"
     dp_sgd = True
+    settings_type = TopKSettings
+    settings: TopKSettings
 
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]

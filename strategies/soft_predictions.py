@@ -18,16 +18,20 @@ from pydantic import Field
 from strategies.base import PersonalizedStrategy
 from strategies.core.caching import ASKED, TAUGHT, are_due, packed
 from strategies.core.flower import log
+from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
 from strategies.core.mixing import MIXINGS
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.privacy import privacy_spent
-from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
+from strategies.core.replies import Arrays, Due, InvalidReplyError, Metric, Reply
 from strategies.core.search import SearchRange
 from strategies.core.simplex import check_simplex, normalized_rows
 from strategies.core.wire import NUMBER_FORMATS, NumberFormat
 
 PREDICTIONS = "predictions"
 """Name of the array of soft predictions in a reply."""
+
+DISTILLATION_METRICS = (TRAIN_LOSS, Metric("distillation-loss"), MOVED_PRIVATE, MOVED_PUBLIC)
+"""Metrics of clients that distill a teacher and then train on their own data."""
 
 FIXED_SUBSET = 0
 """The round that draws the public samples of methods with fixed samples."""

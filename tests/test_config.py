@@ -43,7 +43,7 @@ def test_pyproject_holds_every_key_with_its_default():
 
 
 def test_a_flat_config_round_trips():
-    configuration = read_config({"strategy": "sim-pfl", "kt-pfl.rho": 0.7, "seed": 3})
+    configuration = read_config({"strategy": "kt-pfl", "kt-pfl.rho": 0.7, "seed": 3})
     assert read_config(configuration.flat()) == configuration
     assert configuration.settings.rho == 0.7
     assert configuration.run.plan.seed == 3
@@ -214,7 +214,11 @@ def test_settings_that_the_method_never_reads_are_named_in_one_line():
     # Clients read the flat config, in which every key is named.
     assert read_config(set_in_vain.flat()).warnings == [warning]
     assert read_config({**fedavg, "kt-pfl.clip-norm": 0.0}).warnings == []
-    assert read_config({"strategy": "fedmd", "kt-pfl.clip-norm": 2.0}).warnings == []
+    fedmd = {"strategy": "fedmd", "kt-pfl.clip-norm": 2.0}
+    assert read_config(fedmd).warnings == []
+    assert read_config({**fedmd, "kt-pfl.rho": 0.1}).warnings == [
+        "fedmd does not read kt-pfl.rho: ignored."
+    ]
 
 
 def test_settings_of_another_method_in_a_preset_give_no_warning():

@@ -12,8 +12,9 @@ import fedkd_flwr
 from fedkd_flwr import plots
 from fedkd_flwr.analysis.genotypes import client_genotypes, local_inference_accuracy
 from fedkd_flwr.clients import fedkma as client_module
-from fedkd_flwr.clients.fedkma import FedKMAClient, split_parameters, step
+from fedkd_flwr.clients.fedkma import FedKMAClient
 from fedkd_flwr.clients.prototypes import class_means
+from fedkd_flwr.clients.supernets import split_parameters, step
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.darts.settings import OPERATIONS as ALL_OPERATIONS
@@ -432,6 +433,7 @@ def test_fednas_is_uniform_and_asks_for_no_rows(tiny, tmp_path):
     finished, _ = run_with(witness, {**tiny, "strategy": "fednas"}, tmp_path / "run")
     np.testing.assert_allclose(finished.matrices["sharing"], 1 / 3)
     assert not any(phase == SHARE_KNOWLEDGE for _, phase, _ in witness.down)
+    assert not {CLASS_LOGITS, CLASS_FLAGS} & witness.up[1, "train", 0].keys()
     for name, received in witness.down[2, "train", 1].items():
         trained = [witness.up[1, "train", n][name] for n in range(3)]
         np.testing.assert_allclose(received, np.mean(trained, axis=0), rtol=1e-4, atol=1e-6)

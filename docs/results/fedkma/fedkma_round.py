@@ -22,7 +22,7 @@ import torch
 from flwr.app import Array
 from measurements import write_measurements
 
-from fedkd_flwr.clients.fedkma import split_parameters, step
+from fedkd_flwr.clients.supernets import split_parameters, step
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.vectors import model_vectors
 from strategies.core.plan import RunPlan

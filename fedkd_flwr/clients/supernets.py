@@ -1,0 +1,155 @@
+"""Clients that search architectures: alternate steps on network and architecture weights."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.clients.steps import yields_jobs
+from fedkd_flwr.training.jobs import Steps
+from fedkd_flwr.training.loop import (
+    Batch,
+    gathered,
+    random_batches,
+    refresh_statistics,
+    require_finite,
+    require_finite_weights,
+    sum_of_trained,
+)
+from fedkd_flwr.training.losses import cross_entropy
+from fedkd_flwr.training.optimizers import SGD, Adam
+from strategies.core.randomness import random_generator
+from strategies.supernets import SearchSettings
+
+
+class SupernetClient(ParameterClient):
+    """Trains a supernet's omega and alpha alternately (first-order DARTS).
+
+    Both use all training data by default. With an `alpha_share`, alpha is trained on samples that
+    are not used for omega.
+    """
+
+    keeps_model = False
+    settings: SearchSettings
+
+    @yields_jobs
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Train the received supernet, and reply with it."""
+        self.receive_model(received)
+        loss = yield from self.search(server_round)
+        refresh_statistics(self.model, self.data.train_images)
+        return TrainReply(self.model_arrays(), {"train-loss": loss})
+
+    def search_samples(self) -> tuple[Tensor, Tensor]:
+        """Return the positions of the training samples for omega and for alpha.
+
+        They are the same in all rounds. With an `alpha_share` of 0, both are all samples.
+
+        Raises
+        ------
+        ValueError
+            If there is only one sample to divide.
+        """
+        share = self.settings.alpha_share
+        if not share:
+            everything = torch.arange(self.num_examples, device=self.device)
+            return everything, everything
+        if self.num_examples < 2:
+            raise ValueError(
+                "a search needs at least 2 training samples, one for each part; or set "
+                "fedkma.alpha-share = 0"
+            )
+        generator = random_generator(self.run.plan.seed, "search-halves", self.partition_id)
+        order = torch.from_numpy(generator.permutation(self.num_examples)).to(self.device)
+        for_omega = max(1, int(self.num_examples * (1 - share)))
+        return order[:for_omega], order[for_omega:]
+
+    @yields_jobs
+    def search(self, server_round: int) -> Steps[float]:
+        """Alternate one alpha step and one omega step for E epochs over omega's samples.
+
+        A network without architecture weights, such as one with a fixed genotype, is trained on
+        all training samples.
+
+        Returns
+        -------
+        float
+            Mean omega loss over all samples seen.
+        """
+        alphas, omegas = split_parameters(self.model)
+        if not alphas:
+            return (yield from self.train_locally(server_round))
+        for_omega, for_alpha = self.search_samples()
+        omega_optimizer = self.private_optimizer(omegas, server_round)
+        alpha_optimizer = self.alpha_optimizer(alphas)
+        alpha_batches = self.batches_of(
+            for_alpha,
+            random_batches(
+                len(for_alpha),
+                self.run.training.batch_size,
+                self.generator("alpha-batches", server_round),
+            ),
+        )
+        omega_batches = self.batches_of(
+            for_omega, self.private_positions(server_round, len(for_omega))
+        )
+        self.model.train()
+        total, seen = torch.zeros((), device=self.device), 0
+        for omega_batch in omega_batches:
+            step(self.model, next(alpha_batches), alpha_optimizer)
+            loss = step(self.model, omega_batch, omega_optimizer)
+            self.gradient_steps.taken += 2
+            total += loss * len(omega_batch[0])
+            seen += len(omega_batch[0])
+        mean_loss = float(total) / max(seen, 1)
+        require_finite(mean_loss)
+        require_finite_weights(sum_of_trained(self.model))
+        return mean_loss
+
+    def alpha_optimizer(self, alphas: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Build the optimizer of the architecture weights, a new one in each round."""
+        settings = self.settings
+        rate, decay = settings.alpha_learning_rate, settings.alpha_weight_decay
+        if settings.alpha_optimizer == "adam":
+            return Adam(alphas, rate, betas=(0.5, 0.999), weight_decay=decay)
+        return SGD(alphas, rate, self.run.training.momentum, weight_decay=decay)
+
+    def batches_of(self, samples: Tensor, positions: Iterator[Tensor]) -> Iterator[Batch]:
+        """Yield batches of one part of the training data, by positions in that part."""
+        data = self.data
+        return gathered(positions, data.train_images[samples], data.train_labels[samples])
+
+
+def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Return a model's architecture weights alpha and its network weights omega."""
+    alphas = [value for name, value in model.named_parameters() if name.startswith("alpha")]
+    omegas = [value for name, value in model.named_parameters() if not name.startswith("alpha")]
+    return alphas, omegas
+
+
+def step(model: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> Tensor:
+    """Take one optimizer step. Parameters outside the optimizer get no gradient.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Only those parameters and the statistics of batch normalization change.
+    batch : tuple of Tensor
+        Images and labels, on the model's device.
+    optimizer : torch.optim.Optimizer
+        Has some parameters of the model, in one group.
+
+    Returns
+    -------
+    Tensor
+        The loss before the step, detached, on the device.
+    """
+    parameters = optimizer.param_groups[0]["params"]
+    value = cross_entropy(model, *batch)
+    gradients = torch.autograd.grad(value, parameters, allow_unused=True)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+    return value.detach()
