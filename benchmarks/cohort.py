@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from benchmarks.bare import TRAINING, random_samples
 from benchmarks.images import SOURCE
 from benchmarks.pairs import Result, time_alternately
-from fedkd_flwr.heap import keep_free_memory
 from fedkd_flwr.models.pool import Architecture
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.cohort import train_together
@@ -20,7 +19,6 @@ CLIENTS, SAMPLES = 20, 600
 
 def measure() -> Iterator[Result]:
     """Measure one round of training perceptrons on private data."""
-    keep_free_memory()  # like every process that serves clients
     search_space = ModelSettings().search_space
     architecture = Architecture("mlp", SOURCE.shape, SOURCE.classes, search_space, "cpu")
     models = [architecture.build() for _ in range(CLIENTS)]

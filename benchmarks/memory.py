@@ -42,7 +42,6 @@ def measure() -> Iterator[Result]:
         grown / 1e6,
         kept / 1e6,
         grown / kept,
-        at_most=1.3,
         unit="MB",
     )
 

@@ -20,7 +20,6 @@ from fedkd_flwr.clients.node_log import log_work
 from fedkd_flwr.clients.policy import NodeConfigError, read_policy, split_for_use
 from fedkd_flwr.clients.tracebacks import Tracebacks, failure_to_send
 from fedkd_flwr.config import Configuration, read_config
-from fedkd_flwr.heap import keep_free_memory
 from fedkd_flwr.models.pool import Architecture, lay_out
 from fedkd_flwr.training.cohort import cohort_size, run_together
 from fedkd_flwr.training.loop import computing_in
@@ -88,7 +87,6 @@ def build_client(context: Context) -> PersonalClient:
     PolicyError
         If the run config asks for what the policy forbids.
     """
-    keep_free_memory()
     policy = read_policy(context.node_config)
     data_path = str(context.node_config.get("data-path", ""))
     policy.check_names(context.run_config, data_path)

@@ -14,16 +14,9 @@ from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedkd_flwr.clients.blocks import Blocks
-
 
 class LiveContext(Context):
     """A context of a client whose messages are all handled by this process.
-
-    Parameters
-    ----------
-    blocks : Blocks
-        Memory for its tensors and those of the other clients of this process.
 
     Attributes
     ----------
@@ -31,39 +24,23 @@ class LiveContext(Context):
         The stored tensors, by record and name. Records are replaced, never changed.
     """
 
-    def __init__(self, *arguments: Any, blocks: Blocks, **named: Any) -> None:
+    def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.tensors: dict[str, dict[str, Tensor]] = {}
-        self._blocks = blocks
-        self._written: list[dict[str, Tensor]] = []
 
     def draft(self) -> "LiveContext":
         """Return a copy that a message may change. Afterwards one of the two replaces the other."""
         draft = copy(self)
-        draft.tensors, draft._written = dict(self.tensors), []
+        draft.tensors = dict(self.tensors)
         return draft
 
     def keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Store copies of named tensors as a record, and replace the previous record."""
-        before = self.tensors.get(name, {})
-        record = {
-            # Places of tensors that change their size could not be reused.
-            key: self._blocks.copy_of(value)
-            if before.get(key, value).shape == value.shape
-            else value.detach().clone()
+        self.tensors[name] = {
+            # A contiguous copy: a view of rows of a stack of clients would keep all of it.
+            key: value.detach().clone(memory_format=torch.contiguous_format)
             for key, value in tensors.items()
         }
-        self.tensors[name] = record
-        self._written.append(record)
-
-    def replace(self, other: "LiveContext") -> None:
-        """Become the client's memory instead of the other context, which is no longer read."""
-        records = (*other.tensors.values(), *other._written, *self._written)
-        kept = {id(record) for record in self.tensors.values()}
-        for key, record in {id(record): record for record in records}.items():
-            if key not in kept:
-                self._blocks.free(record.values())
-        self._written = []
 
 
 def save_tensors(context: Context, name: str, tensors: Mapping[str, Tensor]) -> None:
@@ -83,10 +60,7 @@ def holds(context: Context, name: str) -> bool:
 
 
 def load_tensors(context: Context, name: str) -> dict[str, Tensor] | None:
-    """Return the tensors stored under a name, or None.
-
-    Do not change them, and do not read them after the reply: their memory may be reused.
-    """
+    """Return the tensors stored under a name, or None. Do not change them."""
     if isinstance(context, LiveContext):
         return context.tensors.get(name)
     record = context.state.array_records.get(name)

@@ -12,7 +12,6 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import train_together
 from fedkd_flwr.config import ConfigError, Configuration
 from fedkd_flwr.grids.in_process import InProcessGrid
-from fedkd_flwr.heap import return_free_memory
 from fedkd_flwr.listeners import ClientsListener, LineListener, RoundListener
 from fedkd_flwr.models import pool
 from fedkd_flwr.runs import Run
@@ -81,7 +80,6 @@ def run_in_process(
             # A custom network may have changed by the next run and keep its name.
             pool.clear()
             cohort_size.cache_clear()
-            return_free_memory()
 
 
 def require_device(device: str) -> None:

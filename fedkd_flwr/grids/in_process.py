@@ -8,19 +8,16 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from functools import partial
 from operator import length_hint
 
 import torch
 from flwr.app import Context, Error, Message, MessageType, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 
-from fedkd_flwr.clients.blocks import Blocks
 from fedkd_flwr.clients.memory import LiveContext
 from fedkd_flwr.clients.policy import OURS
 from fedkd_flwr.clients.tracebacks import Tracebacks
 from fedkd_flwr.grids.base import MessageGrid
-from fedkd_flwr.heap import return_free_memory
 from fedkd_flwr.listeners import ClientsListener
 from strategies.core.flower import ErrorCode, Run, TaskIdentity
 
@@ -82,7 +79,7 @@ class InProcessGrid(MessageGrid):
         self._run = Run.create_empty(1)
         # Flower's Message reads its sender from here.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-        context_kind = partial(LiveContext, blocks=Blocks()) if live else Context
+        context_kind = LiveContext if live else Context
         self._contexts = {
             # Node ids are arbitrary. They differ from partition-ids so that mix-ups are visible.
             1000 + n: context_kind(
@@ -145,13 +142,11 @@ class InProcessGrid(MessageGrid):
         tell = self._teller(first.metadata.message_type, total)
         deadline = None if timeout is None else time.monotonic() + timeout
         replies: list[Message] = []
-        for served, message in enumerate(itertools.chain([first], waiting), start=1):
+        for message in itertools.chain([first], waiting):
             if deadline is not None and time.monotonic() >= deadline:
                 break
             replies.extend(self.pull_messages([self._push(message)]))
             tell(1)
-            if served % SERVED_AT_ONCE["cpu"] == 0:
-                return_free_memory()
         return replies
 
     def _teller(self, message_type: str, total: int) -> Callable[[int], None]:
@@ -189,7 +184,6 @@ class InProcessGrid(MessageGrid):
         assert self._together
         replies: list[Message] = []
         tell = self._teller(MessageType.TRAIN, len(messages))
-        return_free_memory()  # memory of the server's step
         at_once = SERVED_AT_ONCE["cuda" if torch.cuda.is_available() else "cpu"]
         for start in range(0, len(messages), at_once):
             chunk = messages[start : start + at_once]
@@ -198,7 +192,6 @@ class InProcessGrid(MessageGrid):
             drafts = [self._draft_for(message) for message in chunk]
             outcomes = self._together(chunk, drafts, tell)
             replies += map(self._answered, chunk, drafts, outcomes)
-        return_free_memory()
         return replies
 
     def _draft_for(self, message: Message) -> Context:
@@ -213,13 +206,8 @@ class InProcessGrid(MessageGrid):
 
         As in Flower's own engines, a client that fails keeps nothing of the failed message.
         """
-        before = self._contexts[draft.node_id]
-        succeeded = isinstance(outcome, Message)
-        kept, dropped = (draft, before) if succeeded else (before, draft)
-        if isinstance(kept, LiveContext) and isinstance(dropped, LiveContext):
-            kept.replace(dropped)
-        self._contexts[draft.node_id] = kept
         if isinstance(outcome, Message):
+            self._contexts[draft.node_id] = draft
             return outcome
         self._tracebacks.log_once(outcome, draft.node_config["partition-id"])
         return _failure(message, outcome)

@@ -18,8 +18,8 @@ from strategies.core.randomness import random_generator
 from strategies.core.replies import LARGEST_LOSS
 
 INFERENCE_BATCH = 256
-"""Samples in a batch of predictions. With many more, the heap does not reuse the memory of a
-convolution's outputs, and the system allocates new pages. Logits do not depend on it."""
+"""Samples in a batch of predictions. With many more, each convolution's output takes new pages from
+the system. Logits do not depend on it."""
 
 STATISTICS_BATCH = 1024
 """Samples in a batch that measures statistics of batch normalization. They depend on it."""
