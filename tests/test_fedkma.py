@@ -11,7 +11,7 @@ from torch import nn
 import fedkd_flwr
 from fedkd_flwr import plots
 from fedkd_flwr.analysis.genotypes import client_genotypes, local_inference_accuracy
-from fedkd_flwr.clients import fedkma as client_module
+from fedkd_flwr.clients import supernets as client_module
 from fedkd_flwr.clients.fedkma import FedKMAClient
 from fedkd_flwr.clients.prototypes import class_means
 from fedkd_flwr.clients.supernets import split_parameters, step
