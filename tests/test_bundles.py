@@ -1,5 +1,6 @@
 """App bundles on a node: the list of approved ones, and the guard before Flower's processes."""
 
+import os
 import sys
 from types import SimpleNamespace
 
@@ -160,11 +161,14 @@ def test_the_superexec_asks_for_client_apps_alone(monkeypatch):
     types = flower.TaskType
     monkeypatch.setattr(flower.AutoExecPlugin, "supported_task_types", frozenset(types))
     monkeypatch.setattr(sys, "argv", ["fedkd"])
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")  # restored at the end
+    del os.environ["FLWR_TELEMETRY_ENABLED"]
     commands = dict(flower.TASK_TYPE_TO_COMMAND)
     monkeypatch.setitem(vars(flower), "TASK_TYPE_TO_COMMAND", commands)
     monkeypatch.setitem(vars(flower), "flower_superexec", lambda: asked.extend(sys.argv))
     guard.run_superexec(["--insecure"])
     assert asked == ["flower-superexec", "--insecure"]
+    assert os.environ["FLWR_TELEMETRY_ENABLED"] == "0"
     assert commands == {types.CLIENT_APP: guard.CLIENT_APP_PROGRAM}
     plugin = flower.AutoExecPlugin("127.0.0.1:1", True, None, executor=SimpleNamespace())
     assert plugin.supported_task_types == {types.CLIENT_APP}

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fedkd_flwr.engines.superlink import quiet_environment
+
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 SERVICES = sorted(DEPLOY.glob("*.service"))
@@ -70,6 +72,13 @@ def test_systemd_accepts_the_services(tmp_path):
     )
     mentioned = [line for line in verified.stderr.splitlines() if "fedkd" in line]
     assert (verified.returncode, mentioned) == (0, [])
+
+
+def test_flower_is_started_without_telemetry_unless_the_user_asks_for_it(monkeypatch):
+    monkeypatch.delenv("FLWR_TELEMETRY_ENABLED", raising=False)
+    assert quiet_environment()["FLWR_TELEMETRY_ENABLED"] == "0"
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "1")
+    assert quiet_environment()["FLWR_TELEMETRY_ENABLED"] == "1"
 
 
 def test_secret_files_are_for_their_owner_even_where_they_were_not(tmp_path):
