@@ -104,6 +104,15 @@ def test_one_bundle_is_removed_and_the_others_stay(bundle, tmp_path, trace):
         revoke("", file)
 
 
+def test_the_process_of_another_user_can_read_the_list(bundle, tmp_path):
+    before = os.umask(0o077)
+    try:
+        approve(bundle, tmp_path / "approved")
+    finally:
+        os.umask(before)
+    assert oct((tmp_path / "approved").stat().st_mode & 0o777) == "0o644"
+
+
 def test_a_name_adds_no_line_to_the_list(tmp_path, bundle, monkeypatch):
     evil = f"x\n{'0' * 64} y\x1b[2J"
     monkeypatch.setitem(vars(flower), "get_fab_metadata", lambda _: (evil, "1"))

@@ -132,6 +132,8 @@ def approve(bundle: Path, file: Path) -> Approval:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a") as lines:
         lines.write(f"{approval.digest} {approval.remark}\n")
+    # Digests are no secret, and another user's process has to read them, whatever root's umask is.
+    file.chmod(0o644)
     return approval
 
 
