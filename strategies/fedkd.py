@@ -4,23 +4,23 @@ C. Wu, F. Wu, L. Lyu, Y. Huang, X. Xie, *Communication-efficient federated learn
 distillation*, Nature Communications 13, 2032, 2022, arXiv:2108.13323.
 
 On every client a private *mentor* and a copy of the shared *mentee* learn from the labels, from
-each other's predictions, and from each other's features through a learned matrix; the less certain
+each other's predictions, and from each other's features through a learned matrix. The less certain
 both are, the weaker the distillation. The update of each weight matrix of the mentee is sent as the
-factors of its singular value decomposition with the fewest singular values that hold a share of
-its energy; the share rises over the rounds. The server averages the updates by samples.
+factors of a truncated singular value decomposition. It keeps the fewest singular values that hold a
+share of the energy, which rises over the rounds. The server averages the updates by samples.
 
 Differences from the paper
 --------------------------
-- **What travels**: up, factors, and only where they are shorter than the matrix. Down, the whole
-  mentee as one vector; the paper sends factors of the averaged update both ways, of which a
-  client that is not sampled in every round would miss some. Bytes are counted as sent.
-- An update is the change over a round of local steps, the paper's a gradient. A convolution's
-  kernel is decomposed as a matrix with a row for each output channel.
-- Features before the head are imitated; the paper's language models have more hidden states, and
-  attention, which is left out.
-- Imitation is divided by the sum of both task losses as in Eqs. 2 to 4, through which no gradient
-  flows, and not by less than a tenth: it would grow without bound where a client knows its data.
-- The mentor is evaluated, and momentum starts anew in each round.
+- **Messages.** Clients send factors where these are shorter than the matrix. The server sends the
+  whole mentee as one vector. The paper sends factors of the averaged update both ways, and a client
+  that is not sampled in every round would miss some. Bytes are counted as sent.
+- An update is the change over a round of local steps; in the paper it is a gradient. A
+  convolution's kernel is decomposed as a matrix with a row for each output channel.
+- Only features before the head are imitated. The paper's language models also imitate further
+  hidden states and attention.
+- Imitation is divided by the sum of both task losses as in Eqs. 2 to 4, without a gradient through
+  that sum. The divisor is at least a tenth; otherwise the term would grow without bound.
+- The mentor is evaluated, and momentum is reset in each round.
 """
 
 from dataclasses import replace

@@ -17,9 +17,9 @@ Differences from the paper
 - A class that client j lacks counts as a uniform prediction. With lambda = 1/2 its distance from a
   confident correct prediction is log K, so a client with other classes gets about 1/K of the weight
   of a client with the same classes.
-- Buffers, the running statistics of batch normalization, are mixed like weights, but the client
-  re-estimates them from its training data before it reports mean logits and, as with every method
-  on a supernet, before it is evaluated, since mixed statistics suit no client.
+- Buffers, the running statistics of batch normalization, are mixed like weights. Mixed statistics
+  fit no client, so it re-estimates them from its training data before it reports mean logits. As
+  with every method on a supernet, it does the same before it is evaluated.
 - ``fedkma.sharpness`` (beta) multiplies the distances; 1 is the paper. A larger value
   sharpens the rows of M, which absent classes flatten.
 - alpha and omega steps see all training samples (``fedkma.alpha-share = 0``: Eq. 7, Algorithm 1
