@@ -10,7 +10,9 @@ from fedkd_flwr.cli.options import Assignments, Preset, read_values
 from fedkd_flwr.cli.output import one_clear_line, say, say_beside, show_table
 
 if TYPE_CHECKING:
-    from fedkd_flwr.tuning import Tuning
+    from collections.abc import Sequence
+
+    from fedkd_flwr.tuning import Tuned, Tuning
 
 
 def tune(
@@ -18,7 +20,10 @@ def tune(
     methods: Annotated[
         str, typer.Option(help="Methods to tune, separated by commas; local is always included.")
     ] = "kt-pfl,perfed-ckt,persfl,fedavg",
-    budget: Annotated[int, typer.Option(help="Trials for each method.")] = 27,
+    budget: Annotated[
+        int,
+        typer.Option(help="Gradient steps for each method, in whole trials of local."),
+    ] = 27,
     seeds: Annotated[int, typer.Option(help="Tuning seeds; a trial is a mean over them.")] = 2,
     fresh_seeds: Annotated[
         int, typer.Option(help="Seeds of the sweep file that is written, none of them for tuning.")
@@ -49,7 +54,7 @@ def tune(
                 seeds=seeds,
                 fresh_seeds=fresh_seeds,
                 jobs=jobs,
-                on_method=lambda name: say_beside([f"{name}: {budget} trials done"]),
+                on_method=lambda name: say_beside([f"{name}: searched"]),
             )
         show_tuning(tuned)
         if figures is not None:
@@ -64,14 +69,17 @@ def show_tuning(tuned: "Tuning") -> None:
     """Print the best settings of each method, and what to type next."""
     from fedkd_flwr.analysis.rendering import in_bytes
 
-    headings = ("method", "validation accuracy", "95% interval", "trials", "rounds", "exchanged")
+    headings = (
+        "method", "validation", "95% interval", "trials", "search steps", "run steps", "exchanged",
+    )  # fmt: skip
     rows = [
         (
             one.strategy,
             f"{one.accuracy:.1%}",
             f"{one.low:.1%} to {one.high:.1%}",
-            f"{one.trials} ({one.stopped} stopped, {one.failed} failed)",
-            f"{one.rounds:,}",
+            ", ".join([f"{one.trials}", *([f"{one.failed} failed"] if one.failed else [])]),
+            f"{one.steps:,} ({one.steps / one.budget:.0%})",
+            f"{one.run_steps:,}",
             in_bytes(one.bytes),
         )
         for one in tuned.methods
@@ -82,7 +90,30 @@ def show_tuning(tuned: "Tuning") -> None:
         say(f"{one.strategy}: {chosen}")
         for note in one.notes:
             say(f"  {note}")
-    best = tuned.methods[0].strategy
-    say(f"{best} is best on validation data; the interval is over validation samples.")
+    say(answer(tuned.methods))
     say("To compare the methods on test data with fresh seeds:")
     say(f"  fedkd sweep {tuned.sweep}")
+
+
+def answer(methods: "Sequence[Tuned]") -> str:
+    """Say which method suits the data, and whether training alone does as well.
+
+    Parameters
+    ----------
+    methods : sequence of Tuned
+        The best on validation data first.
+    """
+    best = methods[0]
+    alone = next(method for method in methods if method.strategy == "local")
+    if best is alone:
+        return "local is best on validation data: no exchange has helped here."
+    gain = f"{100 * (best.accuracy - alone.accuracy):.1f} points above local"
+    if alone.accuracy >= best.low:
+        return (
+            f"{best.strategy} is best on validation data, {gain}. That is within its interval, so "
+            "local may do as well."
+        )
+    return (
+        f"{best.strategy} is best on validation data, {gain}; the interval is over validation "
+        "samples."
+    )

@@ -71,13 +71,20 @@ class Evaluation:
         return {**counts, f"{prefix}loss": self.loss}
 
 
+def batch_starts(num_samples: int, batch_size: int) -> list[int]:
+    """Return the first position of each batch of an epoch.
+
+    A last batch of one sample is merged with the batch before it, because batch normalization
+    cannot train on one sample.
+    """
+    starts = list(range(0, num_samples, batch_size))
+    return starts[:-1] if len(starts) > 1 and num_samples - starts[-1] == 1 else starts
+
+
 def epoch_batches(
     num_samples: int, batch_size: int, epochs: int, generator: np.random.Generator
 ) -> Iterator[Tensor]:
     """Yield the positions of shuffled batches, epoch by epoch.
-
-    A last batch of one sample is merged with the batch before it, because batch normalization
-    cannot train on one sample.
 
     Parameters
     ----------
@@ -91,9 +98,7 @@ def epoch_batches(
     Tensor
         Shape (batch,), int64.
     """
-    starts = list(range(0, num_samples, batch_size))
-    if len(starts) > 1 and num_samples - starts[-1] == 1:
-        starts.pop()
+    starts = batch_starts(num_samples, batch_size)
     for _ in range(epochs):
         order = torch.from_numpy(generator.permutation(num_samples))
         for start, end in zip(starts, [*starts[1:], num_samples], strict=True):

@@ -1,12 +1,13 @@
 """The search for one method: an Optuna study whose trials are runs that can be extended.
 
-A trial is a choice of settings, run with every tuning seed. It starts with a few rounds.
-Successive halving stops it there, or lets its runs continue from their checkpoints. So a
-promising run is never repeated, and a study that was killed continues where it stopped.
+A trial is a choice of settings, run with every tuning seed. It starts with a few rounds. Successive
+halving stops it there, or lets its runs continue from their checkpoints. So a promising run is
+never repeated. What a trial has reached is noted in the study, and each decision depends on these
+notes alone. So a study that was killed continues as if it had never stopped.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from logging import WARNING
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.pruners import SuccessiveHalvingPruner
 from optuna.samplers import TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -27,26 +27,23 @@ from fedkd_flwr.flat import Scalar
 from fedkd_flwr.methods import find_method
 from fedkd_flwr.runs import Run, RunDirectoryError, changeable, load_run, names_of_code
 from fedkd_flwr.sweeps.earlier import finished_run, move_aside, rounds_to_continue_from
+from fedkd_flwr.tuning.halving import BRACKET, continuing, largest_bracket, ranked, rungs_of
 from fedkd_flwr.tuning.space import Dimension, search_space
 from strategies.core.flower import log
+from strategies.core.metrics import GRADIENT_STEPS
 
-REDUCTION = 3
-"""Reduction factor: one of three trials continues at a rung."""
-
-RUNGS = (1 / 6, 1 / 2)
-"""Shares of the rounds after which a trial may be stopped; earlier stops penalize slow starts."""
-
-RANDOM_TRIALS = 5
-"""Random trials before the sampler uses earlier results."""
-
-WIDEN_AFTER = 2 / 3
-"""Share of the budget after which a range is widened if the best value lies at its edge."""
+WIDEN_AFTER = 1 / 2
+"""Share of the budget after which ranges are widened whose edge holds the best value."""
 
 FILE = "study.db"
 """SQLite file of a study, in the method's folder."""
 
-SETTINGS = "settings"
-"""Attribute of a study: what all its trials share."""
+SETTINGS, BUDGET, BRACKETS, WIDENED = "settings", "budget", "brackets", "widened"
+"""Attributes of a study: what all trials share, its budget, the sizes of its brackets so far, and
+the sides on which ranges were widened."""
+
+ACCURACY, STEPS = "accuracy", GRADIENT_STEPS.name
+"""Parts of a note on what a trial has reached at a rung."""
 
 
 class _RungReachedError(Exception):
@@ -66,7 +63,9 @@ class MethodSearch:
     seeds : tuple of int
         The tuning seeds; a trial's value is the mean over them.
     budget : int
-        Trials.
+        Gradient steps of all trials together.
+    steps_of_local : int
+        Gradient steps of a whole trial of `local`, the first guess of what a trial takes.
     folder : Path
         Where the study and its runs are kept.
     """
@@ -75,24 +74,26 @@ class MethodSearch:
     values: Mapping[str, Scalar]
     seeds: tuple[int, ...]
     budget: int
+    steps_of_local: int
     folder: Path
 
     @property
     def rungs(self) -> list[int]:
-        """Rounds at which a trial is judged, ascending; the last is all rounds of a run."""
+        """Rounds at which trials are judged, ascending; the last is all rounds of a run."""
         rounds, every = int(self.values["num-server-rounds"]), int(self.values["evaluate-every"])
-        # A rung has to be a round that is evaluated.
-        early = [max(every, round(rounds * share / every) * every) for share in RUNGS]
-        return [*sorted({rung for rung in early if rung < rounds}), rounds]
+        return rungs_of(rounds, every)
 
     def run(self) -> None:
-        """Run the missing trials."""
+        """Do the brackets that are missing, as long as the budget allows one."""
         study = self.study()
-        while (number := self._done(study)) < self.budget:
-            # A sampler for each trial, so that a study continues as if it had never stopped.
-            study.sampler = _sampler(self.strategy, number)
-            trial = self._interrupted(study) or study.ask()
-            self._complete(study, trial)
+        brackets: list[int] = list(study.user_attrs.get(BRACKETS, []))
+        if brackets:
+            self._compete(study, brackets)  # does what an interruption left open
+        while size := self._affordable(study):
+            self._widen(study)
+            brackets.append(size)
+            study.set_user_attr(BRACKETS, brackets)
+            self._compete(study, brackets)
 
     def study(self) -> Study:
         """Open the study, or begin it with the settings of the run config as its first trial.
@@ -102,7 +103,7 @@ class MethodSearch:
         RunDirectoryError
             If its file is damaged.
         ConfigError
-            If it was begun with other settings or seeds.
+            If it was begun with other settings or seeds, or with a larger budget.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +113,6 @@ class MethodSearch:
                 storage=f"sqlite:///{file}",
                 study_name=self.strategy,
                 direction="maximize",
-                pruner=SuccessiveHalvingPruner(1, reduction_factor=REDUCTION),
                 load_if_exists=True,
             )
         except DatabaseError as error:
@@ -127,7 +127,7 @@ class MethodSearch:
         return study
 
     def _require_same_settings(self, study: Study) -> None:
-        """Refuse a study whose trials had other settings or seeds; record those of a new one."""
+        """Refuse a study with other settings or a larger budget; record those of a new one."""
         shared = {**self.values, "strategy": self.strategy, "seed": list(self.seeds)}
         now = defining_settings(shared)
         before = study.user_attrs.get(SETTINGS, now)
@@ -137,26 +137,24 @@ class MethodSearch:
                 f"{self.folder} holds a study with another {', '.join(changed)}; choose another "
                 "output-dir, or delete the folder."
             )
+        if study.user_attrs.get(BUDGET, 0) > self.budget:
+            raise ConfigError(
+                f"{self.folder} holds a study with a budget of {study.user_attrs[BUDGET]:,} "
+                f"gradient steps, which is more than {self.budget:,}; choose at least that budget, "
+                "or another output-dir."
+            )
         study.set_user_attr(SETTINGS, now)
+        study.set_user_attr(BUDGET, self.budget)
 
     def space(self, study: Study) -> dict[str, Dimension]:
         """Return the space of the next trial, wider late in a study; see `widened`."""
         return search_space(find_method(self.strategy)) | self.widened(study)
 
     def widened(self, study: Study) -> dict[str, Dimension]:
-        """Return the dimensions that are searched beyond their declared range by now.
-
-        Those are the ones at whose edge the best value lies after two thirds of the budget. They
-        depend on the first trials alone, so that every call gives the same.
-        """
-        first = int(self.budget * WIDEN_AFTER)
-        ended = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
-        best = best_trial(ended[:first]) if len(ended) >= first else None
-        if best is None:
-            return {}
+        """Return the dimensions that are searched beyond their declared range by now."""
         space = search_space(find_method(self.strategy))
-        sides = {key: space[key].edge(float(value)) for key, value in best.params.items()}
-        return {key: space[key].widened(side) for key, side in sides.items() if side}
+        sides = study.user_attrs.get(WIDENED, {})
+        return {key: space[key].widened(side) for key, side in sides.items()}
 
     def runs(self, trial: FrozenTrial) -> list[Run]:
         """Return the runs of a trial that have at least one round, one per seed."""
@@ -172,36 +170,109 @@ class MethodSearch:
         """Return the settings that a trial chose."""
         return {key: _rounded(value) for key, value in trial.params.items()}
 
-    def _done(self, study: Study) -> int:
-        return sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
+    # ---- The budget ------------------------------------------------------------------
 
-    def _interrupted(self, study: Study) -> Trial | None:
-        """Return the trial that was interrupted when the process ended, if any."""
-        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return Trial(study, running[0]._trial_id) if running else None
+    def _affordable(self, study: Study) -> int:
+        """Return the size of the largest bracket for which the budget has steps left."""
+        trials = study.get_trials(deepcopy=False)
+        costs: list[float] = []
+        for rung in self.rungs:
+            known = [note[STEPS] for trial in trials if (note := _note(trial, rung))]
+            guess = self.steps_of_local * rung / self.rungs[-1]
+            # A method may turn out to be costlier after a rung, but no rung is free.
+            costs.append(sum(known) / len(known) if known else max([guess, *costs[-1:]]))
+        return largest_bracket(costs, self.budget - steps_taken(trials))
 
-    def _complete(self, study: Study, trial: Trial) -> None:
-        """Run one trial from rung to rung until it is stopped or complete."""
+    def _may_continue(self, study: Study, is_first: bool) -> bool:
+        """Return whether a trial may go to the next rung.
+
+        If the budget is used up, the best of a bracket continues until one trial is complete.
+        """
+        trials = study.get_trials(deepcopy=False)
+        return steps_taken(trials) < self.budget or (is_first and best_trial(trials) is None)
+
+    def _widen(self, study: Study) -> None:
+        """Widen, once after half of the budget, the ranges at whose edge the best value lies."""
+        trials = study.get_trials(deepcopy=False)
+        best = best_trial(trials)
+        early = steps_taken(trials) < WIDEN_AFTER * self.budget
+        if early or best is None or WIDENED in study.user_attrs:
+            return
+        space = search_space(find_method(self.strategy))
+        sides = {key: space[key].edge(float(value)) for key, value in best.params.items()}
+        study.set_user_attr(WIDENED, {key: side for key, side in sides.items() if side})
+
+    # ---- A bracket -------------------------------------------------------------------
+
+    def _compete(self, study: Study, brackets: Sequence[int]) -> None:
+        """Take the last bracket from rung to rung. What is noted or told already stays."""
+        end = sum(brackets)
+        chosen = self._asked(study, range(end - brackets[-1], end))
+        alive: Sequence[int] = list(chosen)
+        for rung in self.rungs:
+            reached = {}
+            for number in alive:
+                is_first = number == alive[0]
+                accuracy = self._judged(study, number, chosen[number], rung, is_first)
+                if accuracy is not None:
+                    reached[number] = accuracy
+            is_last = rung == self.rungs[-1]
+            going_on = list(reached) if is_last else continuing(ranked(reached))
+            for number in set(alive) - set(going_on):
+                study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
+            alive = going_on
+        for number in alive:
+            study.tell(number, reached[number], skip_if_finished=True)
+
+    def _asked(self, study: Study, numbers: Iterable[int]) -> dict[int, dict[str, Scalar]]:
+        """Return the settings of the trials of a bracket, which are chosen before any is run."""
         space = self.space(study)
-        chosen = {key: _rounded(space[key].suggest(trial, key)) for key in space}
-        for position, rung in enumerate(self.rungs):
-            try:
-                reached = [self._advance(trial.number, seed, chosen, rung) for seed in self.seeds]
-            except (ConfigError, RuntimeError) as error:
-                # Settings that cannot work together, or a training that diverged, use up a trial.
-                log(WARNING, "%s, trial %d failed: %s", self.strategy, trial.number, error)
-                study.tell(trial, state=TrialState.FAIL)
-                return
-            value = sum(reached) / len(reached)
-            # The pruner expects exact powers, and rounds at a rung are rounded.
-            trial.report(value, REDUCTION**position)
-            if rung < self.rungs[-1] and trial.should_prune():
-                study.tell(trial, state=TrialState.PRUNED)
-                return
-        study.tell(trial, value)
+        chosen = {}
+        for number in numbers:
+            # A sampler for each trial, so that a study continues as if it had never stopped.
+            study.sampler = _sampler(self.strategy, number)
+            trials = study.get_trials(deepcopy=False)
+            begun = number < len(trials) and trials[number].state != TrialState.WAITING
+            if begun and trials[number].state.is_finished():
+                chosen[number] = self.settings(trials[number])
+                continue
+            trial = Trial(study, trials[number]._trial_id) if begun else study.ask()
+            chosen[number] = {key: _rounded(space[key].suggest(trial, key)) for key in space}
+        return chosen
 
-    def _advance(self, number: int, seed: int, chosen: Mapping[str, Scalar], rung: int) -> float:
-        """Bring one run of a trial to a rung; return its validation accuracy there."""
+    def _judged(
+        self, study: Study, number: int, chosen: Mapping[str, Scalar], rung: int, is_first: bool
+    ) -> float | None:
+        """Return a trial's accuracy at a rung; None if it failed or the budget is used up."""
+        trial = study.get_trials(deepcopy=False)[number]
+        if note := _note(trial, rung):
+            return float(note[ACCURACY])
+        if trial.state.is_finished() or not self._may_continue(study, is_first):
+            return None
+        open_trial = Trial(study, trial._trial_id)
+        try:
+            reached = [self._advance(number, seed, chosen, rung) for seed in self.seeds]
+        except (ConfigError, RuntimeError) as error:
+            # Settings that cannot work together, or a training that diverged, use up a trial.
+            log(WARNING, "%s, trial %d failed: %s", self.strategy, number, error)
+            open_trial.set_user_attr("failed", {STEPS: self._steps_of_failure(trial)})
+            study.tell(number, state=TrialState.FAIL)
+            return None
+        accuracy = sum(run_accuracy for run_accuracy, _ in reached) / len(reached)
+        open_trial.report(accuracy, rung)
+        steps = sum(run_steps for _, run_steps in reached)
+        open_trial.set_user_attr(str(rung), {ACCURACY: accuracy, STEPS: steps})
+        return accuracy
+
+    def _steps_of_failure(self, trial: FrozenTrial) -> int:
+        """Return what a failed trial is charged: at least the steps of `local` to a first rung."""
+        taken = sum(_steps(run.round_rows) for run in self.runs(trial))
+        return max(taken, self.steps_of_local * self.rungs[0] // self.rungs[-1])
+
+    def _advance(
+        self, number: int, seed: int, chosen: Mapping[str, Scalar], rung: int
+    ) -> tuple[float, int]:
+        """Bring one run of a trial to a rung; return its validation accuracy and steps there."""
         path = self._path(number, seed)
         values = read_config(
             {**self.values, **chosen, "strategy": self.strategy, "seed": seed}
@@ -218,10 +289,27 @@ class MethodSearch:
                     engines.run(values, output_dir=path, on_round=stop)
             except _RungReachedError:
                 pass
-        return validation_accuracy_at(load_run(path), rung)
+        run = load_run(path)
+        return validation_accuracy_at(run, rung), _steps(run.round_rows[:rung])
 
     def _path(self, number: int, seed: int) -> Path:
         return self.folder / f"trial-{number:03d}-seed{seed}"
+
+
+def steps_taken(trials: Iterable[FrozenTrial]) -> int:
+    """Return the gradient steps of some trials, as far as they are noted."""
+    return sum(max((note[STEPS] for note in t.user_attrs.values()), default=0) for t in trials)
+
+
+def _note(trial: FrozenTrial, rung: int) -> dict[str, Any]:
+    """Return what was noted when a trial reached a rung; empty if it did not."""
+    note: dict[str, Any] = trial.user_attrs.get(str(rung), {})
+    return note
+
+
+def _steps(rows: Iterable[Mapping[str, Any]]) -> int:
+    """Return the gradient steps of some rounds."""
+    return sum(row[GRADIENT_STEPS.column] for row in rows)
 
 
 def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
@@ -258,10 +346,14 @@ def _has_rounds(path: Path, rung: int) -> bool:
 
 
 def _sampler(strategy: str, number: int) -> TPESampler:
-    """Return the sampler of one trial, whose draws depend on the method and the number alone."""
+    """Return the sampler of one trial, whose draws depend on the method and the number alone.
+
+    The first bracket is drawn at random. Later trials keep away from those of their own bracket,
+    whose values are not known yet.
+    """
     digest = hashlib.sha256(f"{strategy}/{number}".encode()).digest()
     seed = int.from_bytes(digest[:4], "little")
-    return TPESampler(seed=seed, n_startup_trials=RANDOM_TRIALS, multivariate=True)
+    return TPESampler(seed=seed, n_startup_trials=BRACKET, multivariate=True, constant_liar=True)
 
 
 def _rounded(value: Scalar) -> Scalar:

@@ -16,10 +16,9 @@ from fedkd_flwr.engines import with_absolute_folders
 from fedkd_flwr.flat import Scalar
 from fedkd_flwr.runs import Run, RunDirectoryError, absolute, require_writable
 from fedkd_flwr.sweeps.side_by_side import SideBySide
-from fedkd_flwr.tuning.study import MethodSearch, best_trial
-
-BASELINE = "local"
-"""Training alone, which is always a possible answer."""
+from fedkd_flwr.tuning.budget import BASELINE, steps_of_local
+from fedkd_flwr.tuning.space import search_space
+from fedkd_flwr.tuning.study import MethodSearch, best_trial, steps_taken
 
 SWEEP_FILE = "chosen.toml"
 """Sweep of the chosen settings, in the folder of a tuning."""
@@ -42,8 +41,10 @@ class Tuned:
         how precisely these samples measure, not how seeds vary.
     trials, stopped, failed : int
         Trials done; those that successive halving stopped early; those that failed.
-    rounds : int
-        Rounds of all trials and seeds together.
+    steps, budget : int
+        Gradient steps of all trials and seeds together, and how many there might have been.
+    run_steps : int
+        Gradient steps of all clients in a run with the best settings, mean over seeds.
     bytes : int
         What the best settings exchange in a run, up and down.
     notes : list of str
@@ -58,7 +59,9 @@ class Tuned:
     trials: int
     stopped: int
     failed: int
-    rounds: int
+    steps: int
+    budget: int
+    run_steps: int
     bytes: int
     notes: list[str]
 
@@ -100,9 +103,10 @@ def tune(
 ) -> Tuning:
     """Search for the best settings of several methods on validation data, under the same rules.
 
-    Every method gets the same number of trials, of rounds in a trial and of local steps in a
-    round, `local` included. A second call continues where the first stopped. Test data is not
-    read. All methods are searched by successive halving and a tree-structured Parzen estimator.
+    Every method gets the same number of gradient steps, `local` included, those of distillation
+    counted like those on private data. A second call continues where the first stopped. Nothing
+    depends on test data. All methods are searched by successive halving and a tree-structured
+    Parzen estimator.
 
     Parameters
     ----------
@@ -113,7 +117,8 @@ def tune(
     output_dir : str or Path
         Folder for studies, runs and the sweep file.
     budget : int
-        Trials for each method.
+        Gradient steps for each method, in whole trials of `local`: runs of all rounds with every
+        tuning seed. Halving stops most trials early, so there are about twice as many.
     seeds : int
         Tuning seeds, 0, 1, …; a trial's value is the mean over them.
     fresh_seeds : int
@@ -140,7 +145,19 @@ def tune(
     folder = absolute(output_dir)
     require_writable(folder, "folder of the tuning")
     names = list(dict.fromkeys([BASELINE, *methods]))
-    searches = [_search(settings, name, folder, budget, range(seeds)) for name in names]
+    configurations = {name: _checked(settings, name) for name in names}
+    a_trial = sum(steps_of_local(settings, seed) for seed in range(seeds))
+    searches = [
+        MethodSearch(
+            strategy=name,
+            values=with_absolute_folders(configuration.without_unread()).flat(),
+            seeds=tuple(range(seeds)),
+            budget=budget * a_trial,
+            steps_of_local=a_trial,
+            folder=folder / name.replace(":", "-"),
+        )
+        for name, configuration in configurations.items()
+    ]
     for search in searches:
         search.study()  # refuses a folder that does not fit before any method is searched
     tell = on_method or (lambda name: None)
@@ -158,24 +175,17 @@ def _require_positive(**numbers: int) -> None:
             raise ConfigError(f"{name} = {number}: it should be at least 1.")
 
 
-def _search(
-    settings: Mapping[str, Any], name: str, folder: Path, budget: int, seeds: Iterable[int]
-) -> MethodSearch:
-    """Return the search for one method, after checking that it can be done."""
+def _checked(settings: Mapping[str, Any], name: str) -> Configuration:
+    """Return the config of a method, after checking that it can be searched."""
     configuration = read_config({**settings, "strategy": name})
-    _require_validation_data(configuration)
-    values = with_absolute_folders(configuration.without_unread()).flat()
-    return MethodSearch(name, values, tuple(seeds), budget, folder / name.replace(":", "-"))
-
-
-def _require_validation_data(configuration: Configuration) -> None:
-    """Refuse a split without a validation part."""
+    search_space(configuration.run.method)
     split = configuration.run.data.client_split
     if not max(read_split(split)[1]):
         raise ConfigError(
             f"client-split = {split!r} has no validation data to choose settings by; "
             "set it to something like 60/20/20."
         )
+    return configuration
 
 
 def _searched(searches: Sequence[MethodSearch], jobs: int) -> Iterable[str]:
@@ -196,8 +206,7 @@ def _searched(searches: Sequence[MethodSearch], jobs: int) -> Iterable[str]:
 def _tuned(search: MethodSearch) -> Tuned:
     """Return what a finished search found."""
     trials = search.study().get_trials(deepcopy=False)
-    # An earlier call may have had a larger budget; all methods are compared on the same one.
-    ended = [trial for trial in trials if trial.state.is_finished()][: search.budget]
+    ended = [trial for trial in trials if trial.state.is_finished()]
     best = best_trial(ended)
     if best is None:
         raise ConfigError(
@@ -222,7 +231,9 @@ def _tuned(search: MethodSearch) -> Tuned:
         trials=len(ended),
         stopped=states.count(TrialState.PRUNED),
         failed=states.count(TrialState.FAIL),
-        rounds=sum(len(run.round_rows) for trial in ended for run in search.runs(trial)),
+        steps=steps_taken(ended),
+        budget=search.budget,
+        run_steps=sum((run.summary or {})["gradient_steps"] for run in best_runs) // len(best_runs),
         bytes=sum(int(row["bytes_up"] + row["bytes_down"]) for row in best_rows),
         notes=_notes(search, best),
     )
