@@ -82,6 +82,13 @@ def test_the_settings_of_the_five_hospitals_need_no_folder():
     assert (data.image_shape, data.num_classes) == ((3, 64, 64), 5)
 
 
+def test_every_package_is_in_the_table_of_the_architecture():
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    packages = {init.parent.name for init in (ROOT / "fedkd_flwr").glob("*/__init__.py")}
+    table = page.partition("## Packages")[2].partition("\n## ")[0]
+    assert {name for name in packages if f"{name}/`" not in table} == set()
+
+
 def test_links_of_the_readme_lead_somewhere():
     targets = LINK.findall((ROOT / "README.md").read_text())
     assert [t for t in targets if "://" not in t and not (ROOT / t.split("#")[0]).exists()] == []
