@@ -9,12 +9,18 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
+
+FLAGS = {
+    "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+    "wb": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
+}
+"""Flags of the operating system for the modes of `open_private`."""
 
 
 def plain_name(name: str) -> str:
@@ -37,6 +43,19 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def open_private(path: Path, mode: str) -> IO[Any]:
+    """Open a file for writing; if it is new, only its owner can read it.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    mode : str
+        As for `open`: ``a`` for text, ``wb`` for bytes.
+    """
+    return os.fdopen(os.open(path, FLAGS[mode], 0o600), mode)
 
 
 def make_folder(path: Path) -> None:
@@ -63,7 +82,7 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
         The file to write or replace.
     durable : bool
         Whether to wait until file and name are on the disk; otherwise a power cut may lose both,
-        or leave an empty file.
+        or leave an empty file. A durable file belongs to a run, and only its owner can read it.
 
     Raises
     ------
@@ -72,6 +91,9 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
+        if durable:
+            temporary.unlink(missing_ok=True)
+            open_private(temporary, "wb").close()
         yield temporary
         if durable:
             sync(temporary)

@@ -10,11 +10,18 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from strategies.core.texts import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 Part = str | tuple[str, str]
 """A text, or a text and its style."""
+
+
+def _plain(part: Part) -> Part:
+    """Return a part without control characters, which others may have sent or recorded."""
+    return printable(part) if isinstance(part, str) else (printable(part[0]), part[1])
 
 
 @functools.cache
@@ -37,7 +44,7 @@ def say(*parts: Part, to: "Console | None" = None) -> None:
     """Print one line, by default to standard output."""
     from rich.text import Text
 
-    (to or console()).print(Text.assemble(*parts), soft_wrap=True, highlight=False)
+    (to or console()).print(Text.assemble(*map(_plain, parts)), soft_wrap=True, highlight=False)
 
 
 def say_paragraph(*parts: Part, indent: int = 0) -> None:
@@ -45,7 +52,12 @@ def say_paragraph(*parts: Part, indent: int = 0) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    console().print(Padding(Text.assemble(*parts), (0, 0, 0, indent)), highlight=False)
+    console().print(Padding(Text.assemble(*map(_plain, parts)), (0, 0, 0, indent)), highlight=False)
+
+
+def echo(text: str) -> None:
+    """Print a text of several lines unchanged, such as a table in Markdown."""
+    typer.echo(printable(text), nl=False)
 
 
 def say_beside(lines: Iterable[str]) -> None:
@@ -66,15 +78,17 @@ def show_table(
     from rich.text import Text
 
     table = Table(
-        title=Text(title, style="bold") if title else None,
+        title=Text(printable(title), style="bold") if title else None,
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
     for heading in headings:
-        table.add_column(Text(heading), justify="right" if heading in numbers else "left")
+        table.add_column(
+            Text(printable(heading)), justify="right" if heading in numbers else "left"
+        )
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     console().print(table)
 
 

@@ -9,6 +9,7 @@ import typer
 from fedkd_flwr.cli.options import AllowCode, Assignments, read_assignments
 from fedkd_flwr.cli.output import (
     console,
+    echo,
     one_clear_line,
     say,
     say_beside,
@@ -109,7 +110,7 @@ def print_comparison(compared: "Comparison", layout: str) -> None:
 
         show_comparison(compared)
         return
-    typer.echo(getattr(compared, f"to_{layout}")(), nl=False)
+    echo(getattr(compared, f"to_{layout}")())
     if layout == "csv":
         say_beside([*compared.verdicts, *compared.notes])
 
@@ -121,7 +122,7 @@ def print_across(
     from fedkd_flwr.analysis.across import compare_across
 
     ranked = compare_across(folders, against)
-    typer.echo(ranked.to_markdown(), nl=False)
+    echo(ranked.to_markdown())
     if figures is not None and not ranked.pairs.empty:
         from fedkd_flwr.plots.files import write_figures
         from fedkd_flwr.plots.ranks import plot_ranks
@@ -143,11 +144,11 @@ def print_clients(compared: "Comparison", layout: str) -> None:
         return
     say("")
     if layout == "markdown":
-        typer.echo(rendering.markdown_table(clients), nl=False)
+        echo(rendering.markdown_table(clients))
     elif layout == "latex":
-        typer.echo(rendering.latex_table(clients), nl=False)
+        echo(rendering.latex_table(clients))
     else:
-        typer.echo(means.to_csv(index=False), nl=False)
+        echo(means.to_csv(index=False))
 
 
 def personalize(

@@ -8,6 +8,7 @@ import typer
 from fedkd_flwr.cli.options import Assignments, Preset, read_values
 from fedkd_flwr.cli.output import (
     console,
+    echo,
     errors,
     one_clear_line,
     say,
@@ -126,7 +127,7 @@ def _list_settings(method: str) -> None:
     if not sections:
         say(f"{method} has no settings of its own.", to=errors())
     if not console().is_terminal:
-        typer.echo(in_markdown(sections), nl=False)
+        echo(in_markdown(sections))
         return
     for section in sections:
         say((f"\n{section.title}", "bold underline"))

@@ -8,6 +8,7 @@ from rich.text import Text
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.references import REFERENCE
 from fedkd_flwr.cli.output import console, say, say_paragraph
+from strategies.core.texts import printable
 
 MAY_BE_LEFT_OUT = (
     "numbers", "seeds", "std over clients, points", "seconds", "bytes", "worst client",
@@ -92,11 +93,11 @@ def _show(text: pd.DataFrame) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for position, heading in enumerate(text.columns):
         table.add_column(
-            Text(str(heading)),
+            Text(printable(str(heading))),
             justify="right" if position else "left",
             width=_column_width(text, position),
             overflow="fold",
         )
     for row in text.itertuples(index=False):
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     console().print(table)

@@ -29,6 +29,7 @@ from fedkd_flwr.clients.memory_files import (
     write_memories,
 )
 from fedkd_flwr.clients.unfinished import Unfinished, remove_notes
+from fedkd_flwr.files import write_text
 from strategies.core.flower import log
 
 PROGRESS = "progress"
@@ -42,6 +43,10 @@ RUNS_KEPT = 5
 
 FORGOTTEN = "forgotten"
 """Name of the file that marks the folder of a run whose memory was removed."""
+
+
+ORDER = "runs.txt"
+"""Name of the file, beside a client's folders of runs, with their names in the order of use."""
 
 
 class ForgottenRunError(RuntimeError):
@@ -94,6 +99,20 @@ def save_context(context: Context, folder: Path, rounds_kept: int = ROUNDS_KEPT)
         file.unlink()
 
 
+def _note_order(current: Path) -> list[str]:
+    """Record that a run is the latest of a client; return all recorded runs, the latest last.
+
+    The clock of a node may be wrong, and copying a folder changes the times of its files.
+    """
+    file = current.parent / ORDER
+    before = file.read_text(encoding="utf-8").split() if file.exists() else []
+    if before[-1:] == [current.name]:
+        return before
+    order = [*(name for name in before if name != current.name), current.name]
+    write_text(file, "\n".join(order) + "\n", durable=True)
+    return order
+
+
 def forget_old_runs(current: Path, keep: int) -> None:
     """Remove the memories of all but the last few runs of a client.
 
@@ -103,10 +122,16 @@ def forget_old_runs(current: Path, keep: int) -> None:
         The client's folder of the current run, next to those of other runs. It is kept, and
         counts as one of them.
     keep : int
-        Number of runs to keep, the latest by modification time; 0 for all.
+        Number of runs to keep, the latest in the recorded order; 0 for all. Runs of older versions
+        have none; they come first, by modification time.
     """
+    order = _note_order(current)
     runs = [folder for folder in current.parent.iterdir() if next(folder.glob(MEMORIES), None)]
-    others = sorted(set(runs) - {current}, key=lambda folder: folder.stat().st_mtime)
+    places = {name: place for place, name in enumerate(order)}
+    others = sorted(
+        set(runs) - {current},
+        key=lambda folder: (places.get(folder.name, -1), folder.stat().st_mtime),
+    )
     too_many = max(0, len(others) + 1 - keep) if keep else 0
     for folder in others[:too_many]:
         log(

@@ -40,7 +40,7 @@ from safetensors.numpy import load_file
 
 from fedkd_flwr.clients.unfinished import NOTES
 from fedkd_flwr.data.record import DataRecord
-from fedkd_flwr.files import sync, write_arrays, write_text
+from fedkd_flwr.files import open_private, sync, write_arrays, write_text
 from fedkd_flwr.runs.checkpoint import (
     Checkpoint,
     checkpoint_files,
@@ -376,7 +376,7 @@ class RunDirectory:
             sync(path)
 
     def _append(self, name: str, rows: list[Row]) -> None:
-        with (self.path / name).open("a") as file:
+        with open_private(self.path / name, "a") as file:
             file.write(as_lines(rows))
 
     def _gather_matrices(self, run: Run) -> None:
@@ -389,7 +389,8 @@ class RunDirectory:
     def _keep_matrix(self, name: str, server_round: int, matrix: NDArray[Any]) -> None:
         folder = self.path / "matrices"
         folder.mkdir(exist_ok=True)
-        np.save(folder / f"{name}-{server_round:06d}.npy", matrix)
+        with open_private(folder / f"{name}-{server_round:06d}.npy", "wb") as file:
+            np.save(file, matrix)
 
     def _save_global_model(self, server_round: int, strategy: "PersonalizedStrategy") -> None:
         folder = self.path / "models"

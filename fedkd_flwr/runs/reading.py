@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import zipfile
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkd_flwr.runs.arrays import ArraysError, check_archive, read_archive, read_array
 from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
 from fedkd_flwr.runs.folders import absolute
 
@@ -45,11 +44,6 @@ SUMMARY: Types = {
     "bytes_down": int, "failures": int,
 }  # fmt: skip
 """Keys that every summary holds."""
-
-NO_ARRAYS = (
-    OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
-"""Errors of NumPy and zipfile about a file without arrays."""
 
 
 @dataclass(frozen=True)
@@ -181,8 +175,12 @@ class Run:
         if self.summary:
             self.require_rounds(self.summary["rounds"])
         archive = self.path / "matrices.npz"
-        if archive.exists() and not _is_whole_archive(archive):
-            raise self._damaged_matrices(archive)
+        if not archive.exists():
+            return
+        try:
+            check_archive(archive, whole=True)
+        except ArraysError as error:
+            raise self._damaged_matrices(archive, error) from None
 
     def require_rounds(self, rounds: int) -> None:
         """Check that no round is missing.
@@ -225,17 +223,15 @@ class Run:
         if not archive.exists():
             return {}
         try:
-            with np.load(archive) as arrays:
-                return dict(arrays)
-        except NO_ARRAYS:
-            raise self._damaged_matrices(archive) from None
+            return read_archive(archive)
+        except ArraysError as error:
+            raise self._damaged_matrices(archive, error) from None
 
     def _matrix(self, file: Path) -> NDArray[Any]:
         try:
-            matrix: NDArray[Any] = np.load(file)
-        except NO_ARRAYS:
-            raise self._damaged_matrices(file) from None
-        return matrix
+            return read_array(file)
+        except ArraysError as error:
+            raise self._damaged_matrices(file, error) from None
 
     @property
     def _last_round(self) -> float:
@@ -250,9 +246,9 @@ class Run:
     def _damaged_lines(self, name: str, reason: str) -> DamagedRunError:
         return damaged(self.path / name, reason, self._redo)
 
-    def _damaged_matrices(self, file: Path) -> DamagedRunError:
+    def _damaged_matrices(self, file: Path, error: ArraysError) -> DamagedRunError:
         remedy = "restore it from a copy, or remove it to read the run without its matrices"
-        return damaged(file, "it holds no arrays", remedy)
+        return damaged(file, str(error), remedy)
 
 
 def load_run(path: str | Path, allow_code: str | Iterable[str] = ()) -> Run:
@@ -310,14 +306,6 @@ def _require_types(file: Path, content: Any, needed: Types, remedy: str) -> None
     for name, kind in needed.items():
         if name not in content or not isinstance(content[name], kind):
             raise damaged(file, f"{name} is missing or has the wrong type", remedy)
-
-
-def _is_whole_archive(path: Path) -> bool:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.testzip() is None
-    except NO_ARRAYS:
-        return False
 
 
 def _reason(error: Exception) -> str:

@@ -5,9 +5,12 @@ Public modules are ``flwr.app``, ``flwr.client``, ``flwr.clientapp``, ``flwr.ser
 no process needs all of them.
 """
 
+import logging
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+
+from strategies.core.texts import PrintableMessages
 
 if TYPE_CHECKING:
     from flwr.cli.config_utils import get_fab_metadata as get_fab_metadata
@@ -48,6 +51,10 @@ REPLACED = {
     "install_from_fab": "flwr.supernode.runtime.run_clientapp",
 }
 """The module that uses each name that the project replaces by its own (`fedkd_flwr.bundles`)."""
+
+
+# Reasons of clients and names in files of others are logged; a terminal would obey their escapes.
+logging.getLogger("flwr").addFilter(PrintableMessages())
 
 
 class FlowerMovedError(ImportError):

@@ -1,0 +1,130 @@
+"""What a run directory, a node or a clock of somebody else must not do to this machine."""
+
+import io
+import json
+import logging
+import os
+import shutil
+import zipfile
+
+import numpy as np
+import pytest
+from conftest import SMALL
+from typer.testing import CliRunner
+
+import fedkd_flwr
+from fedkd_flwr.cli import app
+from fedkd_flwr.clients import state_dir
+from fedkd_flwr.runs import DamagedRunError, arrays
+from strategies.core.flower import log
+from strategies.core.texts import printable
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    settings = {**SMALL, "strategy": "kt-pfl", "models": "mlp", "num-server-rounds": 1}
+    return fedkd_flwr.run(settings, output_dir=tmp_path_factory.mktemp("own") / "run")
+
+
+@pytest.fixture
+def peer(finished, tmp_path):
+    return shutil.copytree(finished.path, tmp_path / "peer")
+
+
+def npy(array, **changes):
+    """Return the bytes of an array, with another header where asked for."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape, **changes}
+    )
+    return file.getvalue() + array.tobytes()
+
+
+SMALL_ARRAY = np.zeros((1, 4, 4))
+
+BOMBS = {
+    "a header that says more than there is": (npy(SMALL_ARRAY, shape=(10**6, 10**6)), "its size"),
+    "an array of objects": (npy(SMALL_ARRAY, descr="|O"), "which is no number"),
+    "texts": (npy(np.zeros(4, dtype="U4")), "which is no number"),
+    "no array": (b"PK", "it holds no arrays"),
+}
+
+
+@pytest.mark.parametrize("content, reason", BOMBS.values(), ids=BOMBS)
+def test_headers_of_matrices_are_checked_first(content, reason, peer, monkeypatch):
+    with zipfile.ZipFile(peer / "matrices.npz", "w") as archive:
+        archive.writestr("coefficients.npy", content)
+    monkeypatch.setattr(np, "load", None)
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", None)
+    with pytest.raises(DamagedRunError, match=reason):
+        fedkd_flwr.load_run(peer)
+    (peer / "matrices.npz").unlink()
+    (peer / "matrices").mkdir()
+    (peer / "matrices" / "coefficients-000001.npy").write_bytes(content)
+    with pytest.raises(DamagedRunError, match=reason):
+        _ = fedkd_flwr.load_run(peer).matrices
+
+
+def test_a_bomb_is_not_decompressed(peer, monkeypatch):
+    """Two gigabytes would take seconds: the sum in the directory of the archive is enough."""
+    zeros = np.zeros((2, 1000, 1000))
+    with zipfile.ZipFile(peer / "matrices.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in "ab":
+            archive.writestr(f"{name}.npy", npy(zeros))
+    assert (peer / "matrices.npz").stat().st_size < 10**6
+    assert set(fedkd_flwr.load_run(peer).matrices) == {"a", "b"}
+    monkeypatch.setattr(arrays, "MOST_BYTES", 2 * zeros.nbytes)
+    monkeypatch.setattr(zipfile.ZipFile, "open", None)
+    with pytest.raises(DamagedRunError, match="its arrays have more than"):
+        fedkd_flwr.load_run(peer)
+
+
+ESCAPE = "\x1b[2J\x1b[31mall clear\x07\u202e"
+
+
+def test_escapes_of_others_do_not_reach_the_terminal(peer):
+    file = peer / "config.json"
+    content = json.loads(file.read_text())
+    content["config"]["strategy"] = ESCAPE
+    file.write_text(json.dumps(content))
+    summary = json.loads((peer / "summary.json").read_text())
+    (peer / "summary.json").write_text(json.dumps({**summary, "strategy": ESCAPE}))
+    for line in (["compare"], ["compare", "--format", "table"], ["compare", "--format", "csv"],
+                 ["rank"], ["genotypes"]):  # fmt: skip
+        output = CliRunner().invoke(app, [*line, str(peer)]).output
+        assert "\x1b" not in output
+        assert "\x07" not in output
+        assert "\u202e" not in output
+        if line[0] == "compare":
+            assert r"\x1b[31mall" in output.replace("\n", "")
+
+
+def test_escapes_of_clients_do_not_reach_the_log(logged):
+    log(logging.WARNING, "Client %d: %s", 3, ESCAPE)
+    assert logged() == [r"Client 3: \x1b[2J\x1b[31mall clear\x07\u202e"]
+
+
+def test_texts_that_are_printable_do_not_change():
+    for text in ("± 3 % → é", "two\nlines\tand a tab", "👩\u200d🔬", ""):
+        assert printable(text) == text
+
+
+def test_only_the_owner_reads_a_run(finished):
+    assert finished.path.stat().st_mode & 0o777 == 0o700
+    files = [path for path in finished.path.rglob("*") if path.is_file() and path.name != "lock"]
+    assert {path.suffix for path in files} == {".json", ".jsonl", ".npz", ".safetensors"}
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
+
+
+def test_the_order_of_runs_is_recorded_and_needs_no_clock(tmp_path):
+    """The clock went back: by time, the newest run is the oldest."""
+    for age, name in enumerate("abcd"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "round-000001.safetensors").write_bytes(b"")
+        state_dir.forget_old_runs(folder, 3)
+        os.utime(folder, (1000 - age, 1000 - age))
+    kept = {path.parent.name for path in tmp_path.glob("*/round-*")}
+    assert kept == {"b", "c", "d"}
+    state_dir.forget_old_runs(tmp_path / "b", 2)
+    assert {path.parent.name for path in tmp_path.glob("*/round-*")} == {"b", "d"}
