@@ -9,7 +9,10 @@ from fedkd_flwr.analysis.samples import client_data
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.runs import load_run
 from strategies.core.answers import as_text, check_answers, from_text, packed, unpacked
-from strategies.core.replies import InvalidReplyError
+from strategies.core.membership import ClientInfo
+from strategies.core.plan import RunPlan
+from strategies.core.replies import InvalidReplyError, Reply
+from strategies.core.rounds import check_evaluation
 
 
 def test_a_bit_an_image():
@@ -101,3 +104,12 @@ def test_answers_stay_with_the_clients_if_the_run_does_not_record_them(small, tm
     assert set(failures.index) == {1}
     assert failures.str.contains("answers, which were not requested").all()
     assert "answers" not in load_run(attacked.path).clients
+
+
+def test_answers_without_counts_are_refused():
+    """They once stopped the run, if the client claimed to have no test images."""
+    clients = {1: ClientInfo(1, 1001, "mlp", 50, test_size=0)}
+    plan = RunPlan(num_classes=10)
+    check_evaluation(clients, plan, Reply(1, {}, {}))
+    with pytest.raises(InvalidReplyError, match="answers without the counts"):
+        check_evaluation(clients, plan, Reply(1, {}, {}, b"\x80"))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from federation import images_of
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
-from helpers import Witness, run_with, write_image_folder
+from helpers import Witness, run_with, write_image_folder, write_parquet
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
@@ -141,6 +141,17 @@ def test_names_of_data_and_folders_are_no_code():
     config = {"dataset": "hf:squad", "public-dataset": "folder:data", "state-dir": "a:b"}
     assert list(code_names({**config, "device": "cuda:1"})) == []
     assert list(code_names({"partition": "hf:squad"})) == ["hf:squad"]
+
+
+def test_only_allowed_columns_of_an_own_table_are_read(small, tmp_path):
+    images, labels = images_of(SILO, 1)
+    table = write_parquet(tmp_path / "own.parquet", images, 9 - labels, label="sex")
+    silo = {**DEPLOYED, "partition-id": 1, "data-path": str(table)}
+    small |= {**SILO, "label-column": "sex"}
+    assert "allow-columns" in refusal(silo, small)
+    silo["allow-columns"] = "sex"
+    data = client_on(silo, small).data
+    assert len(data.train_labels) + len(data.validation_labels) + len(data.test_labels) == 100
 
 
 # ---- Public data -------------------------------------------------------------------------

@@ -117,6 +117,11 @@ def name_code(silo):
         assert "http.server" not in sys.modules
 
 
+def name_another_column(silo):
+    for key in ("label-column", "image-column"):
+        silo.refuses("allow-columns", **{key: "diagnosis"})
+
+
 def choose_another_method(silo):
     for strategy in ("fedavg", "scaffold", "persfl", "fedkma", "fedproto", "fd", "fml", "feddf"):
         silo.refuses("allow-methods", strategy=strategy)
@@ -237,6 +242,7 @@ STEPS = [
     copy_private_images,
     name_a_folder_as_a_set_of_the_hub,
     name_code,
+    name_another_column,
     choose_another_method,
     ask_for_the_mean_of_one_image,
     subtract_counts_from_a_total,

@@ -52,6 +52,9 @@ SPLIT_FOR_USE = "70/10/20"
 DATA_KEYS = ("dataset", "public-dataset")
 """Keys of a run config in which ``hf:`` and ``folder:`` are no modules."""
 
+COLUMN_KEYS = ("image-column", "label-column")
+"""Keys of a run config that name columns of a table."""
+
 
 class PolicyError(RuntimeError):
     """A node refuses what a run asks for. The message is a fixed sentence, which may leave it."""
@@ -83,6 +86,9 @@ class NodePolicy(Slice):
     allow_code : tuple of str
         Modules or packages from which a run config may name objects as ``module:object``; ``all``
         for any.
+    allow_columns : tuple of str
+        Columns of a table in ``data-path`` that a run config may name as ``image-column`` or
+        ``label-column``. Without these settings, columns with the usual names are read.
     allow_measures : tuple of str
         Words of ``measures`` that the node answers.
     allow_counts : bool
@@ -108,6 +114,7 @@ class NodePolicy(Slice):
         "nothing",
     )
     allow_code: Words = ()
+    allow_columns: Words = ()
     allow_measures: Annotated[Words, AfterValidator(some_of(MEASURES))] = ()
     allow_counts: bool = True
     public_root: str = ""
@@ -137,8 +144,12 @@ class NodePolicy(Slice):
         """
         if not all(self._allows_module(name.partition(":")[0]) for name in code_names(run_config)):
             raise PolicyError("the run config names code that allow-code of this node lacks")
-        if not self.trust_server:
-            self._check_places(run_config, data_path)
+        if self.trust_server:
+            return
+        columns = {str(run_config.get(key, "")) for key in COLUMN_KEYS} - {""}
+        if data_path and not columns <= set(self.allow_columns):
+            raise PolicyError("the run config names columns that allow-columns of this node lacks")
+        self._check_places(run_config, data_path)
 
     def check_run(self, run: RunConfig, settings: Settings) -> None:
         """Refuse a run that asks for more than the policy allows.
@@ -248,6 +259,11 @@ class NodePolicy(Slice):
         while 0 < counts[~shown].sum() < self.min_class_count and shown.any():
             shown[np.where(shown, counts, np.inf).argmin()] = False
         return shown
+
+    @property
+    def tells_answers(self) -> bool:
+        """Whether the server may know which test images the node's model gets right."""
+        return self.trust_server and self.allow_counts
 
     def described(self) -> str:
         """Return the policy in one line, as ``fedkd doctor`` shows it."""

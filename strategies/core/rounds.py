@@ -125,6 +125,8 @@ def check_evaluation(clients: Mapping[int, ClientInfo], plan: RunPlan, reply: Re
         return
     if not plan.record_answers:
         raise InvalidReplyError("sends answers, which were not requested")
+    if "correct" not in reply.metrics:
+        raise InvalidReplyError("sends answers without the counts that they belong to")
     check_answers(reply.answers, reply.metrics["correct"], client.test_size)
 
 
