@@ -30,8 +30,8 @@ Outcome = Message | Exception
 """A reply, or the exception that prevented it."""
 
 INFO = (
-    "partition-id", "model", "versions", "public-hash", "classes-hash", "num-clients", "seconds",
-    ANSWERS,
+    "partition-id", "name", "model", "versions", "public-hash", "classes-hash", "num-clients",
+    "seconds", ANSWERS,
 )  # fmt: skip
 """Names of a client's properties in its replies."""
 
@@ -112,7 +112,8 @@ def computing(client: PersonalClient) -> AbstractContextManager[None]:
 def properties(message: Message, context: Context) -> Message:
     """Reply with the client's properties."""
     client = build_client(context)
-    known = client.get_properties({})
+    named = {key: value for key, value in context.node_config.items() if key == "name"}
+    known = {**client.get_properties({}), **named}
     log(logging.INFO, "Client %d: %s", client.partition_id, client.data.described())
     sizes = {name: known[name] for name in ("num-examples", "test-size", "validation-size")}
     return _reply(message, known, [], [], sizes)

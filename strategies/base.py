@@ -74,7 +74,6 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         self.settings = settings
         self.observer = observer
         self.members = Membership(plan, self.needs_public_data)
-        self._new_client_ids = frozenset(plan.new_client_ids)
         self.completed_rounds = 0
         self._rounds_before = 0
         self._evaluations: dict[int, Evaluation] = {}
@@ -192,9 +191,14 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
 
     # ---- State -----------------------------------------------------------------------
 
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return the state as named arrays, with the owners of the partitions."""
+        return {**super().state(), **self.members.owners.state()}
+
     def restore(self, completed_rounds: int, state: Arrays) -> None:
         """Continue after `completed_rounds` rounds from a saved state."""
         self.completed_rounds = self._rounds_before = completed_rounds
+        self.members.resume(completed_rounds, state)
         self.set_state(state)
 
     def look_back(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -216,7 +220,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
 
     def reachable(self, new: bool = False) -> list[int]:
         """Return the partition-ids of the connected training clients, or of the new ones."""
-        return [n for n in self.members.reachable(self.grid) if (n in self._new_client_ids) == new]
+        return [n for n in self.members.reachable(self.grid) if self.members.is_new(n) == new]
 
     def sizes(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
         """Return D_n of some clients as reported when they joined, at most `weight_cap`; (R,)."""
@@ -344,8 +348,8 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
 
     def evaluations_of(self, asked: Iterable[int], server_round: int) -> dict[int, Evaluation]:
         """Evaluate some clients within a round, and return the valid evaluations."""
-        payload_for = partial(self.evaluate_payload, server_round)
-        messages = self._exchange.to_evaluate(asked, payload_for, self.grid)
+        payloads = partial(self.evaluate_payload, server_round)
+        messages = self._exchange.to_evaluate(asked, payloads, self.grid)
         replies = self.grid.send_and_receive(messages, timeout=self.plan.round_timeout)
         return self._evaluations_in(replies)
 
@@ -372,10 +376,9 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
 
     def _forget_evaluations(self, server_round: int, sampled: Iterable[int]) -> None:
         """Discard counts of models that change; after the last round all are evaluated."""
-        if not self.evaluates_trained_model or server_round == self.plan.num_server_rounds:
-            self._evaluations = {}
-        for n in sampled:
-            self._evaluations.pop(n, None)
+        is_last = server_round == self.plan.num_server_rounds
+        changed = set(self.clients if is_last or not self.evaluates_trained_model else sampled)
+        self._evaluations = {n: row for n, row in self._evaluations.items() if n not in changed}
 
     def _check_train_reply(self, reply: Reply) -> None:
         if reply.answers or any(metric.name in reply.metrics for metric in self.counts):
@@ -402,6 +405,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
             **columns_of_training(self._metrics.values()),
             "replies": self._num_replies,
             "failures": len(self._exchange.failures),
+            "absent": self.plan.num_clients - len(self.members.reachable(self.grid)),
             **self.round_metrics(),
             **{f"seconds_{phase}": round(value, 4) for phase, value in self._seconds.items()},
         }

@@ -59,7 +59,7 @@ def test_a_node_that_differs_is_left_out_or_said(small, tmp_path, monkeypatch, c
         run = fedkd_flwr.run(small, strategy="local", output_dir=tmp_path / "said")
     assert list(run.rounds["failures"]) == [0] * len(run.rounds)
     said = [record.getMessage() for record in caplog.records]
-    assert f"Client 0 has torch {real['torch']} instead of 9.9.9; its numbers may differ" in said
+    assert f"client 0 has torch {real['torch']} instead of 9.9.9; its numbers may differ" in said
     server_has(flwr="1.99.0")
     with pytest.raises(RuntimeError, match=r"has flwr .+ instead of 1\.99\.0: install"):
         fedkd_flwr.run(small, strategy="local", output_dir=tmp_path / "refused")

@@ -22,6 +22,7 @@ from fedkd_flwr.data.own_split import Grouping
 NODE_KEYS = (
     "partition-id",
     "num-partitions",
+    "name",
     "model",
     "data-path",
     "group-column",

@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterable, Iterator
 
 from flwr.app import ConfigRecord, Message
+from flwr.serverapp import Grid
 
 from fedkd_flwr.grids.prompt import PromptGrid
-from strategies.core.flower import InMemoryGrid
+from strategies.core.flower import InMemoryGrid, NodeInfo
 
 PAUSE = 0.05
 """Seconds between two polls. Flower's own interval is 0.1."""
@@ -37,6 +38,10 @@ class LongestFirstGrid(PromptGrid):
     def __init__(self, grid: InMemoryGrid) -> None:
         super().__init__(grid)
         self._seconds: dict[int, float] = {}
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Return the nodes without keys: a simulation draws new ones each time."""
+        return Grid.get_nodes(self)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages, to the slowest clients first."""

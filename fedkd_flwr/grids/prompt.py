@@ -12,7 +12,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fedkd_flwr.grids.base import MessageGrid
-from strategies.core.flower import Run
+from strategies.core.flower import NodeInfo, Run
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 """Seconds between two polls for replies over a network."""
@@ -45,6 +45,10 @@ class PromptGrid(MessageGrid):
     def get_node_ids(self) -> Iterable[int]:
         """Return the node ids of all clients."""
         return self._grid.get_node_ids()
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Return what the SuperLink knows of each node, such as its public key."""
+        return self._grid.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages, and return their ids."""

@@ -265,7 +265,9 @@ class Exchange:
         """
         if num_valid >= self._min_replies:
             return
-        reasons = "; ".join(f"client {n}, {reason}" for n, reason in self.failures.items())
+        reasons = "; ".join(
+            f"{self._clients[n].label}, {reason}" for n, reason in self.failures.items()
+        )
         raise TooFewRepliesError(
             f"Round {self._round} has {num_valid} valid replies and min-replies is "
             f"{self._min_replies} ({reasons}); {completed_rounds} rounds are complete."
@@ -273,4 +275,4 @@ class Exchange:
 
     def _drop(self, partition_id: int, reason: str) -> None:
         self.failures[partition_id] = reason
-        log(WARNING, "Dropped from this round: client %d, %s", partition_id, reason)
+        log(WARNING, "Dropped from this round: %s, %s", self._clients[partition_id].label, reason)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flwr.cli.constant import LOCAL_SUPERLINK_HTTP_API_PORT as LOCAL_SUPERLINK_HTTP_API_PORT
     from flwr.common.config import parse_config_args as parse_config_args
     from flwr.common.constant import ErrorCode as ErrorCode
+    from flwr.proto.node_pb2 import NodeInfo as NodeInfo
     from flwr.supercore import log as log
     from flwr.supercore.cli import flower_superexec as flower_superexec
     from flwr.supercore.constant import TASK_TYPE_TO_COMMAND as TASK_TYPE_TO_COMMAND
@@ -33,6 +34,7 @@ HOMES = {
     "ErrorCode": "flwr.common.constant",
     "InMemoryGrid": "flwr.superlink.grid",
     "LOCAL_SUPERLINK_HTTP_API_PORT": "flwr.cli.constant",
+    "NodeInfo": "flwr.proto.node_pb2",
     "Run": "flwr.supercore.run",
     "TASK_TYPE_TO_COMMAND": "flwr.supercore.constant",
     "TaskIdentity": "flwr.supercore.task_identity",

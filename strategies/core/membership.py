@@ -5,9 +5,10 @@ are used only in this module and in messages.
 """
 
 import math
+import re
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
 
 import numpy as np
@@ -17,8 +18,10 @@ from numpy.typing import NDArray
 
 from strategies.core.bounds import upper_limit
 from strategies.core.flower import log
+from strategies.core.owners import Owners
 from strategies.core.plan import RunPlan
 from strategies.core.replies import (
+    Arrays,
     InvalidReplyError,
     TooFewRepliesError,
     error_reason,
@@ -34,6 +37,10 @@ LONGEST_PAUSE = 8
 
 LARGEST_SIZE = 10**9
 """Upper limit of the number of samples that a client may report."""
+
+
+NAME = re.compile(r"[\w.-]([\w. -]{0,38}[\w.-])?")
+"""A silo's name: up to 40 letters, digits, dots, dashes, underscores and spaces within."""
 
 
 class OtherPublicSetError(InvalidReplyError):
@@ -68,6 +75,8 @@ class ClientInfo:
         Versions of its packages, as `strategies.core.versions.as_text` writes them.
     classes_hash : str
         Hash of the names of its classes; empty if they have none.
+    name : str
+        Name of its silo for logs and tables; empty for none.
     """
 
     partition_id: int
@@ -80,6 +89,12 @@ class ClientInfo:
     num_clients: int = 0
     versions: str = ""
     classes_hash: str = ""
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """How the log calls it: ``client 3`` or ``client 3 (name)``."""
+        return f"client {self.partition_id}" + (f" ({self.name})" if self.name else "")
 
 
 @dataclass
@@ -115,6 +130,8 @@ class Membership:
     ----------
     clients : dict of int to ClientInfo
         All clients that have joined, by partition-id.
+    owners : Owners
+        To whom the partitions belong.
     """
 
     def __init__(self, plan: RunPlan, needs_public_data: bool) -> None:
@@ -126,6 +143,14 @@ class Membership:
         self._public_hash = plan.public_hash
         self._classes_hash = ""
         self._online: set[int] = set()
+        self.owners = Owners(plan.num_clients if plan.bind_partitions else 0)
+        self._absent: list[int] = []
+        self._is_resumed = False
+
+    def resume(self, completed_rounds: int, state: Arrays) -> None:
+        """Continue after some rounds, with the owners of the partitions in a state."""
+        self._is_resumed = completed_rounds > 0
+        self.owners.set_state(state)
 
     def reachable(self, grid: Grid) -> list[int]:
         """Return the partition-ids of the connected clients, in ascending order."""
@@ -135,7 +160,11 @@ class Membership:
     @property
     def trained(self) -> list[int]:
         """All clients that have joined, except the new clients."""
-        return [n for n in self.clients if n not in self._new_client_ids]
+        return [n for n in self.clients if not self.is_new(n)]
+
+    def is_new(self, partition_id: int) -> bool:
+        """Return whether a client joins only after the training."""
+        return partition_id in self._new_client_ids
 
     def sizes(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
         """Return D_n of some clients as reported when they joined, shape (R,).
@@ -151,15 +180,19 @@ class Membership:
     def meet(self, grid: Grid, server_round: int) -> None:
         """Query unknown nodes for their partition-id; the first time, wait for N nodes.
 
+        A resumed run goes on with fewer, if they are at least `min_replies`.
+
         Raises
         ------
         TooFewRepliesError
             If too few nodes are connected or too few of them are valid clients.
         """
         self._online = self._wait_for_nodes(grid)
+        self._tell_absent(server_round)
         asked = self._nodes_to_ask(self._online, server_round)
         if not asked:
             return
+        self.owners.look_up(grid)
         questions = [Message(self._question(n), n, MessageType.QUERY) for n in asked]
         answers = list(grid.send_and_receive(questions, timeout=self.plan.round_timeout))
         self._public_hash = self._public_hash or most_common_hash(answers, "public-hash")
@@ -172,7 +205,7 @@ class Membership:
             self._exclude(node_id, server_round, f"node {node_id} did not answer in time")
         joined = sorted(set(self.clients) - known)
         for n in joined if known else []:
-            log(INFO, "Client %d joined in round %d", n, server_round)
+            log(INFO, "%s joined in round %d", self.clients[n].label, server_round)
         self._warn_of_large_sizes(joined)
         self._require_clients()
 
@@ -201,12 +234,29 @@ class Membership:
                 log(INFO, "Waiting up to %.0f s for %d clients: %s", left, wanted, _so_far(nodes))
                 logged = len(nodes)
             time.sleep(0.2)
-        if is_first and len(nodes) < wanted:
+        if not is_first or len(nodes) >= wanted:
+            return nodes
+        if not self._is_resumed:
             raise TooFewRepliesError(
                 f"The run needs {wanted} clients and {len(nodes)} are connected: connect more, or "
                 "set num-clients to their number, or to 0 for all that are connected."
             )
+        if len(nodes) < self.plan.min_replies:
+            raise TooFewRepliesError(
+                f"The run continues with at least {self.plan.min_replies} clients (min-replies), "
+                f"and {len(nodes)} are connected: connect more, or lower min-replies."
+            )
+        log(WARNING, "Continuing with %d of %d clients; the others join when they connect",
+            len(nodes), wanted)  # fmt: skip
         return nodes
+
+    def _tell_absent(self, server_round: int) -> None:
+        """Log which clients are not connected, if they are others than in the last round."""
+        absent = sorted(n for n, c in self.clients.items() if c.node_id not in self._online)
+        if absent and absent != self._absent:
+            labels = ", ".join(self.clients[n].label for n in absent)
+            log(WARNING, "Not connected in round %d: %s", server_round, labels)
+        self._absent = absent
 
     def _nodes_to_ask(self, nodes: set[int], server_round: int) -> list[int]:
         """Return the nodes to query: unknown ones, except those that failed recently."""
@@ -220,7 +270,7 @@ class Membership:
         """Register one client, or exclude its node with the reason."""
         node_id = answer.metadata.src_node_id
         try:
-            client = read_client(answer)
+            client = self._with_valid_name(read_client(answer))
             self._check_client(client)
         except (OtherPublicSetError, OtherClassesError) as error:
             self._exclude(node_id, math.inf, str(error))
@@ -228,9 +278,10 @@ class Membership:
             self._exclude(node_id, server_round, str(error))
         else:
             self.clients[client.partition_id] = client
+            self.owners.bind(client.partition_id, node_id)
             self._pending.pop(node_id, None)
             if found := difference(installed_versions(), client.versions):
-                log(WARNING, "Client %d has %s; its numbers may differ", client.partition_id, found)
+                log(WARNING, "%s has %s; its numbers may differ", client.label, found)
 
     def _exclude(self, node_id: int, server_round: float, reason: str) -> None:
         """Exclude a node for now; it is queried again after 1, 2, 4, 8, 8, … rounds."""
@@ -258,6 +309,11 @@ class Membership:
         known = self.clients.get(n)
         if known and known.node_id in self._online:
             raise InvalidReplyError(f"partition {n} is already taken by another node")
+        if not self.owners.admit(n, client.node_id):
+            raise InvalidReplyError(
+                f"partition {n} belongs to the node with another key that joined first: start it "
+                "with that registered key, or set bind-partitions = false to admit a new one"
+            )
         if client.classes_hash and client.classes_hash != self._classes_hash:
             raise OtherClassesError(
                 f"client {n} numbers its classes otherwise than most clients: name the class "
@@ -269,6 +325,17 @@ class Membership:
                 f"client {n} has another public set (hash {client.public_hash[:12]}) than "
                 f"the run ({self._public_hash[:12]})"
             )
+
+    def _with_valid_name(self, client: ClientInfo) -> ClientInfo:
+        """Return a client without its name, with a warning, if it is invalid or another's."""
+        taken = {c.name.casefold() for n, c in self.clients.items() if n != client.partition_id}
+        is_unique = client.name.casefold() not in taken
+        if not client.name or (valid_name(client.name) and is_unique):
+            return client
+        reason = "as another client does" if valid_name(client.name) else "which is none"
+        log(WARNING, "client %d gives the name %r, %s: names have up to 40 letters, digits, dots, "
+            "dashes, underscores and spaces", client.partition_id, client.name, reason)  # fmt: skip
+        return replace(client, name="")
 
     def _require_clients(self) -> None:
         if len(self.clients) >= self.plan.min_replies:
@@ -310,6 +377,7 @@ def read_client(answer: Message) -> ClientInfo:
             num_clients=int(str(info.get("num-clients", 0))),
             versions=shortened(info.get("versions", "")),
             classes_hash=hash_in(answer, "classes-hash"),
+            name=shortened(info.get("name", "")),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         reason = shortened(repr(error))
@@ -330,3 +398,8 @@ def most_common_hash(answers: Iterable[Message], name: str) -> str:
     """
     hashes = [hash_in(answer, name) for answer in answers if not answer.has_error()]
     return max(sorted(set(hashes)), key=hashes.count, default="")
+
+
+def valid_name(name: object) -> bool:
+    """Return whether a silo may be called so."""
+    return isinstance(name, str) and NAME.fullmatch(name) is not None and name.isprintable()

@@ -101,7 +101,11 @@ class PlanSettings(Slice):
     seed : int
         Seed of all random draws.
     connect_timeout : float
-        Seconds to wait for all clients before the first round.
+        Seconds to wait for all clients before the first round. A resumed run then goes on with
+        those that are connected, if they are at least ``min-replies``.
+    bind_partitions : bool
+        Whether a partition stays with the key of the node that took it, in a deployment. Without
+        registered keys, a node has another key after a restart; then set it to false.
     round_timeout : float
         Seconds to wait for the replies to one exchange, such as PersFL's second stage. It has no
         effect on clients that train in one process, unless ``cohort`` is off.
@@ -124,6 +128,7 @@ class PlanSettings(Slice):
     record_answers: Annotated[bool, PLACE] = True
     seed: int = Field(default=0, ge=0)
     connect_timeout: Annotated[float, PLACE] = Field(default=60.0, gt=0)
+    bind_partitions: Annotated[bool, PLACE] = True
     round_timeout: Annotated[float, PLACE] = Field(default=3600.0, gt=0)
 
     @property

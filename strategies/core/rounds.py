@@ -268,6 +268,7 @@ def client_rows(
         {
             "round": server_round,
             "partition_id": n,
+            **({"name": clients[n].name} if clients[n].name else {}),
             "model": clients[n].model,
             "num_examples": clients[n].num_examples,
             **{name.replace("-", "_"): value for name, value in metrics.get(n, {}).items()},
@@ -287,10 +288,11 @@ def log_round(row: Mapping[str, Any], num_rounds: int) -> None:
     log(
         INFO,
         "Round %d/%d: accuracy mean %.1f%%, std %.1f points, worst %.1f%%, best %.1f%% "
-        "(%d replies, %d failures)",
+        "(%d replies, %d failures%s)",
         row["round"],
         num_rounds,
         *(100 * row[f"accuracy_{name}"] for name in ("mean", "std", "min", "max")),
         row["replies"],
         row["failures"],
+        f", {row['absent']} absent" if row["absent"] else "",
     )

@@ -27,10 +27,12 @@ class KeepsState:
         return arrays
 
     def set_state(self, state: Arrays) -> None:
-        """Set the attributes of `kept` from the arrays that `state` returned."""
+        """Set the attributes of `kept` from the arrays that `state` returned; ignore others."""
         parts: dict[str, dict[str, NDArray[Any]]] = {}
         for key, array in state.items():
             name, slash, part = key.partition("/")
+            if name not in self.kept:
+                continue
             if slash:
                 parts.setdefault(name, {})[part] = np.array(array)
             else:

@@ -1,0 +1,260 @@
+"""Members of a run: a partition stays with its key, and a resumed run goes on with some."""
+
+import hashlib
+import logging
+
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.supercore.task_identity import TaskIdentity
+from helpers import run_with
+
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.engines import InProcessGrid
+from fedkd_flwr.grids.longest_first import LongestFirstGrid
+from fedkd_flwr.grids.prompt import PromptGrid
+from fedkd_flwr.runs import read_checkpoint
+from strategies.core.membership import Membership, valid_name
+from strategies.core.plan import RunPlan
+from strategies.core.replies import TooFewRepliesError
+from strategies.fedavg import AveragingSettings, FedAvg
+
+
+class FakeGrid:
+    """Nodes by id, each with its public key and what it answers: partition-id, name."""
+
+    def __init__(self, **nodes):
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self.nodes = {int(node.removeprefix("n")): answer for node, answer in nodes.items()}
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def get_nodes(self):
+        keys = {node: answer[1] for node, answer in self.nodes.items()}
+        return [NodeInfo(node_id=node, public_key=key.encode()) for node, key in keys.items()]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        return [self.answer(message) for message in messages]
+
+    def answer(self, message):
+        partition_id, _, *name = self.nodes[message.metadata.dst_node_id]
+        sizes = {"num-examples": 10, "test-size": 5, "validation-size": 0}
+        info = {"partition-id": partition_id, "model": "mlp"} | ({"name": name[0]} if name else {})
+        content = RecordDict({"metrics": MetricRecord(sizes), "info": ConfigRecord(info)})
+        reply = Message(content, reply_to=message)
+        reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
+        return reply
+
+
+def membership(**changes):
+    plan = {"num_clients": 3, "num_classes": 10, "connect_timeout": 0.01, **changes}
+    return Membership(RunPlan(**plan), needs_public_data=False)
+
+
+def nodes_of(members):
+    return {n: client.node_id for n, client in sorted(members.clients.items())}
+
+
+ALL = {"n11": (0, "a"), "n12": (1, "b"), "n13": (2, "c")}
+RESTARTING = {"n11": (0, "a"), "n13": (2, "c")}
+
+
+# ---- A partition belongs to a key ------------------------------------------------------
+
+
+def test_a_partition_is_not_taken_over_while_its_node_restarts(caplog):
+    members = membership()
+    members.meet(FakeGrid(**ALL), 1)
+    members.meet(FakeGrid(**RESTARTING, n99=(1, "thief")), 2)
+    assert nodes_of(members) == {0: 11, 1: 12, 2: 13}
+    assert "partition 1 belongs to the node with another key" in caplog.text
+    assert "bind-partitions = false" in caplog.text
+    # The owner returns, under another node id of the same key, and is not shut out.
+    members.meet(FakeGrid(**RESTARTING, n99=(1, "thief"), n15=(1, "b")), 3)
+    assert nodes_of(members) == {0: 11, 1: 15, 2: 13}
+
+
+def test_the_owner_of_a_partition_is_kept_in_the_state():
+    members = membership()
+    members.meet(FakeGrid(**ALL), 1)
+    resumed = membership()
+    resumed.resume(4, members.owners.state())
+    resumed.meet(FakeGrid(n21=(0, "a"), n22=(1, "thief"), n23=(2, "c")), 5)
+    assert nodes_of(resumed) == {0: 21, 2: 23}
+
+
+def test_without_binding_a_node_with_a_new_key_may_return():
+    members = membership(bind_partitions=False)
+    members.meet(FakeGrid(**ALL), 1)
+    assert not members.owners.state()
+    members.meet(FakeGrid(**RESTARTING, n99=(1, "new")), 2)
+    assert nodes_of(members)[1] == 99
+
+
+def test_what_is_stored_is_a_digest_of_the_key():
+    members = membership()
+    members.meet(FakeGrid(**ALL), 1)
+    (stored,) = members.owners.state().values()
+    assert stored.shape == (3, 32)
+    assert bytes(stored[1]) == hashlib.sha256(b"b").digest()
+
+
+def test_a_node_without_a_key_is_bound_to_nothing():
+    members = membership()
+    members.meet(FakeGrid(n11=(0, ""), n12=(1, ""), n13=(2, "")), 1)
+    assert not members.owners.state()
+
+
+def test_keys_of_a_federation_count_and_those_of_a_simulation_do_not():
+    """A simulation draws new keys each time, and a resumed one would exclude everybody."""
+    grid = FakeGrid(**ALL)
+    assert [node.public_key for node in PromptGrid(grid).get_nodes()] == [b"a", b"b", b"c"]
+    assert [node.public_key for node in LongestFirstGrid(grid).get_nodes()] == [b"", b"", b""]
+
+
+class KeyedGrid(InProcessGrid):
+    """A grid in this process whose nodes have keys."""
+
+    def get_nodes(self):
+        return [NodeInfo(node_id=n, public_key=b"key %d" % n) for n in self.get_node_ids()]
+
+
+def test_the_checkpoint_has_the_owners(small, tmp_path):
+    settings = {**small, "strategy": "local", "models": "mlp", "num-server-rounds": 1}
+    run, _ = run_with(client_app, settings, tmp_path / "run", KeyedGrid)
+    stored = read_checkpoint(run.path).state["members/keys"]
+    assert bytes(stored[2]) == hashlib.sha256(b"key 1002").digest()
+
+
+# ---- A resumed run goes on with those who are there --------------------------------------
+
+
+def test_a_new_run_waits_for_all_and_a_resumed_run_goes_on_with_some(caplog):
+    caplog.set_level(logging.INFO)
+    four = FakeGrid(**ALL)
+    with pytest.raises(TooFewRepliesError, match="needs 5 clients and 3 are connected"):
+        membership(num_clients=5).meet(four, 1)
+    resumed = membership(num_clients=5)
+    resumed.resume(2, {})
+    resumed.meet(four, 3)
+    assert list(resumed.clients) == [0, 1, 2]
+    assert "Continuing with 3 of 5 clients" in caplog.text
+    resumed.meet(FakeGrid(**ALL, n14=(3, "d")), 4)
+    assert list(resumed.clients) == [0, 1, 2, 3]
+    assert "client 3 joined in round 4" in caplog.text
+
+
+def test_a_resumed_run_needs_min_replies():
+    resumed = membership(num_clients=5, min_replies=4)
+    resumed.resume(2, {})
+    with pytest.raises(TooFewRepliesError, match=r"at least 4 clients \(min-replies\), and 3 are"):
+        resumed.meet(FakeGrid(**ALL), 3)
+
+
+class Partial(InProcessGrid):
+    """One of the nodes is not connected before a round is over."""
+
+    missing = 1003
+
+    def get_node_ids(self):
+        return [n for n in super().get_node_ids() if n != self.missing]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        replies = super().send_and_receive(messages, timeout=timeout)
+        if any(message.metadata.message_type == MessageType.TRAIN for message in messages):
+            self.missing = 0
+        return replies
+
+
+@pytest.mark.parametrize("strategy", ["kt-pfl", "fedavg", "perfed-ckt"])
+def test_a_run_is_resumed_without_one_silo_which_joins_later(small, tmp_path, strategy):
+    settings = {
+        **small, "strategy": strategy, "models": "mlp", "state-dir": str(tmp_path / "state"),
+        "connect-timeout": 0.1, "evaluate-every": 1,
+    }  # fmt: skip
+    run_with(client_app, {**settings, "num-server-rounds": 1}, tmp_path / "run")
+    more = {**settings, "resume": True, "num-server-rounds": 4}
+    run, _ = run_with(client_app, more, tmp_path / "run", Partial)
+    replies = run.rounds["replies"].tolist()
+    assert replies[:2] == [4, 3]
+    assert replies[-1] == 4
+    assert run.rounds["absent"].tolist() == [4 - replied for replied in replies]
+    assert run.rounds["failures"].tolist() == [0, 0, 0, 0]
+
+
+# ---- Names of silos ----------------------------------------------------------------------
+
+
+def test_a_client_is_called_by_the_name_of_its_silo():
+    members = membership()
+    nodes = {"n11": (0, "a", "Charité Berlin"), "n12": (1, "b"), "n13": (2, "c", "uke")}
+    members.meet(FakeGrid(**nodes), 1)
+    labels = [members.clients[n].label for n in range(3)]
+    assert labels == ["client 0 (Charité Berlin)", "client 1", "client 2 (uke)"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "a" * 41, "../../etc", "a/b", "a\\b", "two\nlines", "\x1b[31mred", " left", "right ",
+     "\u202eoverride", 7, None],
+)  # fmt: skip
+def test_what_is_no_name(name):
+    assert not valid_name(name)
+
+
+@pytest.mark.parametrize("name", ["uke", "St. Marien 2", "Klinikum-Süd_1", "a" * 40, "東京"])
+def test_what_is_a_name(name):
+    assert valid_name(name)
+
+
+def test_an_invalid_or_second_name_is_left_out_and_its_silo_is_not(caplog):
+    members = membership()
+    nodes = {"n11": (0, "a", "uke"), "n12": (1, "b", "UKE"), "n13": (2, "c", "../x")}
+    members.meet(FakeGrid(**nodes), 1)
+    assert [members.clients[n].label for n in range(3)] == [
+        "client 0 (uke)",
+        "client 1",
+        "client 2",
+    ]
+    assert "client 1 gives the name 'UKE'" in caplog.text
+    assert "client 2 gives the name '../x'" in caplog.text
+
+
+def test_names_reach_the_log_and_the_rows_of_a_run(small, tmp_path, caplog):
+    def app(message, context):
+        reply = client_app(message, context)
+        config = message.content.config_records["config"]
+        if config["phase"] == "train" and context.node_config["partition-id"] == 1:
+            raise RuntimeError("its disk is full")
+        return reply
+
+    settings = {**small, "strategy": "local", "models": "mlp", "num-server-rounds": 1}
+    names = {0: {"name": "uke"}, 1: {"name": "Charité"}}
+    run, _ = run_with(app, settings, tmp_path / "run", node_configs=names)
+    assert "client 1 (Charité), it failed: RuntimeError: its disk is full" in caplog.text
+    named = run.clients.set_index("partition_id")["name"]
+    assert (named[0], named[1]) == ("uke", "Charité")
+    assert named[[2, 3]].isna().all()
+
+
+def test_absent_silos_are_said_by_name(caplog):
+    members = membership()
+    members.meet(FakeGrid(n11=(0, "a"), n12=(1, "b", "uke"), n13=(2, "c")), 1)
+    members.meet(FakeGrid(**RESTARTING), 2)
+    assert "Not connected in round 2: client 1 (uke)" in caplog.text
+    caplog.clear()
+    members.meet(FakeGrid(**RESTARTING), 3)
+    assert not caplog.text
+
+
+def test_the_binding_is_part_of_the_state_of_a_strategy():
+    plan = RunPlan(num_clients=3, num_classes=10, connect_timeout=0.01)
+    strategy = FedAvg(plan, AveragingSettings())
+    strategy.begin({})
+    strategy.members.meet(FakeGrid(**ALL), 1)
+    other = FedAvg(plan, AveragingSettings())
+    other.restore(1, strategy.state())
+    assert isinstance(other.members, Membership)
+    assert other.members.owners.state().keys() == {"members/keys"}
