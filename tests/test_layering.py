@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FAMILIES = {"strategies.parameters", "strategies.soft_predictions", "strategies.prototypes"}
+FAMILIES = {
+    f"strategies.{name}"
+    for name in ("parameters", "soft_predictions", "prototypes", "supernets", "clusters")
+}
 
 
 def module_name(path):
@@ -23,14 +26,10 @@ MODULES = {
 }
 
 
-def is_for_types_alone(node):
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-
-
 def loaded_nodes(body):
-    """Yield the statements that run when a module is loaded, not those inside functions."""
+    """Yield the statements of a module that are not inside functions, those for types included."""
     for node in body:
-        if is_for_types_alone(node) or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         yield node
         for field in ("body", "orelse", "finalbody", "handlers"):

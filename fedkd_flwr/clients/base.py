@@ -26,7 +26,7 @@ from fedkd_flwr.clients.architectures import assigned_models
 from fedkd_flwr.clients.course import Course
 from fedkd_flwr.clients.local_training import local_training
 from fedkd_flwr.clients.node import read_node
-from fedkd_flwr.clients.properties import properties_of
+from fedkd_flwr.clients.properties import data_properties
 from fedkd_flwr.clients.reply import Arrays as Arrays
 from fedkd_flwr.clients.reply import Training as Training
 from fedkd_flwr.clients.reply import TrainReply as TrainReply
@@ -327,7 +327,7 @@ class PersonalClient(NumPyClient):
 
     def get_properties(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the client's properties: its model, data and public set."""
-        return properties_of(self)
+        return {**self.identity, **data_properties(self.data, self.run, self.node)}
 
     def fit(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]

@@ -25,7 +25,7 @@ from fedkd_flwr.files import sync, write_arrays
 from fedkd_flwr.runs.reading import damaged
 
 if TYPE_CHECKING:
-    from strategies.base import PersonalizedStrategy
+    from strategies.core.state import ResumableServer
 
 
 EARLIER = "server-*.safetensors"
@@ -83,7 +83,7 @@ def clients_folder(run_directory: Path) -> Path:
 
 
 def write_checkpoint(
-    run_directory: Path, strategy: "PersonalizedStrategy", seconds: float, kept: int
+    run_directory: Path, server: "ResumableServer", seconds: float, kept: int
 ) -> None:
     """Write a strategy's state as the newest checkpoint, durably.
 
@@ -91,7 +91,7 @@ def write_checkpoint(
     ----------
     run_directory : Path
         Its tables have to be on the disk, since the checkpoint counts on them.
-    strategy : PersonalizedStrategy
+    server : ResumableServer
         After a complete round.
     seconds : float
         Duration of the run so far.
@@ -100,15 +100,15 @@ def write_checkpoint(
     """
     file = server_file(run_directory)
     file.parent.mkdir(exist_ok=True)
-    arrays = {f"state/{name}": np.ascontiguousarray(v) for name, v in strategy.state().items()}
+    arrays = {f"state/{name}": np.ascontiguousarray(v) for name, v in server.state().items()}
     # A safetensors file needs at least one array, and `local` has none.
-    arrays["completed_rounds"] = np.array([strategy.completed_rounds])
+    arrays["completed_rounds"] = np.array([server.completed_rounds])
     arrays["seconds"] = np.array([seconds])
     for table in run_directory.glob("*.jsonl"):
         arrays[f"sizes/{table.name}"] = np.array([table.stat().st_size])
     if file.exists():
         # Until the new one has its name, the run continues from this one.
-        file.replace(earlier_file(run_directory, strategy.completed_rounds - 1))
+        file.replace(earlier_file(run_directory, server.completed_rounds - 1))
     write_arrays(file, arrays)
     for old in checkpoint_files(run_directory)[kept:]:
         old.unlink()

@@ -74,8 +74,8 @@ from strategies.core.flower import log
 
 if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
-    from strategies.base import PersonalizedStrategy
     from strategies.core.rounds import RoundRecord
+    from strategies.core.state import ResumableServer
 
 
 LEAST_ROUNDS_KEPT = 2
@@ -214,7 +214,7 @@ class RunDirectory:
             self.observers.append(observer)
             observer.run_started(self.run)
 
-    def round_finished(self, record: "RoundRecord", strategy: "PersonalizedStrategy") -> None:
+    def round_finished(self, record: "RoundRecord", server: "ResumableServer") -> None:
         """Append a round; the checkpoint is written last and completes it.
 
         Raises
@@ -228,13 +228,13 @@ class RunDirectory:
                 self._append(f"{name}.jsonl", rows)
             for name, matrix in record.matrices.items():
                 self._keep_matrix(name, record.server_round, matrix)
-            if strategy.keeps_global_models:
-                self._save_global_model(record.server_round, strategy)
+            if server.keeps_global_models:
+                self._save_global_model(record.server_round, server)
             self._append("rounds.jsonl", [record.row])
             if self.keep_memories:
                 self.keep_memories(record.server_round)
             self._sync_round(record.server_round)
-            write_checkpoint(self.path, strategy, self.seconds, self._rounds_kept)
+            write_checkpoint(self.path, server, self.seconds, self._rounds_kept)
         except OSError as error:
             go_on = f"continue with `fedkd run --resume {self.path}`"
             raise RunDirectoryError(
@@ -392,11 +392,11 @@ class RunDirectory:
         with open_private(folder / f"{name}-{server_round:06d}.npy", "wb") as file:
             np.save(file, matrix)
 
-    def _save_global_model(self, server_round: int, strategy: "PersonalizedStrategy") -> None:
+    def _save_global_model(self, server_round: int, server: "ResumableServer") -> None:
         folder = self.path / "models"
         folder.mkdir(exist_ok=True)
         file = folder / f"global-{server_round:06d}.safetensors"
-        write_arrays(file, strategy.global_model(), durable=False)
+        write_arrays(file, server.global_model(), durable=False)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

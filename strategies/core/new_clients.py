@@ -12,17 +12,18 @@ serves new clients repeats its last round and then serves them from their first 
 
 import copy
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from strategies.core.exchange import Exchange
 from strategies.core.flower import log
+from strategies.core.membership import ClientInfo
 from strategies.core.metrics import GRADIENT_STEPS, gradient_steps
-from strategies.core.rounds import accuracy_statistics, client_rows
-
-if TYPE_CHECKING:
-    from strategies.base import PersonalizedStrategy
+from strategies.core.plan import RunPlan
+from strategies.core.replies import Reply
+from strategies.core.rounds import Evaluation, accuracy_statistics, client_rows
 
 NEW_CLIENTS = "new_clients"
 """The table of the new clients, one row each."""
@@ -44,12 +45,47 @@ class Reception:
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
-def receive_new_clients(strategy: "PersonalizedStrategy", server_round: int) -> Reception:
+class Host(Protocol):
+    """What new clients need of a server: its members, its exchanges, and the hooks for them."""
+
+    plan: RunPlan
+    kept: ClassVar[tuple[str, ...]]
+
+    @property
+    def clients(self) -> dict[int, ClientInfo]:
+        """All clients that have joined, by partition-id."""
+
+    def reachable(self, new: bool = False) -> list[int]:
+        """Return the partition-ids of the connected training clients, or of the new ones."""
+
+    def before_new_clients(self) -> None:
+        """Prepare the copy of the server that serves new clients."""
+
+    def new_client_rounds(self) -> int:
+        """Return the number of training rounds of new clients."""
+
+    def begin_round(self, exchange: Exchange) -> None:
+        """Reset the messages, replies and times of the previous round."""
+
+    def train_new_clients(self, step: int, new_clients: Sequence[int]) -> dict[int, Reply]:
+        """Train new clients for one round, and return the valid replies."""
+
+    def evaluations_of(self, asked: Iterable[int], server_round: int) -> dict[int, Evaluation]:
+        """Evaluate some clients within a round, and return the valid evaluations."""
+
+    def round_metrics(self) -> dict[str, float]:
+        """Return further columns of the round's row, by name."""
+
+
+AnyHost = TypeVar("AnyHost", bound=Host)
+
+
+def receive_new_clients(strategy: Host, server_round: int) -> Reception:
     """Personalize and evaluate the new clients after the last round of training.
 
     Parameters
     ----------
-    strategy : PersonalizedStrategy
+    strategy : Host
         The server, which is not changed.
     server_round : int
         The round that has just been evaluated.
@@ -94,7 +130,7 @@ def receive_new_clients(strategy: "PersonalizedStrategy", server_round: int) -> 
     return Reception({f"new_{key}": v for key, v in columns.items()}, {NEW_CLIENTS: rows})
 
 
-def copy_of(strategy: "PersonalizedStrategy") -> "PersonalizedStrategy":
+def copy_of(strategy: AnyHost) -> AnyHost:
     """Return a copy of a server whose state is independent of the original."""
     host = copy.copy(strategy)
     for name in strategy.kept:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from logging import INFO
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,7 @@ from strategies.core.measures import LARGEST_COUNT, MEANS, check_class_counts, m
 from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.replies import Arrays, InvalidReplyError, Metric, Reply
-
-if TYPE_CHECKING:
-    from strategies.base import PersonalizedStrategy
+from strategies.core.state import ResumableServer
 
 Evaluation = dict[str, Any]
 """A client's row of results, computed by `read_evaluation`."""
@@ -68,8 +66,8 @@ class RunObserver(Protocol):
     def about_to_ask(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Save a part of the state that must survive an interrupted round."""
 
-    def round_finished(self, record: RoundRecord, strategy: "PersonalizedStrategy") -> None:
-        """Record a finished round; `strategy` holds the state to resume from."""
+    def round_finished(self, record: RoundRecord, server: ResumableServer) -> None:
+        """Record a finished round; `server` holds the state to resume from."""
 
     def global_model(self, server_round: int) -> Arrays:
         """Return the saved global model of a round."""

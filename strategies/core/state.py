@@ -1,7 +1,7 @@
 """Saving and restoring the state of a strategy."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,3 +39,19 @@ class KeepsState:
                 setattr(self, name, np.array(array))
         for name, arrays in parts.items():
             setattr(self, name, arrays)
+
+
+class ResumableServer(Protocol):
+    """What is saved of a server after a round, so that a run can be resumed from it."""
+
+    keeps_global_models: ClassVar[bool]
+    """Whether the global model of each round is saved."""
+
+    completed_rounds: int
+    """Rounds of the whole run that are complete."""
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return the state as named arrays."""
+
+    def global_model(self) -> Arrays:
+        """Return the parts of the global model, if the method has one."""
