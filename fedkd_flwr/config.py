@@ -274,6 +274,11 @@ def _sentence(text: str) -> str:
     return text if text.endswith("?") else f"{text}."
 
 
+def methods_with(trait: str) -> list[str]:
+    """Return the names of the built-in methods that declare a trait."""
+    return [name for name, method in METHODS.items() if method.strategy.declares(trait)]
+
+
 def _check_combinations(configuration: Configuration) -> None:
     """Refuse impossible combinations of settings."""
     run, strategy = configuration.run, configuration.run.method.strategy
@@ -318,12 +323,22 @@ def _check_combinations(configuration: Configuration) -> None:
             f"{run.strategy} is derived for stochastic gradient descent, and optimizer = "
             f"{run.training.optimizer}; set optimizer to sgd."
         )
-    if run.dp_sgd.noise_multiplier and not strategy.allows_dp_sgd():
-        allowed = [name for name, method in METHODS.items() if method.strategy.allows_dp_sgd()]
+    if run.dp_sgd.noise_multiplier and not strategy.declares("dp_sgd"):
         raise ConfigError(
             f"{run.strategy} uses training samples outside of plain local training, which "
-            f"dp-sgd-noise-multiplier does not cover; set it to 0, or strategy to one of "
-            f"{', '.join(allowed)}."
+            "dp-sgd-noise-multiplier does not cover; set it to 0, or strategy to one of "
+            f"{', '.join(methods_with('dp_sgd'))}."
+        )
+    if plan.client_dp.noise_multiplier and not strategy.declares("client_dp"):
+        raise ConfigError(
+            f"{run.strategy} sends clients more than one mean of all models, which "
+            "client-dp-noise-multiplier does not cover; set it to 0, or strategy to one of "
+            f"{', '.join(methods_with('client_dp'))}."
+        )
+    if plan.client_dp.noise_multiplier and plan.mixing != "mean":
+        raise ConfigError(
+            f"client-dp-noise-multiplier is for the mean of models, and mixing = {plan.mixing}; "
+            "set mixing = mean."
         )
     if run.resume and not run.output_dir:
         raise ConfigError("resume = true needs output-dir, the run directory to continue.")

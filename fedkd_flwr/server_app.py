@@ -175,27 +175,28 @@ def check_run(configuration: Configuration) -> None:
 def check_models(configuration: Configuration) -> None:
     """Refuse models that do not fit the run, by building one of each.
 
-    Custom models are built, and built-in ones where the data are custom or DP-SGD is on. A
+    Custom models are built, and built-in ones where the data are custom or there is noise. A
     warning names custom models that return probabilities instead of logits.
 
     Raises
     ------
     ConfigError
         If a model cannot be imported or built, does not fit the data, lacks the head that the
-        method needs, or mixes samples under DP-SGD.
+        method needs, or mixes samples under differential privacy.
     """
     run, settings = configuration.run, configuration.settings
     shared = (settings.shared_model,) if isinstance(settings, SharedModelSettings) else ()
     is_own_data = run.data.dataset not in DATASETS
+    is_private = bool(run.dp_sgd.noise_multiplier or run.plan.client_dp.noise_multiplier)
     for name in dict.fromkeys((*run.models.models, *shared)):
-        if not (is_own(name) or is_own_data or run.dp_sgd.noise_multiplier):
+        if not (is_own(name) or is_own_data or is_private):
             continue
         shape, classes = run.data.image_shape, run.data.num_classes
         try:
             model = build_fitting(name, shape, classes, run.models.search_space)
             if run.method.client.needs_head:
                 head_of(model)
-            if run.dp_sgd.noise_multiplier:
+            if is_private:
                 require_separate_samples(model, name)
         except ValueError as error:
             raise ConfigError(f"{run.strategy}: {error}.") from None

@@ -6,7 +6,7 @@ Fields and limits come from the slices of the run config, meanings from their do
 import inspect
 import re
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -117,9 +117,15 @@ def settings_reference(method: str = "") -> list[Section]:
 
 
 def _common_sections() -> list[Section]:
-    kinds = RunConfig.slices().values()
     own = Section("The method, and where the run takes place", [*_settings(RunConfig), OF_OWN])
-    return [own, *(Section(_title(kind), _settings(kind)) for kind in kinds)]
+    return [own, *(Section(_title(kind), _settings(kind)) for kind in _slices_in(RunConfig))]
+
+
+def _slices_in(kind: type[Slice]) -> Iterator[type[Slice]]:
+    """Yield the slices in a slice, each before those in it."""
+    for part in kind.slices().values():
+        yield part
+        yield from _slices_in(part)
 
 
 def _method_sections() -> list[Section]:

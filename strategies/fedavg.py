@@ -43,6 +43,7 @@ class FedAvg(ParameterStrategy):
 
     paper = "McMahan et al. 2017"
     dp_sgd = True
+    client_dp = True
     color_family = "fedavg"
     settings_type = AveragingSettings
     trains_new_clients = False
@@ -71,6 +72,7 @@ class FedAvgFineTuned(FedAvg):
     """FedAvg with fine-tuning of the global model on each client before evaluation."""
 
     paper = "baseline"
+    client_dp = True
     settings_type = FineTuningSettings
     settings: FineTuningSettings
     evaluation_metrics = (Metric("fine-tuning-loss", averaged=False),)

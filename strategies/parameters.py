@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from strategies.base import PersonalizedStrategy
 from strategies.core.bounds import with_clipped_updates
+from strategies.core.client_privacy import noised_mean
 from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
+from strategies.core.privacy import privacy_spent
 from strategies.core.replies import Arrays, Due, Reply
 
 Model = dict[str, NDArray[Any]]
@@ -172,6 +174,8 @@ class ParameterStrategy(PersonalizedStrategy):
     ----------
     model : dict of str to ndarray
         The global model.
+    releases : ndarray
+        Shape (1,), rounds whose mean got noise for differential privacy of clients.
     """
 
     exchanged = "parameters"
@@ -180,6 +184,7 @@ class ParameterStrategy(PersonalizedStrategy):
     evaluates_trained_model = False
     kept: ClassVar[tuple[str, ...]] = ("model",)
     model: Model
+    releases: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
 
     def begin(self, initial: Arrays) -> None:
         """Start from the initial global model."""
@@ -213,7 +218,10 @@ class ParameterStrategy(PersonalizedStrategy):
     # ---- Tools for methods -----------------------------------------------------------
 
     def average(self, models: Mapping[int, Model]) -> Model:
-        """Average the models of some clients by the run's `mixing`."""
+        """Average the models of some clients by the run's `mixing`, or with the run's noise."""
+        if noise := self.plan.client_dp.noise_multiplier:
+            own = list(models.values())
+            return noised_mean(self.model, own, self.plan.client_dp.clip_norm, noise)
         return AVERAGES[self.plan.mixing](list(models.values()), self.weights_of(models))
 
     def weights_of(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
@@ -236,7 +244,12 @@ class ParameterStrategy(PersonalizedStrategy):
         return {**model_due(self.model), **self.extra_due()}
 
     def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
-        """Clip updates of parameters to `update_cap` times the median norm."""
+        """Clip updates of parameters to `update_cap` times the median norm.
+
+        With noise the clipping norm is fixed instead: the median depends on other clients' data.
+        """
+        if self.plan.client_dp.noise_multiplier:
+            return replies
         return with_clipped_updates(replies, self.sent_to, self.plan.update_cap)
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
@@ -249,6 +262,29 @@ class ParameterStrategy(PersonalizedStrategy):
     def global_model(self) -> Arrays:
         """Return the global model."""
         return self.model
+
+    # ---- Differential privacy of clients -----------------------------------------------
+
+    def before_asking(self, server_round: int, sampled: Sequence[int]) -> None:
+        """Count the release of the round's mean, so that an interrupted round counts twice."""
+        super().before_asking(server_round, sampled)
+        if self.plan.client_dp.noise_multiplier:
+            self.releases = self.releases + 1
+            if self.observer is not None:
+                self.observer.about_to_ask({"releases": self.releases})
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return the state as named arrays, with the number of releases if there is noise."""
+        has_noise = self.plan.client_dp.noise_multiplier > 0
+        return super().state() | ({"releases": self.releases} if has_noise else {})
+
+    def round_metrics(self) -> dict[str, float]:
+        """Return ``client_dp_epsilon``, what the rounds so far have spent, if there is noise."""
+        private = self.plan.client_dp
+        if not private.noise_multiplier:
+            return super().round_metrics()
+        spent = privacy_spent(private.noise_multiplier, int(self.releases[0]), private.delta)
+        return {**super().round_metrics(), "client_dp_epsilon": spent}
 
 
 class SharedModelStrategy(ParameterStrategy):

@@ -113,7 +113,7 @@ class Record:
         Clients with a personalized model, and those whose last parameters sent are that model.
     """
 
-    def __init__(self, strategy, folder, **changes):
+    def __init__(self, strategy, folder, node_configs=None, **changes):
         self.sent, self.received = defaultdict(set), defaultdict(set)
         self.metrics, self.info = defaultdict(set), defaultdict(set)
         self.records, self.copies = set(), set()
@@ -121,7 +121,7 @@ class Record:
         self._sizes = {**SIZES, **OF_SUPERNET} if strategy in SEARCHES else SIZES
         self._models = folder / "models"
         settings = settings_of(strategy, folder, **changes)
-        self.run, _ = run_with(self._watch, settings, folder / "run")
+        self.run, _ = run_with(self._watch, settings, folder / "run", node_configs=node_configs)
         self.exported = sorted(int(path.stem) for path in self._models.glob("*.safetensors"))
         self.sends_personalized = [n for n in self.exported if self._is_personalized(n)]
 

@@ -36,6 +36,17 @@ def test_an_addition_to_a_reply_is_noticed(tmp_path, monkeypatch):
     assert not set(rows) & set(disclosure.generated_part(COMMON))
 
 
+def test_a_node_of_a_deployment_sends_no_more(tmp_path):
+    trusting = Record("kt-pfl", tmp_path / "trusting")
+    policy = {"trust-server": False, "allow-code": "tests", "min-class-count": 0}
+    careful = Record("kt-pfl", tmp_path / "careful", node_configs=dict.fromkeys(range(4), policy))
+    assert list(careful.run.rounds["failures"]) == [0, 0]
+    for kind, names in careful.info.items():
+        assert names <= trusting.info[kind] - {"seconds"}
+        assert careful.metrics[kind] <= trusting.metrics[kind]
+        assert careful.sent[kind] == trusting.sent[kind]
+
+
 def methods_in(sentence):
     """Return the methods that a bold sentence of the overview names in its item."""
     (item,) = [line for line in items_of_overview() if line.startswith(f"- **{sentence}")]

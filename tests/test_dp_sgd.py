@@ -13,7 +13,7 @@ from torch import nn
 import fedkd_flwr
 from fedkd_flwr.client_app import app
 from fedkd_flwr.clients.policy import PolicyError
-from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.config import ConfigError, methods_with, read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.training.dp_sgd import (
@@ -235,7 +235,7 @@ def test_two_runs_with_secret_noise_differ(private, tmp_path):
     assert list(runs[0].clients["dp_epsilon"]) == list(runs[1].clients["dp_epsilon"])
 
 
-ALLOWED = [name for name, method in METHODS.items() if method.strategy.allows_dp_sgd()]
+ALLOWED = methods_with("dp_sgd")
 
 
 def is_own(own, images):

@@ -172,7 +172,7 @@ def require_separate_samples(model: nn.Module, name: str = "the model") -> None:
     """
     if mixes_samples(model):
         raise ValueError(
-            f"dp-sgd-noise-multiplier needs a model in which samples do not mix, and {name} has "
+            f"differential privacy needs a model in which samples do not mix, and {name} has "
             "batch normalization; use mlp, lenet or cnn, or group normalization "
             "(torch.nn.GroupNorm) in your own"
         )

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
+from strategies.core.client_privacy import ClientPrivacySettings
 from strategies.core.measures import MEASURES
 from strategies.core.randomness import random_generator
 from strategies.core.slices import PLACE, Slice, Words, kebab_case, some_of
@@ -90,6 +91,8 @@ class PlanSettings(Slice):
     update_cap : float
         Largest norm of a client's update of parameters, as a multiple of the median norm of the
         round; a larger update is shortened to it. 0 for no limit.
+    client_dp : ClientPrivacySettings
+        Differential privacy of clients in the global model.
     measures : tuple of str
         Further measures of an evaluation, separated by commas: ``calibration``, ``auc``, ``f1``,
         ``balanced-accuracy``, ``classes``; empty for none.
@@ -124,6 +127,7 @@ class PlanSettings(Slice):
     mixing: Literal["mean", "median", "trimmed-mean"] = "mean"
     weight_cap: Annotated[float, AfterValidator(multiple_or_none)] = 5.0
     update_cap: Annotated[float, AfterValidator(multiple_or_none)] = 10.0
+    client_dp: ClientPrivacySettings = ClientPrivacySettings()
     measures: Annotated[Words, AfterValidator(some_of(MEASURES)), PLACE] = ()
     record_answers: Annotated[bool, PLACE] = True
     seed: int = Field(default=0, ge=0)

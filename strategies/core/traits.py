@@ -57,6 +57,11 @@ class Traits:
     derived class says so itself.
     """
 
+    client_dp: ClassVar[bool] = False
+    """Whether clients learn of each other by the mean of their models alone, to which noise for
+    differential privacy of clients can be added. A derived class says so itself.
+    """
+
     needs_plain_descent: ClassVar[bool] = False
     """Whether the method is derived for stochastic gradient descent only."""
 
@@ -70,9 +75,9 @@ class Traits:
     """
 
     @classmethod
-    def allows_dp_sgd(cls) -> bool:
-        """Return whether the class itself, not one that it derives from, declares `dp_sgd`."""
-        return bool(vars(cls).get("dp_sgd"))
+    def declares(cls, trait: str) -> bool:
+        """Return whether the class itself declares a trait, not one that it derives from."""
+        return bool(vars(cls).get(trait))
 
     @classmethod
     def spanning_setting(cls, plan: PlanSettings, settings: Settings) -> str:
