@@ -48,11 +48,11 @@ class RunConfig(Slice):
         Whether clients with the same architecture are trained together in one process: ``auto``
         if that is faster, ``on`` wherever possible, or ``off``.
     state_dir : str
-        Folder in which clients keep their memory besides Flower's context; empty for none. The
-        config of a node takes precedence.
+        Folder in which clients keep their memory besides Flower's context; empty for none. Nodes
+        of a deployment have their own.
     models_dir : str
         Folder to which clients export their personalized models after the last round; empty for
-        no export. The config of a node takes precedence.
+        no export. Nodes of a deployment have their own.
     keep_best : bool
         Whether to export the models of the best round on validation data to `models_dir` too.
     resume : bool
