@@ -45,7 +45,7 @@ def test_a_silo_with_other_names_is_left_out(silos, small, logged, tmp_path):
     run, _ = run_with(client_app, settings, tmp_path / "run", node_configs=nodes)
     assert set(run.clients["partition_id"]) == {0, 1}
     assert json.loads((tmp_path / "models" / "0.json").read_text())["class-names"] == NAMES
-    assert any("client 2 numbers its classes otherwise" in line for line in logged())
+    assert any("client 2 numbers its classes differently" in line for line in logged())
 
 
 def test_a_silo_without_names_takes_part(silos, small, tmp_path):

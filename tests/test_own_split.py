@@ -240,7 +240,7 @@ def test_groups_that_cannot_be_told_are_refused(tmp_path):
     assert "Schmidt" not in str(refused.value)
     with pytest.raises(DataError, match="group-column reads a table"):
         parts_at(folder, grouping=Grouping(column="patient"))
-    with pytest.raises(DataError, match="is no regular expression"):
+    with pytest.raises(DataError, match="is not a regular expression"):
         parts_at(folder, grouping=Grouping(pattern="("))
     with pytest.raises(DataError, match="set one of"):
         parts_at(folder, grouping=Grouping(column="patient", pattern="x"))

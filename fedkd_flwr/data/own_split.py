@@ -61,7 +61,7 @@ class Grouping:
         try:
             re.compile(self.pattern)
         except re.error as error:
-            raise DataError(f"group-pattern is no regular expression: {error}") from error
+            raise DataError(f"group-pattern is not a regular expression: {error}") from error
 
 
 UNGROUPED = Grouping()

@@ -316,8 +316,8 @@ class Membership:
             )
         if client.classes_hash and client.classes_hash != self._classes_hash:
             raise OtherClassesError(
-                f"client {n} numbers its classes otherwise than most clients: name the class "
-                f"folders alike everywhere (fedkd doctor lists them; hash "
+                f"client {n} numbers its classes differently: use the names of class folders "
+                f"that most clients have (fedkd doctor lists them; hash "
                 f"{client.classes_hash[:12]} instead of {self._classes_hash[:12]})"
             )
         if self.needs_public_data and client.public_hash != self._public_hash:
