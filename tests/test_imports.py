@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from helpers import write_parquet
 
-PLOTS = {"matplotlib", "networkx", "seaborn"}
+PLOTS = {"matplotlib", "networkx"}
 # `torch._dynamo` is PyTorch's compiler, which takes as long to load as the rest of PyTorch.
 NEVER_ON_A_CLIENT = {
     "datasets",
     "dp_accounting",
-    "flwr_datasets",
     "pandas",
     "ray",
     "scipy",

@@ -4,6 +4,7 @@ Every function returns a matplotlib Figure without a window, so it needs no disp
 ``figure.savefig(path)`` writes it.
 """
 
+from fedkd_flwr.analysis.partition import label_counts
 from fedkd_flwr.plots.accuracy import (
     plot_accuracy_against_bytes,
     plot_accuracy_over_rounds,
@@ -24,7 +25,7 @@ from fedkd_flwr.plots.genotypes import (
 from fedkd_flwr.plots.knowledge import plot_help, plot_sharing, sharing_matrices
 from fedkd_flwr.plots.new_clients import plot_new_clients
 from fedkd_flwr.plots.operations import plot_operations
-from fedkd_flwr.plots.partition import label_counts, plot_partition
+from fedkd_flwr.plots.partition import plot_partition
 
 __all__ = [
     "draw_genotype",

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import leaves_list, linkage
 
+from fedkd_flwr.analysis.partition import label_counts
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.catalogue import DataError
-from fedkd_flwr.plots.partition import label_counts
 from fedkd_flwr.runs import DamagedRunError, Run
 
 

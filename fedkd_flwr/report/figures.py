@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from plotly.graph_objects import Figure, Frame, Heatmap
 
 from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.partition import label_counts
 from fedkd_flwr.analysis.rendering import MISSING
 from fedkd_flwr.plots.accuracy import course_over_seeds
 from fedkd_flwr.plots.clients import client_order
 from fedkd_flwr.plots.clusters import follow_clusters
 from fedkd_flwr.plots.new_clients import COLUMNS
-from fedkd_flwr.plots.partition import label_counts
 from fedkd_flwr.plots.style import COLORS, styled
 from fedkd_flwr.runs import Run
 from strategies.core.randomness import random_generator

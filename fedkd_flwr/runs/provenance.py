@@ -13,7 +13,7 @@ from fedkd_flwr import __version__
 PROJECT = Path(__file__).parents[2]
 """The Git checkout that this code belongs to, if any."""
 
-PACKAGES = ("flwr", "torch", "torchvision", "numpy", "scikit-learn", "flwr-datasets")
+PACKAGES = ("flwr", "torch", "torchvision", "numpy", "scikit-learn")
 """Packages whose versions a run records."""
 
 DECISIVE = ("flwr", "torch")
