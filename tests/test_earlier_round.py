@@ -4,8 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import fedkd_flwr
+from fedkd_flwr.cli import app
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.runs import RunDirectoryError, load_run, provenance
@@ -114,3 +116,22 @@ def test_which_number_is_the_major_version(monkeypatch):
     other = {"project": {"version": "0.1.0"}, "versions": {"flwr": "2.0", "torch": "2.0.1"}}
     assert other_major_versions(other) == ["fedkd-flwr 0.1.0 (now 0.2.0)", "flwr 2.0 (now 1.41.0)"]
     assert other_major_versions({**other, "continued": [same]}) == []
+
+
+def test_from_round_alone_is_refused():
+    result = CliRunner().invoke(app, ["run", "--from-round", "2"])
+    assert result.exit_code == 1
+    assert "--from-round needs --resume RUN" in result.output
+
+
+def test_a_run_from_elsewhere_does_not_say_where_models_are_written(settings, tmp_path):
+    """Its models-dir may be a folder of this machine with models in use."""
+    own = {**settings, "num-server-rounds": 1, "models-dir": str(tmp_path / "in use")}
+    run = fedkd_flwr.run(own, output_dir=tmp_path / "run")
+    assert fedkd_flwr.resume(run.path, num_server_rounds=2).finished
+    moved = run.path.rename(tmp_path / "moved")
+    with pytest.raises(ConfigError, match=r"has been moved.*-c models-dir=FOLDER"):
+        fedkd_flwr.resume(moved, num_server_rounds=3)
+    resumed = fedkd_flwr.resume(moved, num_server_rounds=3, models_dir=str(tmp_path / "models"))
+    assert resumed.finished
+    assert (tmp_path / "models" / "0.safetensors").exists()

@@ -235,11 +235,11 @@ def cut_in_matrices(half):
     def arrange():
         save = np.savez_compressed
 
-        def cut(path, **matrices):
-            save(path, **matrices)
+        def cut(file, **matrices):
+            save(file, **matrices)
+            file.flush()
             if half:
-                written = next(Path(path).parent.glob("*matrices*.npz"))
-                os.truncate(written, written.stat().st_size // 2)
+                os.truncate(file.name, file.tell() // 2)
             power_cut()
 
         np.savez_compressed = cut

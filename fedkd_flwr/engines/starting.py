@@ -167,6 +167,8 @@ def resumed(
     require_same_objects(stopped, changes or {})
     place = {"output-dir": str(stopped.path)}
     recorded = recorded_config(stopped, names_of_code(changes or {}))
+    if "models-dir" not in (changes or {}):
+        _require_own_folder(stopped, str(recorded["models-dir"]))
     configuration = read_config({**recorded, **place, **(changes or {}), "resume": True})
     if absolute(configuration.run.output_dir) != stopped.path:
         raise ConfigError(
@@ -174,6 +176,17 @@ def resumed(
             "move the directory instead."
         )
     return with_absolute_folders(configuration)
+
+
+def _require_own_folder(stopped: Run, models_dir: str) -> None:
+    """Refuse a folder that a run from elsewhere names, since models there would be replaced."""
+    if not models_dir or str(stopped.path) == stopped.config.get("output-dir"):
+        return
+    if not Path(models_dir).is_relative_to(stopped.path):
+        raise ConfigError(
+            f"{stopped.path} has been moved, and its config names models-dir = {models_dir} "
+            "outside it: type -c models-dir=FOLDER to say where models may be written."
+        )
 
 
 def with_absolute_folders(configuration: Configuration, **update: str) -> Configuration:

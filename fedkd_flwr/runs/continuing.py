@@ -8,7 +8,12 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedkd_flwr.clients.memory_files import DamagedMemoryError, memory_file, require_readable
+from fedkd_flwr.clients.memory_files import (
+    MEMORIES,
+    DamagedMemoryError,
+    memory_file,
+    require_readable,
+)
 from fedkd_flwr.clients.state_dir import ForgottenRunError, files_to_start_from
 from fedkd_flwr.config import PLACE_KEYS, ConfigError, Configuration, read_config
 from fedkd_flwr.methods import METHODS, NAME, REGISTERED
@@ -320,7 +325,8 @@ def _require_readable_memories(run: Run, state_dir: str, completed: int) -> None
     """Refuse a checkpoint if clients' memories are on this machine, but not those of its round."""
     run_id = run.run_id
     folders = _memory_folders(run_id, Path(state_dir)) if state_dir and run_id else []
-    if not completed or not any(folder.exists() for folder in folders):
+    # Without any memory here, the nodes have it, or say themselves that they lack it.
+    if not completed or not any(memory for folder in folders for memory in folder.glob(MEMORIES)):
         return
     if not _any_remembers(folders, completed):
         raise DamagedRunError(_no_memory(run, state_dir, completed))
