@@ -1,13 +1,17 @@
 """Which test images a model gets right: sent, checked, recorded, and read again."""
 
+import json
+
 import numpy as np
 import pytest
 from helpers import run_with
+from test_comparison import write_lines
 
 import fedkd_flwr
+from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.samples import client_data
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.runs import load_run
+from fedkd_flwr.runs import DamagedRunError, load_run
 from strategies.core.answers import as_text, check_answers, from_text, packed, unpacked
 from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
@@ -113,3 +117,26 @@ def test_answers_without_counts_are_refused():
     check_evaluation(clients, plan, Reply(1, {}, {}))
     with pytest.raises(InvalidReplyError, match="answers without the counts"):
         check_evaluation(clients, plan, Reply(1, {}, {}, b"\x80"))
+
+
+def test_a_comparison_pairs_the_answers_of_two_methods(small, tmp_path):
+    flat = {**small, "models": "mlp", "num-server-rounds": 1}
+    for strategy in ("local", "fedavg"):
+        fedkd_flwr.run({**flat, "strategy": strategy}, output_dir=tmp_path / strategy)
+    compared = compare(tmp_path)
+    paired = compared.clients.dropna(subset="gain")
+    won, lost = paired["won"], paired["lost"]
+    assert (won + lost).sum() > 0
+    assert (won - lost).tolist() == pytest.approx((paired["gain"] * paired["test_images"]).tolist())
+    assert any("on the images that only one of the two" in note for note in compared.notes)
+
+    file = tmp_path / "local" / "clients.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    write_lines(file, [{k: v for k, v in row.items() if k != "answers"} for row in rows])
+    counted = compare(tmp_path)
+    assert counted.clients["lost"].isna().all()
+    assert any("not which: the test is then" in note for note in counted.notes)
+
+    write_lines(file, [{**row, "answers": "AAAA"} for row in rows])
+    with pytest.raises(DamagedRunError, match="answers of client 0 do not fit their counts"):
+        compare(tmp_path)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from fedkd_flwr.analysis.answers import with_answers
 from fedkd_flwr.analysis.effects import (
     effects_of_pairs,
     effects_on_clients,
@@ -55,7 +56,7 @@ class Comparison:
         One row per run, as `fedkd_flwr.analysis.results.run_results` returns it.
     clients : DataFrame
         One row per run and client at the last evaluated round, as
-        `fedkd_flwr.analysis.results.client_results` returns it.
+        `fedkd_flwr.analysis.answers.with_answers` returns it.
     table : DataFrame
         One row a label, as `fedkd_flwr.analysis.results.means_over_seeds` returns it.
     verdicts : list of str
@@ -173,7 +174,7 @@ def compare(
             f"There is no finished run of {against} to compare with; there are runs of "
             f"{', '.join(groups)}."
         )
-    clients = client_results(groups, against=against)
+    clients = with_answers(client_results(groups, against=against), groups, references)
     results = run_results(groups, clients, target, against)
     table = means_over_seeds(results)
     on_target = notes_on_target(results, table.index, target) if target is not None else []

@@ -113,7 +113,7 @@ def with_harm(table: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
     table : DataFrame
         One row a label.
     clients : DataFrame
-        Of `fedkd_flwr.analysis.results.client_results`.
+        Of `fedkd_flwr.analysis.answers.with_answers`.
     """
     by_label = {label: harm_of(clients[clients["method"] == label]) for label in table.index}
     columns = {
@@ -135,14 +135,38 @@ def notes_on_harm(clients: pd.DataFrame) -> list[str]:
         f"A client's accuracy is measured to ±{100 * half_width:.1f} points (95% interval) at the "
         f"median test split of {images:,.0f} images."
     ]
-    if clients.dropna(subset=["gain", "test_images"]).empty:
+    compared = clients.dropna(subset=["gain", "test_images"])
+    if compared.empty:
         return notes
-    return [
-        *notes,
+    paired = float(compared["lost"].notna().mean())
+    return [*notes, _on_test(paired), _on_estimate(paired)]
+
+
+def _on_test(paired: float) -> str:
+    """Say what McNemar's test is taken on; `paired` is the share of clients with answers."""
+    test = (
         f"Shown harmed: McNemar's exact test for each client, at most {FALSE_DISCOVERIES:.0%} "
-        "false discoveries. Runs record how many answers are right, not which, so the test is at "
-        "the most disagreement that the counts allow, and finds too few rather than too many.",
+        "false discoveries"
+    )
+    if paired == 1:
+        return f"{test}, on the images that only one of the two models gets right."
+    known = f" for {1 - paired:.0%} of the clients" if paired else ""
+    return (
+        f"{test}. Runs without record-answers hold how many answers are right, not which{known}: "
+        "the test is then at the most disagreement that the counts allow, and finds too few "
+        "rather than too many."
+    )
+
+
+def _on_estimate(paired: float) -> str:
+    """Say what noise the estimate of harm removes; `paired` is the share with answers."""
+    what = (
         f"Harmed, noise removed: estimated share of clients that truly lose {100 * MATTERS:g} "
-        "point or more. The noise is that of two independent models, more than there is in truth, "
-        "so the true share may be larger, up to the share of clients below.",
-    ]
+        "point or more"
+    )
+    if paired == 1:
+        return f"{what}. The noise is that of two models on the same images."
+    return (
+        f"{what}. Without recorded answers the noise is that of two independent models, more than "
+        "there is in truth, so the true share may be larger, up to the share of clients below."
+    )

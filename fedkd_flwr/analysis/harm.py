@@ -1,9 +1,9 @@
 """Which clients a method harms, beyond the noise of small test splits.
 
-Run directories hold how many test images a model gets right, not which. Both models of a client
-answer the same images, so the test is McNemar's. It needs the images on which the two differ: at
-most as many as the counts allow. With that many its p value is largest, so a harm that is shown
-here would be shown with the answers too. Some that is there is not shown.
+Both models of a client answer the same images, so the test is McNemar's. It needs the images that
+only one of the two gets right, which runs record with ``record-answers``. Of other runs only counts
+are known. The test is then taken with as many such images as the counts allow, where its p value is
+largest: a harm that is shown would be shown with the answers too, but some is missed.
 """
 
 import math
@@ -52,7 +52,7 @@ def harm_of(clients: pd.DataFrame) -> Harm:
     Parameters
     ----------
     clients : DataFrame
-        One method's rows of `fedkd_flwr.analysis.results.client_results`. Clients without counts
+        One method's rows of `fedkd_flwr.analysis.answers.with_answers`. Clients without counts
         are left out.
     """
     rows = clients.dropna(subset=["gain", "test_images", "local_test_images"])
@@ -63,11 +63,20 @@ def harm_of(clients: pd.DataFrame) -> Harm:
     images = rows["test_images"].to_numpy(float)
     right = np.round(rows["accuracy"].to_numpy(float) * images)
     before = np.round(rows["local_accuracy"].to_numpy(float) * images)
-    shown = shown_by_false_discovery_rate(mcnemar_at_most_differing(right, before, images))
+    lost, won = (rows[name].to_numpy(float) for name in ("lost", "won"))
+    p_values = np.where(
+        np.isnan(lost), mcnemar_at_most_differing(right, before, images), mcnemar(lost, won)
+    )
+    shown = shown_by_false_discovery_rate(p_values)
+    noise = np.where(
+        np.isnan(lost),
+        noise_of_independent(right, before, images),
+        noise_of_paired(lost, won, images),
+    )
     low, high = worst_loss_interval(rows["seed"], right, before, images)
     return Harm(
         shown=float(shown.mean()),
-        estimate=estimated_share(right, before, images),
+        estimate=estimated_share((right - before) / images, noise),
         low=low,
         high=high,
     )
@@ -105,27 +114,77 @@ def shown_by_false_discovery_rate(p_values: Numbers) -> NDArray[np.bool_]:
     return np.asarray(adjusted <= FALSE_DISCOVERIES)
 
 
-def estimated_share(right: Numbers, before: Numbers, images: Numbers) -> float:
+def noise_of_independent(right: Numbers, before: Numbers, images: Numbers) -> Numbers:
+    """Return the variance of each client's gain, as if its two models answered other images.
+
+    It is more than that of two models on the same images, whose answers are alike. Half an answer
+    is added on either side, so that no client is without noise.
+
+    Parameters
+    ----------
+    right, before : array
+        Answers that the method and the reference get right.
+    images : array
+        Test images of each client.
+    """
+    ours, theirs = ((count + 0.5) / (images + 1) for count in (right, before))
+    noise: Numbers = (ours * (1 - ours) + theirs * (1 - theirs)) / images
+    return noise
+
+
+def noise_of_paired(lost: Numbers, won: Numbers, images: Numbers) -> Numbers:
+    """Return the variance of each client's gain between two models on the same images.
+
+    An image counts -1, 0 or 1, so the variance is that of a mean of such numbers. Half an answer
+    is added on either side, so that no client is without noise.
+
+    Parameters
+    ----------
+    lost, won : array
+        Images that only the reference gets right, and those that only the method does.
+    images : array
+        Test images of each client.
+    """
+    down, up = ((count + 0.5) / (images + 1) for count in (lost, won))
+    noise: Numbers = (up + down - (up - down) ** 2) / images
+    return noise
+
+
+def estimated_share(gains: Numbers, noise: Numbers) -> float:
     """Return the estimated share of clients that truly lose `MATTERS` or more.
 
     True gains are taken to be normal over clients, with the mean and the variance of a
-    random-effects model (DerSimonian and Laird). The noise of a client is that of two independent
-    models; as their answers are alike, it is less in truth, and the share may be larger.
+    random-effects model (DerSimonian and Laird). The share is the probability that a further
+    client loses that much, with Student's t of k - 2 degrees of freedom for k clients (J. Higgins,
+    S. Thompson, D. Spiegelhalter, *A re-evaluation of random-effects meta-analysis*, 2009). It
+    includes the error of the mean. So a variance that is estimated as 0 does not make it all or
+    nothing near the threshold.
+
+    Parameters
+    ----------
+    gains : array
+        Each client's measured gain, part of 1.
+    noise : array
+        Variance of each.
+
+    Returns
+    -------
+    float
+        NaN for fewer than three clients.
     """
-    if len(images) < 2:
+    if len(gains) < 3:
         return math.nan
     from statsmodels.stats.meta_analysis import combine_effects  # deferred: slow to load
 
-    # Half an answer more on either side, so that no client is without noise.
-    ours, theirs = ((count + 0.5) / (images + 1) for count in (right, before))
-    noise = (ours * (1 - ours) + theirs * (1 - theirs)) / images
-    # A statistic beside the two that are read divides by zero where all gains are equal.
+    # A statistic beside those that are read divides by zero where all gains are equal.
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = combine_effects((right - before) / images, noise, method_re="dl")
-    mean, variance = float(found.mean_effect_re), max(0.0, float(found.tau2))
-    if variance == 0:
-        return float(mean <= -MATTERS)
-    return float(stats.norm.cdf((-MATTERS - mean) / math.sqrt(variance)))
+        found = combine_effects(gains, noise, method_re="dl")
+    between = max(0.0, float(found.tau2))
+    # Weights with a variance between clients that is not negative; statsmodels keeps its sign.
+    weights = 1 / (noise + between)
+    mean, error = float(np.average(gains, weights=weights)), 1 / float(weights.sum())
+    spread = math.sqrt(between + error)
+    return float(stats.t.cdf((-MATTERS - mean) / spread, len(gains) - 2))
 
 
 def worst_loss_interval(

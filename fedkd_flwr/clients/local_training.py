@@ -49,11 +49,17 @@ class LocalTraining:
     def positions(self, num_samples: int, server_round: int) -> Iterator[Tensor]:
         """Yield the positions of a round's batches: tau random ones if set, else E epochs."""
         training = self.run.training
-        generator = self._generator(self.run.plan.seed, "batches", server_round)
+        generator = self.batch_generator(server_round)
         if training.local_iterations:
             endless = random_batches(num_samples, training.batch_size, generator)
             return itertools.islice(endless, training.local_iterations)
         return epoch_batches(num_samples, training.batch_size, training.local_epochs, generator)
+
+    def batch_generator(self, server_round: int) -> np.random.Generator:
+        """Return the generator of the batches of a round, one for each ``batch-order``."""
+        order = self.run.training.batch_order
+        indices = (server_round, self.node.partition_id, *([order] if order else []))
+        return random_generator(self.run.plan.seed, "batches", *indices)
 
     def gradients(
         self, model: nn.Module, num_samples: int, server_round: int, run_id: str

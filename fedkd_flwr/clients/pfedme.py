@@ -31,7 +31,7 @@ class PFedMeClient(PersonalModelClient):
         theta depends on the last batch only. The small last batch of an epoch would give a poor
         theta.
         """
-        size, generator = self.run.training.batch_size, self.generator("batches", server_round)
+        size, generator = self.run.training.batch_size, self.local.batch_generator(server_round)
         count = sum(1 for _ in super().private_positions(server_round, num_samples))
         return itertools.islice(random_batches(num_samples, size, generator), count)
 

@@ -48,6 +48,9 @@ class TrainingSettings(Slice):
         tau, random private batches per round instead of epochs; 0 for epochs.
     batch_size : int
         Batch size on private data.
+    batch_order : int
+        Number of the random order in which private batches are drawn; nothing else depends on it.
+        Runs of one method that differ in it alone show how much chance changes.
     optimizer : str
         ``sgd``, ``adam`` or ``adamw``.
     learning_rate : float
@@ -67,6 +70,7 @@ class TrainingSettings(Slice):
     local_epochs: int = Field(default=2, ge=1)
     local_iterations: int = Field(default=0, ge=0)
     batch_size: int = Field(default=8, ge=1)
+    batch_order: int = Field(default=0, ge=0)
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     learning_rate: Annotated[float, SearchRange(0.001, 0.3, log=True)] = Field(default=0.01, gt=0)
     learning_rate_schedule: Literal["constant", "cosine", "step"] = "constant"
