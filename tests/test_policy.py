@@ -202,6 +202,16 @@ def test_a_run_config_names_no_folder_outside_the_public_root(small, silo, tmp_p
         assert "public-root" in refusal(silo, small, **config)
 
 
+def test_a_public_set_for_the_server_alone_lies_nowhere_on_a_node(small, silo, tmp_path):
+    small |= {**own_images(silo), "public-dataset": f"folder:{tmp_path / 'on-the-server'}"}
+    silo["allow-methods"] = "feddf"
+    assert not len(client_on(silo, small, strategy="feddf").data.public_images)
+    # Named as public, private images are not read as such by the node either.
+    config = {"strategy": "feddf", "public-dataset": f"folder:{silo['data-path']}"}
+    assert not len(client_on(silo, small, **config).data.public_images)
+    assert "allow-methods" in refusal(silo, small, strategy="local")
+
+
 def test_a_folder_in_the_working_directory_is_no_set_of_the_hub(small, silo, tmp_path, monkeypatch):
     """Hugging Face reads a relative folder where a set of the hub has the same name."""
     monkeypatch.chdir(tmp_path)

@@ -337,6 +337,11 @@ def data_sets_read(run_config: Mapping[str, Any], data_path: str) -> list[str]:
     data_path : str
         The node's own data. If shape, classes and public set are given too, the run's ``dataset``
         is a mere name.
+
+    Returns
+    -------
+    list of str
+        Without another public set than a part of ``dataset``, if the method needs none at nodes.
     """
     dataset = str(run_config.get("dataset", DEFAULTS.dataset))
     public = str(run_config.get("public-dataset", DEFAULTS.public_dataset))
@@ -344,7 +349,9 @@ def data_sets_read(run_config: Mapping[str, Any], data_path: str) -> list[str]:
     is_described = run_config.get("image-shape") and run_config.get("num-classes")
     is_mere_name = data_path and is_described and public != HELD_OUT and not sizes_count
     names = [] if is_mere_name else [dataset]
-    return names if public in (HELD_OUT, NO_PUBLIC_SET) else [*names, public]
+    built_in = METHODS.get(str(run_config.get("strategy", "")))
+    is_for_server = built_in is not None and not built_in.strategy.needs_public_data
+    return names if public in (HELD_OUT, NO_PUBLIC_SET) or is_for_server else [*names, public]
 
 
 def place_of(name: str, data_root: str) -> Path | None:
