@@ -35,6 +35,7 @@ from fedkd_flwr.runs import (
     load_run,
     require_memories,
     require_new,
+    require_same_clients,
     require_writable,
 )
 from fedkd_flwr.runs.observers import RowObserver
@@ -161,7 +162,7 @@ def check_run(configuration: Configuration) -> None:
         )
     if run.resume:
         stopped = load_run(run.output_dir)
-        changed_settings(stopped, configuration)
+        require_same_clients(changed_settings(stopped, configuration))
         require_memories(stopped, run.state_dir, run.from_round)
     elif run.output_dir:
         require_new(absolute(run.output_dir))

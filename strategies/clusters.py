@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.new_clients import padded
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.replies import Arrays
 from strategies.core.search import SearchRange
@@ -91,6 +92,10 @@ class ClusteredStrategy(ParameterStrategy):
         """Start without cluster assignments."""
         super().begin(initial)
         self.labels = np.full(self.plan.num_clients, -1)
+
+    def grow(self) -> None:
+        """Add clients without a center."""
+        self.labels = padded(self.labels, self.plan.num_clients, -1)
 
     def cluster_models(self, models: dict[int, Model], labels: NDArray[np.int64]) -> None:
         """Store the assignments, and move the centers to the means of their members."""

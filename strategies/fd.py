@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.new_clients import padded
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
@@ -92,6 +93,11 @@ class FD(ClassMeanStrategy):
     def begin(self, initial: Arrays) -> None:
         """Start without targets."""
         self.targets = np.empty((0, self.width, self.width), dtype=np.float32)
+
+    def grow(self) -> None:
+        """Add clients without targets until the next round."""
+        if len(self.targets):
+            self.targets = padded(self.targets, self.plan.num_clients)
 
     def check_reply(self, reply: Reply) -> None:
         """Refuse mean predictions that are off the simplex."""

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.new_clients import padded
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
@@ -105,6 +106,12 @@ class FedAMP(LibraryStrategy):
         """Start with weight 1 of each client on itself."""
         super().begin(initial)
         self.attention = np.eye(self.plan.num_clients)
+
+    def grow(self) -> None:
+        """Give clients that join weight 1 on themselves."""
+        before, size = len(self.attention), self.plan.num_clients
+        self.attention = padded(self.attention, size, axes=2)
+        self.attention[range(before, size), range(before, size)] = 1
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
         """Store the models and recompute the weights among all stored models."""

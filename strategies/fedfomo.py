@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.new_clients import padded
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
@@ -125,6 +126,10 @@ class FedFomo(LibraryStrategy):
         """Start with no affinities."""
         super().begin(initial)
         self.affinities = np.zeros((self.plan.num_clients, self.plan.num_clients))
+
+    def grow(self) -> None:
+        """Add clients without affinities."""
+        self.affinities = padded(self.affinities, self.plan.num_clients, axes=2)
 
     def others_for(self, server_round: int, partition_id: int) -> list[int]:
         """Return the clients whose models a client receives, a function of seed and round."""

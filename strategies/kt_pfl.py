@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.mixing import weighted_mean
+from strategies.core.new_clients import with_equal_weights
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
 from strategies.core.simplex import (
@@ -211,6 +212,11 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         """Start with equal coefficients."""
         super().begin(initial)
         self.coefficients = equal_weights(self.plan.num_clients, self.plan.new_client_ids)
+
+    def grow(self) -> None:
+        """Give clients that join 1/N in their rows and columns of c."""
+        super().grow()
+        self.coefficients = with_equal_weights(self.coefficients, self.plan.num_clients)
 
     def teach(self, server_round: int, replies: dict[int, Reply]) -> NDArray[Any]:
         """Update the coefficients of the repliers, then mix the teachers of all clients."""

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.mixing import MIXINGS
+from strategies.core.new_clients import with_equal_weights
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
@@ -110,6 +111,10 @@ class KTpFLParams(ParameterStrategy):
         super().begin(initial)
         self.coefficients = equal_weights(self.plan.num_clients, self.plan.new_client_ids)
         self.repliers, self.models = np.empty(0, dtype=np.int64), {}
+
+    def grow(self) -> None:
+        """Give clients that join 1/N in their rows and columns of c."""
+        self.coefficients = with_equal_weights(self.coefficients, self.plan.num_clients)
 
     def model_for(self, partition_id: int) -> Model:
         """Mix the last round's models by the client's row of c."""

@@ -28,6 +28,7 @@ from pydantic import Field
 from strategies.core.flower import log
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.mixing import Mix, weighted_mean
+from strategies.core.new_clients import padded
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings, sample_clients
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Metric, Reply
@@ -135,6 +136,11 @@ class PerFedCKT(SoftPredictionStrategy):
         """Start without cluster assignments."""
         super().begin(initial)
         self.labels = np.full(self.plan.num_clients, -1)
+
+    def grow(self) -> None:
+        """Add clients without a cluster."""
+        super().grow()
+        self.labels = padded(self.labels, self.plan.num_clients, -1)
 
     def sample(self, server_round: int, candidates: Sequence[int]) -> list[int]:
         """Sample without replacement, with probabilities proportional to the clients' data."""

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.new_clients import padded, with_means
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
@@ -197,6 +198,12 @@ class PFedHN(ParameterStrategy):
         weights = initial["weights"]
         self.network = new_network(self.settings, self.plan.num_clients, weights, generator)
         self.velocity = {name: np.zeros_like(part) for name, part in self.network.items()}
+
+    def grow(self) -> None:
+        """Give clients that join the mean of the embeddings, without momentum."""
+        size = self.plan.num_clients
+        self.network["embeddings"] = with_means(self.network["embeddings"], size)
+        self.velocity["embeddings"] = padded(self.velocity["embeddings"], size)
 
     def model_for(self, partition_id: int) -> Model:
         """Return the client's generated weights and the averaged other kinds."""

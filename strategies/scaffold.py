@@ -17,6 +17,8 @@ Differences from the paper
   mean gradient; with m = 0 this is K.
 - ``scaffold.correction`` is a factor of c - c_n; 1 in the paper, 0 is FedAvg.
 - Batch-normalization statistics have no control variate and are averaged.
+- A client that joins later counts in c from its first reply. What c holds of the others keeps its
+  weight.
 - If a reply is lost, the client has updated its c_n, but c does not reflect it until the next
   reply.
 """

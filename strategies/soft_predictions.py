@@ -20,6 +20,7 @@ from strategies.core.caching import ASKED, TAUGHT, are_due, packed
 from strategies.core.flower import log
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
 from strategies.core.mixing import MIXINGS
+from strategies.core.new_clients import padded, with_means
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.privacy import privacy_spent
 from strategies.core.replies import Arrays, Due, InvalidReplyError, Metric, Reply
@@ -165,6 +166,18 @@ class SoftPredictionStrategy(PersonalizedStrategy):
             pool = self.server_models.public_pool_size
             self.cache["made"] = np.zeros(pool, dtype=np.int32)
             self.cache["holds"] = np.zeros((plan.num_clients, pool), dtype=np.int32)
+
+    def grow(self) -> None:
+        """Add clients without releases; personal lessons of theirs are the mean of the others'."""
+        size = self.plan.num_clients
+        self.releases = padded(self.releases, size)
+        if self.lessons_are_personal:
+            self.lessons = with_means(self.lessons, size)
+        if not self.cache:
+            return
+        self.cache["holds"] = padded(self.cache["holds"], size)
+        if self.lessons_are_personal and "lessons" in self.cache:
+            self.cache["lessons"] = with_means(self.cache["lessons"], size)
 
     # ---- Hook of methods -------------------------------------------------------------
 

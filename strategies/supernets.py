@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.mixing import MIXINGS
+from strategies.core.new_clients import with_equal_weights, with_means
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Reply
 from strategies.core.simplex import equal_weights
@@ -84,6 +85,12 @@ class SupernetStrategy(ParameterStrategy):
         return np.full((len(replies), givers), 1 / givers)
 
     # ---- Hooks of every parameter method ---------------------------------------------
+
+    def grow(self) -> None:
+        """Give clients that join 1/N in M, and the mean of the mixed models."""
+        size = self.plan.num_clients
+        self.sharing = with_equal_weights(self.sharing, size)
+        self.mixed = {kind: with_means(rows, size) for kind, rows in self.mixed.items()}
 
     def model_for(self, partition_id: int) -> Model:
         """Return the client's mixed model, or the initial model before the first round."""

@@ -14,6 +14,7 @@ from fedkd_flwr.runs.continuing import (
     described,
     recorded_config,
     require_memories,
+    require_same_clients,
 )
 from fedkd_flwr.runs.directory import RunDirectory
 from fedkd_flwr.runs.errors import CodeNotNamedError, DamagedRunError, RunDirectoryError
@@ -41,5 +42,6 @@ __all__ = [
     "remove_checkpoint",
     "require_memories",
     "require_new",
+    "require_same_clients",
     "require_writable",
 ]

@@ -33,6 +33,9 @@ from fedkd_flwr.runs.reading import Run, damaged
 ROUNDS = "num-server-rounds"
 """The key of the planned rounds."""
 
+CLIENTS = "num-clients"
+"""The key of the number of clients, which may grow in a deployment."""
+
 OF_THE_CALL = ("output-dir", "resume", "from-round", "other-versions")
 """Keys that say that a run is continued, where it is now, and how."""
 
@@ -163,12 +166,13 @@ def changed_settings(run: Run, wanted: Configuration) -> Changes:
         for key, value in wanted.flat().items()
         if key not in OF_THE_CALL and value != recorded.get(key)
     }
-    refused = [key for key in changes if key not in MAY_CHANGE]
+    refused = [key for key in changes if key not in (*MAY_CHANGE, CLIENTS)]
     if refused:
         raise ConfigError(
             f"{run.path} cannot be continued with another {', '.join(refused)}; "
             f"only {', '.join(MAY_CHANGE)} may change."
         )
+    _require_more_clients(wanted, recorded[CLIENTS])
     _require_same_versions(run, wanted)
     _require_growth(wanted, recorded[ROUNDS])
     _require_continuable(run, wanted)
@@ -190,6 +194,35 @@ def _require_same_versions(run: Run, wanted: Configuration) -> None:
         raise RunDirectoryError(
             f"{run.path} was written with other major versions: {', '.join(others)}. Install those "
             "versions, or type -c other-versions=true if the change is intended."
+        )
+
+
+def _require_more_clients(wanted: Configuration, before: int) -> None:
+    """Refuse fewer clients, and more where a share of them is kept out of the training."""
+    plan = wanted.run.plan
+    if plan.num_clients < before:
+        raise ConfigError(
+            f"{CLIENTS} = {plan.num_clients} is less than the {before} clients of the run; it can "
+            "only grow."
+        )
+    if plan.num_clients > before and plan.new_clients:
+        raise ConfigError(
+            f"{CLIENTS} cannot grow with new-clients above 0, which would draw other new clients."
+        )
+
+
+def require_same_clients(changes: Changes) -> None:
+    """Refuse another number of clients where one data set is divided among them.
+
+    Raises
+    ------
+    ConfigError
+        If the number changes.
+    """
+    if CLIENTS in changes:
+        raise ConfigError(
+            f"{CLIENTS} can grow only in a deployment, whose nodes have their own data: here the "
+            "data set would be divided anew."
         )
 
 

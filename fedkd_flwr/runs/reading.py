@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -138,9 +138,7 @@ class Run:
             if len(gathered.get(name, ())) < int(server_round) <= self._last_round:
                 rounds[name].append(self._matrix(file))
         for name, later in rounds.items():
-            stacked = np.stack(later)
-            before = gathered.get(name, stacked[:0])
-            gathered[name] = np.concatenate([before, stacked])
+            gathered[name] = in_one_shape([*gathered.get(name, ()), *later])
         return gathered
 
     @property
@@ -311,3 +309,16 @@ def _require_types(file: Path, content: Any, needed: Types, remedy: str) -> None
 def _reason(error: Exception) -> str:
     """Return why a file cannot be read, in one line without its path."""
     return str(getattr(error, "strerror", None) or error)
+
+
+def in_one_shape(matrices: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Stack matrices of rounds, (rounds, ...); a run may have been continued with more clients.
+
+    Entries of clients that had not joined are NaN, or -1 in integers.
+    """
+    shape = np.max([matrix.shape for matrix in matrices], axis=0).astype(int)
+    filler = np.nan if np.issubdtype(matrices[0].dtype, np.floating) else -1
+    stacked = np.full((len(matrices), *shape), filler, dtype=matrices[0].dtype)
+    for matrix, place in zip(matrices, stacked, strict=True):
+        place[tuple(map(slice, matrix.shape))] = matrix
+    return stacked

@@ -39,6 +39,10 @@ class KeepsState:
                 setattr(self, name, np.array(array))
         for name, arrays in parts.items():
             setattr(self, name, arrays)
+        self.grow()
+
+    def grow(self) -> None:
+        """Extend a restored state to `num_clients`, which may be more than when it was saved."""
 
 
 class ResumableServer(Protocol):

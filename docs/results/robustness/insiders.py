@@ -5,9 +5,9 @@ claim 10⁹ samples, send one reply of 9·10⁷ in round 2, or return ten times 
 in every round. Prints the mean accuracy of the honest clients, without the limits, with the default
 limits, and with a robust average besides.
 
-    PYTHONPATH=docs/results python docs/results/robustness/insiders.py [SEED ...]
+    PYTHONPATH=docs/results python docs/results/robustness/insiders.py [SEED ...] [STRATEGY ...]
 
-The results are written to `measurements.jsonl`.
+The results are written to `measurements.jsonl`, in place of earlier ones of the same strategies.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
-from measurements import write_measurements
+from measurements import FILE, read_measurements, write_measurements
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
@@ -27,6 +27,7 @@ from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.server_app import serve
 from strategies.core.replies import TooFewRepliesError
 
+NAME = "robustness/insiders"
 NUM_CLIENTS = 10
 HUGE = 9e7
 SETTINGS = {
@@ -129,13 +130,13 @@ def accuracy_of_honest(settings: dict, insiders: int, attack: Attack) -> float:
     return round(float(last[last["partition_id"] >= insiders]["accuracy"].mean()), 4)
 
 
-def main(seeds: list[int]) -> None:
+def main(seeds: list[int], strategies: list[str]) -> None:
     """Run all combinations, print one line for each, and write the results."""
     attacks: list[tuple[str, int, Attack]] = [("honest", 0, honest)]
     attacks += [(name, n, attack) for name, attack in ATTACKS.items() for n in (1, 2)]
     lines = []
     for strategy, defense, (name, insiders, attack) in itertools.product(
-        STRATEGIES, DEFENSES, attacks
+        strategies, DEFENSES, attacks
     ):
         for seed in seeds:
             settings = {**SETTINGS, **DEFENSES[defense], "strategy": strategy, "seed": seed}
@@ -143,8 +144,14 @@ def main(seeds: list[int]) -> None:
             accuracy = accuracy_of_honest(settings, insiders, attack)
             lines.append({**line, "seed": seed, "accuracy": accuracy})
             print(lines[-1], flush=True)
-    write_measurements("robustness/insiders", lines)
+    earlier = read_measurements(NAME) if NAME in FILE.read_text() else []
+    kept = [line for line in earlier if line["strategy"] not in strategies]
+    write_measurements(NAME, [*kept, *lines])
 
 
 if __name__ == "__main__":
-    main([int(seed) for seed in sys.argv[1:]] or [0, 1, 2])
+    words = sys.argv[1:]
+    main(
+        [int(word) for word in words if word.isdecimal()] or [0, 1, 2],
+        [word for word in words if not word.isdecimal()] or list(STRATEGIES),
+    )
