@@ -113,6 +113,7 @@ class FedFomo(LibraryStrategy):
     """
 
     paper = "Zhang et al. 2021 (FedFomo)"
+    dp_sgd = True
     exchanged = "parameters and weights of others"
     color_family = "hypcluster"
     settings_type = FedFomoSettings

@@ -68,6 +68,7 @@ class FedKD(SharedModelStrategy):
     """FedKD (Algorithm 1): factors of the shared model's updates up, the model down."""
 
     paper = "Wu et al. 2022"
+    dp_sgd = True
     exchanged = "compressed parameters of a shared model"
     color_family = "fml"
     settings_type = FedKDSettings

@@ -97,6 +97,7 @@ class FeSEM(ClusteredStrategy):
     """Alternates between assigning clients to centers and moving the centers."""
 
     paper = "Xie et al. 2020"
+    dp_sgd = True
     color_family = "hypcluster"
     settings_type = FeSEMSettings
     settings: FeSEMSettings

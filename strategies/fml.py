@@ -46,6 +46,7 @@ class FML(SharedModelStrategy):
     """FedAvg's server on the shared model; only the clients differ."""
 
     paper = "Shen et al. 2020"
+    dp_sgd = True
     exchanged = "parameters of a shared model"
     color_family = "fml"
     settings_type = FMLSettings
