@@ -11,14 +11,17 @@ import pytest
 import tomli_w
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState, create_trial
+from typer.testing import CliRunner
 
 from fedkd_flwr import engines
+from fedkd_flwr.cli import app
+from fedkd_flwr.cli.tuning import answer
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.runs import RunDirectoryError, load_run
 from fedkd_flwr.sweeps import read_sweep
+from fedkd_flwr.tuning import Tuned, tune
 from fedkd_flwr.tuning import study as studies
-from fedkd_flwr.tuning import tune
 from fedkd_flwr.tuning.budget import steps_of_local
 from fedkd_flwr.tuning.halving import (
     bracket_cost,
@@ -295,6 +298,39 @@ def test_a_study_with_a_larger_budget_continues_and_with_a_smaller_one_is_refuse
     assert (fewer.trials, more.trials) == (2, 3)
     with pytest.raises(ConfigError, match=r"a budget of .* gradient steps, which is more than"):
         tune(once, [], tmp_path, budget=2, seeds=1)
+
+
+def test_an_interrupted_command_says_how_to_continue(base, tmp_path, monkeypatch):
+    def interrupted(*arguments, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(studies.engines, "run", interrupted)
+    preset = tmp_path / "digits.toml"
+    preset.write_text(tomli_w.dumps({key: v for key, v in base.items() if "." not in key}))
+    command = ["tune", str(preset), "--methods", "local", "--output-dir", str(tmp_path / "runs")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 130
+    assert "Stopped. Type the same command again to continue in" in result.output
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "low", "said"),
+    [
+        (0.4, 0.3, "local is best on validation data: no exchange has helped here."),
+        (0.6, 0.4, "10.0 points above local. That is within its interval, so local may do as well"),
+        (0.6, 0.55, "ditto is best on validation data, 10.0 points above local; the interval"),
+    ],
+)
+def test_the_answer_says_whether_local_may_do_as_well(accuracy, low, said):
+    common = {
+        "settings": {}, "high": 0.9, "trials": 1, "stopped": 0, "failed": 0, "steps": 1,
+        "budget": 1, "run_steps": 1, "bytes": 0, "notes": [],
+    }  # fmt: skip
+    methods = [
+        Tuned(strategy="local", accuracy=0.5, low=0.4, **common),
+        Tuned(strategy="ditto", accuracy=accuracy, low=low, **common),
+    ]
+    assert said in answer(sorted(methods, key=lambda method: -method.accuracy))
 
 
 # ---- Refusals ------------------------------------------------------------------------

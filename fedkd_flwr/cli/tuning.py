@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedkd_flwr.cli.interrupts import ctrl_c_interrupts
 from fedkd_flwr.cli.options import Assignments, Preset, read_values
 from fedkd_flwr.cli.output import one_clear_line, say, say_beside, show_table
+from fedkd_flwr.cli.running import INTERRUPTED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,17 +47,21 @@ def tune(
 
         names = [name.strip() for name in methods.split(",") if name.strip()]
         values = read_values(preset, assignments)
-        with flower_log_level(logging.WARNING):
-            tuned = tuning.tune(
-                values,
-                names,
-                output_dir,
-                budget=budget,
-                seeds=seeds,
-                fresh_seeds=fresh_seeds,
-                jobs=jobs,
-                on_method=lambda name: say_beside([f"{name}: searched"]),
-            )
+        try:
+            with ctrl_c_interrupts(), flower_log_level(logging.WARNING):
+                tuned = tuning.tune(
+                    values,
+                    names,
+                    output_dir,
+                    budget=budget,
+                    seeds=seeds,
+                    fresh_seeds=fresh_seeds,
+                    jobs=jobs,
+                    on_method=lambda name: say_beside([f"{name}: searched"]),
+                )
+        except KeyboardInterrupt:
+            say_beside([f"Stopped. Type the same command again to continue in {output_dir}."])
+            raise typer.Exit(INTERRUPTED) from None
         show_tuning(tuned)
         if figures is not None:
             from fedkd_flwr.plots.files import write_figures
