@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkd_flwr.clients.policy import PolicyError
+from fedkd_flwr.files import sync
 from fedkd_flwr.training.dp_sgd import added, epsilon_spent
 from strategies.core.privacy import epsilon_of
 
@@ -153,7 +154,7 @@ class PrivacyLedger:
         file.write(json.dumps(line).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
-        _sync_folder(self.file.parent)
+        sync(self.file.parent)
 
     @contextmanager
     def _locked(self) -> Iterator[IO[bytes]]:
@@ -194,14 +195,3 @@ class PrivacyLedger:
 
 def _read_line(line: dict[str, float]) -> tuple[float, float, int]:
     return float(line.get(RATE, 1)), float(line[NOISE]), int(line.get(STEPS, 0))
-
-
-def _sync_folder(folder: Path) -> None:
-    """Wait until the folder's list of files is on the disk."""
-    if sys.platform == "win32":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -61,14 +61,15 @@ from fedkd_flwr.runs.folders import absolute, remove_empty, require_new
 from fedkd_flwr.runs.lock import lock_directory
 from fedkd_flwr.runs.observers import Observer
 from fedkd_flwr.runs.reading import Row, Run, damaged, load_run
-from fedkd_flwr.runs.rewinding import (
+from fedkd_flwr.runs.summary import describe_leg, describe_run, summarize
+from fedkd_flwr.runs.writing import (
     as_lines,
     begin_to_continue,
     global_models,
+    sync_round,
     write_json,
     write_matrices,
 )
-from fedkd_flwr.runs.summary import describe_leg, describe_run, summarize
 from fedkd_flwr.trackers.catalogue import TRACKERS
 from strategies.core.flower import log
 
@@ -233,7 +234,7 @@ class RunDirectory:
             self._append("rounds.jsonl", [record.row])
             if self.keep_memories:
                 self.keep_memories(record.server_round)
-            self._sync_round(record.server_round)
+            sync_round(self.path, record.server_round)
             write_checkpoint(self.path, server, self.seconds, self._rounds_kept)
         except OSError as error:
             go_on = f"continue with `fedkd run --resume {self.path}`"
@@ -365,15 +366,6 @@ class RunDirectory:
         run, self._continued_as = self._continued_as, None
         if run:
             begin_to_continue(run, self._sizes)
-
-    def _sync_round(self, server_round: int) -> None:
-        """Wait until the files of a round, and their names, are on the disk."""
-        of_round = f"-{server_round:06d}"
-        parts = [*(self.path / "matrices").glob("*.npy"), *global_models(self.path)]
-        files = [*self.path.glob("*.jsonl"), *(f for f in parts if f.stem.endswith(of_round))]
-        folders = (self.path, self.path / "matrices", self.path / "models")
-        for path in (*files, *filter(Path.exists, folders)):
-            sync(path)
 
     def _append(self, name: str, rows: list[Row]) -> None:
         with open_private(self.path / name, "a") as file:

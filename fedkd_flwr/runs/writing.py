@@ -1,7 +1,4 @@
-"""Bring the files of a run back to the round after which it continues.
-
-It is done when the first new round is complete, so a failed attempt changes nothing.
-"""
+"""How the files of a run are written, synced, and brought back to an earlier round."""
 
 import json
 import math
@@ -20,6 +17,8 @@ from fedkd_flwr.runs.reading import Row, Run
 
 def begin_to_continue(run: Run, sizes: Mapping[str, int]) -> None:
     """Drop what is newer than the checkpoint, and record how the run is continued.
+
+    It is done when the first new round is complete, so a failed attempt changes nothing.
 
     Parameters
     ----------
@@ -54,6 +53,21 @@ def _cut_table(file: Path, rows: Iterable[Row], sizes: Mapping[str, int]) -> Non
         write_text(file, as_lines(rows), durable=True)
     elif file.exists():
         os.truncate(file, sizes.get(file.name, 0))
+
+
+def sync_round(run_directory: Path, server_round: int) -> None:
+    """Wait until the files of a round, and their names, are on the disk.
+
+    Raises
+    ------
+    OSError
+        If the disk refuses.
+    """
+    parts = [*(run_directory / "matrices").glob("*.npy"), *global_models(run_directory)]
+    of_round = (file for file in parts if file.stem.endswith(f"-{server_round:06d}"))
+    folders = (run_directory, run_directory / "matrices", run_directory / "models")
+    for path in (*run_directory.glob("*.jsonl"), *of_round, *filter(Path.exists, folders)):
+        sync(path)
 
 
 def global_models(run_directory: Path) -> list[Path]:
