@@ -69,6 +69,18 @@ def test_a_node_that_serves_a_partition_and_keeps_nothing(small):
     assert "public set" not in found
 
 
+def test_groups_of_images_are_kept_together(small, node):
+    found = findings_by_check(small, {**node, "group-pattern": "^[0-9]{3}"})
+    assert all(finding.ok for finding in found.values())
+    alone = findings_by_check(small, node)
+    assert found["data"].text != alone["data"].text
+    failure = only_failure(small, {**node, "group-pattern": "patient-[0-9]+"})
+    assert failure.check == "data"
+    assert "group-pattern fits 0 of 100 file names" in failure.text
+    failure = only_failure(small, {**node, "group-pattern": "("})
+    assert "group-pattern is not a regular expression" in failure.text
+
+
 def test_missing_data(small, node):
     failure = only_failure(small, {**node, "data-path": "/nowhere"})
     assert failure.check == "data"

@@ -17,6 +17,7 @@ from fedkd_flwr.clients.policy import (
 )
 from fedkd_flwr.clients.state_dir import RUNS_KEPT
 from fedkd_flwr.config import RunConfig
+from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.own_split import Grouping
 
 NODE_KEYS = (
@@ -147,16 +148,28 @@ def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
     return Node(
         partition_id=partition_id,
         data_path=str(node_config.get("data-path", "")),
-        grouping=Grouping(
-            column=str(node_config.get("group-column", "")),
-            pattern=str(node_config.get("group-pattern", "")),
-        ),
+        grouping=_grouping(node_config),
         model=str(node_config.get("model", "")),
         state_folder=state_folder / str(partition_id) if state_folder else None,
         models_folder=_folder(folders.get("models-dir")),
         runs_kept=_whole_number({"keep-runs": RUNS_KEPT, **node_config}, "keep-runs"),
         policy=policy,
     )
+
+
+def _grouping(node_config: Mapping[str, Any]) -> Grouping:
+    """Return which samples of a node belong together.
+
+    Raises
+    ------
+    NodeConfigError
+        If both keys are set, or the pattern is no regular expression.
+    """
+    column, pattern = (str(node_config.get(f"group-{key}", "")) for key in ("column", "pattern"))
+    try:
+        return Grouping(column, pattern)
+    except DataError as error:
+        raise NodeConfigError(str(error)) from None
 
 
 def _whole_number(node_config: Mapping[str, Any], key: str) -> int:
