@@ -106,7 +106,7 @@ def test_a_table_of_clients_is_piped_as_it_is_asked_for(two_runs):
 def test_many_methods_by_client_are_tables_below_each_other(terminal):
     printed = terminal(40)
     methods = [f"method-{n}" for n in range(7)]
-    tables.show_clients(pd.DataFrame([["0", *["12.3%"] * 7]], columns=["client", *methods]))
+    tables.show_columns(pd.DataFrame([["0", *["12.3%"] * 7]], columns=["client", *methods]))
     lines = printed.getvalue().splitlines()
     assert max(map(len, lines)) <= 40
     assert sorted(word for line in lines for word in line.split() if "method" in word) == methods

@@ -39,6 +39,9 @@ def compare(
     per_client: Annotated[
         bool, typer.Option(help="Print each client's accuracy too, a mean over seeds.")
     ] = False,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Also print what each method gains over each other one.")
+    ] = False,
     figures: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write figures to this folder.")
     ] = None,
@@ -77,6 +80,8 @@ def compare(
         print_comparison(compared, layout)
         if per_client:
             print_clients(compared, layout)
+        if pairs:
+            print_pairs(compared, layout)
         if figures is not None:
             from fedkd_flwr.plots import save_figures
 
@@ -138,9 +143,9 @@ def print_clients(compared: "Comparison", layout: str) -> None:
     means = rendering.by_client(compared.clients, compared.table.index)
     clients = rendering.rendered_clients(means)
     if layout == "table":
-        from fedkd_flwr.cli.tables import show_clients
+        from fedkd_flwr.cli.tables import show_columns
 
-        show_clients(clients)
+        show_columns(clients)
         return
     say("")
     if layout == "markdown":
@@ -149,6 +154,29 @@ def print_clients(compared: "Comparison", layout: str) -> None:
         echo(rendering.latex_table(clients))
     else:
         echo(means.to_csv(index=False))
+
+
+def print_pairs(compared: "Comparison", layout: str) -> None:
+    """Print what each method gains over each other one."""
+    from fedkd_flwr.analysis import rendering
+    from fedkd_flwr.analysis.pairs import matrix_of_pairs, notes_on_pairs
+    from fedkd_flwr.config import ConfigError
+
+    matrix = matrix_of_pairs(compared.pairs, list(compared.table.index))
+    if matrix.empty:
+        raise ConfigError("--pairs needs runs of at least three methods; the table has all pairs.")
+    if layout == "table":
+        from fedkd_flwr.cli.tables import show_columns
+
+        show_columns(matrix)
+    elif layout == "markdown":
+        echo(rendering.markdown_table(matrix))
+    elif layout == "latex":
+        echo(rendering.latex_table(matrix))
+    else:
+        echo(matrix.to_csv(index=False))
+    for note in notes_on_pairs(compared.pairs):
+        say_paragraph(f"- {note}")
 
 
 def personalize(

@@ -37,9 +37,9 @@ def show_comparison(compared: Comparison) -> None:
         say_paragraph(f"- {remark}")
 
 
-def show_clients(clients: pd.DataFrame) -> None:
-    """Print one row per client, in as many tables as the methods need."""
-    names, cells = clients.iloc[:, :1], clients.iloc[:, 1:]
+def show_columns(rows: pd.DataFrame) -> None:
+    """Print rows with a first column of names, in as many tables as the other columns need."""
+    names, cells = rows.iloc[:, :1], rows.iloc[:, 1:]
     start = 0
     while start < cells.shape[1]:
         end = start + 1

@@ -9,6 +9,7 @@ from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
 from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.pairs import notes_on_pairs
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.catalogue import DataError
@@ -27,6 +28,7 @@ from fedkd_flwr.report.tables import (
     cluster_members,
     method_tables,
     own_settings,
+    pair_tables,
     run_table,
     shared_settings,
 )
@@ -98,6 +100,8 @@ def render_page(comparison: Comparison) -> str:
         verdicts=comparison.verdicts,
         notes=comparison.notes,
         methods=method_tables(comparison),
+        pairs=pair_tables(comparison),
+        notes_on_pairs=notes_on_pairs(comparison.pairs),
         accuracy=_chart("Mean accuracy over rounds", accuracy_figure(comparison)),
         knowledge=[
             steps

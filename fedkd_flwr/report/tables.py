@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.pairs import matrix_of_pairs
 from fedkd_flwr.analysis.rendering import MISSING, headings_of
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.plots.clusters import follow_clusters
@@ -106,6 +107,28 @@ def method_tables(comparison: Comparison) -> list[Table]:
         numbers = [headings[name] for name in shown]
         tables.append(Table(topic, [texts.columns[0], *numbers], set(numbers), rows))
     return tables
+
+
+def pair_tables(comparison: Comparison) -> list[Table]:
+    """Return what each method gains over each other one; no table for fewer than three."""
+    matrix = matrix_of_pairs(comparison.pairs, list(comparison.table.index))
+    if matrix.empty:
+        return []
+    pairs = comparison.pairs
+    rows = [
+        [
+            Cell(row),
+            *(
+                _number(100 * pairs[row, column].gain, text)
+                if (row, column) in pairs
+                else Cell(text)
+                for column, text in zip(matrix.columns[1:], texts, strict=True)
+            ),
+        ]
+        for row, *texts in matrix.itertuples(index=False, name=None)
+    ]
+    headings = ["method", *(f"over {label}" for label in matrix.columns[1:])]
+    return [Table("Every method over each other", headings, set(headings[1:]), rows)]
 
 
 def client_table(comparison: Comparison) -> Table:
