@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from typing import Annotated
 
 import pytest
 import tomli_w
@@ -16,8 +17,9 @@ from typer.testing import CliRunner
 from fedkd_flwr import engines
 from fedkd_flwr.cli import app
 from fedkd_flwr.cli.tuning import answer
+from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.methods import METHODS
+from fedkd_flwr.methods import METHODS, register
 from fedkd_flwr.runs import RunDirectoryError, load_run
 from fedkd_flwr.sweeps import read_sweep
 from fedkd_flwr.tuning import Tuned, tune
@@ -31,6 +33,9 @@ from fedkd_flwr.tuning.halving import (
     rungs_of,
 )
 from fedkd_flwr.tuning.space import STEP_SIZE, Dimension, search_space
+from strategies.base import PersonalizedStrategy
+from strategies.core.plan import Settings
+from strategies.core.search import SearchRange
 
 
 @pytest.fixture
@@ -63,6 +68,22 @@ def test_every_method_is_tuned_over_the_step_size_and_settings_it_reads(name):
     assert STEP_SIZE in space
     assert set(space) - {STEP_SIZE} <= set(keys)
     assert all(dimension.low < dimension.high for dimension in space.values())
+
+
+class MySettings(Settings):
+    table = "mine"
+    sharpness: Annotated[float, SearchRange(1.0, 100.0, log=True)] = 10.0
+
+
+class Mine(PersonalizedStrategy):
+    settings_type = MySettings
+
+
+def test_a_custom_method_is_tuned_over_the_ranges_that_it_declares(base, tmp_path):
+    mine = register("mine", Mine, PersonalClient)
+    assert search_space(mine)["mine.sharpness"] == Dimension(1.0, 100.0, log=True, whole=False)
+    tuning = tune({**base, "num-server-rounds": 1}, ["mine"], tmp_path, budget=1, seeds=1)
+    assert chosen(tuning)["mine"]["mine.sharpness"] == 10.0
 
 
 def test_a_space_without_the_step_size_is_refused(monkeypatch):
