@@ -278,6 +278,11 @@ class ParameterStrategy(PersonalizedStrategy):
         has_noise = self.plan.client_dp.noise_multiplier > 0
         return super().state() | ({"releases": self.releases} if has_noise else {})
 
+    def set_state(self, state: Arrays) -> None:
+        """Set the state, and the number of releases where it was saved."""
+        super().set_state(state)
+        self.releases = np.array(state.get("releases", self.releases))
+
     def round_metrics(self) -> dict[str, float]:
         """Return ``client_dp_epsilon``, what the rounds so far have spent, if there is noise."""
         private = self.plan.client_dp
