@@ -100,7 +100,13 @@ def _notes_on_reference(
         if references.name_of(label, run.config["seed"]) is None
     ]
     if lacking and len(lacking) == len(others):
-        return [f"There is no run of {name} with these seeds to compare with: no verdicts."]
+        seeds = _listed(sorted({run.config["seed"] for _, run in others}))
+        lack = (
+            f"no run of {name} with a seed of the others"
+            if references.labels
+            else (f"no run of {name}")
+        )
+        return [f"There is {lack}, so there are no verdicts; run it with seed {seeds}."]
     notes = []
     if lacking:
         listed = _listed(f"{label} seed {run.config['seed']}" for label, run in lacking)
