@@ -6,6 +6,7 @@ d.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,17 @@ class ClassMeanStrategy(PersonalizedStrategy):
         """Require class means, (K, d), and counts, (K,)."""
         classes = self.plan.num_classes
         return {CLASS_MEANS: Due((classes, self.width)), CLASS_COUNTS: Due((classes,))}
+
+    def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
+        """Scale counts that sum to more than the size that counts for a client (`weight_cap`)."""
+        bounded = dict(replies)
+        for n, limit in zip(replies, self.sizes(replies), strict=True):
+            arrays = replies[n].arrays
+            total = arrays[CLASS_COUNTS].sum(dtype=np.float64)
+            if total > limit:
+                scaled = arrays[CLASS_COUNTS] * np.float32(limit / total)
+                bounded[n] = replace(replies[n], arrays={**arrays, CLASS_COUNTS: scaled})
+        return bounded
 
     def check_reply(self, reply: Reply) -> None:
         """Refuse counts that are impossible for the size of the client's data set."""

@@ -209,3 +209,17 @@ def test_a_robust_average_holds_a_huge_reply_without_the_limit(small, tmp_path, 
 def test_a_robust_average_of_parameters_is_refused_where_none_is_taken(small, strategy, remedy):
     with pytest.raises(ConfigError, match=remedy):
         read_config({**small, "strategy": strategy, "mixing": "median"})
+
+
+def test_class_counts_weigh_no_more_than_the_size_that_counts(small, tmp_path):
+    def many(reply):
+        arrays = {name: a.numpy() for name, a in reply.content.array_records["arrays"].items()}
+        arrays["class-counts"] = np.full_like(arrays["class-counts"], 10**7)
+        arrays["class-means"] = np.full_like(arrays["class-means"], 50.0)
+        packed = {name: Array(array) for name, array in arrays.items()}
+        reply.content["arrays"] = ArrayRecord(packed)
+
+    app = breaking(many, INSIDER, answer=breaking(claim, INSIDER, phase="properties"))
+    run, _ = run_with(app, {**small, "strategy": "fedproto"}, tmp_path / "run")
+    prototypes = read_checkpoint(run.path).state["prototypes/prototypes"]
+    assert not np.isclose(prototypes, 50, atol=1).any()
