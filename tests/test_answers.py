@@ -4,13 +4,15 @@ import json
 
 import numpy as np
 import pytest
-from helpers import run_with
+from flwr.app import Context, RecordDict
+from helpers import client_of, run_with
 from test_comparison import write_lines
 
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.samples import client_data
 from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.config import read_config
 from fedkd_flwr.runs import DamagedRunError, load_run
 from strategies.core.answers import as_text, check_answers, from_text, packed, unpacked
 from strategies.core.membership import ClientInfo
@@ -140,3 +142,13 @@ def test_a_comparison_pairs_the_answers_of_two_methods(small, tmp_path):
     write_lines(file, [{**row, "answers": "AAAA"} for row in rows])
     with pytest.raises(DamagedRunError, match="answers of client 0 do not fit their counts"):
         compare(tmp_path)
+
+
+@pytest.mark.parametrize("trusts", [True, False])
+def test_a_node_that_does_not_trust_the_server_sends_no_answers(trusts, small):
+    run_config = read_config({**small, "strategy": "local"}).flat()
+    node = {"partition-id": 0, "trust-server": trusts, "min-class-count": 0}
+    client = client_of(small, context=Context(1, 1, node, RecordDict(), run_config))
+    _, images, _ = client.evaluate([], {"names": [], "server-round": 1})
+    assert images > 0
+    assert ("answers" in client.identity) == trusts
