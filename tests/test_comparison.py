@@ -443,7 +443,7 @@ def test_clients_without_an_evaluation_are_not_compared(tmp_path):
 
 
 def test_settings_of_older_runs_have_their_defaults():
-    settings = defining_settings({"strategy": "fedmd", "seed": 3})
+    settings = defining_settings({"strategy": "kt-pfl", "seed": 3})
     assert settings["seed"] == 3
     assert settings["kt-pfl.rho"] == 0.6
     assert not {"output-dir", "persfl.teacher"} & settings.keys()
