@@ -99,7 +99,7 @@ def found_gains(found, gain, seeds, tables, methods):
     return float(np.mean(shown)), float(np.sqrt(np.mean(np.square(deviations))))
 
 
-def main(seeds, orders, tables=500):
+def main(seeds, orders, tables=200):
     """Print the measured shares of false claims and of gains that are found."""
     found = accuracies(seeds, orders)
     print(f"{found.size} runs, accuracy {found.mean():.1%}")

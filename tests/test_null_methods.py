@@ -10,7 +10,7 @@ import fedkd_flwr
 from fedkd_flwr.analysis.significance import LEVEL
 from tests.null_methods import accuracies, false_claims, found_gains, tables_of
 
-TABLES = 300
+TABLES = 120
 
 
 @pytest.fixture(scope="module")
