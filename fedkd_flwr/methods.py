@@ -203,9 +203,9 @@ def _require_own_table(name: str, settings: "type[Settings]") -> None:
     _require_subclass(name, "settings", settings, Settings)
     if not NAME.fullmatch(settings.table):
         raise OwnError(f"{name}: {settings.__name__} needs a table, such as table = {name!r}")
-    for method in METHODS.values():
-        built_in = method.strategy.settings_type
-        if built_in.table == settings.table and not issubclass(settings, built_in):
-            raise OwnError(
-                f"{name}: the table {settings.table} belongs to {built_in.__name__}; choose another"
-            )
+    types = (method.strategy.settings_type for method in METHODS.values())
+    owners = [kind for kind in types if kind.table == settings.table]
+    if owners and not issubclass(settings, tuple(owners)):
+        raise OwnError(
+            f"{name}: the table {settings.table} belongs to {owners[0].__name__}; choose another"
+        )

@@ -237,7 +237,9 @@ def test_client_data_describes_itself():
 def test_no_field_carries_public_labels():
     client = load_client(DIGITS, 0)
     fields = set(ClientData.__dataclass_fields__)
-    assert {name for name in fields if "public" in name} == {"public_images"}
+    # `in_public` is a number of samples.
+    assert {name for name in fields if "public" in name} == {"public_images", "in_public"}
+    assert client.in_public == 0
     assert client.public_images.is_floating_point()
 
 

@@ -371,8 +371,8 @@ def test_pairs_are_neither_lost_nor_doubled_when_a_run_stops_at_its_end(
         patch.setattr(
             runs.directory,
             "write_checkpoint",
-            lambda path, strategy, seconds: (
-                power_cut() if strategy.completed_rounds == 2 else original(path, strategy, seconds)
+            lambda path, server, *rest: (
+                power_cut() if server.completed_rounds == 2 else original(path, server, *rest)
             ),
         )
         with pytest.raises(RuntimeError, match="power cut"):

@@ -11,9 +11,9 @@ from fedkd_flwr.cli.output import console, say, say_paragraph
 from strategies.core.texts import printable
 
 MAY_BE_LEFT_OUT = (
-    "numbers", "seeds", "std over clients, points", "seconds", "bytes", "worst client",
-    "worst new client", "Jain's index", "worst 10%", "NLL", "ECE", "AUC", "classes not held",
-    "classes held", "bottom decile", "worst loss, points", "new beat local",
+    "numbers", "gradient steps of a client", "seeds", "std over clients, points", "seconds",
+    "bytes", "worst client", "worst new client", "Jain's index", "worst 10%", "NLL", "ECE", "AUC",
+    "classes not held", "classes held", "bottom decile", "worst loss, points", "new beat local",
     "harmed, noise removed", "below local", "beat local", "shown harmed",
     "accuracy, validation round", "over local, points (95%)",
 )  # fmt: skip

@@ -314,7 +314,8 @@ def read_policy(node_config: Mapping[str, Any]) -> NodePolicy:
 
 def is_simulation() -> bool:
     """Return whether this process belongs to a simulation, where a single user runs all nodes."""
-    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
 
 
 def code_names(run_config: Mapping[str, Any]) -> Iterator[str]:
