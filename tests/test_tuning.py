@@ -1,13 +1,17 @@
 """Tuning: the space, halving, equal budgets, and a study that continues where it was stopped."""
 
 import contextlib
+import itertools
 import shutil
 import subprocess
 import sys
 import time
 import tomllib
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated
 
+import optuna
 import pytest
 import tomli_w
 from optuna.distributions import FloatDistribution
@@ -20,6 +24,7 @@ from fedkd_flwr.cli.tuning import answer
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.methods import METHODS, register
+from fedkd_flwr.plots.tuning import tuning_figures
 from fedkd_flwr.runs import RunDirectoryError, load_run
 from fedkd_flwr.sweeps import read_sweep
 from fedkd_flwr.tuning import Tuned, tune
@@ -459,3 +464,29 @@ def test_five_methods_killed_and_continued_end_with_the_same_settings(base, tmp_
     whole, cut = (tmp_path / folder / "chosen.toml" for folder in ("whole", "cut"))
     assert cut.read_text() == whole.read_text()
     assert len(tomllib.loads(cut.read_text())["grid"]["combinations"]) == 5
+
+
+# ---- Figures ---------------------------------------------------------------------------
+
+
+def test_figures_show_trials_and_importance_under_one_title():
+    study = optuna.create_study(direction="maximize")
+    for rate, temperature in itertools.product((0.01, 0.1), (1.0, 3.0)):
+        study.add_trial(
+            create_trial(
+                params={"learning-rate": rate, "kt-pfl.temperature": temperature},
+                distributions={
+                    "learning-rate": FloatDistribution(0.001, 1, log=True),
+                    "kt-pfl.temperature": FloatDistribution(1, 10),
+                },
+                value=0.5 + rate + 0.01 * temperature,
+            )
+        )
+    search = SimpleNamespace(study=lambda: study, folder=Path("kt-pfl"), strategy="kt-pfl")
+    figures = dict(tuning_figures([search]))
+    assert list(figures) == ["kt-pfl-trials", "kt-pfl-importance"]
+    for figure in figures.values():
+        titles = [figure.axes[0].get_title(loc=side) for side in ("left", "center", "right")]
+        assert [title.startswith("kt-pfl: ") for title in titles if title] == [True]
+    bars = figures["kt-pfl-importance"].axes[0].patches
+    assert sum(bar.get_width() for bar in bars) == pytest.approx(1)

@@ -15,8 +15,8 @@ from fedkd_flwr.tuning.study import MethodSearch, best_trial
 FEWEST = 3
 """Fewest completed trials for an importance."""
 
-OBJECTIVE = "Objective Value"
-"""How Optuna labels the color bar, which it draws over the last axis."""
+OBJECTIVE = "validation accuracy"
+"""What the trials are judged by, a mean over clients and tuning seeds."""
 
 
 def tuning_figures(searches: Sequence[MethodSearch]) -> Iterable[tuple[str, Figure]]:
@@ -37,27 +37,47 @@ def tuning_figures(searches: Sequence[MethodSearch]) -> Iterable[tuple[str, Figu
         name = search.folder.name
         if best_trial(study.get_trials(deepcopy=False)) is None:
             continue
-        yield f"{name}-trials", _figure(optuna_plots.plot_parallel_coordinate, study, search)
+        yield f"{name}-trials", _trials(study, search)
         complete = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
         if len(complete) >= FEWEST and len(complete[0].params) > 1:
-            yield f"{name}-importance", _figure(optuna_plots.plot_param_importances, study, search)
+            yield f"{name}-importance", _importance(study, search)
 
 
-def _figure(draw: Callable[[Study], Any], study: Study, search: MethodSearch) -> Figure:
-    """Return Optuna's figure with the method's name as title."""
+def _trials(study: Study, search: MethodSearch) -> Figure:
+    """Draw all trials as lines through their settings."""
+    figure = _drawn(optuna_plots.plot_parallel_coordinate, study)
+    figure.axes[0].set_title(f"{search.strategy}: trials, by settings and {OBJECTIVE}")
+    # Names of settings are long and slanted.
+    figure.subplots_adjust(bottom=0.25, left=0.1, right=0.8)
+    for part in figure.axes:
+        if part.get_ylabel() == OBJECTIVE:
+            # Optuna draws the color bar over the last axis.
+            part.set_position((0.9, 0.25, 0.015, 0.63))
+    return figure
+
+
+def _importance(study: Study, search: MethodSearch) -> Figure:
+    """Draw how much each setting matters for the validation accuracy."""
+    figure = _drawn(optuna_plots.plot_param_importances, study)
+    (axes,) = figure.axes
+    axes.set_title("", loc="left")
+    axes.set_title(f"{search.strategy}: importance of settings for {OBJECTIVE}")
+    axes.set_xlabel("Share of the variation between trials")
+    axes.set_ylabel("")
+    if legend := axes.get_legend():
+        legend.remove()
+    figure.subplots_adjust(bottom=0.12, left=0.32, right=0.95)
+    return figure
+
+
+def _drawn(draw: Callable[..., Any], study: Study) -> Figure:
+    """Return a figure of Optuna."""
     with warnings.catch_warnings():
         # Optuna calls its Matplotlib figures experimental at every call.
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        drawn = draw(study)
+        drawn = draw(study, target_name=OBJECTIVE)
     axes: Axes = drawn if isinstance(drawn, Axes) else drawn.flat[0]
     figure = axes.get_figure()
     assert isinstance(figure, Figure)
     figure.set_size_inches(9, 5.5)
-    # Names of settings are long and slanted.
-    figure.subplots_adjust(bottom=0.3, left=0.3 if len(figure.axes) == 1 else 0.1, right=0.82)
-    axes.set_title(f"{search.strategy}: settings and mean validation accuracy")
-    for part in figure.axes:
-        if part.get_ylabel() == OBJECTIVE:
-            part.set_ylabel("validation accuracy")
-            part.set_position((0.93, 0.3, 0.015, 0.58))
     return figure
