@@ -17,7 +17,7 @@ from fedkd_flwr.cli import app
 from fedkd_flwr.clients import state_dir
 from fedkd_flwr.runs import DamagedRunError, arrays
 from strategies.core.flower import log
-from strategies.core.texts import printable
+from strategies.core.texts import printable, without_colors
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +102,11 @@ def test_escapes_of_others_do_not_reach_the_terminal(peer):
 def test_escapes_of_clients_do_not_reach_the_log(logged):
     log(logging.WARNING, "Client %d: %s", 3, ESCAPE)
     assert logged() == [r"Client 3: \x1b[2J\x1b[31mall clear\x07\u202e"]
+
+
+def test_flowers_colors_are_removed_and_other_escapes_stay_visible():
+    line = "\x1b[92mINFO \x1b[0m:      Round 1\x1b[2J"
+    assert printable(without_colors(line)) == r"INFO :      Round 1\x1b[2J"
 
 
 def test_texts_that_are_printable_do_not_change():

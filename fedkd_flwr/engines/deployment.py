@@ -14,6 +14,7 @@ from fedkd_flwr.config_files import load_toml
 from fedkd_flwr.engines.simulation import APP_FOLDER
 from fedkd_flwr.engines.superlink import quiet_environment
 from strategies.core.flower import get_flwr_home
+from strategies.core.texts import without_colors
 
 DEPLOYMENT = "deployment"
 """Name of the engine. Alone it is Flower's default SuperLink; ``deployment:silos`` names one."""
@@ -105,7 +106,7 @@ def run_deployment(
             stderr=subprocess.STDOUT,
             text=True,
         ) as process:
-            for line in process.stdout or []:
+            for line in map(without_colors, process.stdout or []):
                 last = line.strip() or last
                 on_line(line.rstrip())
                 if STOPPED in line:

@@ -1,10 +1,20 @@
 """Texts that others sent or recorded, before they reach a terminal or a log."""
 
 import logging
+import re
 import unicodedata
 
 DIRECTIONS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 """Characters that change the direction of a text."""
+
+
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
+"""An escape sequence that sets the color or the weight of the text after it."""
+
+
+def without_colors(line: str) -> str:
+    """Return a line of Flower's output without the colors that Flower adds for a terminal."""
+    return COLOR.sub("", line)
 
 
 def printable(text: str) -> str:
