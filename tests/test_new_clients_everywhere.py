@@ -34,6 +34,8 @@ def test_a_federation_gives_the_same_new_clients_as_one_process(tmp_path):
     settings = {**fed.SMALL, **persfl, "client-split": "60/20/20", "persfl.temperatures": "2"}
     settings |= {"num-clients": 2, "new-clients": 0.5, "persfl.distillation-epochs": 1}
     with Federation(tmp_path / "federation", nodes=2) as federation:
+        for node in federation.node_configs.values():
+            node |= {"allow-methods": "persfl", "min-class-count": 3}
         federation.start_all()
         process = federation.start_run({**settings, "output-dir": str(tmp_path / "run")})
         there = federation.finished_run(process, tmp_path / "run", 400)
