@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.base import PersonalizedStrategy
-from strategies.core.bounds import with_clipped_updates
+from strategies.core.influence_limits import with_clipped_updates
 from strategies.core.replies import Arrays, Due, Reply
 from strategies.parameters import AVERAGES
 from strategies.prototypes import HEAD_BIAS, HEAD_WEIGHT, FeatureSettings

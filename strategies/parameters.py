@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.base import PersonalizedStrategy
-from strategies.core.bounds import with_clipped_updates
 from strategies.core.client_privacy import noised_mean
+from strategies.core.influence_limits import with_clipped_updates
 from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
 from strategies.core.privacy import privacy_spent

@@ -17,7 +17,7 @@ from fedkd_flwr.cli import app
 from fedkd_flwr.clients import state_dir
 from fedkd_flwr.runs import DamagedRunError, arrays
 from strategies.core.flower import log
-from strategies.core.texts import printable, without_colors
+from strategies.core.printable_text import printable, without_colors
 
 
 @pytest.fixture(scope="module")

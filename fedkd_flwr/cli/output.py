@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from strategies.core.texts import printable
+from strategies.core.printable_text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

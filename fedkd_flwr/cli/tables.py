@@ -8,7 +8,7 @@ from rich.text import Text
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.references import REFERENCE
 from fedkd_flwr.cli.output import console, say, say_paragraph
-from strategies.core.texts import printable
+from strategies.core.printable_text import printable
 
 MAY_BE_LEFT_OUT = (
     "numbers", "gradient steps of a client", "seeds", "std over clients, points", "seconds",

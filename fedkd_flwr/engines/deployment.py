@@ -14,7 +14,7 @@ from fedkd_flwr.config_files import load_toml
 from fedkd_flwr.engines.simulation import APP_FOLDER
 from fedkd_flwr.engines.superlink import quiet_environment
 from strategies.core.flower import get_flwr_home
-from strategies.core.texts import without_colors
+from strategies.core.printable_text import without_colors
 
 DEPLOYMENT = "deployment"
 """Name of the engine. Alone it is Flower's default SuperLink; ``deployment:silos`` names one."""

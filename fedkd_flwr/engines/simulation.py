@@ -13,7 +13,7 @@ from fedkd_flwr.config import ConfigError, Configuration, require_importable
 from fedkd_flwr.engines.superlink import superlink
 from fedkd_flwr.listeners import ClientsListener, LineListener, RoundListener
 from fedkd_flwr.runs import Run, load_run, names_of_code, read_checkpoint
-from strategies.core.texts import without_colors
+from strategies.core.printable_text import without_colors
 
 APP_FOLDER = Path(__file__).resolve().parent.parent.parent
 """The Flower app: the folder with pyproject.toml."""

@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from strategies.core.texts import PrintableMessages
+from strategies.core.printable_text import PrintableMessages
 
 if TYPE_CHECKING:
     from flwr.cli.config_utils import get_fab_metadata as get_fab_metadata

@@ -16,9 +16,9 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from strategies.core.bounds import upper_limit
 from strategies.core.flower import log
-from strategies.core.owners import Owners
+from strategies.core.influence_limits import upper_limit
+from strategies.core.partition_owners import Owners
 from strategies.core.plan import RunPlan
 from strategies.core.replies import (
     Arrays,
