@@ -105,6 +105,10 @@ class FD(ClassMeanStrategy):
         held = reply.arrays[CLASS_COUNTS] > 0
         check_simplex(reply.arrays[CLASS_MEANS][held], CLASS_MEANS)
 
+    def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
+        """Return the replies: probabilities are bounded, and counts do not weigh."""
+        return replies
+
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the means of the other clients, from the second round on."""
         return {"targets": self.targets[partition_id]} if len(self.targets) else {}

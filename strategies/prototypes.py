@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.base import PersonalizedStrategy
+from strategies.core.influence_limits import with_clipped_rows
 from strategies.core.plan import Settings
 from strategies.core.replies import Due, InvalidReplyError, Reply
 
@@ -55,14 +56,19 @@ class ClassMeanStrategy(PersonalizedStrategy):
         return {CLASS_MEANS: Due((classes, self.width)), CLASS_COUNTS: Due((classes,))}
 
     def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
-        """Scale counts that sum to more than the size that counts for a client (`weight_cap`)."""
-        bounded = dict(replies)
+        """Clip long means, and scale counts above the size that counts for a client.
+
+        The limits are `update_cap`, against the median over clients, and `weight_cap`.
+        """
+        bounded = with_clipped_rows(
+            replies, CLASS_MEANS, lambda reply: reply.arrays[CLASS_COUNTS] > 0, self.plan.update_cap
+        )
         for n, limit in zip(replies, self.sizes(replies), strict=True):
-            arrays = replies[n].arrays
+            arrays = bounded[n].arrays
             total = arrays[CLASS_COUNTS].sum(dtype=np.float64)
             if total > limit:
                 scaled = arrays[CLASS_COUNTS] * np.float32(limit / total)
-                bounded[n] = replace(replies[n], arrays={**arrays, CLASS_COUNTS: scaled})
+                bounded[n] = replace(bounded[n], arrays={**arrays, CLASS_COUNTS: scaled})
         return bounded
 
     def check_reply(self, reply: Reply) -> None:

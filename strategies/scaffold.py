@@ -7,7 +7,7 @@ ICML 2020, arXiv:1910.06378.
 The server keeps the control variate c, client n its own c_n, both zero at first. A client's step
 from the global model x is ``y <- y - eta (g(y) - c_n + c)``. After K steps it takes
 ``c_n + (x - y) / (K eta) - c`` for its new control variate (option II), which is its mean
-gradient on the way, and replies with y and the change of c_n (Algorithm 1).
+gradient on the way, and replies with y and c_n (Algorithm 1).
 
 Differences from the paper
 --------------------------
@@ -17,10 +17,9 @@ Differences from the paper
   mean gradient; with m = 0 this is K.
 - ``scaffold.correction`` is a factor of c - c_n; 1 in the paper, 0 is FedAvg.
 - Batch-normalization statistics have no control variate and are averaged.
-- A client that joins later counts in c from its first reply. What c holds of the others keeps its
-  weight.
-- If a reply is lost, the client has updated its c_n, but c does not reflect it until the next
-  reply.
+- Clients send c_n, and the server keeps the last one of each. In the paper they send its change,
+  and the server adds it to c. A lost reply, a client without its memory, or a wrong change would
+  then stay in c for the rest of the run.
 """
 
 from typing import Annotated, Any
@@ -40,7 +39,7 @@ from strategies.parameters import (
 )
 
 CONTROL = "control"
-"""Name of c in messages, and of the change of c_n in replies: (parameters,) float32."""
+"""Name of c in messages, and of c_n in replies: (parameters,) float32."""
 
 
 class ScaffoldSettings(Settings):
@@ -71,26 +70,6 @@ def counted_steps(steps: int, momentum: float) -> float:
     return float(((1 - powers) / (1 - momentum)).sum())
 
 
-def moved_control(
-    control: NDArray[Any], changes: list[NDArray[Any]], shares: NDArray[np.float64]
-) -> NDArray[Any]:
-    """Return ``c + Σ_n p_n Δc_n``: c stays the mean of all c_n when some of them change.
-
-    Parameters
-    ----------
-    control : ndarray
-        c, shape (parameters,).
-    changes : list of ndarray
-        Δc_n of the repliers, each (parameters,).
-    shares : ndarray
-        Shape (R,), p_n of the repliers; their sum is below 1 if clients are missing.
-    """
-    moved = control.copy()
-    for change, share in zip(changes, shares, strict=True):
-        moved += control.dtype.type(share) * change
-    return moved
-
-
 class Scaffold(ParameterStrategy):
     """SCAFFOLD's server (Algorithm 1, lines 15 to 17).
 
@@ -98,6 +77,9 @@ class Scaffold(ParameterStrategy):
     ----------
     control : ndarray
         c, shape (parameters,) float32, the mean of the clients' c_n.
+    controls : dict of str to ndarray
+        c_n by partition-id, each like `control`; a client that has not replied has none. The
+        server's memory grows by one such vector per client.
     """
 
     paper = "Karimireddy et al. 2020"
@@ -108,35 +90,34 @@ class Scaffold(ParameterStrategy):
     trains_new_clients = False
     settings: ScaffoldSettings
     needs_plain_descent = True
-    kept = (*ParameterStrategy.kept, CONTROL)
+    kept = (*ParameterStrategy.kept, CONTROL, "controls")
     control: NDArray[np.float32]
+    controls: dict[str, NDArray[Any]]
 
     def begin(self, initial: Arrays) -> None:
         """Start from the initial model without correction."""
         super().begin(initial)
         self.control = np.zeros(num_parameters(self.model), dtype=np.float32)
+        self.controls = {}
 
     def extra_parts(self, partition_id: int) -> Arrays:
         """Send c."""
         return {CONTROL: self.control}
 
     def extra_due(self) -> dict[str, Due]:
-        """Require the change of c_n."""
+        """Require c_n."""
         return {CONTROL: Due(self.control.shape)}
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
         """Update the global model, then c."""
         super().aggregate(server_round, replies)
-        shares = self.weights_of(replies) / self.weights_of(self.trained).sum()
-        changes = {n: {CONTROL: reply.arrays[CONTROL]} for n, reply in replies.items()}
-        if self.plan.mixing != "mean":
-            # The repliers' median or trimmed mean, with the weight of all of them.
-            changes, shares = {0: self.average(changes)}, shares.sum(keepdims=True)
-        moves = [change[CONTROL] for change in changes.values()]
-        self.control = moved_control(self.control, moves, shares)
+        self.controls |= {str(n): reply.arrays[CONTROL] for n, reply in replies.items()}
+        zero = np.zeros_like(self.control)
+        controls = {n: {CONTROL: self.controls.get(str(n), zero)} for n in self.trained}
+        self.control = self.average(controls)[CONTROL]
 
     def sent_to(self, reply: Reply) -> Arrays:
-        """Return the model, and zero for the change of c_n."""
+        """Return the model, and zero for c_n."""
         return {**super().sent_to(reply), CONTROL: np.zeros((), dtype=np.float32)}
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:

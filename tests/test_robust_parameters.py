@@ -10,7 +10,11 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.runs.checkpoint import read_checkpoint
-from strategies.core.influence_limits import upper_limit, with_clipped_updates
+from strategies.core.influence_limits import (
+    upper_limit,
+    with_clipped_rows,
+    with_clipped_updates,
+)
 from strategies.core.mixing import trimmed_mean, weighted_median
 from strategies.core.replies import Reply
 
@@ -133,6 +137,52 @@ def test_factors_of_a_huge_update_are_clipped_too(small, tmp_path):
     settings = {**small, "strategy": "fedkd"}
     run, _ = run_with(breaking(spoil, INSIDER), settings, tmp_path / "run")
     assert np.abs(final_model(run)).max() < 10
+
+
+def test_a_long_row_keeps_its_direction_and_gets_the_limit():
+    held = {0: [3.0, 4.0], 1: [0.0, 2.0], 2: [6.0, 8.0], 3: [900.0, 1200.0]}
+    replies = {
+        n: Reply(n, {"class-means": np.array([row, [0, 1e6]], dtype=np.float32)}, {})
+        for n, row in held.items()
+    }
+    counted = np.array([True, False])
+    bounded = with_clipped_rows(replies, "class-means", lambda _: counted, multiple=4)
+    assert all(bounded[n] is replies[n] for n in range(3))
+    # The median of 5, 2, 10 and 1500 is 7.5, so the limit is 30. The second row is ignored.
+    np.testing.assert_allclose(bounded[3].arrays["class-means"], [[18, 24], [0, 1e6]])
+
+
+def test_a_client_does_not_move_the_limit_of_rows_by_sending_many():
+    one, all_rows = np.array([True, False, False]), np.ones(3, dtype=bool)
+    rows = {n: np.full((3, 1), 1.0 if n < 3 else 1e6) for n in range(4)}
+    replies = {n: Reply(n, {"class-means": values}, {}) for n, values in rows.items()}
+    which = {n: one if n < 3 else all_rows for n in range(4)}
+    clip = with_clipped_rows(replies, "class-means", lambda reply: which[reply.partition_id], 10)
+    np.testing.assert_allclose(clip[3].arrays["class-means"], 10)
+
+
+def huge_class_means(reply):
+    arrays = {name: a.numpy() for name, a in reply.content.array_records["arrays"].items()}
+    signs = np.random.default_rng(0).choice([-1, 1], arrays["class-means"].shape)
+    arrays["class-means"] = (HUGE * signs).astype(np.float32)
+    reply.content["arrays"] = ArrayRecord({name: Array(a) for name, a in arrays.items()})
+
+
+@pytest.mark.parametrize("strategy", ["fedproto", "fedtgp", "fedgh"])
+def test_huge_class_means_do_not_ruin_the_shared_state(small, tmp_path, strategy, caplog):
+    app = breaking(huge_class_means, INSIDER)
+    run, _ = run_with(app, {**small, "strategy": strategy}, tmp_path / "run")
+    state = read_checkpoint(run.path).state
+    assert max(np.abs(array).max() for array in state.values()) < 1e3
+    assert "Clipped: client 1, a row of its class-means is" in caplog.text
+
+
+@pytest.mark.parametrize("strategy", ["fedproto", "fedgh"])
+def test_without_the_limit_huge_class_means_ruin_the_shared_state(small, tmp_path, strategy):
+    settings = {**small, "strategy": strategy, "update-cap": 0.0}
+    run, _ = run_with(breaking(huge_class_means, INSIDER), settings, tmp_path / "run")
+    state = read_checkpoint(run.path).state
+    assert max(np.abs(array).max() for array in state.values()) > 1e4
 
 
 # ---- Robust averages -------------------------------------------------------------------

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from helpers import Witness, breaking, replacing, run_with
 from two_clients import (
     CHANGES,
+    LAYERS,
     assert_same_models,
     gradient,
     loss_of,
@@ -16,7 +18,9 @@ from two_clients import (
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
-from strategies.scaffold import counted_steps, moved_control
+from strategies.scaffold import counted_steps
+
+NUM_PARAMETERS = sum(int(np.prod(shape)) for shape in LAYERS)
 
 
 @pytest.fixture
@@ -56,7 +60,7 @@ def test_steps_are_corrected_and_control_variates_are_mean_gradients(momentum, s
             np.testing.assert_allclose(sent["control"], control, atol=2e-6)
             end, renewed, loss = by_hand(model, *data[n], control - own[n], momentum)
             np.testing.assert_allclose(returned["weights"], end, atol=2e-6)
-            np.testing.assert_allclose(returned["control"], renewed - own[n], atol=2e-6)
+            np.testing.assert_allclose(returned["control"], renewed, atol=2e-6)
             # What the correction adds to the objective is no loss.
             reported = run.metrics[t, "train", n]["train-loss"]
             assert reported == pytest.approx(loss, abs=1e-5)
@@ -67,9 +71,28 @@ def test_steps_are_corrected_and_control_variates_are_mean_gradients(momentum, s
         control = (shares @ own).astype(np.float32)
 
 
-def test_only_repliers_change_c():
-    moved = moved_control(np.array([1.0, 2.0]), [np.array([4.0, 0.0])], np.array([0.25]))
-    np.testing.assert_array_equal(moved, [2.0, 2.0])
+def test_c_is_the_mean_of_the_last_c_n_of_all_clients(small, tmp_path):
+    small |= {"num-clients": 4, "partition": "iid", "fraction-train": 0.5, "num-server-rounds": 4}
+    run, _ = witnessed(small, tmp_path / "run")
+    last = {}
+    for t in (1, 2, 3, 4):
+        for n in run.trained(t):
+            expected = sum(last.values()) / 4
+            np.testing.assert_allclose(run.down[t, "train", n]["control"], expected, atol=1e-6)
+        last |= {n: run.up[t, "train", n]["control"] for n in run.trained(t)}
+
+
+@pytest.mark.parametrize("mixing", ["mean", "median"])
+def test_one_huge_control_variate_is_gone_after_the_next_reply(small, tmp_path, mixing):
+    small |= {"num-clients": 4, "partition": "iid", "num-server-rounds": 3, "mixing": mixing}
+
+    huge = replacing(control=np.full(NUM_PARAMETERS, 9e7, dtype=np.float32))
+    witness = Witness(breaking(huge, only_round=1))
+    run_with(witness, small, tmp_path / "run")
+    sent = {t: np.linalg.norm(witness.down[t, "train", 0]["control"]) for t in (2, 3)}
+    honest = np.linalg.norm(witness.up[2, "train", 0]["control"])
+    assert sent[2] < 5 * honest
+    assert sent[3] < 2 * honest
 
 
 def test_steps_count_for_the_distance_they_come_to():
@@ -103,10 +126,11 @@ def test_a_single_client_has_nothing_to_correct(small, tmp_path):
 def test_model_and_control_variates_are_kept_over_two_rounds(small, tmp_path):
     whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    assert set(read_checkpoint(run.path).state) == {"model/weights", "control"}
+    controls = {"controls/0", "controls/1"}
+    assert set(read_checkpoint(run.path).state) == {"model/weights", "control", *controls}
     fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
     states = [read_checkpoint(tmp_path / name).state for name in ("run", "whole")]
-    for name in ("model/weights", "control"):
+    for name in ("model/weights", "control", *controls):
         np.testing.assert_array_equal(states[0][name], states[1][name])
     assert np.abs(states[0]["control"]).max() > 0
     assert list(whole.rounds["round"]) == [1, 2]

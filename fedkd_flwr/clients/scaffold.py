@@ -19,7 +19,7 @@ class ScaffoldClient(ParameterClient):
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Train, update c_n, and reply with the model and the change of c_n."""
+        """Train, update c_n, and reply with both."""
         self.receive_model(received)
         start = flat_parameters(self.model)
         own = self.own_control(start)
@@ -29,8 +29,8 @@ class ScaffoldClient(ParameterClient):
         mean_step = (start - flat_parameters(self.model)) / self.distance_scale(server_round)
         renewed = mean_step - correction
         memory.save_tensors(self.context, CONTROL, {CONTROL: renewed})
-        change = (renewed - own).cpu().numpy()
-        return TrainReply({**self.model_arrays(), CONTROL: change}, {"train-loss": loss})
+        arrays = {**self.model_arrays(), CONTROL: renewed.cpu().numpy()}
+        return TrainReply(arrays, {"train-loss": loss})
 
     def own_control(self, start: Tensor) -> Tensor:
         """Return c_n, shape (parameters,). It is zero before the client has trained."""

@@ -1,4 +1,4 @@
-"""Limits on the influence of one client: its weight, and the size of its update.
+"""Limits on the influence of one client: its weight, and the size of what it sends.
 
 Both are multiples of the median over clients, which a minority of clients cannot move far.
 Z. Sun, P. Kairouz, A. T. Suresh, H. B. McMahan, *Can You Really Backdoor Federated Learning?*,
@@ -71,6 +71,50 @@ def with_clipped_updates(
                 "(update-cap = %g)", n, name, times, multiple)  # fmt: skip
         shares = {name: limits[name] / norms[n][name] for name in above}
         bounded[n] = _with_shorter_updates(reply, sent_to, shares) if shares else reply
+    return bounded
+
+
+def with_clipped_rows(
+    replies: Mapping[int, Reply],
+    name: str,
+    counts: Callable[[Reply], NDArray[np.bool_]],
+    multiple: float,
+) -> dict[int, Reply]:
+    """Shorten rows whose norm is above a multiple of the median over clients.
+
+    Compared is the longest row of each client, so a client does not count more by sending more
+    rows. Rows within the limit are not changed.
+
+    Parameters
+    ----------
+    replies : mapping of int to Reply
+        The valid replies of a round.
+    name : str
+        Name of the array with rows, (K, d), in each reply.
+    counts : callable
+        Returns, for one reply, which rows count, (K,). The others are ignored.
+    multiple : float
+        At least 1, or 0 for no limit.
+
+    Returns
+    -------
+    dict of int to Reply
+        The replies, with shortened rows.
+    """
+    norms = {
+        n: np.linalg.norm(reply.arrays[name].astype(np.float64), axis=1) * counts(reply)
+        for n, reply in replies.items()
+    }
+    longest = {n: float(rows.max(initial=0.0)) for n, rows in norms.items()}
+    limit = upper_limit(np.array([norm for norm in longest.values() if norm]), multiple)
+    bounded = dict(replies)
+    for n in (n for n, norm in longest.items() if norm > limit):
+        log(WARNING, "Clipped: client %d, a row of its %s is %.3g times as long as the median "
+            "(update-cap = %g)", n, name, multiple * longest[n] / limit, multiple)  # fmt: skip
+        shares = (limit / np.maximum(norms[n], limit))[:, None]
+        rows = replies[n].arrays[name]
+        shorter = (rows * shares).astype(rows.dtype)
+        bounded[n] = replace(replies[n], arrays={**replies[n].arrays, name: shorter})
     return bounded
 
 

@@ -89,8 +89,8 @@ class PlanSettings(Slice):
         Largest number of samples that counts for a client in weights, as a multiple of the median
         over the clients; 0 for no limit. The number is what the client claims.
     update_cap : float
-        Largest norm of a client's update of parameters, as a multiple of the median norm of the
-        round; a larger update is shortened to it. 0 for no limit.
+        Largest norm of a client's update of parameters, or of its mean feature of a class, as a
+        multiple of the median norm of the round; what is longer is shortened to it. 0 for no limit.
     client_dp : ClientPrivacySettings
         Differential privacy of clients in the global model.
     measures : tuple of str
