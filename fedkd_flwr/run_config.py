@@ -155,7 +155,7 @@ PLACE_KEYS = tuple(RunConfig.place_keys())
 """Keys that say where and how a run takes place and do not change its results."""
 
 DATA_KEYS = (
-    *(key for key in DataSettings.flat_keys() if key not in PLACE_KEYS),
+    *(key for key in DataSettings.flat_keys() if key not in (*PLACE_KEYS, "input-scaling")),
     "num-clients",
     "new-clients",
 )

@@ -7,7 +7,7 @@ from helpers import write_image_folder, write_parquet
 from hypothesis import given, settings
 from hypothesis import strategies as draw
 
-from fedkd_flwr.data import clients as clients_module
+from fedkd_flwr.data import scaling as scaling_module
 from fedkd_flwr.data import sources as sources_module
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.clients import (
@@ -153,7 +153,7 @@ def test_images_become_numbers_on_the_cpu_whatever_the_device(monkeypatch):
         converted_on.append(images.device.type)
         return to_float(images)
 
-    monkeypatch.setattr(clients_module, "to_float", told)
+    monkeypatch.setattr(scaling_module, "to_float", told)
     data = load_client(DataPlan(DIGITS.settings, 5, seed=0, device="meta"), 0)
     assert data.public_images.device.type == data.train_images.device.type == "meta"
     assert set(converted_on) == {"cpu"}

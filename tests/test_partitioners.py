@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as draw
 
 from fedkd_flwr.data.catalogue import PARTITIONS, DataError
+from fedkd_flwr.data.chosen_classes import choose_classes, lognormal_two_classes, random_counts
+from fedkd_flwr.data.dealing import Stock
 from fedkd_flwr.data.partitioners import (
-    Stock,
-    choose_classes,
     dirichlet,
+    dirichlet_clients,
+    draw_classes,
     fill_up,
-    lognormal_two_classes,
     partition_indices,
 )
 from fedkd_flwr.data.settings import DataSettings
@@ -129,6 +130,61 @@ def test_k_classes_have_equal_totals(classes):
 def test_k_classes_refuses_more_classes_than_there_are():
     with pytest.raises(DataError, match="cannot have 11 classes: the data set has 10"):
         split(SMALL, "k-classes", 10, 0, classes_per_client=11)
+
+
+class Exponential:
+    """Stands for a generator whose exponential variables are given."""
+
+    def __init__(self, draws):
+        self.draws = np.array(draws, dtype=float)
+
+    def exponential(self, size):
+        assert size == self.draws.shape
+        return self.draws
+
+
+@pytest.mark.parametrize(
+    ("available", "draws", "most", "expected"),
+    [
+        # Of 24 samples four are set aside: one for each owner, and one to round up. 20 a client
+        # in the proportions 1:3 are 5 and 15.
+        ([24, 24], [[1, 3], [3, 1]], 0, [[6, 16], [16, 6]]),
+        # 1:2 of 20 are 6.67 and 13.33; the sample that rounding leaves goes to the former.
+        ([24, 24], [[1, 2], [2, 1]], 0, [[8, 14], [14, 8]]),
+        # The first class is in demand: 0.75 + 0.75 of the total are its 30 - 4 samples.
+        ([30, 90], [[3, 1], [3, 1]], 0, [[14, 5], [14, 5]]),
+        # At most 5 of a class in the mean: 2 * (5 - 1) in the proportions 1:3.
+        ([24, 24], [[1, 3], [3, 1]], 5, [[3, 7], [7, 3]]),
+    ],
+)
+def test_random_proportions_by_hand(available, draws, most, expected):
+    stock = Stock(np.arange(2), np.array(available))
+    counts = random_counts(stock, np.ones((2, 2), dtype=bool), most, Exponential(draws))
+    np.testing.assert_array_equal(counts, expected)
+
+
+@pytest.mark.parametrize("name", ["k-classes", "k-classes-grouped"])
+@settings(max_examples=15, deadline=None)
+@given(seed=draw.integers(0, 2**31), clients=draw.integers(2, 12), size=draw.integers(1, 6))
+def test_random_proportions_leave_totals_equal(name, seed, clients, size):
+    options = {"classes_per_client": size, "class_proportions": "random"}
+    counts = table(SMALL, split(SMALL, name, clients, seed, **options))
+    assert ((counts > 0).sum(axis=1) == size).all()
+    assert len(set(counts.sum(axis=1))) == 1
+
+
+def test_random_proportions_are_uniform_on_the_simplex():
+    options = {"classes_per_client": 2, "class_proportions": "random"}
+    counts = table(FASHION, split(FASHION, "k-classes", 400, 0, **options))
+    shares = counts[counts > 0] / counts.sum(axis=1)[0]
+    # With two classes a share is uniform from 0 to 1: variance 1/12.
+    assert shares.var() == pytest.approx(1 / 12, rel=0.1)
+
+
+def test_random_proportions_name_the_class_that_runs_out():
+    labels = np.concatenate([SMALL[SMALL != 6], [6] * 7])
+    with pytest.raises(DataError, match=r"class 6 runs out: .* at least 8 .* the data set has 7"):
+        split(labels, "k-classes", 8, 0, classes_per_client=5, class_proportions="random")
 
 
 def test_groups_share_their_classes_as_blocks():
@@ -250,6 +306,80 @@ def test_dirichlet_fractions_have_the_right_spread():
 def test_dirichlet_refuses_an_impossible_minimum():
     with pytest.raises(DataError, match="600 samples are too few for 10 clients with at least 61"):
         split(SMALL, "dirichlet", 10, 0, minimum_size=61)
+
+
+@pytest.mark.parametrize(
+    ("proportions", "sizes", "available", "expected"),
+    [
+        ([[1, 0], [0, 1]], [2, 3], [5, 5], [[2, 0], [0, 3]]),
+        # Nothing of the second client's class is left, so it gets what there is.
+        ([[0, 1], [0, 1]], [0, 4], [3, 1], [[0, 0], [3, 1]]),
+    ],
+)
+def test_classes_are_drawn_as_far_as_there_are_samples(proportions, sizes, available, expected):
+    drawn = draw_classes(
+        np.array(proportions, dtype=float),
+        *(np.array(sizes), np.array(available), np.random.default_rng(0)),
+    )
+    np.testing.assert_array_equal(drawn, expected)
+
+
+def test_a_class_that_runs_out_is_divided_at_random():
+    first = [
+        draw_classes(
+            np.array([[1.0, 0.0], [1.0, 0.0]]),
+            *(np.array([10, 10]), np.array([10, 10]), np.random.default_rng(seed)),
+        )[0, 0]
+        for seed in range(300)
+    ]
+    # Hypergeometric: 10 of 20 wishes are met, 5 of each client's in the mean, variance 25/19.
+    assert np.mean(first) == pytest.approx(5, abs=0.25)
+    assert np.var(first) == pytest.approx(25 / 19, rel=0.25)
+
+
+class Recorder:
+    """A generator that keeps the concentrations it is asked for."""
+
+    def __init__(self):
+        self.generator = np.random.default_rng(0)
+
+    def dirichlet(self, concentrations, size):
+        self.concentrations = concentrations
+        return self.generator.dirichlet(concentrations, size)
+
+    def __getattr__(self, name):
+        return getattr(self.generator, name)
+
+
+def test_the_concentration_is_alpha_times_the_classes_shares():
+    stock, recorder = Stock(np.arange(2), np.array([300, 100])), Recorder()
+    counts = dirichlet_clients.__wrapped__(stock, 3, DataSettings(alpha=2.0), recorder)
+    np.testing.assert_allclose(recorder.concentrations, [1.5, 0.5])
+    assert (counts.sum(axis=1) == 133).all()
+
+
+def test_a_client_has_few_classes_where_alpha_is_small():
+    def largest(alpha):
+        counts = counts_of(dirichlet_clients, 50, 600, np.random.default_rng(1), alpha=alpha)
+        assert (counts.sum(axis=1) == 120).all()
+        assert (counts.sum(axis=0) == 600).all()
+        return (counts.max(axis=1) / 120).mean()
+
+    assert largest(0.01) > 0.7 > 0.5 > largest(3.0)
+    assert largest(1e6) < 0.2
+
+
+def test_sizes_are_lognormal_above_the_minimum():
+    options = {"size_sigma": 0.7, "minimum_size": 30, "alpha": 5.0}
+    counts = counts_of(dirichlet_clients, 500, 10**5, np.random.default_rng(2), **options)
+    assert counts.sum(axis=1).min() >= 30
+    assert 0 <= 10**6 - counts.sum() <= 500
+    assert np.log(counts.sum(axis=1) - 30).std() == pytest.approx(0.7, rel=0.1)
+
+
+def test_dirichlet_clients_refuse_an_impossible_minimum():
+    with pytest.raises(DataError, match="at least 61 each; set minimum-size to at most 60"):
+        split(SMALL, "dirichlet-clients", 10, 0, minimum_size=61)
 
 
 @settings(max_examples=20, deadline=None)

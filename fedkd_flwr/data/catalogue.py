@@ -19,6 +19,9 @@ HELD_OUT = "held-out"
 NO_PUBLIC_SET = "none"
 """Name of the public set of a method that needs none."""
 
+SYMMETRIC = "symmetric"
+"""The ``input-scaling`` of images that needs no statistics of a data set."""
+
 
 class DataError(ValueError):
     """Data that cannot be loaded or split as asked; the message is one sentence."""
@@ -61,11 +64,12 @@ DATASETS: dict[str, Source] = {
 PARTITIONS: dict[str, str] = {
     "iid": "fedkd_flwr.data.partitioners:equal_shares",
     "dirichlet": "fedkd_flwr.data.partitioners:dirichlet",
+    "dirichlet-clients": "fedkd_flwr.data.partitioners:dirichlet_clients",
     "two-groups": "fedkd_flwr.data.partitioners:two_groups",
-    "two-classes": "fedkd_flwr.data.partitioners:two_classes",
-    "k-classes": "fedkd_flwr.data.partitioners:k_classes",
-    "k-classes-grouped": "fedkd_flwr.data.partitioners:k_classes_grouped",
-    "lognormal-two-classes": "fedkd_flwr.data.partitioners:lognormal_two_classes",
+    "two-classes": "fedkd_flwr.data.chosen_classes:two_classes",
+    "k-classes": "fedkd_flwr.data.chosen_classes:k_classes",
+    "k-classes-grouped": "fedkd_flwr.data.chosen_classes:k_classes_grouped",
+    "lognormal-two-classes": "fedkd_flwr.data.chosen_classes:lognormal_two_classes",
 }
 """The splits over clients, by the name that a run config gives them; see `partition_indices`."""
 

@@ -18,12 +18,10 @@ from fedkd_flwr.data.catalogue import (
     DATASETS,
     HELD_OUT,
     NO_PUBLIC_SET,
+    SYMMETRIC,
     DataError,
     Shape,
-    Wanted,
-    is_function,
 )
-from fedkd_flwr.data.decoding import to_float
 from fedkd_flwr.data.identity import share_samples
 from fedkd_flwr.data.own_partition import call_for_partition
 from fedkd_flwr.data.own_split import UNGROUPED, Grouping, parts_by_content
@@ -36,10 +34,11 @@ from fedkd_flwr.data.public import (
     require_pool,
     split_public,
 )
+from fedkd_flwr.data.scaling import scaling_of
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import ImageSet, load_images, load_labels, load_own_data
 from fedkd_flwr.data.splits import read_split, split_client, stratified_order
-from fedkd_flwr.data.warnings import warnings_about_data
+from fedkd_flwr.data.warnings import check_scales, warnings_about_data
 from fedkd_flwr.own import is_own
 from strategies.core.flower import log
 from strategies.core.randomness import random_generator
@@ -58,8 +57,8 @@ class ClientData:
     Attributes
     ----------
     train_images, validation_images, test_images : Tensor
-        Shape (samples, channels, height, width), float32 from -1 to 1; own data may have any
-        shape and numbers.
+        Shape (samples, channels, height, width), float32 as `scaling_of` makes them;
+        own data may have any shape.
     train_labels, validation_labels, test_labels : Tensor
         Shape (samples,), int64.
     public_images : Tensor
@@ -196,7 +195,7 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
     if public_size:
         require_pool(public_pool_size(settings), public_size)
         if settings.public_dataset not in (HELD_OUT, NO_PUBLIC_SET):
-            _warn_of_scales(settings)
+            check_scales(settings)
 
 
 def public_pool_size(settings: DataSettings) -> int:
@@ -224,36 +223,6 @@ def _require_other_dataset(settings: DataSettings) -> None:
         )
 
 
-def _warn_of_scales(settings: DataSettings) -> None:
-    """Warn if custom floats, which keep their scale, meet images, which are scaled to -1..1."""
-    private = _float_range(settings.dataset, settings.data_root, settings.wanted)
-    public = _float_range(settings.public_dataset, settings.data_root, settings.wanted_in_public)
-    if private and not public:
-        _warn_of_scale(settings.dataset, private, settings.public_dataset)
-    if public and not private:
-        _warn_of_scale(settings.public_dataset, public, settings.dataset)
-
-
-def _warn_of_scale(name: str, of_floats: tuple[float, float], images: str) -> None:
-    low, high = of_floats
-    if -1 <= low < 0 < high <= 1:
-        return
-    log(
-        WARNING,
-        "the samples of %s keep their scale from %g to %g, and the images of %s are scaled to "
-        "-1 to 1: scale the former to -1 to 1 if they are images too",
-        *(name, low, high, images),
-    )
-
-
-def _float_range(name: str, data_root: str, wanted: Wanted) -> tuple[float, float] | None:
-    """Return the least and the largest number of floating-point data; None for images."""
-    if not is_function(name):
-        return None
-    samples = load_images(name, data_root, wanted).images
-    return (samples.min().item(), samples.max().item()) if samples.is_floating_point() else None
-
-
 @dataclass(eq=False)
 class _Loaded:
     """The tensors that a process has built for one `DataPlan`, kept and dropped together."""
@@ -276,7 +245,7 @@ class _Loaded:
             images = public_images(
                 settings.public_dataset, shape, settings.data_root, settings.wanted_in_public
             )
-        return to_float(images).to(device)
+        return scaling_of(settings)(images).to(device)
 
 
 @functools.lru_cache(maxsize=PLANS_KEPT)
@@ -369,6 +338,15 @@ def load_client(
     return clients[key]
 
 
+def _require_symmetric(settings: DataSettings) -> None:
+    """Refuse scaling by statistics of a data set to which a node's own samples do not belong."""
+    if settings.input_scaling != SYMMETRIC:
+        raise DataError(
+            "a node with its own data does not know the statistics of the pooled data that "
+            f"input-scaling {settings.input_scaling} needs; set input-scaling to {SYMMETRIC}"
+        )
+
+
 def _build_client(
     plan: DataPlan, partition_id: int, data_path: str, grouping: Grouping
 ) -> ClientData:
@@ -377,6 +355,7 @@ def _build_client(
         raise DataError(f"there is no client {partition_id} among {plan.num_clients}")
     own: ImageSet
     if data_path:
+        _require_symmetric(settings)
         shape, classes = settings.image_shape, settings.num_classes
         own = load_own_data(data_path, shape, classes, settings.wanted, grouping)
         kind = "samples" if grouping == UNGROUPED else "groups"
@@ -386,13 +365,14 @@ def _build_client(
         share = torch.from_numpy(client_indices(plan)[partition_id])
         own = ImageSet(everything.images[share], everything.labels[share], settings.num_classes)
         parts = split_client(own.labels.numpy(), settings.client_split, plan.seed, partition_id)
+    scaled = scaling_of(settings)
     train, validation, test = (
         (
-            to_float(own.images[positions]).to(plan.device),
+            scaled(own.images[positions]).to(plan.device),
             own.labels[positions].to(plan.device),
         )
         for positions in map(torch.from_numpy, parts)
     )
     public = public_pool(plan)
-    in_public = number_in_common(public, to_float(own.images)) if data_path else 0
+    in_public = number_in_common(public, scaled(own.images)) if data_path else 0
     return ClientData(*train, *validation, *test, public, own.classes, in_public)

@@ -5,35 +5,18 @@ draws that many at random. No sample has two owners, every client has samples, a
 gives the same split.
 """
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass
 from pkgutil import resolve_name
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkd_flwr.data.catalogue import PARTITIONS, DataError
+from fedkd_flwr.data.dealing import Indices, Split, Stock, dealt, runs_out, too_few
 from fedkd_flwr.data.settings import DataSettings
 from strategies.core.randomness import random_generator
 
-Indices = NDArray[np.int64]
-"""Positions of samples in a data set, or numbers of samples."""
-
-Split = Callable[[Indices, int, DataSettings, np.random.Generator], list[Indices]]
-"""From classes (n,), N, settings and a generator to the positions of each client's samples."""
-
 TWO_GROUPS_SAMPLES = 450
 """Samples of a frequent class for each client (KT-pFL appendix B.1, case 1)."""
-
-TWO_CLASSES_SAMPLES = 300
-"""Samples of a class for each client (KT-pFL appendix B.1, case 2)."""
-
-LOGNORMAL_SIGMA = 2.0
-"""Standard deviation of the logarithm of the shares (PersFL §5, DS-3); their mean is 0."""
-
-LOGNORMAL_FLOOR = (300, 600)
-"""Least and largest floor of a class in `lognormal-two-classes`, before it is doubled."""
 
 
 def partition_indices(
@@ -67,90 +50,6 @@ def partition_indices(
     if not all(map(len, shares)):
         raise DataError(f"{len(labels)} samples are too few for {num_clients} clients")
     return shares
-
-
-@dataclass(frozen=True, eq=False)
-class Stock:
-    """What there is to hand out.
-
-    Attributes
-    ----------
-    classes : ndarray
-        Shape (K,), the classes in the data set.
-    available : ndarray
-        Shape (K,), samples of each.
-    """
-
-    classes: Indices
-    available: Indices
-
-
-Counts = Callable[[Stock, int, DataSettings, np.random.Generator], Indices]
-"""From a stock, N, settings and a generator to samples of each class for each client, (N, K)."""
-
-
-def deal(labels: Indices, counts: Indices, generator: np.random.Generator) -> list[Indices]:
-    """Hand out random samples, so many of each class to each client.
-
-    Parameters
-    ----------
-    labels : ndarray
-        Shape (n,), classes as positions 0..K-1 in `counts`.
-    counts : ndarray
-        Shape (N, K), samples of each class for each client; a column sums to no more than the
-        class holds.
-    generator : numpy.random.Generator
-        Draws who gets which.
-
-    Returns
-    -------
-    list of ndarray
-        N arrays of positions, each sorted; remaining samples are unused.
-    """
-    clients, classes = counts.shape
-    shares: list[list[Indices]] = [[] for _ in range(clients)]
-    for label in range(classes):
-        samples = generator.permutation(np.flatnonzero(labels == label))
-        for share, part in zip(shares, np.split(samples, counts[:, label].cumsum()), strict=False):
-            share.append(part)
-    return [np.sort(np.concatenate(share)) for share in shares]
-
-
-def choose_classes(
-    num_choosers: int, num_classes: int, size: int, generator: np.random.Generator
-) -> NDArray[np.bool_]:
-    """Let each chooser have some random classes, all classes being chosen equally often.
-
-    Each takes the classes chosen least so far, ties broken at random; so no class is chosen
-    more than once oftener than another, and none runs out before its time.
-
-    Parameters
-    ----------
-    num_choosers, num_classes, size : int
-        Choosers, classes in all, and classes that each gets.
-    generator : numpy.random.Generator
-        Breaks the ties.
-
-    Returns
-    -------
-    ndarray
-        Shape (num_choosers, num_classes), `size` true values in each row.
-
-    Raises
-    ------
-    DataError
-        If there are not `size` classes.
-    """
-    if size > num_classes:
-        raise DataError(
-            f"a client cannot have {size} classes: the data set has {num_classes}; set "
-            f"classes-per-client to at most {num_classes}, or partition to iid"
-        )
-    chosen = np.zeros((num_choosers, num_classes), dtype=bool)
-    for row in chosen:
-        # `row` is a view: filling it counts for the next chooser.
-        row[np.lexsort((generator.random(num_classes), chosen.sum(axis=0)))[:size]] = True
-    return chosen
 
 
 def fill_up(counts: Indices, minimum: int, generator: np.random.Generator) -> Indices:
@@ -190,20 +89,6 @@ def fill_up(counts: Indices, minimum: int, generator: np.random.Generator) -> In
     return filled
 
 
-def dealt(counts: Counts) -> Split:
-    """Make a split of a function that says how many samples of each class each client gets."""
-
-    @functools.wraps(counts)
-    def split(
-        labels: Indices, num_clients: int, settings: DataSettings, generator: np.random.Generator
-    ) -> list[Indices]:
-        classes, positions = np.unique(labels, return_inverse=True)
-        stock = Stock(classes, np.bincount(positions))
-        return deal(positions, counts(stock, num_clients, settings, generator), generator)
-
-    return split
-
-
 def equal_shares(
     labels: Indices, num_clients: int, settings: DataSettings, generator: np.random.Generator
 ) -> list[Indices]:
@@ -229,16 +114,73 @@ def dirichlet(
     """
     available, minimum = stock.available, settings.minimum_size
     if available.sum() < num_clients * minimum:
-        raise DataError(
-            f"{available.sum()} samples are too few for {num_clients} clients with at least "
-            f"{minimum} each"
-        )
+        raise DataError(too_few(available.sum(), num_clients, minimum))
     concentrations = np.full(num_clients, settings.alpha)
     fractions = generator.dirichlet(concentrations, size=len(available))
     ends = np.round(fractions.cumsum(axis=1) * available[:, None]).astype(np.int64)
     ends[:, -1] = available  # whatever the rounding of a sum of fractions says
     counts: Indices = np.diff(ends, axis=1, prepend=0).T
     return fill_up(counts, minimum, generator)
+
+
+@dealt
+def dirichlet_clients(
+    stock: Stock, num_clients: int, settings: DataSettings, generator: np.random.Generator
+) -> Indices:
+    """`dirichlet-clients`: a client's class proportions are from a Dirichlet distribution.
+
+    Hsu et al. 2019 (1909.06335) §3, which PerFed-CKT §5 names as the reference of its split: a
+    client's proportions are from Dirichlet(alpha p), where p are the classes' shares of the data
+    set. Sizes are equal, or log-normal (`size_sigma`) above the minimum. A class that runs out
+    is divided at random among the samples that ask for it; the rest ask again for classes that
+    are left, in the client's proportions.
+    """
+    total, minimum = int(stock.available.sum()), settings.minimum_size
+    if total < num_clients * minimum:
+        raise DataError(too_few(total, num_clients, minimum))
+    proportions = generator.dirichlet(settings.alpha * stock.available / total, size=num_clients)
+    shares = generator.lognormal(0.0, settings.size_sigma, size=num_clients)
+    above = (total - num_clients * minimum) * shares / shares.sum()
+    # The tiny addition keeps a whole number whole that floating point puts just below it.
+    sizes = minimum + np.floor(above + 1e-9).astype(np.int64)
+    return draw_classes(proportions, sizes, stock.available, generator)
+
+
+def draw_classes(
+    proportions: NDArray[np.float64],
+    sizes: Indices,
+    available: Indices,
+    generator: np.random.Generator,
+) -> Indices:
+    """Draw each client's classes from its proportions, as far as there are samples of them.
+
+    Parameters
+    ----------
+    proportions : ndarray
+        Shape (N, K), rows on the simplex.
+    sizes : ndarray
+        Shape (N,), samples of each client; their sum is no more than there are.
+    available : ndarray
+        Shape (K,), samples of each class.
+    generator : numpy.random.Generator
+        Draws the classes.
+
+    Returns
+    -------
+    ndarray
+        Shape (N, K), samples of each class for each client, rows with the sums `sizes`.
+    """
+    counts = np.zeros(proportions.shape, dtype=np.int64)
+    while (missing := sizes - counts.sum(axis=1)).any():
+        left = available - counts.sum(axis=0)
+        # Every pass meets all wishes or empties another class.
+        weights = proportions * (left > 0)
+        weights[weights.sum(axis=1) == 0] = left  # nothing of the client's classes is left
+        wishes = generator.multinomial(missing, weights / weights.sum(axis=1, keepdims=True))
+        for label in np.flatnonzero(wishes.sum(axis=0) > left):
+            wishes[:, label] = generator.multivariate_hypergeometric(wishes[:, label], left[label])
+        counts += wishes
+    return counts
 
 
 @dealt
@@ -260,109 +202,5 @@ def two_groups(
     # The tiny addition keeps a whole number whole that floating point puts just below it.
     counts: Indices = np.floor(wanted * scale + 1e-9).astype(np.int64)
     if counts.min() < 1:
-        raise DataError(_runs_out(stock, np.full(len(stock.classes), num_clients)))
+        raise DataError(runs_out(stock, np.full(len(stock.classes), num_clients)))
     return counts
-
-
-@dealt
-def two_classes(
-    stock: Stock, num_clients: int, settings: DataSettings, generator: np.random.Generator
-) -> Indices:
-    """`two-classes`: two classes per client, 300 samples of each (KT-pFL appendix B.1, case 2)."""
-    samples = settings.samples_per_class or TWO_CLASSES_SAMPLES
-    chosen = choose_classes(num_clients, len(stock.classes), 2, generator)
-    return equal_counts(stock, chosen, samples)
-
-
-@dealt
-def k_classes(
-    stock: Stock, num_clients: int, settings: DataSettings, generator: np.random.Generator
-) -> Indices:
-    """`k-classes`: a few classes per client, equal totals (PersFL §5, DS-1; FedKMA §V, C = k).
-
-    PersFL lets the number of samples differ between a client's classes; the totals are equal
-    either way.
-    """
-    size = settings.classes_per_client
-    chosen = choose_classes(num_clients, len(stock.classes), size, generator)
-    return equal_counts(stock, chosen, settings.samples_per_class)
-
-
-@dealt
-def k_classes_grouped(
-    stock: Stock, num_clients: int, settings: DataSettings, generator: np.random.Generator
-) -> Indices:
-    """`k-classes-grouped`: clients that follow each other share their classes (FedKMA, Fig. 7a)."""
-    groups = settings.groups
-    if groups > num_clients:
-        raise DataError(f"{num_clients} clients cannot form {groups} groups")
-    chosen = choose_classes(groups, len(stock.classes), settings.classes_per_client, generator)
-    group = np.arange(num_clients) * groups // num_clients
-    return equal_counts(stock, chosen[group], settings.samples_per_class)
-
-
-def equal_counts(stock: Stock, chosen: NDArray[np.bool_], most: int) -> Indices:
-    """Give every client the same number of samples of each of its classes.
-
-    Parameters
-    ----------
-    stock : Stock
-        What there is; the scarcest class decides the number.
-    chosen : ndarray
-        Shape (N, K), who has which class.
-    most : int
-        Most samples of a class for each client, 0 for as many as there are.
-
-    Returns
-    -------
-    ndarray
-        Shape (N, K), samples of each class for each client.
-
-    Raises
-    ------
-    DataError
-        If a class has fewer samples than owners.
-    """
-    holds = chosen.astype(np.int64)
-    owners = holds.sum(axis=0)
-    size = (stock.available[owners > 0] // owners[owners > 0]).min()
-    if size < 1:
-        raise DataError(_runs_out(stock, owners))
-    counts: Indices = holds * (min(size, most) if most else size)
-    return counts
-
-
-@dealt
-def lognormal_two_classes(
-    stock: Stock, num_clients: int, settings: DataSettings, generator: np.random.Generator
-) -> Indices:
-    """`lognormal-two-classes`: two classes per client, numbers with a log-normal part.
-
-    PersFL §5 (DS-3, mu 0, sigma 2) names the distribution alone. The rest follows pFedMe
-    (Dinh et al., NeurIPS 2020), whose data PersFL takes over: each class is cut into 2N shares,
-    proportional to log-normal draws; a client wants one share of each of its two classes plus a
-    uniform floor of 300 to 600 samples, both doubled. In pFedMe classes go around, and a client
-    for whom a class has run out gets ten samples of it. Here its pair of classes is random, and
-    the owners of a class that runs out share it in the proportions of what they want.
-    """
-    holds = choose_classes(num_clients, len(stock.classes), 2, generator)
-    draws = generator.lognormal(0.0, LOGNORMAL_SIGMA, size=(2 * num_clients, len(stock.classes)))
-    shares = (draws / draws.sum(axis=0))[:num_clients]
-    floors = generator.integers(*LOGNORMAL_FLOOR, size=holds.shape, endpoint=True)
-    wanted = 2 * holds * (np.floor(shares * stock.available) + floors)
-    scale = np.minimum(1.0, stock.available / np.maximum(wanted.sum(axis=0), 1))
-    # The tiny addition keeps a whole number whole that floating point puts just below it.
-    counts: Indices = np.floor(wanted * scale + 1e-9).astype(np.int64)
-    if (counts[holds] < 1).any():
-        raise DataError(_runs_out(stock, holds.sum(axis=0)))
-    return counts
-
-
-def _runs_out(stock: Stock, needed: Indices) -> str:
-    """Return the sentence that names the class with the largest shortfall."""
-    worst = (stock.available - needed).argmin()
-    return (
-        f"class {stock.classes[worst]} runs out: the clients that get it need at least "
-        f"{needed[worst]} samples, and the data set has {stock.available[worst]}; set fewer "
-        "num-clients, or partition to iid"
-    )

@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -41,6 +41,10 @@ class DataSettings(Slice):
         sample.
     data_root : str
         Folder with Parquet data sets by hub id; empty for the Hugging Face hub.
+    input_scaling : str
+        How samples are scaled: ``symmetric`` brings images to -1..1 and leaves floating-point
+        data as they are; ``per-pixel`` and ``per-channel`` subtract the mean of each pixel or
+        channel of the data set and divide by its standard deviation.
     max_samples : int
         Maximum number of samples of the data set, drawn from all classes alike; 0 for all.
     partition : str
@@ -50,16 +54,24 @@ class DataSettings(Slice):
         Column of the data set whose values tell which client has a row, such as ``writer``. It
         sets `partition` to ``by-column``; ``num-clients = 0`` then makes a client of each value.
     alpha : float
-        Concentration of the `dirichlet` partition.
+        Concentration, for `dirichlet` and `dirichlet-clients`: the smaller, the more classes
+        differ between clients.
+    size_sigma : float
+        Standard deviation of the logarithm of the clients' sizes, for `dirichlet-clients`; 0 for
+        equal sizes.
     classes_per_client : int
         Classes of each client, for `k-classes` and `k-classes-grouped`.
+    class_proportions : str
+        A client's samples of its classes, for `k-classes` and `k-classes-grouped`: ``equal``
+        numbers, or ``random`` proportions. Clients' totals are equal either way.
     groups : int
         Groups of clients, for `k-classes-grouped`.
     samples_per_class : int
-        Most samples of a class that a client gets; 0 for the paper's number (450 in
-        `two-groups`, 300 in `two-classes`, all there are in the `k-classes` splits).
+        Most samples of a class that a client gets, in the mean over its classes where they are
+        ``random``; 0 for the paper's number (450 in `two-groups`, 300 in `two-classes`, all
+        there are in the `k-classes` splits).
     minimum_size : int
-        Minimum number of samples of a client, for `dirichlet`.
+        Minimum number of samples of a client, for `dirichlet` and `dirichlet-clients`.
     client_split : str
         Percentages train/validation/test inside each client, such as ``60/20/20``; with
         alternatives, of which each client gets one at random, as in ``10|30|40/10/50``.
@@ -75,11 +87,14 @@ class DataSettings(Slice):
     own_classes: int = Field(default=0, ge=0)
     own_shape: str = Field(default="", pattern=r"^$|^ *[1-9]\d*( *, *[1-9]\d*)* *$")
     data_root: Annotated[str, PLACE] = ""
+    input_scaling: Literal["symmetric", "per-pixel", "per-channel"] = "symmetric"
     max_samples: int = Field(default=0, ge=0)
     partition: str = "k-classes-grouped"
     client_column: str = ""
     alpha: float = Field(default=0.5, gt=0)
+    size_sigma: float = Field(default=0.0, ge=0)
     classes_per_client: int = Field(default=5, ge=1)
+    class_proportions: Literal["equal", "random"] = "equal"
     groups: int = Field(default=2, ge=1)
     samples_per_class: int = Field(default=0, ge=0)
     minimum_size: int = Field(default=20, ge=1)

@@ -1,14 +1,16 @@
-"""Mistakes in custom data that a run survives, so that they are warned about and not refused."""
+"""Mistakes in custom data: those that a run survives are warned about and not refused."""
 
 import functools
+from logging import WARNING
 
 from torch import Tensor
 
-from fedkd_flwr.data.catalogue import DATASETS, is_function
+from fedkd_flwr.data.catalogue import DATASETS, SYMMETRIC, DataError, Wanted, is_function
 from fedkd_flwr.data.own import call_for_data, content_digest
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.sources import load_images
 from fedkd_flwr.own import OBJECT
+from strategies.core.flower import log
 
 CHANNELS = (1, 3, 4)
 """How many channels an image has."""
@@ -62,3 +64,51 @@ def _is_repeatable(name: str) -> bool:
         return True
     before = load_images(name)
     return content_digest(*call_for_data(name)) == content_digest(before.images, before.labels)
+
+
+def check_scales(settings: DataSettings) -> None:
+    """Compare the scales of private data and of another data set that is public.
+
+    A warning says if custom floats, which keep their scale, meet images, which are scaled to
+    -1..1.
+
+    Raises
+    ------
+    DataError
+        If the statistics of the one kind would scale the other.
+    """
+    private = _float_range(settings.dataset, settings.data_root, settings.wanted)
+    public = _float_range(settings.public_dataset, settings.data_root, settings.wanted_in_public)
+    if settings.input_scaling != SYMMETRIC and (private is None) != (public is None):
+        floats, images = settings.dataset, settings.public_dataset
+        if private is None:
+            floats, images = images, floats
+        raise DataError(
+            f"input-scaling {settings.input_scaling} scales private and public samples by the "
+            f"same statistics, but {floats} has floating-point numbers and {images} has pixels "
+            f"from 0 to 255; set input-scaling to {SYMMETRIC}"
+        )
+    if private and not public:
+        _warn_of_scale(settings.dataset, private, settings.public_dataset)
+    if public and not private:
+        _warn_of_scale(settings.public_dataset, public, settings.dataset)
+
+
+def _warn_of_scale(name: str, of_floats: tuple[float, float], images: str) -> None:
+    low, high = of_floats
+    if -1 <= low < 0 < high <= 1:
+        return
+    log(
+        WARNING,
+        "the samples of %s keep their scale from %g to %g, and the images of %s are scaled to "
+        "-1 to 1: scale the former to -1 to 1 if they are images too",
+        *(name, low, high, images),
+    )
+
+
+def _float_range(name: str, data_root: str, wanted: Wanted) -> tuple[float, float] | None:
+    """Return the least and the largest number of floating-point data; None for images."""
+    if not is_function(name):
+        return None
+    samples = load_images(name, data_root, wanted).images
+    return (samples.min().item(), samples.max().item()) if samples.is_floating_point() else None

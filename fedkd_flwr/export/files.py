@@ -14,6 +14,7 @@ from torch import nn
 
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.folders import class_names
+from fedkd_flwr.data.scaling import scaling_of
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.common import Shape
 from fedkd_flwr.models.darts.genotype import Genotype
@@ -24,12 +25,11 @@ from fedkd_flwr.models.registry import DARTS_MODELS
 from fedkd_flwr.own import is_own
 from strategies.core.versions import installed_versions
 
-PREPROCESSING = {
+CONVERSION = {
     "resize": "bilinear, antialiased",
     "gray": "0.299 red + 0.587 green + 0.114 blue, for models of one channel",
-    "scale": "0..255 to -1..1, float32",
 }
-"""What becomes of an image before the model sees it, besides the card's shape
+"""What becomes of an image before it is scaled, besides the card's shape
 (`fedkd_flwr.data.decoding`)."""
 
 
@@ -72,8 +72,8 @@ def model_card(
         "partition": run.data.partition,
         "rounds": run.plan.num_server_rounds,
         "seed": run.plan.seed,
-        "input": "float32 images scaled from 0..255 to -1..1; custom samples unscaled",
-        "preprocessing": PREPROCESSING,
+        "input": "float32 images as in preprocessing; custom samples unscaled if it is -1..1",
+        "preprocessing": {**CONVERSION, **scaling_of(run.data).described()},
         "metrics": dict(metrics),
     }
     if model_name in DARTS_MODELS:
@@ -202,8 +202,8 @@ def load_model(
     Returns
     -------
     nn.Module
-        In evaluation mode; maps float32 images (N, channels, height, width) from -1 to 1 to
-        logits (N, classes).
+        In evaluation mode; maps float32 images (N, channels, height, width), scaled as the
+        card's preprocessing says, to logits (N, classes).
 
     Raises
     ------

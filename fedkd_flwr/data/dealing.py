@@ -1,0 +1,95 @@
+"""Hand out the samples of a data set by how many of each class each client gets."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkd_flwr.data.settings import DataSettings
+
+Indices = NDArray[np.int64]
+"""Positions of samples in a data set, or numbers of samples."""
+
+Split = Callable[[Indices, int, DataSettings, np.random.Generator], list[Indices]]
+"""From classes (n,), N, settings and a generator to the positions of each client's samples."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stock:
+    """What there is to hand out.
+
+    Attributes
+    ----------
+    classes : ndarray
+        Shape (K,), the classes in the data set.
+    available : ndarray
+        Shape (K,), samples of each.
+    """
+
+    classes: Indices
+    available: Indices
+
+
+Counts = Callable[[Stock, int, DataSettings, np.random.Generator], Indices]
+"""From a stock, N, settings and a generator to samples of each class for each client, (N, K)."""
+
+
+def deal(labels: Indices, counts: Indices, generator: np.random.Generator) -> list[Indices]:
+    """Hand out random samples, so many of each class to each client.
+
+    Parameters
+    ----------
+    labels : ndarray
+        Shape (n,), classes as positions 0..K-1 in `counts`.
+    counts : ndarray
+        Shape (N, K), samples of each class for each client; a column sums to no more than the
+        class holds.
+    generator : numpy.random.Generator
+        Draws who gets which.
+
+    Returns
+    -------
+    list of ndarray
+        N arrays of positions, each sorted; remaining samples are unused.
+    """
+    clients, classes = counts.shape
+    shares: list[list[Indices]] = [[] for _ in range(clients)]
+    for label in range(classes):
+        samples = generator.permutation(np.flatnonzero(labels == label))
+        for share, part in zip(shares, np.split(samples, counts[:, label].cumsum()), strict=False):
+            share.append(part)
+    return [np.sort(np.concatenate(share)) for share in shares]
+
+
+def dealt(counts: Counts) -> Split:
+    """Make a split of a function that says how many samples of each class each client gets."""
+
+    @functools.wraps(counts)
+    def split(
+        labels: Indices, num_clients: int, settings: DataSettings, generator: np.random.Generator
+    ) -> list[Indices]:
+        classes, positions = np.unique(labels, return_inverse=True)
+        stock = Stock(classes, np.bincount(positions))
+        return deal(positions, counts(stock, num_clients, settings, generator), generator)
+
+    return split
+
+
+def too_few(samples: int, num_clients: int, minimum: int) -> str:
+    """Return the sentence about a minimum that the data cannot meet."""
+    return (
+        f"{samples} samples are too few for {num_clients} clients with at least {minimum} each; "
+        f"set minimum-size to at most {samples // num_clients}, or fewer num-clients"
+    )
+
+
+def runs_out(stock: Stock, needed: Indices) -> str:
+    """Return the sentence that names the class with the largest shortfall."""
+    worst = (stock.available - needed).argmin()
+    return (
+        f"class {stock.classes[worst]} runs out: the clients that get it need at least "
+        f"{needed[worst]} samples, and the data set has {stock.available[worst]}; set fewer "
+        "num-clients, or partition to iid"
+    )
