@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedkd_flwr.analysis.columns import in_bytes
 from fedkd_flwr.analysis.comparison import compare
-from fedkd_flwr.analysis.rendering import in_bytes
 from fedkd_flwr.analysis.settings import IncomparableRunsError, defining_settings
 from fedkd_flwr.analysis.targets import COSTS
 from fedkd_flwr.config import ConfigError, read_config

@@ -14,11 +14,12 @@ import pytest
 from report_runs import COEFFICIENTS, write_runs
 from typer.testing import CliRunner
 
+from fedkd_flwr.analysis.columns import COLUMNS
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.cli import app
 from fedkd_flwr.report import write_report
 from fedkd_flwr.report.figures import new_clients_figure, sharing_figure, shown_rounds
-from fedkd_flwr.report.tables import FIRST_TOPIC, TOPICS, method_tables
+from fedkd_flwr.report.tables import method_tables
 from fedkd_flwr.runs import RunDirectoryError
 
 
@@ -68,10 +69,8 @@ def test_the_page_shows_the_results_of_the_comparison(page, comparison):
 
 def test_the_tables_of_methods_hold_each_column_once(comparison):
     tables = method_tables(comparison)
-    assert [table.caption for table in tables] == [
-        FIRST_TOPIC,
-        *(t for t in TOPICS if t != "New clients"),
-    ]
+    topics = dict.fromkeys(column.topic for column in COLUMNS.values())
+    assert [table.caption for table in tables] == [t for t in topics if t != "New clients"]
     shown = [heading for table in tables for heading in table.headings[1:]]
     assert sorted(shown) == sorted(comparison.rendered().columns[1:])
     for table in tables:

@@ -8,7 +8,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import fedkd_flwr
-from fedkd_flwr.analysis.rendering import HEADINGS, in_bytes
+from fedkd_flwr.analysis.columns import COLUMNS, in_bytes
 from fedkd_flwr.analysis.targets import COSTS
 from fedkd_flwr.cli import app, output, progress, results, tables
 from fedkd_flwr.engines import find_engine, resolve_output
@@ -53,7 +53,7 @@ def table_of(methods):
     asked_for = ("paper", "difference", *COSTS)
     special = {"accuracy, last round": "91.2 ± 4.6%", "numbers": "123,456,789", "bytes": "345 MB"}
     special |= {"accuracy, validation round": "91.2 ± 4.6%", "new clients": "91.2 ± 4.6%"}
-    headings = [heading for name, heading in HEADINGS.items() if name not in asked_for]
+    headings = [column.heading for column in COLUMNS.values() if column.name not in asked_for]
     cells = [special.get(heading, "100.0%") for heading in headings]
     return pd.DataFrame([[method, *cells] for method in methods], columns=["method", *headings])
 

@@ -14,7 +14,7 @@ from runs import set_names
 
 from benchmarks.records import read_records
 from benchmarks.table import three_digits
-from fedkd_flwr.analysis.rendering import in_bytes
+from fedkd_flwr.analysis.columns import in_bytes
 from fedkd_flwr.analysis.significance import effects_of
 
 SPEED = Path(__file__).parent / "speed"

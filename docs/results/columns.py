@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 from runs import PublishedRun, read_set
 
-from fedkd_flwr.analysis.rendering import in_bytes
+from fedkd_flwr.analysis.columns import COLUMNS as COMPARED
+from fedkd_flwr.analysis.columns import in_bytes, points
 
 REFERENCE = "local"
 
@@ -28,7 +29,7 @@ def with_spread(values: Iterable[float], digits: int = 1) -> str:
 
 def in_points(gains: Iterable[float]) -> str:
     """Return gains, given as fractions, in points."""
-    return ", ".join(f"{round(100 * gain, 1) + 0.0:+.1f}" for gain in gains)  # avoids -0.0
+    return ", ".join(map(points, gains))
 
 
 def in_percent(values: Iterable[float]) -> str:
@@ -179,8 +180,13 @@ def _own_alone(cell: Callable[[list[Result]], str]) -> Callable[[list[Result]], 
     return lambda own: "" if own[0].strategy == REFERENCE else cell(own)
 
 
+def heading(name: str) -> str:
+    """Return the heading of a number under which `fedkd compare` shows it too."""
+    return f"{COMPARED[name].heading}:"
+
+
 COLUMNS: dict[str, tuple[str, Callable[[list[Result]], str]]] = {
-    "seeds": ("seeds:", lambda own: str(len(own))),
+    "seeds": (heading("seeds"), lambda own: str(len(own))),
     "accuracy": ("accuracy", lambda own: with_spread(100 * r.accuracy for r in own)),
     "by-seed": ("accuracy by seed", lambda own: in_percent(r.accuracy for r in own)),
     "gains": (
@@ -193,16 +199,16 @@ COLUMNS: dict[str, tuple[str, Callable[[list[Result]], str]]] = {
     ),
     "chosen": ("gain at the validation rounds, by seed", _own_alone(chosen_gains)),
     "users": (
-        "std over users:",
+        heading("clients_std"),
         lambda own: (
             f"{np.mean([100 * np.std(r.run.kept['accuracy_of_clients']) for r in own]):.1f}"
         ),
     ),
-    "decile": ("bottom decile:", _bottom_decile),
+    "decile": (heading("clients_decile"), _bottom_decile),
     "up": ("up:", _mean("bytes_up", in_bytes)),
     "down": ("down:", _mean("bytes_down", in_bytes)),
     "bytes": (
-        "exchanged:",
+        heading("bytes"),
         lambda own: in_bytes(np.mean([_bytes(result) for result in own])),
     ),
     "epsilon": (

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from columns import COLUMNS, REFERENCE, Result, in_points, results
+from columns import COLUMNS, REFERENCE, Result, heading, in_points, results
 from measurements import read_measurements
 from runs import set_names
 
+from fedkd_flwr.analysis.columns import COLUMNS as COMPARED
 from fedkd_flwr.analysis.significance import Effect, effects_of
 from fedkd_flwr.config_files import load_toml
 from fedkd_flwr.flat import flatten
@@ -33,10 +34,8 @@ def markdown(headings: list[str], rows: list[list[str]]) -> str:
 
 def _gain(effect: Effect) -> str:
     """Return a mean gain in points with its interval."""
-    mean = in_points([effect.gain])
-    if np.isnan(effect.low):
-        return mean
-    return f"{mean} ({in_points([effect.low])} to {in_points([effect.high])})"
+    row = {"gain": effect.gain, "gain_low": effect.low, "gain_high": effect.high}
+    return COMPARED["gain"].text(row)
 
 
 # ---- Tables ----------------------------------------------------------------------------
@@ -88,13 +87,7 @@ class _Cells:
     def heading(self, column: str) -> str:
         if column.startswith("over:"):
             return f"over `{column.removeprefix('over:')}`, by seed"
-        own = {
-            "gain": "gain over `local`",
-            "verdict": "verdict",
-            "paper": "paper:",
-            "difference": "ours - paper:",
-        }
-        return own.get(column) or COLUMNS[column][0]
+        return COLUMNS[column][0] if column in COLUMNS else heading(column)
 
     def of(self, column: str, key: tuple[str, ...]) -> str:
         own = self.groups[key]

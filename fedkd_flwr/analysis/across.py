@@ -12,9 +12,11 @@ from pathlib import Path
 import pandas as pd
 from scipy import stats
 
+from fedkd_flwr.analysis.columns import MISSING, points
 from fedkd_flwr.analysis.comparison import Comparison, compare
 from fedkd_flwr.analysis.ranking import settings_by_method
 from fedkd_flwr.analysis.references import REFERENCE
+from fedkd_flwr.analysis.rendering import in_markdown
 from fedkd_flwr.analysis.significance import LEVEL, holm
 from fedkd_flwr.config import ConfigError
 
@@ -50,15 +52,13 @@ class Across:
     def to_markdown(self) -> str:
         """Return the table and what the tests show, in Markdown."""
         tables = len(self.accuracies)
-        heading = f"| method | mean rank | over {self.against}, points | wins | p, Holm |\n"
-        lines = [heading, "| --- | ---: | ---: | ---: | ---: |\n"]
+        rows = []
         for label, row in self.table.iterrows():
-            own = ["-"] * 3
-            if label != self.against:
-                own = [f"{100 * row['gain']:+.1f}", f"{row['wins']:.0f} of {tables}"]
-                own.append(f"{row['p_holm']:.2g}")
-            lines.append(f"| {label} | {row['rank']:.2f} | {' | '.join(own)} |\n")
-        return "".join(lines) + "\n" + "".join(f"- {note}\n" for note in self.notes)
+            own = [points(row["gain"]), f"{row['wins']:.0f} of {tables}", f"{row['p_holm']:.2g}"]
+            over = [MISSING] * len(own) if label == self.against else own
+            rows.append([str(label), f"{row['rank']:.2f}", *over])
+        headings = ["method", "mean rank", f"over {self.against}, points", "wins", "p, Holm"]
+        return in_markdown(pd.DataFrame(rows, columns=headings), self.notes)
 
     @property
     def notes(self) -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedkd_flwr.analysis.answers import with_answers
+from fedkd_flwr.analysis.columns import MISSING
 from fedkd_flwr.analysis.effects import (
     effects_of_pairs,
     effects_on_clients,
@@ -27,7 +28,7 @@ from fedkd_flwr.analysis.notes import notes_on_groups, notes_on_seconds
 from fedkd_flwr.analysis.provenance import notes_on_provenance
 from fedkd_flwr.analysis.ranking import reading_order
 from fedkd_flwr.analysis.references import REFERENCE, References
-from fedkd_flwr.analysis.rendering import MISSING, in_latex, in_markdown, rendered
+from fedkd_flwr.analysis.rendering import in_latex, in_markdown, rendered
 from fedkd_flwr.analysis.results import client_results, means_over_seeds, run_results
 from fedkd_flwr.analysis.settings import (
     IncomparableRunsError,

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from scipy.stats import spearmanr
 from torch import nn
 
-from fedkd_flwr.analysis.rendering import MISSING
+from fedkd_flwr.analysis.columns import MISSING
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients import state_dir
 from fedkd_flwr.clients.policy import OURS

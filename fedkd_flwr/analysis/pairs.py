@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from fedkd_flwr.analysis.rendering import MISSING
+from fedkd_flwr.analysis.columns import MISSING, points
 from fedkd_flwr.analysis.significance import FEWEST_SEEDS, LEVEL, Effect, Outcome
-from fedkd_flwr.analysis.verdicts import points
 
 FEWEST_METHODS = 3
 """Fewer have no pair besides that with the reference."""

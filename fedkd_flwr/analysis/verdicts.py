@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedkd_flwr.analysis.columns import points
 from fedkd_flwr.analysis.effects import effects_on_clients
 from fedkd_flwr.analysis.references import REFERENCE
 from fedkd_flwr.analysis.results import client_results, new_client_accuracies
@@ -114,11 +115,6 @@ def basis_of(effects: Mapping[str, Effect]) -> list[str]:
         f"Student's t over seeds. The smallest gain is that found with {POWER:.0%} power at the "
         "first step of the correction, for the measured standard deviation of the differences."
     ]
-
-
-def points(gain: float) -> str:
-    """Return a gain, part of 1, in points."""
-    return f"{round(100 * gain, 1) + 0.0:+.1f}"  # no minus before a zero
 
 
 def _p_value(value: float) -> str:

@@ -5,19 +5,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fedkd_flwr.analysis.columns import COLUMNS
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.references import REFERENCE
 from fedkd_flwr.cli.output import console, say, say_paragraph
 from strategies.core.printable_text import printable
-
-MAY_BE_LEFT_OUT = (
-    "numbers", "gradient steps of a client", "seeds", "std over clients, points", "seconds",
-    "bytes", "worst client", "worst new client", "Jain's index", "worst 10%", "NLL", "ECE", "AUC",
-    "classes not held", "classes held", "bottom decile", "worst loss, points", "new beat local",
-    "harmed, noise removed", "below local", "beat local", "shown harmed",
-    "accuracy, validation round", "over local, points (95%)",
-)  # fmt: skip
-"""Headings of columns that a narrow terminal leaves out, in this order."""
 
 GAP = 2
 """Blanks between two columns: one of padding, one of the table's box."""
@@ -64,10 +56,11 @@ def fitting(text: pd.DataFrame, width: int, against: str = REFERENCE) -> pd.Data
     against : str
         What methods are compared with, which headings name.
     """
-    for heading in (heading.replace(REFERENCE, against) for heading in MAY_BE_LEFT_OUT):
+    optional = [column for column in COLUMNS.values() if column.left_out]
+    for column in sorted(optional, key=lambda column: column.left_out):
         if _width(text) <= width:
             break
-        text = text.drop(columns=heading, errors="ignore")
+        text = text.drop(columns=column.heading_over(against), errors="ignore")
     return text
 
 

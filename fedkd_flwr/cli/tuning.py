@@ -73,7 +73,7 @@ def tune(
 
 def show_tuning(tuned: "Tuning") -> None:
     """Print the best settings of each method, and what to type next."""
-    from fedkd_flwr.analysis.rendering import in_bytes
+    from fedkd_flwr.analysis.columns import in_bytes
 
     headings = (
         "method", "validation", "95% interval", "trials", "search steps", "run steps", "exchanged",

@@ -6,9 +6,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from fedkd_flwr.analysis.columns import in_bytes
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.references import REFERENCE
-from fedkd_flwr.analysis.rendering import in_bytes
 from fedkd_flwr.plots.style import (
     FIGURE_WIDTH,
     comparison_title,

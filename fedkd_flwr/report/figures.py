@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from plotly.graph_objects import Figure, Frame, Heatmap
 
+from fedkd_flwr.analysis.columns import MISSING
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.partition import label_counts
-from fedkd_flwr.analysis.rendering import MISSING
 from fedkd_flwr.plots.accuracy import course_over_seeds
 from fedkd_flwr.plots.clients import client_order
 from fedkd_flwr.plots.clusters import follow_clusters

@@ -7,36 +7,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedkd_flwr.analysis.columns import COLUMNS, MISSING, Column, columns_of, percent, points
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.pairs import matrix_of_pairs
-from fedkd_flwr.analysis.rendering import MISSING, headings_of
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.plots.clusters import follow_clusters
 from fedkd_flwr.runs import Run
-
-TOPICS = {
-    "Spread over clients": (
-        "clients_std", "clients_worst", "clients_decile", "clients_worst_tenth", "jain",
-    ),
-    "Gains and losses of clients": (
-        "beats_local", "harmed", "harmed_shown", "harmed_estimate", "worst_loss",
-    ),
-    "New clients": ("new_accuracy", "new_worst", "new_beats_local"),
-    "Further measures": (
-        "nll", "calibration_error", "auc", "f1", "balanced_accuracy", "held_accuracy",
-        "other_accuracy",
-    ),
-    "Cost": (
-        "numbers", "bytes", "gradient_steps", "seconds",
-        "rounds_to_target", "bytes_to_target", "seconds_to_target",
-    ),
-}  # fmt: skip
-"""Columns of a comparison's table by topic; the page shows a table for each topic.
-
-One table of all columns would be wider than the page. Other columns are in the first table.
-"""
-
-FIRST_TOPIC = "Accuracy, best method first"
 
 ORDER_OF_VERDICTS = {"worse": -1.0, "not shown": 0.0, "better": 1.0}
 """What a column of verdicts is sorted by."""
@@ -82,30 +58,26 @@ class Table:
 
 def method_tables(comparison: Comparison) -> list[Table]:
     """Return the comparison's columns by topic: one table per topic, one row per method."""
-    texts, table = comparison.rendered(), comparison.table
+    texts, table = comparison.rendered().set_index("method"), comparison.table
     if "verdict" in table:
         table = table.assign(verdict=table["verdict"].map(ORDER_OF_VERDICTS))
-    names = list(headings_of(table))
-    known = {name for columns in TOPICS.values() for name in columns}
-    topics = {FIRST_TOPIC: tuple(name for name in names if name not in known), **TOPICS}
-    headings = dict(zip(names, texts.columns[1:], strict=True))
+    by_topic: dict[str, list[Column]] = {column.topic: [] for column in COLUMNS.values()}
+    for column in columns_of(table):
+        by_topic[column.topic].append(column)
     tables = []
-    for topic, columns in topics.items():
-        shown = [name for name in names if name in columns]
-        if not shown:
-            continue
+    for topic, columns in by_topic.items():
+        headings = [column.heading_over(comparison.against) for column in columns]
         rows = [
-            [
-                Cell(str(label)),
-                *(
-                    _number(table.loc[label, name], texts[headings[name]].iloc[position])
-                    for name in shown
-                ),
-            ]
-            for position, label in enumerate(table.index)
+            [Cell(str(label)), *map(_number, keys, shown)]
+            for label, keys, shown in zip(
+                table.index,
+                table[[column.name for column in columns]].to_numpy(),
+                texts[headings].to_numpy(),
+                strict=True,
+            )
         ]
-        numbers = [headings[name] for name in shown]
-        tables.append(Table(topic, [texts.columns[0], *numbers], set(numbers), rows))
+        if columns:
+            tables.append(Table(topic, ["method", *headings], set(headings), rows))
     return tables
 
 
@@ -138,8 +110,8 @@ def client_table(comparison: Comparison) -> Table:
         [
             Cell(str(label)),
             *(Cell(str(number), int(number)) for number in own),
-            *(_number(accuracy, f"{accuracy:.1%}") for accuracy in accuracies),
-            _number(gain, f"{100 * gain:+.1f} points"),
+            *(_number(accuracy, percent(accuracy)) for accuracy in accuracies),
+            _number(gain, f"{points(gain)} points"),
         ]
         for label, own, (*accuracies, gain) in zip(
             comparison.clients["method"],
