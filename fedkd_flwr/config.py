@@ -66,12 +66,11 @@ class Configuration(BaseModel):
     def unread(self) -> list[str]:
         """The keys that the user has set and this run does not read."""
         own = self.settings.flat_keys()
-        keys = {
-            key: None
-            for settings in self.of_methods.values()
-            for key, value in settings.flat().items()
-            if key not in own and value != type(settings)().flat()[key]
-        }
+        keys: dict[str, None] = {}
+        for kind, settings in self.of_methods.items():
+            default = kind().flat()
+            changed = [key for key, value in settings.flat().items() if value != default[key]]
+            keys |= dict.fromkeys(key for key in changed if key not in own)
         data = self.run.data
         return [*keys, *(["data-root"] if data.data_root and not data.hub_ids else [])]
 

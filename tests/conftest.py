@@ -1,10 +1,13 @@
 """Shared fixtures: a run of a second or two."""
 
+import gc
 import logging
 import os
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FEDKD_CACHE"] = "off"
+# No test downloads: what asks the hub fails at once, instead of after half a minute of retries.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 import torch
@@ -42,6 +45,12 @@ def pytest_xdist_auto_num_workers(config):
     """Use two processes for the whole fast suite; slow proofs start processes of their own."""
     is_whole = config.args_source == pytest.Config.ArgsSource.TESTPATHS
     return 2 if is_whole and config.option.markexpr == "not slow" else 0
+
+
+def pytest_collection_finish():
+    """Keep what was imported out of garbage collections: statsmodels' Holm asks for one a call."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

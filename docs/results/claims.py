@@ -3,6 +3,7 @@
 A method is its strategy and settings, as in ``fedmd,kt-pfl.temperature=1.0,round=30``.
 """
 
+import functools
 import json
 from pathlib import Path
 
@@ -98,6 +99,7 @@ def _tuned() -> list[str]:
     return [n for n in set_names("benchmark-tuned/") if n.partition("/")[2][:4] in ("cifa", "fash")]
 
 
+@functools.cache
 def _tuned_effects() -> pd.DataFrame:
     """Return one row per method and tuned comparison; Holm's correction is within a comparison."""
     rows = []

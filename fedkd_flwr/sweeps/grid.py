@@ -93,9 +93,8 @@ def read_sweep(
             asked = unpacked({**base, **run, **settings})
             others = custom - custom_keys(asked)
             configuration = read_config({k: v for k, v in asked.items() if k not in others})
-        told = [
-            key for key in asked if key in others or (key in run and key in configuration.unread)
-        ]
+        unread = others.union(run.keys() & configuration.unread)
+        told = [key for key in asked if key in unread]
         ignored.setdefault(configuration.run.strategy, {}).update(dict.fromkeys(told))
         twin = configurations.setdefault(run_name(configuration), configuration)
         _require_same_place(path, twin, configuration)

@@ -1,5 +1,6 @@
 """What is known before a run starts: the settings of a method and the plan of the rounds."""
 
+import functools
 import math
 from collections.abc import Sequence
 from inspect import get_annotations
@@ -31,6 +32,7 @@ class Settings(Slice):
     table: ClassVar[str] = ""
 
     @classmethod
+    @functools.cache
     def key_of(cls, name: str) -> str:
         """Return the flat key of a field, ``kt-pfl.public-batch-size``."""
         declaring = next(kind for kind in cls.__mro__ if name in get_annotations(kind))

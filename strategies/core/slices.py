@@ -1,5 +1,6 @@
 """Slices of the run config: groups of settings that are passed on as one object."""
 
+import functools
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from typing import Annotated, Any
@@ -41,6 +42,7 @@ class Slice(BaseModel):
         return value
 
     @classmethod
+    @functools.cache
     def slices(cls) -> dict[str, type["Slice"]]:
         """Return the fields that are slices themselves."""
         kinds = {name: field.annotation for name, field in cls.model_fields.items()}
@@ -74,6 +76,7 @@ class Slice(BaseModel):
         return values
 
     @classmethod
+    @functools.cache
     def _fields(cls) -> dict[str, list[Any]]:
         """Return the metadata in the annotation of each flat key."""
         fields: dict[str, list[Any]] = {}
