@@ -13,7 +13,13 @@ from flwr.app import Context, RecordDict
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.node import NODE_KEYS, with_known_clients
-from fedkd_flwr.clients.policy import SPLIT_FOR_USE, NodeConfigError, PolicyError, read_policy
+from fedkd_flwr.clients.policy import (
+    SPLIT_FOR_USE,
+    NodeConfigError,
+    PolicyError,
+    noise_of,
+    read_policy,
+)
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import hash_of_public_pool, public_pool
 from fedkd_flwr.data.folders import class_names, hash_of_names
@@ -75,6 +81,7 @@ def check_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) ->
         client = build_client(Context(0, 0, dict(node_config), RecordDict(), flat))
     except (PolicyError, NodeConfigError) as error:
         return [*findings, Finding("policy", False, str(error))]
+    findings.append(_found("privacy", lambda: _check_privacy(client)))
     needs_public_data = client.run.method.strategy.needs_public_data
     findings.append(_found("device", lambda: _check_device(client)))
     findings.append(_found("data", lambda: _check_data(client)))
@@ -116,6 +123,21 @@ def _check_config(node_config: Mapping[str, Any], run_config: Mapping[str, Any])
     if not isinstance(keep_runs, int) or keep_runs < 0:
         raise ValueError(f"keep-runs is {keep_runs!r}; it must be 0 or a number of runs")
     return f"partition {partition_id} of {clients}"
+
+
+def _check_privacy(client: PersonalClient) -> str:
+    """Say how much of the budget is spent, or that the run has no noise."""
+    policy, ledger = client.policy, client.node.ledger
+    if client.run.method.family == "nothing":
+        return "the method exchanges nothing"
+    if not noise_of(client.run, client.settings):
+        return "Warning: what the method sends leaves without noise, as the node config allows"
+    if ledger is None:
+        return "noise; no ledger, as the node has no state-dir"
+    spent = max(
+        epsilon(policy.privacy_delta) for epsilon in (ledger.epsilon, ledger.epsilon_of_training)
+    )
+    return f"epsilon {spent:.2f} of {policy.epsilon_budget:g} spent by earlier rounds"
 
 
 def _check_device(client: PersonalClient) -> str:

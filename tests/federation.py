@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -78,7 +79,8 @@ def images_of(config, partition_id):
 
 def node_config_text(node_config):
     """Write a node config as `flower-supernode --node-config` takes it."""
-    return " ".join(f"{key}={json.dumps(value)}" for key, value in node_config.items())
+    values = {key: json.dumps(value) for key, value in node_config.items()}
+    return " ".join(f"{key}={value}" for key, value in values.items()).replace("Infinity", "inf")
 
 
 def processes_with(variable):
@@ -103,7 +105,9 @@ class Federation:
         self.folder = folder
         self.keys = folder / "keys"
         self.port = free_port()
-        self.node_configs = {n: {"partition-id": n} for n in range(nodes)}
+        self.node_configs = {
+            n: {"partition-id": n, "epsilon-budget": math.inf} for n in range(nodes)
+        }
         self.nodes = {}
         self.superlink = None
         self._logs = 0

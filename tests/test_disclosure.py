@@ -1,5 +1,6 @@
 """The pages on disclosure name exactly what clients send and receive in real runs."""
 
+import math
 import re
 
 import pytest
@@ -39,6 +40,7 @@ def test_an_addition_to_a_reply_is_noticed(tmp_path, monkeypatch):
 def test_a_node_of_a_deployment_sends_no_more(tmp_path):
     trusting = Record("kt-pfl", tmp_path / "trusting")
     policy = {"trust-server": False, "allow-code": "tests", "min-class-count": 0}
+    policy |= {"epsilon-budget": math.inf}
     careful = Record("kt-pfl", tmp_path / "careful", node_configs=dict.fromkeys(range(4), policy))
     assert list(careful.run.rounds["failures"]) == [0, 0]
     for kind, names in careful.info.items():

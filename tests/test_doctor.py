@@ -1,15 +1,19 @@
 """What `fedkd doctor` finds on good and on broken nodes."""
 
+import math
 import re
 
 import pytest
 from federation import images_of
 from helpers import write_image_folder, write_parquet
 
+from fedkd_flwr.clients.ledger import PrivacyLedger
 from fedkd_flwr.doctor import check_node
+from strategies.core.privacy import privacy_spent
 
 OWN = {"partition": "iid", "client-split": "60/20/20", "held-out-size": 60, "max-samples": 460}
 OWN |= {"num-clients": 4}
+SIMULATED = {"client-split": "12/0/88", "max-samples": 1200}
 
 
 @pytest.fixture
@@ -22,6 +26,7 @@ def node(tmp_path):
         "model": "lenet",
         "data-path": str(data),
         "state-dir": str(tmp_path / "state"),
+        "epsilon-budget": math.inf,
         "models-dir": str(tmp_path / "models"),
     }
 
@@ -42,6 +47,7 @@ def test_a_good_node(small, node):
     checks = [
         "policy",
         "node config",
+        "privacy",
         "device",
         "data",
         "public set",
@@ -67,6 +73,60 @@ def test_a_node_that_serves_a_partition_and_keeps_nothing(small):
     assert "a share of digits" in found["data"].text
     assert "forgets its model" in found["state-dir"].text
     assert "public set" not in found
+
+
+NOISE = {"kt-pfl.noise-multiplier": 2.0, "kt-pfl.clip-norm": 1.0}
+
+
+def test_a_run_without_noise_is_said(small, node):
+    found = findings_by_check(small, node)["privacy"]
+    assert found.ok
+    assert found.text.startswith("Warning: what the method sends leaves without noise")
+    assert findings_by_check(small, node, strategy="local")["privacy"].text == (
+        "the method exchanges nothing"
+    )
+
+
+def test_a_node_that_says_nothing_about_noise_learns_what_to_say(small, node):
+    del node["epsilon-budget"]
+    failure = only_failure(small, node)
+    assert failure.check == "policy"
+    assert "epsilon-budget=inf in its node config would allow it" in failure.text
+    assert all(finding.ok for finding in findings_by_check(small, node, **NOISE).values())
+
+
+def test_the_spent_budget_is_said(small, node, tmp_path):
+    node["epsilon-budget"] = 30.0
+    ledger = PrivacyLedger(tmp_path / "state" / "1" / "privacy-ledger.jsonl")
+    for server_round in (1, 2):
+        ledger.record(2.0, "0f", server_round)
+    spent = privacy_spent(2.0, 2, 1e-5)
+    found = findings_by_check(small, node, **NOISE)["privacy"]
+    assert found.text == f"epsilon {spent:.2f} of 30 spent by earlier rounds"
+
+
+@pytest.mark.parametrize(
+    ("split", "used", "warns"),
+    [("12/0/88", "70/10/20", False), ("40/0/60", "40/0/60", True), ("60/20/20", "", False)],
+)
+def test_a_split_that_trains_on_the_smaller_part_draws_a_warning(small, node, split, used, warns):
+    """A node with its own data replaces the default split, which is for simulations."""
+    found = findings_by_check(small, node, **{"client-split": split})["data"]
+    assert found.ok
+    assert ("trains on less than half of the samples" in found.text) == warns
+    train, *others = map(
+        int, re.findall(r"(\d+)(?: samples)? to (?:train|validate|test)", found.text)
+    )
+    assert (train < sum(others)) == warns
+    if warns:
+        assert f"Warning: client-split = {used} trains" in found.text
+        assert "a usual choice is 70/10/20" in found.text
+
+
+def test_a_share_of_the_runs_data_keeps_the_split_of_the_run(small):
+    """Only a node with its own data replaces the default split, so a share of a data set warns."""
+    found = findings_by_check(small, {"partition-id": 0}, strategy="local", **SIMULATED)["data"]
+    assert "Warning: client-split = 12/0/88 trains on less than half of the samples" in found.text
 
 
 def test_groups_of_images_are_kept_together(small, node):

@@ -298,6 +298,7 @@ def test_other_methods_and_models_are_refused(private, tmp_path):
 def node_of(private, folder, **policy):
     """A client whose node does not trust the server, and its number of training samples."""
     node = {"partition-id": 1, "state-dir": str(folder), "trust-server": False}
+    node |= {"epsilon-budget": math.inf}
     node |= {"allow-methods": "all", "min-class-count": 0, **policy}
     run_config = read_config({**private, "dp-sgd-noise-seed": -1}).flat()
     client = client_of({}, context=Context(1, 1, node, RecordDict(), run_config))

@@ -1,6 +1,7 @@
 """A node gives only what its operator agreed to, whatever the run config asks for."""
 
 import json
+import math
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +32,8 @@ from strategies.core.replies import TooFewRepliesError
 
 SILO = {"partition": "iid", "client-split": "60/20/20", "held-out-size": 60, "max-samples": 460}
 SILO |= {"num-clients": 4, "models": "mlp"}
-DEPLOYED = {"trust-server": False}
-"""Node config of a client that is treated as a node of a deployment."""
+DEPLOYED = {"trust-server": False, "epsilon-budget": math.inf}
+"""Node config of a client that is treated as a node of a deployment, without need of noise."""
 
 
 @pytest.fixture
@@ -75,6 +76,8 @@ def test_clients_of_one_process_trust_the_server(small):
         ("allow-methods", "fedvag"),
         ("allow-measures", "clases"),
         ("min-noise", -1),
+        ("epsilon-budget", "none"),
+        ("epsilon-budget", math.nan),
         ("min-class-count", "many"),
         ("trust-server", "perhaps"),
     ],
@@ -237,6 +240,36 @@ def test_a_run_has_at_least_the_noise_of_the_node(small, silo):
     assert client_on(silo, small, strategy="local")
 
 
+def test_nothing_leaves_without_noise_unless_the_operator_says_so(small, silo, tmp_path):
+    """With nothing set, a run config without noise once got predictions as they are."""
+    del silo["epsilon-budget"]
+    small |= SILO
+    silo |= {"allow-methods": "all", "state-dir": str(tmp_path / "state")}
+    for strategy in ("kt-pfl", "fedavg", "fedproto"):
+        assert refusal(silo, small, strategy=strategy) == (
+            "this node lets nothing leave without noise; epsilon-budget=inf in its node config "
+            "would allow it"
+        )
+    assert client_on(silo, small, strategy="local")
+    assert client_on(silo, small, **NOISE)
+    silo["epsilon-budget"] = math.inf
+    assert client_on(silo, small)
+
+
+def test_without_a_budget_of_its_own_a_node_spends_at_most_ten(small, silo, tmp_path):
+    del silo["epsilon-budget"]
+    silo["state-dir"] = str(tmp_path / "state")
+    flat = {**small, **SILO, **NOISE, "local-epochs": 1}
+    message = {"names": [], "server-round": 1, "phase": "train"}
+    served = 0
+    with pytest.raises(PolicyError, match="epsilon-budget of this node is spent"):
+        for run in range(50):
+            client_on(silo, flat).fit([], {**message, "run-id": f"{run:x}"})
+            served += 1
+    assert spent_in(silo, tmp_path) == pytest.approx(privacy_spent(2.0, served, 1e-5))
+    assert privacy_spent(2.0, served, 1e-5) <= 10 < privacy_spent(2.0, served + 1, 1e-5)
+
+
 def test_a_noise_seed_is_refused_in_a_deployment(small, silo):
     small |= {**SILO, **NOISE}
     assert "noise-seed" in refusal(silo, small, **{"kt-pfl.noise-seed": 7})
@@ -263,11 +296,12 @@ def test_epsilon_counts_over_runs(small, silo, tmp_path):
 def test_a_budget_allows_no_run_without_noise(small, silo, tmp_path):
     silo |= {"state-dir": str(tmp_path), "epsilon-budget": 5, "allow-methods": "all"}
     for strategy in ("kt-pfl", "fedavg"):
-        assert "epsilon-budget" in refusal(silo, {**small, **SILO}, strategy=strategy)
+        assert "without noise" in refusal(silo, {**small, **SILO}, strategy=strategy)
     assert client_on(silo, {**small, **SILO}, strategy="local")
     del silo["state-dir"]
+    assert client_on(silo, {**small, **SILO}, strategy="local")
     with pytest.raises(NodeConfigError, match="needs state-dir"):
-        client_on(silo, {**small, **SILO}, strategy="local")
+        client_on(silo, {**small, **SILO, **NOISE})
 
 
 def test_a_ledger_survives_a_cut_and_never_counts_less(tmp_path):

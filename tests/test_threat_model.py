@@ -4,6 +4,7 @@ The attacker knows the page, the app and every path of the node, and writes any 
 message. The node has images of its own and the policy of a deployment.
 """
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -55,6 +56,7 @@ class Silo:
             "public-root": str(folder),
             "state-dir": str(folder / "state"),
             "trust-server": False,
+            "epsilon-budget": math.inf,
         }
 
     def send(self, kind=MessageType.TRAIN, message=(), arrays=(), **changes):
@@ -168,7 +170,12 @@ def read_class_shares_from_fedkma(silo):
 
 
 def turn_the_noise_off(silo):
-    silo.node["min-noise"] = 2.0
+    del silo.node["epsilon-budget"]
+    silo.refuses("lets nothing leave without noise")
+    silo.node["allow-methods"] = "all"
+    for strategy in ("fedavg", "fedproto", "fd"):
+        silo.refuses("lets nothing leave without noise", strategy=strategy)
+    silo.node |= {"epsilon-budget": math.inf, "min-noise": 2.0}
     silo.refuses("min-noise")
     silo.refuses("min-noise", **{**NOISE, "kt-pfl.noise-multiplier": 1e-9})
 

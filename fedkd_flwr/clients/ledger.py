@@ -9,6 +9,7 @@ therefore count a release that was not sent, and misses none that was.
 """
 
 import json
+import math
 import os
 import sys
 from collections import Counter
@@ -82,7 +83,7 @@ class PrivacyLedger:
         noise_multiplier: float,
         run_id: str,
         server_round: int,
-        budget: float = 0.0,
+        budget: float = math.inf,
         delta: float = 1e-5,
     ) -> None:
         """Record a release before it leaves the node.
@@ -96,7 +97,7 @@ class PrivacyLedger:
         server_round : int
             The round, for the operator.
         budget : float
-            Largest epsilon of all releases together; 0 for none.
+            Largest epsilon of all releases together.
         delta : float
             delta at which the budget is counted.
 
@@ -110,7 +111,7 @@ class PrivacyLedger:
         with self._locked() as file:
             releases = self._read(file)
             releases[noise_multiplier] += 1
-            if budget and epsilon_of(releases, delta) > budget:
+            if math.isfinite(budget) and epsilon_of(releases, delta) > budget:
                 raise PolicyError("the epsilon-budget of this node is spent")
             self._append(file, run_id, server_round, {NOISE: noise_multiplier})
 
@@ -119,7 +120,7 @@ class PrivacyLedger:
         steps: tuple[float, float, int],
         run_id: str,
         server_round: int,
-        budget: float = 0.0,
+        budget: float = math.inf,
         delta: float = 1e-5,
     ) -> None:
         """Record a training by DP-SGD before it begins.
@@ -140,7 +141,7 @@ class PrivacyLedger:
         """
         with self._locked() as file:
             spent = added(self._steps(file), *steps)
-            if budget and epsilon_spent(spent, delta) > budget:
+            if math.isfinite(budget) and epsilon_spent(spent, delta) > budget:
                 raise PolicyError("the epsilon-budget of this node is spent")
             entry = dict(zip(OF_STEPS, steps, strict=True))
             self._append(file, run_id, server_round, entry)

@@ -96,7 +96,7 @@ class Node:
 
         A client that trusts the server has none, unless it has a budget.
         """
-        is_kept = self.policy.epsilon_budget or not self.policy.trust_server
+        is_kept = self.policy.has_budget or not self.policy.trust_server
         return PrivacyLedger(self.state_folder / LEDGER) if self.state_folder and is_kept else None
 
 
@@ -129,7 +129,8 @@ def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
     Raises
     ------
     NodeConfigError
-        If a number is missing or invalid, or ``epsilon-budget`` has no folder for its ledger.
+        If a number is missing or invalid, or a finite ``epsilon-budget`` has no folder for its
+        ledger in a run that exchanges anything.
     SurplusNodeError
         If the run has no such partition. The server then leaves the node out.
     """
@@ -143,7 +144,7 @@ def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
     defaults = {"state-dir": run.state_dir, "models-dir": run.models_dir}
     folders = {**(defaults if policy.trust_server else {}), **node_config}
     state_folder = _folder(folders.get("state-dir"))
-    if policy.epsilon_budget and not state_folder:
+    if policy.has_budget and not state_folder and run.method.family != "nothing":
         raise NodeConfigError("epsilon-budget needs state-dir, where the node keeps its ledger")
     return Node(
         partition_id=partition_id,

@@ -8,6 +8,7 @@ The defaults are those of a deployment. In a simulation and in one process, serv
 to one user, and `OPEN` replaces them. ``trust-server = true`` does the same for a node.
 """
 
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -97,13 +98,14 @@ class NodePolicy(Slice):
         Folder in which data must lie that the run config names; empty for none.
     min_noise : float
         Smallest ``noise-multiplier`` with which the node sends predictions, or smallest
-        ``dp-sgd-noise-multiplier`` with which it trains; 0 for no noise.
+        ``dp-sgd-noise-multiplier`` with which it trains. At 0, `epsilon_budget` alone decides.
     min_class_count : int
         Classes with fewer samples are reported as absent. A node with fewer training or test
         samples takes no part.
     epsilon_budget : float
-        Largest epsilon of all runs together at `privacy_delta`; 0 for no budget. Releases of
-        predictions and trainings by DP-SGD are counted apart.
+        Largest epsilon of all runs together at `privacy_delta`. Releases of predictions and
+        trainings by DP-SGD are counted apart. What leaves without noise has an infinite epsilon,
+        so only ``inf`` allows it.
     privacy_delta : float
         delta at which `epsilon_budget` is counted, whatever the run config says.
     """
@@ -120,7 +122,7 @@ class NodePolicy(Slice):
     public_root: str = ""
     min_noise: float = Field(default=0.0, ge=0)
     min_class_count: int = Field(default=10, ge=0)
-    epsilon_budget: float = Field(default=0.0, ge=0)
+    epsilon_budget: float = Field(default=10.0, ge=0, allow_inf_nan=True)
     privacy_delta: float = Field(default=1e-5, gt=0, lt=1)
 
     # ---- Checks of a run config ----------------------------------------------------------
@@ -177,14 +179,16 @@ class NodePolicy(Slice):
     def _check_noise(self, run: RunConfig, settings: Settings) -> None:
         if run.method.family == "nothing":
             return
-        releases = settings if isinstance(settings, SoftPredictionSettings) else None
-        noise = max(releases.noise_multiplier if releases else 0.0, run.dp_sgd.noise_multiplier)
+        noise = noise_of(run, settings)
         if noise < self.min_noise:
             raise PolicyError("the run has less noise than min-noise of this node")
-        if self.epsilon_budget and not noise:
-            raise PolicyError("epsilon-budget of this node allows no run without noise")
-        seeds = [run.dp_sgd.noise_seed, *([releases.noise_seed] if releases else [])]
-        if max(seeds) >= 0 and not self.trust_server:
+        if self.has_budget and not noise:
+            raise PolicyError(
+                "this node lets nothing leave without noise; epsilon-budget=inf in its node "
+                "config would allow it"
+            )
+        is_known = isinstance(settings, SoftPredictionSettings) and settings.noise_seed >= 0
+        if (is_known or run.dp_sgd.noise_seed >= 0) and not self.trust_server:
             raise PolicyError("the run has a noise-seed, with which its noise can be removed")
 
     def _check_places(self, run_config: Mapping[str, Any], data_path: str) -> None:
@@ -261,6 +265,11 @@ class NodePolicy(Slice):
         return shown
 
     @property
+    def has_budget(self) -> bool:
+        """Whether `epsilon_budget` is finite, so that a ledger is needed."""
+        return math.isfinite(self.epsilon_budget)
+
+    @property
     def tells_answers(self) -> bool:
         """Whether the server may know which test images the node's model gets right."""
         return self.trust_server and self.allow_counts
@@ -277,6 +286,7 @@ OPEN = NodePolicy(
     allow_code=(ALL,),
     allow_measures=MEASURES,
     min_class_count=0,
+    epsilon_budget=math.inf,
 )
 """The policy where server and nodes belong to one user."""
 
@@ -316,6 +326,12 @@ def is_simulation() -> bool:
     """Return whether this process belongs to a simulation, where a single user runs all nodes."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
+
+
+def noise_of(run: RunConfig, settings: Settings) -> float:
+    """Return the multiplier of the noise on predictions or in training, whichever is larger."""
+    of_predictions = isinstance(settings, SoftPredictionSettings) and settings.noise_multiplier
+    return max(float(of_predictions), run.dp_sgd.noise_multiplier)
 
 
 def code_names(run_config: Mapping[str, Any]) -> Iterator[str]:
