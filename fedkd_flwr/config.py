@@ -18,7 +18,7 @@ from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.flat import Scalar, as_scalar, flatten
 from fedkd_flwr.hints import either, suggestions
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
-from fedkd_flwr.models.registry import model_name
+from fedkd_flwr.models.registry import DARTS, model_name
 from fedkd_flwr.own import is_of_this_process, is_own
 from fedkd_flwr.run_config import DATA_KEYS as DATA_KEYS
 from fedkd_flwr.run_config import PLACE_KEYS as PLACE_KEYS
@@ -26,6 +26,7 @@ from fedkd_flwr.run_config import RunConfig as RunConfig
 from strategies.core.plan import Settings
 from strategies.core.slices import Slice, kebab_case
 from strategies.parameters import SharedModelSettings
+from strategies.spider import SpiderSettings
 
 Part = TypeVar("Part", bound=Slice)
 
@@ -342,7 +343,9 @@ def _check_combinations(configuration: Configuration) -> None:
     if run.resume and not run.output_dir:
         raise ConfigError("resume = true needs output-dir, the run directory to continue.")
     try:
-        _ = run.models.search_space
+        edges = run.models.search_space.settings.edges
+        if isinstance(settings, SpiderSettings) and DARTS in models:
+            settings.schedule(edges, plan.num_server_rounds)
         # What depends on the number of clients is checked when it is known.
         if plan.num_clients:
             plan.check()

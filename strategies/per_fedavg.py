@@ -5,7 +5,8 @@ Guarantees: A Model-Agnostic Meta-Learning Approach*, NeurIPS 2020, arXiv:2002.0
 
 Clients minimize ``f(w - a ∇f(w))`` (Eq. 3). A local step draws two batches b1 and b2, takes
 ``w' = w - a ∇f(w; b1)`` and then ``w <- w - b ∇f(w'; b2)``; the server averages. A client is
-evaluated with the global model after one step of size a on its training data.
+evaluated with the global model after it was adapted to its training data with step size a: by one
+step on a batch, or by an epoch.
 
 Differences from the paper
 --------------------------
@@ -14,6 +15,8 @@ Differences from the paper
 - b is the run's ``learning-rate``, with its schedule and momentum. The b2 are the batches of
   FedAvg, epoch by epoch; the b1 are drawn at random. The paper draws both and has no momentum.
 - Models are weighted by training samples; the paper weights all sampled clients equally.
+- The paper adapts by one step. ``adaptation = "epoch"`` takes a step for each batch of the
+  training data, as PFLlib does (Zhang et al., JMLR 2025).
 """
 
 from typing import Annotated, Literal
@@ -33,6 +36,8 @@ class PerFedAvgSettings(Settings):
     inner_learning_rate : float
         a, the step size of the adaptation to a client's data, in training and before evaluation;
         0 is FedAvg.
+    adaptation : str
+        Steps of the adaptation before an evaluation: one on a ``batch``, or those of an ``epoch``.
     evaluate_on : str
         ``adapted`` evaluates the model after the adaptation, ``global`` the model before it.
     """
@@ -41,6 +46,7 @@ class PerFedAvgSettings(Settings):
     inner_learning_rate: Annotated[float, SearchRange(0.003, 0.3, log=True)] = Field(
         default=0.01, ge=0
     )
+    adaptation: Literal["batch", "epoch"] = "batch"
     evaluate_on: Literal["adapted", "global"] = "adapted"
 
 

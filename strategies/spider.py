@@ -4,16 +4,18 @@ E. Mushtaq, C. He, J. Ding, S. Avestimehr, *SPIDER: Searching Personalized Neura
 Federated Learning*, 2021, arXiv:2112.13939.
 
 Every client trains two supernets. The shared one w is FedAvg's. The personal one v minimizes
-``F(v) + lambda / 2 * ||v - w||²`` with the received w. Every few rounds one of its edges is pruned:
-each remaining operation is removed in turn. The operation whose removal decreases validation
-accuracy most is kept, and the others are pruned. The personal supernet stays on the client and is
-evaluated.
+``F(v) + lambda / 2 * ||v - w||²`` with the received w. Every few rounds one of its edges is pruned,
+until all are: each remaining operation is removed in turn. The operation whose removal decreases
+validation accuracy most is kept, and the others are pruned. The personal supernet stays on the
+client and is evaluated.
 
 Differences from the paper
 --------------------------
 - As in the authors' implementation, whole edges are pruned at once, one random edge of the normal
-  and one of the reduction cells at a time, with the same order and constants. Architecture weights
-  are pruned and never trained.
+  and one of the reduction cells at a time. Architecture weights are pruned and never trained.
+- Pruning is spread over the rounds of the run (`SpiderSettings.schedule`); the authors start in
+  round 30 and prune every 20 rounds, and so need 300 rounds. A run that is too short is refused.
+- A client that was not sampled when an edge was due prunes it when it is sampled next.
 - A pruned operation has weight zero in its edge's mixture but is still computed, so no time is
   saved.
 - Batch-normalization statistics are re-estimated before each candidate is evaluated, as for every
@@ -43,20 +45,48 @@ class SpiderSettings(Settings):
     proximal_weight : float
         lambda, the weight of the distance between the personal and the shared supernet.
     prune_from : int
-        First round in which an edge is pruned to one operation.
+        First round in which an edge is pruned to one operation; 0 for a fifth of the rounds, or
+        earlier if they would be too few.
     prune_every : int
-        Number of rounds from one pruned edge to the next.
+        Number of rounds from one pruned edge to the next; 0 to spread them over the rounds.
     """
 
     table = "spider"
     proximal_weight: Annotated[float, SearchRange(0.001, 1.0, log=True)] = Field(default=0.01, ge=0)
-    prune_from: int = Field(default=30, ge=1)
-    prune_every: int = Field(default=20, ge=1)
+    prune_from: int = Field(default=0, ge=0)
+    prune_every: int = Field(default=0, ge=0)
 
-    def prunes_in(self, server_round: int) -> bool:
-        """Return whether an edge is pruned in a round."""
-        since = server_round - self.prune_from
-        return since >= 0 and since % self.prune_every == 0
+    def schedule(self, edges: int, num_rounds: int) -> range:
+        """Return the rounds in which an edge of each kind of cell is pruned.
+
+        Parameters
+        ----------
+        edges : int
+            Number of edges of a cell, at least 1.
+        num_rounds : int
+            Rounds of the run.
+
+        Returns
+        -------
+        range
+            As many rounds as there are edges.
+
+        Raises
+        ------
+        ValueError
+            If the last one is after the last round of the run.
+        """
+        first = self.prune_from or max(1, min(num_rounds // 5, num_rounds - edges + 1))
+        every = self.prune_every or max(1, (num_rounds - first + 1) // edges)
+        rounds = range(first, first + every * edges, every)
+        if rounds[-1] > num_rounds:
+            spread = ", or spider.prune-from and spider.prune-every to 0"
+            raise ValueError(
+                f"spider prunes {edges} edges of a cell one after the other, the last in round "
+                f"{rounds[-1]} of {num_rounds}; set num-server-rounds to at least {rounds[-1]}"
+                f"{spread if num_rounds >= edges else ''}."
+            )
+        return rounds
 
 
 class Spider(ParameterStrategy):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers import client_of
 from torch import nn
 from two_clients import (
     CHANGES,
@@ -16,6 +17,7 @@ from two_clients import (
 import fedkd_flwr
 from fedkd_flwr.clients.per_fedavg import LossAfterStep
 from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.models.vectors import model_vectors
 from fedkd_flwr.runs import read_checkpoint
 
 
@@ -89,6 +91,28 @@ def test_clients_are_evaluated_after_one_step_unless_the_global_model_is_asked_f
     assert (adapted.rounds["loss_mean"] < fixed.rounds["loss_mean"]).all()
 
 
+@pytest.mark.parametrize("batch_size", [16, 512])
+def test_an_adaptation_by_an_epoch_takes_a_step_on_each_batch(batch_size, small, tmp_path):
+    """The batches are those of an epoch, in any order; each sample is in one."""
+    small |= {"batch-size": batch_size, "per-fedavg.adaptation": "epoch"}
+    client = client_of({**small, "per-fedavg.inner-learning-rate": 0.3})
+    weights = model_vectors(client.model)["weights"].copy()
+    batches = list(client.adaptation_batches(1))
+    assert len(batches) == -(-client.num_examples // batch_size)
+    seen = torch.cat([images for images, _ in batches]).flatten(1)
+    own = client.data.train_images.flatten(1)
+    torch.testing.assert_close(seen.sum(0), own.sum(0))
+    for images, labels in batches:
+        weights = weights - np.float32(0.3) * gradient(weights, images.flatten(1), labels)
+    client.prepare_evaluation(model_vectors(client.model), 1)
+    np.testing.assert_allclose(model_vectors(client.model)["weights"], weights, atol=2e-6)
+
+
+def test_an_adaptation_by_a_batch_takes_one_step(small):
+    client = client_of({**small, "batch-size": 16})
+    assert len(list(client.adaptation_batches(1))) == 1
+
+
 def test_without_its_step_it_is_fedavg_bit_for_bit(small, tmp_path):
     small |= {"batch-size": 16, "momentum": 0.9, "learning-rate": 0.05}
     still, finished = witnessed(small, tmp_path / "a", **{"per-fedavg.inner-learning-rate": 0.0})
@@ -114,6 +138,7 @@ def test_the_global_model_is_all_that_is_kept_over_two_rounds(small, tmp_path):
     ("changes", "sentence"),
     [
         ({"per-fedavg.inner-learning-rate": -0.1}, "per-fedavg.inner-learning-rate = -0.1: it"),
+        ({"per-fedavg.adaptation": "round"}, "per-fedavg.adaptation = 'round': it should be"),
         ({"per-fedavg.evaluate-on": "local"}, "per-fedavg.evaluate-on = 'local': it should be"),
         ({"models": "mlp,lenet"}, "per-fedavg averages parameters and needs one architecture"),
     ],

@@ -5,6 +5,8 @@ import pytest
 import torch
 from by_hand import TWO_CLIENTS, logits, training_data
 from helpers import Witness, client_of, run_with
+from hypothesis import given
+from hypothesis import strategies as draw
 from torch.nn import functional
 
 import fedkd_flwr
@@ -104,9 +106,46 @@ def test_the_operation_is_kept_whose_absence_costs_most():
     assert most_needed(without[:2]) == 1
 
 
-def test_edges_are_decided_in_the_rounds_of_the_schedule():
-    settings = SpiderSettings(prune_from=3, prune_every=2)
-    assert [t for t in range(1, 10) if settings.prunes_in(t)] == [3, 5, 7, 9]
+@pytest.mark.parametrize(
+    ("settings", "edges", "rounds", "expected"),
+    [
+        ({"prune_from": 3, "prune_every": 2}, 4, 9, [3, 5, 7, 9]),
+        # A fifth of 20 rounds is 4; the other 17 are five times 3 and two more.
+        ({}, 5, 20, [4, 7, 10, 13, 16]),
+        ({}, 14, 50, [*range(10, 37, 2)]),
+        # A fifth of 8 rounds would leave too few.
+        ({}, 8, 8, [1, 2, 3, 4, 5, 6, 7, 8]),
+        ({"prune_from": 6}, 2, 10, [6, 8]),
+        ({"prune_every": 1}, 2, 10, [2, 3]),
+    ],
+)
+def test_edges_are_decided_in_the_rounds_of_the_schedule(settings, edges, rounds, expected):
+    assert list(SpiderSettings(**settings).schedule(edges, rounds)) == expected
+
+
+@given(edges=draw.integers(1, 14), rounds=draw.integers(1, 400))
+def test_a_spread_schedule_ends_within_the_run_or_is_refused(edges, rounds):
+    if rounds < edges:
+        with pytest.raises(ValueError, match=f"num-server-rounds to at least {edges}"):
+            SpiderSettings().schedule(edges, rounds)
+        return
+    schedule = SpiderSettings().schedule(edges, rounds)
+    assert len(schedule) == edges
+    assert 1 <= schedule[0] <= schedule[-1] <= rounds
+
+
+def test_a_client_that_missed_rounds_prunes_what_is_due(tiny):
+    tiny |= {"num-server-rounds": 6, "supernet-nodes": 2, "spider.prune-from": 2}
+    client = client_of(tiny)
+
+    def undecided():
+        alphas = client.model.alpha_normal, client.model.alpha_reduce
+        return [int(((alpha > PRUNED).sum(dim=1) > 1).sum()) for alpha in alphas]
+
+    # Five edges are due in rounds 2 to 6.
+    for server_round, left in ((1, 5), (4, 2), (4, 2), (6, 0)):
+        client.prune(server_round)
+        assert undecided() == [left, left]
 
 
 def test_a_pruned_edge_keeps_the_operation_that_validation_needs_most(tiny):
@@ -144,10 +183,10 @@ def test_a_run_prunes_one_edge_of_each_cell_a_round_and_sends_none_of_it(tiny, t
         assert all((rows.sum(axis=1) == 1).all() for rows in kept)
 
 
-def test_two_rounds_equal_one_round_resumed_by_another(tiny, tmp_path):
-    whole = fedkd_flwr.run(tiny, output_dir=tmp_path / "whole")
-    fedkd_flwr.run(tiny, output_dir=tmp_path / "run", num_server_rounds=1)
-    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+def test_three_rounds_equal_two_resumed_by_another(tiny, tmp_path):
+    whole = fedkd_flwr.run(tiny, output_dir=tmp_path / "whole", num_server_rounds=3)
+    fedkd_flwr.run(tiny, output_dir=tmp_path / "run", num_server_rounds=2)
+    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=3)
     for column in ("loss_mean", "accuracy_mean", "operations_mean"):
         assert list(resumed.rounds[column]) == list(whole.rounds[column])
 
@@ -159,7 +198,11 @@ def test_two_rounds_equal_one_round_resumed_by_another(tiny, tmp_path):
     ("changes", "sentence"),
     [
         ({"spider.proximal-weight": -1}, "spider.proximal-weight = -1"),
-        ({"spider.prune-every": 0}, "spider.prune-every = 0"),
+        ({"spider.prune-every": -1}, "spider.prune-every = -1"),
+        (
+            {"models": "darts", "spider.prune-from": 9, "num-server-rounds": 9},
+            "prunes 5 edges of a cell one after the other, the last in round 13 of 9; set",
+        ),
         ({"client-split": "75/0/25"}, "spider needs validation data"),
         ({"models": "mlp,lenet"}, "spider averages parameters and needs one architecture"),
     ],

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch.func import functional_call
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.training.loop import Batch, gathered, random_batches, train_on
+from fedkd_flwr.training.loop import Batch, epoch_batches, gathered, random_batches, train_on
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import SGD
 from strategies.per_fedavg import PerFedAvgSettings
@@ -53,7 +54,7 @@ class LossAfterStep:
 
 
 class PerFedAvgClient(ParameterClient):
-    """Trains the global model for its loss after one step, and evaluates it after one step."""
+    """Trains the global model for its loss after one step, and evaluates it after adaptation."""
 
     keeps_model = False
     settings: PerFedAvgSettings
@@ -68,13 +69,21 @@ class PerFedAvgClient(ParameterClient):
         return TrainReply(self.model_arrays(), {"train-loss": mean_loss})
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
-        """Take one step from the global model on a training batch, if the settings ask for it."""
+        """Adapt the global model to the training data, if the settings ask for it."""
         self.receive_model(received)
         if self.settings.evaluate_on == "adapted":
             optimizer = SGD(self.model.parameters(), self.settings.inner_learning_rate)
-            batch = next(self.random_batches("adaptation-batches", server_round))
-            train_on(self.model, cross_entropy, optimizer, [batch])
+            train_on(self.model, cross_entropy, optimizer, self.adaptation_batches(server_round))
         return {}
+
+    def adaptation_batches(self, server_round: int) -> Iterator[Batch]:
+        """Return the private batches of the adaptation: one, or those of an epoch."""
+        purpose = "adaptation-batches"
+        if self.settings.adaptation == "batch":
+            return islice(self.random_batches(purpose, server_round), 1)
+        generator, size = self.generator(purpose, server_round), self.run.training.batch_size
+        positions = epoch_batches(self.num_examples, size, 1, generator)
+        return gathered(positions, self.data.train_images, self.data.train_labels)
 
     def random_batches(self, purpose: str, server_round: int) -> Iterator[Batch]:
         """Yield endless random private batches."""

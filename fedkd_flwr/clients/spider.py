@@ -55,11 +55,10 @@ class SpiderClient(ParameterClient):
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Prune if the round is due, then train both supernets on the same batches."""
+        """Prune the edges that are due, then train both supernets on the same batches."""
         if memory.load_tensors(self.context, "model") is None:
             self.receive_model(received)
-        if self.settings.prunes_in(server_round):
-            self.prune(server_round)
+        self.prune(server_round)
         with borrowed(self.architecture) as shared:
             fill_from_vectors(shared, received)
             loss = Proximal(tie_to(shared, self.model), self.settings.proximal_weight)
@@ -87,12 +86,19 @@ class SpiderClient(ParameterClient):
         return sum(int((alpha > PRUNED).sum()) for alpha in alphas)
 
     def prune(self, server_round: int) -> None:
-        """Choose the operation of one random edge in the normal and in the reduction cells."""
+        """Choose the operation of random edges, as many as are due in each kind of cell.
+
+        One is due in each round of the schedule; a client that was not sampled then has more.
+        """
         generator = self.generator("pruning", server_round)
         for alpha in split_parameters(self.model)[0]:
+            schedule = self.settings.schedule(len(alpha), self.run.plan.num_server_rounds)
             undecided = torch.nonzero((alpha > PRUNED).sum(dim=1) > 1).flatten().tolist()
-            if undecided:
-                self.decide(alpha, int(generator.choice(undecided)))
+            to_come = sum(due > server_round for due in schedule)
+            for _ in range(len(undecided) - to_come):
+                edge = int(generator.choice(undecided))
+                self.decide(alpha, edge)
+                undecided.remove(edge)
 
     @torch.no_grad()
     def decide(self, alpha: Tensor, edge: int) -> None:
