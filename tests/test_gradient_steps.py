@@ -86,3 +86,71 @@ def test_a_comparison_shows_the_steps_of_a_client_unless_earlier_code_made_the_r
     earlier = {name: value for name, value in run.summary.items() if name != "gradient_steps"}
     (run.path / "summary.json").write_text(json.dumps(earlier))
     assert "gradient steps" not in compare(run.path).to_markdown()
+
+
+# ---- Fine-tuning before an evaluation ------------------------------------------------
+
+
+def fine_tuning_by_round(run):
+    table = run.clients.pivot(index="partition_id", columns="round", values="fine_tuning_steps")
+    return table.astype(int)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes"),
+    [
+        ("fedavg-ft", {"fedavg-ft.epochs": 3}),
+        ("pfeddf", {"pfeddf.epochs": 3}),
+    ],
+)
+def test_fine_tuning_takes_a_step_for_each_batch_of_its_epochs(strategy, changes, base, tmp_path):
+    run = fedkd_flwr.run({**base, "strategy": strategy, **changes}, output_dir=tmp_path / "run")
+    table, sizes = steps_by_round(run)
+    for n, size in sizes.items():
+        assert table.loc[n].tolist() == [batches(size, 16)] * 2
+        assert fine_tuning_by_round(run).loc[n].tolist() == [3 * batches(size, 16)] * 2
+    an_epoch = sum(batches(size, 16) for size in sizes.values())
+    assert run.rounds["fine_tuning_steps"].tolist() == [3 * an_epoch] * 2
+    # Two epochs of training, and three of fine-tuning for the last evaluation.
+    assert run.summary["gradient_steps"] == 5 * an_epoch
+
+
+def test_clients_that_were_not_sampled_are_fine_tuned_too(base, tmp_path):
+    settings = {**base, "strategy": "fedavg-ft", "fedavg-ft.epochs": 1, "fraction-train": 0.5}
+    run = fedkd_flwr.run({**settings, "evaluate-every": 2}, output_dir=tmp_path / "run")
+    last = run.clients[run.clients["round"] == 2].set_index("partition_id")
+    steps = {n: batches(size, 16) for n, size in last["num_examples"].items()}
+    assert last["fine_tuning_steps"].to_dict() == steps
+    assert last["gradient_steps"].notna().sum() == 2 < len(steps) == 4
+    skipped, evaluated = run.round_rows
+    assert "fine_tuning_steps" not in skipped
+    trained = skipped["gradient_steps"] + evaluated["gradient_steps"]
+    assert run.summary["gradient_steps"] == trained + sum(steps.values())
+    assert compare(run).table["gradient_steps"].tolist() == [(trained + sum(steps.values())) / 4]
+
+
+def test_per_fedavg_takes_two_steps_a_batch_and_one_before_an_evaluation(base, tmp_path):
+    settings = {**base, "strategy": "per-fedavg"}
+    adapted = fedkd_flwr.run(settings, output_dir=tmp_path / "adapted")
+    table, sizes = steps_by_round(adapted)
+    assert table[2].to_dict() == {n: 2 * batches(size, 16) for n, size in sizes.items()}
+    assert adapted.rounds["fine_tuning_steps"].tolist() == [4, 4]
+    assert adapted.summary["gradient_steps"] == table.to_numpy().sum() + 4
+    an_epoch = fedkd_flwr.run(
+        {**settings, "per-fedavg.adaptation": "epoch", "num-server-rounds": 1},
+        output_dir=tmp_path / "epoch",
+    )
+    by_hand = {n: [batches(size, 16)] for n, size in sizes.items()}
+    assert fine_tuning_by_round(an_epoch).T.to_dict("list") == by_hand
+    as_received = fedkd_flwr.run(
+        {**settings, "per-fedavg.evaluate-on": "global"}, output_dir=tmp_path / "global"
+    )
+    assert "fine_tuning_steps" not in as_received.rounds
+    assert as_received.summary["gradient_steps"] == table.to_numpy().sum()
+
+
+def test_new_clients_are_fine_tuned_for_their_evaluation(base, tmp_path):
+    settings = {**base, "strategy": "fedavg-ft", "fedavg-ft.epochs": 2, "new-clients": 0.25}
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    (new,) = run.further_rows["new_clients"]
+    assert run.round_rows[-1]["new_fine_tuning_steps"] == 2 * batches(new["num_examples"], 16)

@@ -180,6 +180,24 @@ def test_all_methods_get_the_same_gradient_steps_and_as_many_trials_as_they_allo
     assert accuracies == sorted(accuracies, reverse=True)
 
 
+def test_a_search_pays_for_the_fine_tuning_that_it_judges_by(base, tmp_path):
+    """Each trial is judged after rounds 1, 3 and 6, and a client is fine-tuned before each."""
+    tuning = tune(base, ["fedavg-ft"], tmp_path, budget=4, seeds=1)
+    tuned = next(tuned for tuned in tuning.methods if tuned.strategy == "fedavg-ft")
+    an_epoch = steps_of_local(base, 0) // 6
+    costs = []
+    for path in (tmp_path / "fedavg-ft").glob("trial-*"):
+        run = load_run(path)
+        rounds, epochs = len(run.round_rows), run.config["fedavg-ft.epochs"]
+        judged = [1, 3, 6].index(rounds) + 1
+        costs.append((rounds + epochs * judged) * an_epoch)
+    assert tuned.steps == sum(costs)
+    assert tuned.run_steps == (6 + tuned.settings["fedavg-ft.epochs"]) * an_epoch
+    local = next(tuned for tuned in tuning.methods if tuned.strategy == "local")
+    assert tuned.budget == local.budget
+    assert tuned.steps < tuned.budget + max(costs)
+
+
 def test_the_sweep_runs_the_chosen_settings_with_seeds_that_tuned_nothing(base, tmp_path):
     tuning = tune(base, ["fedprox"], tmp_path, budget=1, seeds=2, fresh_seeds=3)
     runs = list(read_sweep(tuning.sweep).values())

@@ -51,7 +51,7 @@ from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 from fedkd_flwr.training.regularizers import parameters_of, relative_distance
 from strategies.core.answers import ANSWERS, packed
 from strategies.core.flower import log
-from strategies.core.metrics import GRADIENT_STEPS
+from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.versions import as_sent
@@ -133,7 +133,10 @@ class PersonalClient(NumPyClient):
         return TrainReply(metrics={"train-loss": loss, "moved-private": moved})
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
-        """Prepare `model` for its evaluation, and return further metrics."""
+        """Prepare `model` for its evaluation, and return further metrics.
+
+        Batches of a training go through `gradient_steps.counted`, which counts its steps.
+        """
         return {}
 
     # ---- Data and model --------------------------------------------------------------
@@ -392,7 +395,10 @@ class PersonalClient(NumPyClient):
 
     def count_answers(self, received: Arrays, server_round: int) -> Steps[dict[str, float]]:
         """Evaluate the client's model, export it if the run asks for it, and return its metrics."""
+        trained = self.gradient_steps.taken
         further = self.prepare_evaluation(received, server_round)
+        if steps := self.gradient_steps.taken - trained:
+            further = {**further, FINE_TUNING_STEPS.name: steps}
         if self.run.models.batch_norm_statistics == "fresh":
             # For every method: otherwise a comparison would measure running statistics.
             refresh_statistics(self.model, self.data.train_images)

@@ -2,8 +2,7 @@
 
 from fedkd_flwr.clients.base import Arrays
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.training.loop import epoch_batches, gathered, train_on
-from fedkd_flwr.training.losses import cross_entropy
+from fedkd_flwr.training.loop import epoch_batches, gathered
 from strategies.fedavg import FineTuningSettings
 from strategies.feddf import PFedDFSettings
 
@@ -30,4 +29,4 @@ class FineTuningClient(FedAvgClient):
         )
         batches = gathered(positions, self.data.train_images, self.data.train_labels)
         optimizer = self.private_optimizer(self.model.parameters(), server_round)
-        return {"fine-tuning-loss": train_on(self.model, cross_entropy, optimizer, batches)}
+        return {"fine-tuning-loss": self.fine_tune(optimizer, batches)}

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.training.loop import Batch, epoch_batches, gathered, random_batches, train_on
+from fedkd_flwr.training.loop import Batch, epoch_batches, gathered, random_batches
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import SGD
 from strategies.per_fedavg import PerFedAvgSettings
@@ -61,10 +61,12 @@ class PerFedAvgClient(ParameterClient):
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Train on pairs of batches and reply with the model."""
+        """Train on pairs of batches, two gradient steps each, and reply with the model."""
         self.receive_model(received)
         loss = LossAfterStep(self.settings.inner_learning_rate)
-        own_batches = self.random_batches("inner-batches", server_round)
+        own_batches = self.gradient_steps.counted(
+            self.random_batches("inner-batches", server_round)
+        )
         mean_loss = yield from self.train_locally(server_round, loss, own_batches)
         return TrainReply(self.model_arrays(), {"train-loss": mean_loss})
 
@@ -73,7 +75,7 @@ class PerFedAvgClient(ParameterClient):
         self.receive_model(received)
         if self.settings.evaluate_on == "adapted":
             optimizer = SGD(self.model.parameters(), self.settings.inner_learning_rate)
-            train_on(self.model, cross_entropy, optimizer, self.adaptation_batches(server_round))
+            self.fine_tune(optimizer, self.adaptation_batches(server_round))
         return {}
 
     def adaptation_batches(self, server_round: int) -> Iterator[Batch]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedkd_flwr.runs.provenance import provenance
 from fedkd_flwr.runs.reading import Row, Run
-from strategies.core.metrics import GRADIENT_STEPS
+from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
 
 if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
@@ -81,19 +81,24 @@ def summarize(run: Run, seconds: float) -> dict[str, Any]:
         "last_round": _result(evaluated[-1]) if evaluated else None,
         "validation_round": _result(best) if best else None,
         **{name: sum(row[name] for row in rows) for name in [*COUNTED, "failures"]},
-        **_gradient_steps(rows),
+        **_gradient_steps(rows, evaluated),
         "new_clients": _of_new_clients(rows[-1]),
         "matrices": sorted(run.matrices),
         "seconds": round(seconds, 3),
     }
 
 
-def _gradient_steps(rows: list[Row]) -> dict[str, int]:
-    """Return the steps of all clients and rounds; nothing if earlier code made a round."""
+def _gradient_steps(rows: list[Row], evaluated: list[Row]) -> dict[str, int]:
+    """Return the steps that the models of the last evaluation took; nothing of earlier code.
+
+    These are the steps of all clients and rounds, and those of fine-tuning for this evaluation.
+    Fine-tuning for earlier evaluations left no trace in these models.
+    """
     column = GRADIENT_STEPS.column
     if not all(column in row for row in rows):
         return {}
-    return {column: sum(row[column] for row in rows)}
+    fine_tuning = sum(row.get(FINE_TUNING_STEPS.column, 0) for row in evaluated[-1:])
+    return {column: sum(row[column] for row in rows) + fine_tuning}
 
 
 def _of_new_clients(row: Row) -> Row | None:

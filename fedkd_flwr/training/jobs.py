@@ -126,7 +126,7 @@ class StepCounter:
             job = next(steps)
             while True:
                 if isinstance(job, TrainJob):
-                    job = replace(job, batches=self._counted(job.batches))
+                    job = replace(job, batches=self.counted(job.batches))
                 try:
                     result = yield job
                 except Exception as error:
@@ -137,7 +137,8 @@ class StepCounter:
             answer: Answer = stop.value
             return answer
 
-    def _counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield batches unchanged, and count a step for each."""
         for batch in batches:
             self.taken += 1
             yield batch

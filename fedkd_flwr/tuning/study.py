@@ -30,7 +30,7 @@ from fedkd_flwr.sweeps.earlier import finished_run, move_aside, rounds_to_contin
 from fedkd_flwr.tuning.halving import BRACKET, continuing, largest_bracket, ranked, rungs_of
 from fedkd_flwr.tuning.space import Dimension, search_space
 from strategies.core.flower import log
-from strategies.core.metrics import GRADIENT_STEPS
+from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
 
 WIDEN_AFTER = 1 / 2
 """Share of the budget after which ranges are widened whose edge holds the best value."""
@@ -266,7 +266,7 @@ class MethodSearch:
 
     def _steps_of_failure(self, trial: FrozenTrial) -> int:
         """Return what a failed trial is charged: at least the steps of `local` to a first rung."""
-        taken = sum(_steps(run.round_rows) for run in self.runs(trial))
+        taken = sum(self._steps(run.round_rows) for run in self.runs(trial))
         return max(taken, self.steps_of_local * self.rungs[0] // self.rungs[-1])
 
     def _advance(
@@ -290,7 +290,18 @@ class MethodSearch:
             except _RungReachedError:
                 pass
         run = load_run(path)
-        return validation_accuracy_at(run, rung), _steps(run.round_rows[:rung])
+        return validation_accuracy_at(run, rung), self._steps(run.round_rows[:rung])
+
+    def _steps(self, rows: Iterable[Mapping[str, Any]]) -> int:
+        """Return the gradient steps of some rounds, and of fine-tuning before they were judged.
+
+        The search does not read the other evaluations, which a run may leave out.
+        """
+        rungs, fine_tuning = self.rungs, FINE_TUNING_STEPS.column
+        return sum(
+            row[GRADIENT_STEPS.column] + (row.get(fine_tuning, 0) if row["round"] in rungs else 0)
+            for row in rows
+        )
 
     def _path(self, number: int, seed: int) -> Path:
         return self.folder / f"trial-{number:03d}-seed{seed}"
@@ -305,11 +316,6 @@ def _note(trial: FrozenTrial, rung: int) -> dict[str, Any]:
     """Return what was noted when a trial reached a rung; empty if it did not."""
     note: dict[str, Any] = trial.user_attrs.get(str(rung), {})
     return note
-
-
-def _steps(rows: Iterable[Mapping[str, Any]]) -> int:
-    """Return the gradient steps of some rounds."""
-    return sum(row[GRADIENT_STEPS.column] for row in rows)
 
 
 def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:

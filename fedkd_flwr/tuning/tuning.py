@@ -44,7 +44,8 @@ class Tuned:
     steps, budget : int
         Gradient steps of all trials and seeds together, and how many there might have been.
     run_steps : int
-        Gradient steps of all clients in a run with the best settings, mean over seeds.
+        Gradient steps of all clients in a run with the best settings, mean over seeds, with
+        fine-tuning before the last evaluation.
     bytes : int
         What the best settings exchange in a run, up and down.
     notes : list of str
@@ -103,10 +104,10 @@ def tune(
 ) -> Tuning:
     """Search for the best settings of several methods on validation data, under the same rules.
 
-    Every method gets the same number of gradient steps, `local` included, those of distillation
-    counted like those on private data. A second call continues where the first stopped. Nothing
-    depends on test data. All methods are searched by successive halving and a tree-structured
-    Parzen estimator.
+    Every method gets the same number of gradient steps, `local` included. Those of distillation,
+    and of fine-tuning before an evaluation that the search reads, count like those in training.
+    A second call continues where the first stopped. Nothing depends on test data. All methods are
+    searched by successive halving and a tree-structured Parzen estimator.
 
     Parameters
     ----------

@@ -1,6 +1,7 @@
 """Metrics that the clients of several methods report."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from strategies.core.measures import LARGEST_COUNT
 from strategies.core.replies import Metric, Reply
@@ -20,6 +21,9 @@ GLOBAL_ACCURACY = Metric("global-accuracy", averaged=False, low=0, high=1)
 GRADIENT_STEPS = Metric("gradient-steps", averaged=False, low=0, high=LARGEST_COUNT)
 """Optimizer steps of a client in a round, of every kind. Every train reply may report them."""
 
+FINE_TUNING_STEPS = Metric("fine-tuning-steps", averaged=False, low=0, high=LARGEST_COUNT)
+"""Optimizer steps of a client between its last training and an evaluation."""
+
 DP_EPSILON = Metric("dp-epsilon", averaged=False, low=0)
 """Epsilon that a client has spent by DP-SGD since the start of the run."""
 
@@ -31,6 +35,12 @@ def columns_of_training(metrics: Iterable[Mapping[str, float]]) -> dict[str, flo
     """Return the columns of a round that follow from `OF_TRAINING`, from the metrics of each."""
     rows = list(metrics)
     return {GRADIENT_STEPS.column: gradient_steps(rows), **largest_epsilon(rows)}
+
+
+def fine_tuning_steps(evaluations: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the steps of fine-tuning for some evaluations as a column; nothing without them."""
+    steps = sum(int(row.get(FINE_TUNING_STEPS.column, 0)) for row in evaluations)
+    return {FINE_TUNING_STEPS.column: steps} if steps else {}
 
 
 def largest_epsilon(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:

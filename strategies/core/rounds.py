@@ -12,6 +12,7 @@ from strategies.core.answers import ANSWERS, as_text, check_answers
 from strategies.core.flower import log
 from strategies.core.measures import LARGEST_COUNT, MEANS, check_class_counts, measured_metrics
 from strategies.core.membership import ClientInfo
+from strategies.core.metrics import FINE_TUNING_STEPS, fine_tuning_steps
 from strategies.core.plan import RunPlan
 from strategies.core.replies import Arrays, InvalidReplyError, Metric, Reply
 from strategies.core.state import ResumableServer
@@ -26,6 +27,7 @@ COUNTS = (
     Metric("validation-correct", averaged=False, low=0, high=LARGEST_COUNT),
     Metric("validation-total", averaged=False, low=0, high=LARGEST_COUNT),
     Metric("validation-loss", averaged=False),
+    FINE_TUNING_STEPS,
 )
 """What an evaluation reports; a loss that is not finite is omitted."""
 
@@ -186,7 +188,8 @@ def accuracy_statistics(evaluations: Iterable[Mapping[str, Any]]) -> dict[str, f
     dict of str to float or None
         Unweighted mean, standard deviation over clients (with N in the denominator), worst, best,
         mean weighted by test samples, mean loss and mean validation accuracy, each None without
-        evaluations; and the mean of each further measure over the clients that report it.
+        evaluations; the mean of each further measure over the clients that report it; and
+        ``fine_tuning_steps`` of all clients if there are any.
     """
     rows = list(evaluations)
     names = ("mean", "std", "min", "max", "weighted")
@@ -210,6 +213,7 @@ def accuracy_statistics(evaluations: Iterable[Mapping[str, Any]]) -> dict[str, f
             for name in MEANS
             if (values := [row[name] for row in rows if name in row])
         },
+        **fine_tuning_steps(rows),
     }
 
 
