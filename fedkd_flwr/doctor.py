@@ -151,7 +151,7 @@ def _check_device(client: PersonalClient) -> str:
 
 def _check_data(client: PersonalClient) -> str:
     data = client.data
-    names = class_names(client.node.data_path, data.classes)
+    names = class_names(client.node.data_path, data.classes, client.run.data.label_column)
     numbers = [str(k) for k in range(data.classes)]
     labels = [f"{k} ({name})" for k, name in enumerate(names)] or numbers
     counted = zip(labels, data.class_counts.tolist(), strict=True)

@@ -1,6 +1,7 @@
 """num-clients = 0: the run has all connected clients."""
 
 import logging
+import math
 
 import numpy as np
 import pytest
@@ -113,7 +114,8 @@ def test_combinations_impossible_with_the_connected_number_are_refused(everybody
 
 
 def test_a_node_needs_num_partitions_when_num_clients_is_zero(everybody):
-    context = Context(1, 1, {"partition-id": 0}, RecordDict(), read_config(everybody).flat())
+    node = {"partition-id": 0, "epsilon-budget": math.inf}
+    context = Context(1, 1, node, RecordDict(), read_config(everybody).flat())
     with pytest.raises(
         ValueError, match="needs num-partitions, the number of all nodes, in the node's config"
     ):

@@ -1,10 +1,14 @@
 """Silos that name their class folders otherwise number their classes otherwise."""
 
 import json
+import math
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from datasets import ClassLabel, Dataset, Features, Image
 from federation import images_of
-from helpers import run_with, write_image_folder
+from helpers import image_rows, run_with, write_image_folder, write_parquet
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.data.folders import class_names, hash_of_names
@@ -48,6 +52,51 @@ def test_a_silo_with_other_names_is_left_out(silos, small, logged, tmp_path):
     assert any("client 2 numbers its classes differently" in line for line in logged())
 
 
+def named_table(path, n, names):
+    """Write a silo's images as `datasets` does, with the names of the labels in the schema."""
+    images, labels = images_of(SILOS, n)
+    features = Features({"label": ClassLabel(names=names), "image": Image()})
+    rows = {"label": [int(label) for label in labels], "image": image_rows(images)}
+    Dataset.from_dict(rows, features=features).to_parquet(path)
+    return path
+
+
+def test_names_of_labels_come_from_the_metadata_of_a_table(tmp_path):
+    named = named_table(tmp_path / "named.parquet", 0, NAMES)
+    assert class_names(str(named), 10) == class_names(str(named), 10, "label") == NAMES
+    assert class_names(str(named), 11) == []
+    Dataset.from_parquet(str(named), cache_dir=tmp_path / "cache").save_to_disk(tmp_path / "arrow")
+    assert class_names(str(tmp_path / "arrow"), 10) == NAMES
+    digits = list("0123456789")
+    assert class_names(str(named_table(tmp_path / "digits.parquet", 0, digits)), 10) == []
+    turned = class_names(str(named_table(tmp_path / "turned.parquet", 0, digits[::-1])), 10)
+    assert turned == digits[::-1]
+    plain = write_parquet(tmp_path / "plain.parquet", *images_of(SILOS, 0))
+    assert class_names(str(plain), 10) == []
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [b"no json", b"[]", b'{"info": {"features": {"label": {"names": "ab"}}}}',
+     b'{"info": {"features": {"label": {"names": [1, 2]}}}}', b'{"info": {"features": {}}}'],
+)  # fmt: skip
+def test_metadata_that_names_no_classes_are_ignored(metadata, tmp_path):
+    table = pa.table({"label": [0, 1], "image": [b"", b""]})
+    file = tmp_path / "own.parquet"
+    pq.write_table(table.replace_schema_metadata({b"huggingface": metadata}), file)
+    assert class_names(str(file), 2) == []
+
+
+def test_a_table_with_other_names_than_the_folders_is_left_out(silos, small, logged, tmp_path):
+    same = named_table(tmp_path / "same.parquet", 1, NAMES)
+    other = named_table(tmp_path / "other.parquet", 2, [*NAMES[1:], NAMES[0]])
+    nodes = {n: {"data-path": str(p)} for n, p in enumerate((silos[0], same, other))}
+    settings = {**small, **SILOS, "models": "mlp", "num-server-rounds": 1}
+    run, _ = run_with(client_app, settings, tmp_path / "run", node_configs=nodes)
+    assert set(run.clients["partition_id"]) == {0, 1}
+    assert any("client 2 numbers its classes differently" in line for line in logged())
+
+
 def test_a_silo_without_names_takes_part(silos, small, tmp_path):
     numbered = write_image_folder(tmp_path / "numbered", *images_of(SILOS, 2))
     folders = [silos[0], silos[1], numbered]
@@ -61,7 +110,10 @@ def test_the_doctor_lists_the_names(silos, small):
     settings = {**small, **SILOS, "models": "mlp"}
     texts = [
         next(found.text for found in check_node(settings, node) if found.check == "data")
-        for node in ({"partition-id": n, "data-path": str(silos[n])} for n in (0, 1, 2))
+        for node in (
+            {"partition-id": n, "data-path": str(silos[n]), "epsilon-budget": math.inf}
+            for n in (0, 1, 2)
+        )
     ]
     assert "0 (Ankle boot): " in texts[0] and "9 (ankle-boot): " in texts[2]
     hashes = [text.partition("classes-hash ")[2][:64] for text in texts]

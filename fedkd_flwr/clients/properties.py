@@ -15,11 +15,12 @@ def data_properties(data: ClientData, run: RunConfig, node: Node) -> dict[str, A
     for results are 0 if the node withholds its counts.
     """
     has_results = node.policy.allow_counts
+    names = class_names(node.data_path, data.classes, run.data.label_column)
     return {
         "num-examples": len(data.train_labels),
         "test-size": len(data.test_labels) if has_results else 0,
         "validation-size": len(data.validation_labels) if has_results else 0,
         "public-hash": hash_of_public_pool(run.data_plan),
-        "classes-hash": hash_of_names(class_names(node.data_path, data.classes)),
+        "classes-hash": hash_of_names(names),
         "num-clients": 0 if node.data_path else run.plan.num_clients,
     }

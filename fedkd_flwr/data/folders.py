@@ -58,7 +58,7 @@ def read_image_folder(path: Path, wanted: Wanted) -> tuple[list[Path], NDArray[n
     return files, np.array(labels, dtype=np.int64)
 
 
-def class_names(data_path: str, classes: int) -> list[str]:
+def class_names(data_path: str, classes: int, label_column: str = "") -> list[str]:
     """Return the names of a node's classes in the order of their numbers.
 
     Parameters
@@ -67,15 +67,23 @@ def class_names(data_path: str, classes: int) -> list[str]:
         The node's ``data-path``; empty for none.
     classes : int
         K, the number of classes.
+    label_column : str
+        Column of classes in a table; empty to find it.
 
     Returns
     -------
     list of str
-        The names of the class folders; empty where folders are numbered, or data lie in none.
+        The names of the class folders, or those that a table records for its labels. Empty where
+        classes are numbered, or nothing names all of them.
     """
     path = Path(data_path).expanduser()
-    if not data_path or not path.is_dir() or tables_at(path):
+    if not data_path or not path.exists():
         return []
+    if tables := tables_at(path):
+        from fedkd_flwr.data.tables import names_of_labels  # deferred: loads pyarrow
+
+        names = names_of_labels(tables[0], label_column)
+        return names if len(names) == classes and names != list(map(str, range(classes))) else []
     names = sorted({folder.name for part in parts_of(path) for folder in _class_folders(part)})
     return names if len(names) == classes and not all(map(str.isdecimal, names)) else []
 

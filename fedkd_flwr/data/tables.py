@@ -167,6 +167,39 @@ def _opened(path: Path) -> pa.parquet.ParquetFile:
         raise DataError(f"{str(path)!r} cannot be read as a Parquet file: {error}") from error
 
 
+def names_of_labels(path: Path, label_column: str) -> list[str]:
+    """Return the names of the classes that a table records for its labels, by number.
+
+    Hugging Face writes the features of a data set into the metadata of its schema; a column of the
+    feature ``ClassLabel`` has names.
+
+    Parameters
+    ----------
+    path : Path
+        As for `read_table`.
+    label_column : str
+        Name of the column of classes; empty to find it.
+
+    Returns
+    -------
+    list of str
+        Empty where the table records none.
+
+    Raises
+    ------
+    DataError
+        If the table cannot be read, or has no such column.
+    """
+    schema = _opened(path).schema_arrow if path.is_file() else read_table(path).schema
+    column = find_column(schema, LABELS, label_column, repr(str(path)))
+    try:
+        recorded = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        names = recorded["info"]["features"][column]["names"]
+    except (ValueError, KeyError, TypeError):
+        return []
+    return names if isinstance(names, list) and all(isinstance(n, str) for n in names) else []
+
+
 def encoded_images(column: Column) -> list[bytes]:
     """Return the files in an image column: structs with a field ``bytes``, or bytes.
 

@@ -65,7 +65,7 @@ def model_card(
         "versions": installed_versions(),
         "shape": list(run.data.image_shape),
         "classes": run.data.num_classes,
-        "class-names": class_names(data_path, run.data.num_classes),
+        "class-names": class_names(data_path, run.data.num_classes, run.data.label_column),
         "partition-id": partition_id,
         "strategy": run.strategy,
         "dataset": run.data.dataset,
