@@ -96,6 +96,7 @@ def fingerprint(hub_id: str, data_root: str = "") -> str:
             digest.update(_digest_of_file(path))
     else:
         for part, table in hub_parts(hub_id).items():
+            # `datasets` identifies a table by this hash, and has no public name for it.
             digest.update(f"{part} {len(table)} {table._fingerprint}\n".encode())
     return digest.hexdigest()
 

@@ -138,6 +138,7 @@ def _built(architecture: Architecture) -> nn.Module:
 def _buffers_that_stay(model: nn.Module) -> Iterator[_Place]:
     """Yield the buffers that borrowers do not fill: integers, and those not in the state dict."""
     for module in model.modules():
+        # `named_buffers` leaves out those that are None, and says nothing about the state dict.
         for name, buffer in module._buffers.items():
             is_outside = name in module._non_persistent_buffers_set
             if is_outside or (buffer is not None and not buffer.is_floating_point()):

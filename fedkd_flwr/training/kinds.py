@@ -42,6 +42,7 @@ def _descends_plainly(job: TrainJob) -> bool:
     optimizer, groups = job.optimizer, job.optimizer.param_groups
     if type(optimizer) not in PLAIN_DESCENT or len(groups) != 1:
         return False
+    # PyTorch has no public way to ask whether an optimizer has hooks.
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     varied = any(groups[0][name] for name in ("nesterov", "dampening", "maximize"))
     parameters = {id(parameter) for parameter in job.model.parameters()}

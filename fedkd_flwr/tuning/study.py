@@ -236,7 +236,7 @@ class MethodSearch:
             if begun and trials[number].state.is_finished():
                 chosen[number] = self.settings(trials[number])
                 continue
-            trial = Trial(study, trials[number]._trial_id) if begun else study.ask()
+            trial = _reopened(study, trials[number]) if begun else study.ask()
             chosen[number] = {key: _rounded(space[key].suggest(trial, key)) for key in space}
         return chosen
 
@@ -249,7 +249,7 @@ class MethodSearch:
             return float(note[ACCURACY])
         if trial.state.is_finished() or not self._may_continue(study, is_first):
             return None
-        open_trial = Trial(study, trial._trial_id)
+        open_trial = _reopened(study, trial)
         try:
             reached = [self._advance(number, seed, chosen, rung) for seed in self.seeds]
         except (ConfigError, RuntimeError) as error:
@@ -316,6 +316,11 @@ def _note(trial: FrozenTrial, rung: int) -> dict[str, Any]:
     """Return what was noted when a trial reached a rung; empty if it did not."""
     note: dict[str, Any] = trial.user_attrs.get(str(rung), {})
     return note
+
+
+def _reopened(study: Study, trial: FrozenTrial) -> Trial:
+    """Return a trial that has begun, to go on with it; Optuna has no public way."""
+    return Trial(study, trial._trial_id)
 
 
 def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:

@@ -1,4 +1,4 @@
-"""Flower's private names that the project uses, imported only here.
+"""Flower's log, and the private names of Flower that the project uses, imported only here.
 
 Public modules are ``flwr.app``, ``flwr.client``, ``flwr.clientapp``, ``flwr.serverapp``,
 ``flwr.serverapp.strategy`` and ``flwr.simulation``. Each name below is loaded on first use, because
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from flwr.common.config import parse_config_args as parse_config_args
     from flwr.common.constant import ErrorCode as ErrorCode
     from flwr.proto.node_pb2 import NodeInfo as NodeInfo
-    from flwr.supercore import log as log
     from flwr.supercore.cli import flower_superexec as flower_superexec
     from flwr.supercore.constant import TASK_TYPE_TO_COMMAND as TASK_TYPE_TO_COMMAND
     from flwr.supercore.constant import TaskType as TaskType
@@ -43,7 +42,6 @@ HOMES = {
     "flwr_clientapp": "flwr.supernode.cli",
     "get_fab_metadata": "flwr.cli.config_utils",
     "get_flwr_home": "flwr.supercore.utils",
-    "log": "flwr.supercore",
     "parse_config_args": "flwr.common.config",
 }
 """The module of each name."""
@@ -55,8 +53,13 @@ REPLACED = {
 """The module that uses each name that the project replaces by its own (`fedkd_flwr.bundles`)."""
 
 
+# Flower sets up its logger when it is loaded: level, format and colors.
+import_module("flwr.app")
+LOGGER = logging.getLogger("flwr")
 # Reasons of clients and names in files of others are logged; a terminal would obey their escapes.
-logging.getLogger("flwr").addFilter(PrintableMessages())
+LOGGER.addFilter(PrintableMessages())
+log = LOGGER.log
+"""Logs a message at a level: ``log(WARNING, "Client %d is absent", 3)``."""
 
 
 class FlowerMovedError(ImportError):
