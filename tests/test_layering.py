@@ -94,3 +94,12 @@ def test_no_module_imports_itself_in_a_circle():
 def test_no_file_is_too_long_to_be_about_one_idea():
     lengths = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
     assert {name: length for name, length in lengths.items() if length > 430} == {}
+
+
+def test_the_report_and_the_plots_draw_what_the_analysis_prepares():
+    drawing = {"fedkd_flwr.plots", "fedkd_flwr.report"}
+    for name in MODULES:
+        own = ".".join(name.split(".")[:2])
+        if own in {"fedkd_flwr.analysis", *drawing}:
+            loaded = {".".join(module.split(".")[:2]) for module in imports_of(name)}
+            assert not loaded & drawing - {own}, name

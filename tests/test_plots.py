@@ -11,6 +11,7 @@ from matplotlib.colors import to_rgba
 
 import fedkd_flwr
 from fedkd_flwr import plots
+from fedkd_flwr.analysis import figures, styles
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.genotypes import local_inference_accuracy
 from fedkd_flwr.analysis.results import client_accuracies
@@ -66,7 +67,7 @@ def test_accuracy_over_rounds_has_a_line_per_method_and_bands_over_seeds(compari
     assert len(axes.collections) == 2  # perfed-ckt has one seed and no band
     assert axes.get_xlabel() == "Round"
     assert len({line.get_color() for line in axes.lines}) == 3
-    assert {line.get_color() for line in axes.lines} <= set(plots.style.COLORS)
+    assert {line.get_color() for line in axes.lines} <= set(styles.COLORS)
 
 
 def test_accuracy_against_bytes_is_cumulative_and_local_is_a_horizontal_line(comparison, runs):
@@ -230,7 +231,7 @@ def test_clients_are_ordered_by_partition_id_if_the_data_is_missing(runs, monkey
     def missing(run):
         raise DataError("not here")
 
-    monkeypatch.setattr(plots.clients, "label_counts", missing)
+    monkeypatch.setattr(figures, "label_counts", missing)
     axes = main_axes(plots.plot_sharing(runs["kt-pfl", 0]))
     assert [text.get_text() for text in axes.get_yticklabels()] == ["0", "1", "2", "3"]
 
@@ -270,7 +271,7 @@ def test_clusters_are_drawn_by_client_and_round_in_palette_colors(runs):
     np.testing.assert_array_equal(image.get_array(), followed[:, ::-1].T)
     absent, first = image.cmap(image.norm([-1, 0]))
     assert tuple(absent) == to_rgba(plots.style.ABSENT)
-    assert tuple(first) == to_rgba(plots.style.COLORS[0])
+    assert tuple(first) == to_rgba(styles.COLORS[0])
 
 
 def test_clusters_keep_their_numbers_when_k_means_renumbers_them():
@@ -459,12 +460,12 @@ def test_settings_of_one_method_have_different_colors(comparison, runs):
 
 
 def test_every_family_has_a_color_and_every_member_a_line_style():
-    assert len(plots.style.FAMILIES) == len(plots.style.COLORS)
-    styles = plots.style.family_styles()
-    assert set(styles) == set(fedkd_flwr.METHODS)
-    assert len(set(styles.values())) == len(styles)
-    assert max(line for _, line in styles.values()) < len(plots.style.LINES)
-    assert styles["kt-pfl"][0] == styles["sim-pfl"][0] != styles["fedmd"][0]
+    assert len(styles.FAMILIES) == len(styles.COLORS)
+    of_methods = styles.family_styles()
+    assert set(of_methods) == set(fedkd_flwr.METHODS)
+    assert len(set(of_methods.values())) == len(of_methods)
+    assert max(line for _, line in of_methods.values()) < len(styles.LINES)
+    assert of_methods["kt-pfl"][0] == of_methods["sim-pfl"][0] != of_methods["fedmd"][0]
 
 
 def test_a_method_without_family_has_an_unused_color(comparison, runs, monkeypatch):

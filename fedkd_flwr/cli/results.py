@@ -18,6 +18,8 @@ from fedkd_flwr.cli.output import (
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from fedkd_flwr.analysis.comparison import Comparison
 
 LAYOUTS = ("table", "markdown", "latex", "csv")
@@ -141,42 +143,35 @@ def print_clients(compared: "Comparison", layout: str) -> None:
     from fedkd_flwr.analysis import rendering
 
     means = rendering.by_client(compared.clients, compared.table.index)
-    clients = rendering.rendered_clients(means)
-    if layout == "table":
-        from fedkd_flwr.cli.tables import show_columns
-
-        show_columns(clients)
-        return
-    say("")
-    if layout == "markdown":
-        echo(rendering.markdown_table(clients))
-    elif layout == "latex":
-        echo(rendering.latex_table(clients))
-    else:
-        echo(means.to_csv(index=False))
+    if layout != "table":
+        say("")
+    print_rows(means if layout == "csv" else rendering.rendered_clients(means), layout)
 
 
 def print_pairs(compared: "Comparison", layout: str) -> None:
     """Print what each method gains over each other one."""
-    from fedkd_flwr.analysis import rendering
     from fedkd_flwr.analysis.pairs import matrix_of_pairs, notes_on_pairs
     from fedkd_flwr.config import ConfigError
 
     matrix = matrix_of_pairs(compared.pairs, list(compared.table.index))
     if matrix.empty:
         raise ConfigError("--pairs needs runs of at least three methods; the table has all pairs.")
-    if layout == "table":
-        from fedkd_flwr.cli.tables import show_columns
-
-        show_columns(matrix)
-    elif layout == "markdown":
-        echo(rendering.markdown_table(matrix))
-    elif layout == "latex":
-        echo(rendering.latex_table(matrix))
-    else:
-        echo(matrix.to_csv(index=False))
+    print_rows(matrix, layout)
     for note in notes_on_pairs(compared.pairs):
         say_paragraph(f"- {note}")
+
+
+def print_rows(rows: "pd.DataFrame", layout: str) -> None:
+    """Print rows with a first column of names."""
+    from fedkd_flwr.analysis import rendering
+    from fedkd_flwr.cli.tables import show_columns
+
+    if layout == "table":
+        show_columns(rows)
+    elif layout == "csv":
+        echo(rows.to_csv(index=False))
+    else:
+        echo(getattr(rendering, f"{layout}_table")(rows))
 
 
 def personalize(

@@ -4,6 +4,7 @@ Every function returns a matplotlib Figure without a window, so it needs no disp
 ``figure.savefig(path)`` writes it.
 """
 
+from fedkd_flwr.analysis.figures import follow_clusters, sharing_matrices
 from fedkd_flwr.analysis.partition import label_counts
 from fedkd_flwr.plots.accuracy import (
     plot_accuracy_against_bytes,
@@ -11,7 +12,7 @@ from fedkd_flwr.plots.accuracy import (
     plot_gain_over_local,
 )
 from fedkd_flwr.plots.classes import plot_classes
-from fedkd_flwr.plots.clusters import follow_clusters, plot_clusters
+from fedkd_flwr.plots.clusters import plot_clusters
 from fedkd_flwr.plots.comparison import save_figures
 from fedkd_flwr.plots.cross import plot_cross
 from fedkd_flwr.plots.distillation import plot_pairs, plot_surface, plot_teacher_rounds
@@ -22,7 +23,7 @@ from fedkd_flwr.plots.genotypes import (
     genotype_figure,
     plot_genotype,
 )
-from fedkd_flwr.plots.knowledge import plot_help, plot_sharing, sharing_matrices
+from fedkd_flwr.plots.knowledge import plot_help, plot_sharing
 from fedkd_flwr.plots.new_clients import plot_new_clients
 from fedkd_flwr.plots.operations import plot_operations
 from fedkd_flwr.plots.partition import plot_partition

@@ -1,14 +1,13 @@
 """Accuracy over rounds, accuracy against communication cost, and gain over `local`."""
 
-from collections.abc import Sequence
-
-import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from fedkd_flwr.analysis.columns import in_bytes
 from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.figures import course_over_seeds, gains_by_method
 from fedkd_flwr.analysis.references import REFERENCE
+from fedkd_flwr.analysis.styles import styled
 from fedkd_flwr.plots.style import (
     FIGURE_WIDTH,
     comparison_title,
@@ -16,9 +15,7 @@ from fedkd_flwr.plots.style import (
     in_points,
     legend_below,
     new_figure,
-    styled,
 )
-from fedkd_flwr.runs import Run
 from strategies.core.randomness import random_generator
 
 
@@ -34,7 +31,7 @@ def plot_accuracy_over_rounds(comparison: Comparison) -> Figure:
     alpha = min(0.14, 0.9 / len(comparison.groups))
     for label, runs, style in styled(comparison):
         course = course_over_seeds(runs)
-        mean, spread = course["accuracy_mean"]["mean"], course["accuracy_mean"]["std"].fillna(0)
+        mean, spread = course["accuracy"], course["deviation"]
         axes.plot(course.index, mean, label=label, **style)
         if spread.any():
             axes.fill_between(
@@ -55,7 +52,7 @@ def plot_accuracy_against_bytes(comparison: Comparison) -> Figure:
     axes.set_title(comparison_title(comparison), fontsize="medium")
     for label, runs, style in styled(comparison):
         course = course_over_seeds(runs)
-        sizes, mean = course["bytes"]["mean"], course["accuracy_mean"]["mean"]
+        sizes, mean = course["bytes"], course["accuracy"]
         if sizes.empty or sizes.iloc[-1] > 0:
             axes.plot(sizes, mean, label=label, **style)
         else:
@@ -78,15 +75,14 @@ def plot_gain_over_local(comparison: Comparison) -> Figure:
     ValueError
         If there is no run of `local` with the seed of another run.
     """
-    gains = comparison.clients.dropna(subset="gain")
-    if gains.empty:
+    shown = gains_by_method(comparison)
+    if not shown:
         raise ValueError(f"There is no run of {REFERENCE} with the same seed to compare with.")
     figure, axes = new_figure("Gain in accuracy over local, in points", "")
     in_points(axes.xaxis)
-    shown = [item for item in styled(comparison) if item[0] in set(gains["method"])]
     figure.set_size_inches(FIGURE_WIDTH, 1.4 + 0.5 * len(shown))
-    for row, (label, _, style) in enumerate(shown):
-        gain = gains[gains["method"] == label]["gain"].to_numpy()
+    for row, (_, style, own) in enumerate(shown):
+        gain = own["gain"].to_numpy()
         shift = random_generator(0, "figure", row).uniform(-0.22, 0.22, len(gain))
         axes.scatter(gain, row + shift, s=22, color=style["color"], alpha=0.6, lw=0)
         axes.plot([gain.mean()] * 2, [row - 0.34, row + 0.34], color="black", lw=2)
@@ -99,36 +95,3 @@ def plot_gain_over_local(comparison: Comparison) -> Figure:
     title = f"{comparison_title(comparison)}\nOne dot per client and seed; the bar is the mean"
     axes.set_title(title, fontsize="medium")
     return figure
-
-
-def course_over_seeds(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return mean and standard deviation over seeds of accuracy and bytes, by round.
-
-    A seed that stopped early keeps its last values, so the last row is the mean over all seeds.
-
-    Parameters
-    ----------
-    runs : sequence of Run
-        Runs of one method with the same settings, one per seed.
-
-    Returns
-    -------
-    DataFrame
-        One row per evaluated round. Columns (name, ``mean``) and (name, ``std``) for
-        ``bytes`` (exchanged so far, both ways) and ``accuracy_mean``; ``std`` is NaN for
-        one seed.
-    """
-    courses = [_course(run) for run in runs]
-    rounds = pd.concat(courses).index.unique()
-    level = [
-        course.reindex(course.index.union(rounds[rounds > course.index.max()]), method="ffill")
-        for course in courses
-    ]
-    return pd.concat(level).groupby("round").agg(["mean", "std"])
-
-
-def _course(run: Run) -> pd.DataFrame:
-    """Return the bytes exchanged so far and the mean accuracy, by evaluated round."""
-    rounds = run.rounds.set_index("round")
-    rounds["bytes"] = (rounds["bytes_up"] + rounds["bytes_down"]).cumsum()
-    return rounds.loc[rounds["accuracy_mean"].notna(), ["bytes", "accuracy_mean"]].astype(float)

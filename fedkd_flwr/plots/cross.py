@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedkd_flwr.analysis.cross import Cross
-from fedkd_flwr.plots.clients import client_order
+from fedkd_flwr.analysis.figures import client_order
 from fedkd_flwr.plots.heat_maps import draw_matrix
 from fedkd_flwr.plots.style import FIGURE_WIDTH, percent, run_title
 

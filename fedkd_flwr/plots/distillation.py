@@ -8,11 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedkd_flwr.analysis.styles import COLORS, LINES, MARKERS
 from fedkd_flwr.plots.style import (
-    COLORS,
     FIGURE_WIDTH,
-    LINES,
-    MARKERS,
     in_percent,
     new_figure,
     percent,

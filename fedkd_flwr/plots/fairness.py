@@ -4,7 +4,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.plots.style import in_percent, legend_below, new_figure, styled
+from fedkd_flwr.analysis.styles import styled
+from fedkd_flwr.plots.style import in_percent, legend_below, new_figure
 
 
 def plot_clients_by_rank(comparison: Comparison) -> Figure:

@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
-from fedkd_flwr.plots.clients import client_ticks
-from fedkd_flwr.plots.style import ABSENT
+from fedkd_flwr.plots.style import ABSENT, client_ticks
 
 
 def draw_matrix(

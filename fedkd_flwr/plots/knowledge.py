@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,17 +9,12 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from fedkd_flwr.analysis.figures import sharing, sharing_matrices
 from fedkd_flwr.analysis.results import client_accuracies
-from fedkd_flwr.plots.clients import client_order, client_ticks
-from fedkd_flwr.plots.style import COLORS, FIGURE_WIDTH, in_points, new_figure, run_title
+from fedkd_flwr.analysis.styles import COLORS
+from fedkd_flwr.plots.heat_maps import draw_matrix
+from fedkd_flwr.plots.style import FIGURE_WIDTH, in_points, new_figure, run_title
 from fedkd_flwr.runs import Run
-
-
-def sharing_matrices(run: Run) -> list[str]:
-    """Return the names of a run's matrices of shape (rounds, N, N): receiver, giver."""
-    clients = run.config["num-clients"]
-    square = [name for name, m in run.matrices.items() if m.shape[1:] == (clients, clients)]
-    return square if clients > 1 else []
 
 
 def plot_sharing(
@@ -47,11 +41,10 @@ def plot_sharing(
     ValueError
         If the run has no such matrix or round.
     """
-    matrix, title = _sharing(run, server_round, name)
-    clients, ordered = client_order(run, order)
+    matrix, clients, ordered, title = _shown(run, server_round, name, order)
     figure, axes = new_figure("", "", grid=False)
     figure.set_size_inches(FIGURE_WIDTH, 0.9 * FIGURE_WIDTH)
-    image = _heat_map(axes, matrix[np.ix_(clients, clients)], clients)
+    image = _draw(axes, matrix, clients)
     figure.colorbar(image, ax=axes, label="Weight of the giver")
     axes.set_xlabel(f"Giver{ordered}")
     axes.set_ylabel(f"Receiver{ordered}")
@@ -82,14 +75,12 @@ def plot_help(
     ValueError
         If the run has no such matrix or round.
     """
-    matrix, title = _sharing(run, server_round, name)
-    clients, ordered = client_order(run, order)
+    matrix, clients, ordered, title = _shown(run, server_round, name, order)
     figure = Figure(figsize=(1.35 * FIGURE_WIDTH, 0.85 * FIGURE_WIDTH), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(2.2, 1), sharey=True)
-    shown = matrix[np.ix_(clients, clients)].astype(float)
     # The weight of a client for itself is often so large that it would hide the others.
-    np.fill_diagonal(shown, np.nan)
-    image = _heat_map(left, shown, clients)
+    np.fill_diagonal(matrix, np.nan)
+    image = _draw(left, matrix, clients)
     # Below both panels: a color bar next to one of them would misalign their rows.
     figure.colorbar(
         image, ax=[left, right], location="bottom", shrink=0.6, label="Weight of the giver"
@@ -99,7 +90,7 @@ def plot_help(
     gain = (client_accuracies(run) - client_accuracies(local)).reindex(clients)
     # Blue and orange are distinguishable with any kind of color blindness.
     colors = [COLORS[0] if value > 0 else COLORS[1] for value in gain]
-    right.barh(range(len(clients)), gain, color=colors)
+    right.barh(range(len(gain)), gain, color=colors)
     # Symmetric limits, so that losses are on the left half.
     widest = 1.1 * float(gain.abs().max())
     if widest > 0:
@@ -115,31 +106,27 @@ def plot_help(
     return figure
 
 
-def _sharing(
-    run: Run, server_round: int | None, name: str | None
-) -> tuple[NDArray[np.float64], str]:
-    """Return one round's matrix and a title for it."""
+def _shown(
+    run: Run, server_round: int | None, name: str | None, order: Sequence[int] | None
+) -> tuple[NDArray[np.float64], NDArray[np.int64], str, str]:
+    """Return one round's matrix, the order of its clients, and a title; see `sharing`."""
     names = sharing_matrices(run)
     if not names or (name and name not in names):
         what = f"matrix {name}" if name else "matrix of receivers and givers"
         raise ValueError(f"{run.path.name} has no {what}.")
-    matrices = run.matrices[name or names[0]]
-    server_round = len(matrices) if server_round is None else server_round
-    if not 1 <= server_round <= len(matrices):
-        raise ValueError(f"Round {server_round} is outside 1..{len(matrices)}.")
-    title = f"{run_title(run)}: {name or names[0]} after round {server_round}"
-    return matrices[server_round - 1].astype(np.float64), title
+    name = name or names[0]
+    rounds = len(run.matrices[name])
+    server_round = rounds if server_round is None else server_round
+    if not 1 <= server_round <= rounds:
+        raise ValueError(f"Round {server_round} is outside 1..{rounds}.")
+    (matrix,), clients, ordered = sharing(run, name, [server_round], order)
+    title = f"{run_title(run)}: {name} after round {server_round}"
+    return matrix, clients, ordered, title
 
 
-def _heat_map(axes: Axes, matrix: NDArray[np.float64], clients: NDArray[np.int64]) -> AxesImage:
-    colors = mpl.colormaps["cividis"].with_extremes(bad="white")
+def _draw(axes: Axes, matrix: NDArray[np.float64], clients: NDArray[np.int64]) -> AxesImage:
     lowest, highest = float(np.nanmin(matrix)), float(np.nanmax(matrix))
     # If all weights are equal, as in FedMD, the color scale still needs two different ends.
     if highest - lowest < 1e-9:
         lowest, highest = 0.0, 2 * highest
-    image = axes.imshow(
-        matrix, cmap=colors, vmin=lowest, vmax=highest, interpolation="nearest", aspect="auto"
-    )
-    axes.set_xticks(*client_ticks(clients))
-    axes.set_yticks(*client_ticks(clients))
-    return image
+    return draw_matrix(axes, matrix, clients, clients, limits=(lowest, highest))

@@ -5,18 +5,16 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.figures import WHOSE, over_seeds
 from fedkd_flwr.analysis.references import REFERENCE
+from fedkd_flwr.analysis.styles import styled
 from fedkd_flwr.plots.style import (
     FIGURE_WIDTH,
     comparison_title,
     in_percent,
     legend_below,
     new_figure,
-    styled,
 )
-
-COLUMNS = {"accuracy": "clients that trained", "new_accuracy": "new clients"}
-"""Compared columns of a comparison's results, and the clients they are about."""
 
 
 def plot_new_clients(comparison: Comparison) -> Figure:
@@ -31,8 +29,7 @@ def plot_new_clients(comparison: Comparison) -> Figure:
     ValueError
         If no run has new clients.
     """
-    results = comparison.results
-    if "new_accuracy" not in results:
+    if "new_accuracy" not in comparison.results:
         raise ValueError("No run has new clients.")
     figure, axes = new_figure("Mean accuracy over clients", "")
     figure.set_size_inches(FIGURE_WIDTH, 1.4 + 0.5 * len(comparison.groups))
@@ -40,19 +37,18 @@ def plot_new_clients(comparison: Comparison) -> Figure:
     title = f"{comparison_title(comparison)}\nOne dot per seed; the large marker is the mean"
     axes.set_title(title, fontsize="medium")
     marker_style: dict[str, Any] = {"marker": "o", "ms": 8, "ls": "none"}
-    for name, color in zip(COLUMNS.values(), ("black", "white"), strict=True):
+    for name, color in zip(WHOSE.values(), ("black", "white"), strict=True):
         axes.plot([], [], color="black", mfc=color, label=name, **marker_style)
     for row, (label, runs, style) in enumerate(styled(comparison)):
         color = style["color"]
-        seeds = results[results["method"] == label]
-        for column, fill, shift in zip(COLUMNS, (color, "white"), (-0.16, 0.16), strict=True):
-            values = seeds[column].dropna()
+        for column, fill, shift in zip(WHOSE, (color, "white"), (-0.16, 0.16), strict=True):
+            values = over_seeds(comparison, label, column)[column]
             if values.empty:
                 continue
             level = [row + shift] * len(values)
             axes.plot(values, level, color=color, marker=".", ms=7, alpha=0.6)
             axes.plot(values.mean(), row + shift, color=color, mfc=fill, **marker_style)
-        alone = seeds["new_accuracy"].dropna()
+        alone = over_seeds(comparison, label, "new_accuracy")["new_accuracy"]
         if runs[0].config["strategy"] == REFERENCE and len(alone):
             name = f"new clients of {label}"
             axes.axvline(alone.mean(), color=color, lw=1, ls="--", label=name)

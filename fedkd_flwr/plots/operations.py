@@ -9,11 +9,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
+from fedkd_flwr.analysis.figures import client_order
 from fedkd_flwr.analysis.genotypes import client_genotypes
+from fedkd_flwr.analysis.styles import COLORS
 from fedkd_flwr.models.darts.genotype import Node
 from fedkd_flwr.models.darts.settings import CELL_INPUTS, NONE, OPERATIONS
-from fedkd_flwr.plots.clients import client_order, client_ticks
-from fedkd_flwr.plots.style import ABSENT, COLORS, FIGURE_WIDTH
+from fedkd_flwr.plots.style import ABSENT, FIGURE_WIDTH, client_ticks
 from fedkd_flwr.runs import Run
 
 CANDIDATES = [name for name in OPERATIONS if name != NONE]

@@ -1,4 +1,4 @@
-"""Interactive figures of the report, in the colors of `fedkd_flwr.plots`.
+"""Interactive figures of the report, in the colors of `fedkd_flwr.analysis.styles`.
 
 Colors that depend on the light or dark theme are written as CSS variables of the page, such as
 ``var(--ink)``. The page inserts their values when it draws a figure.
@@ -14,12 +14,17 @@ from plotly.graph_objects import Figure, Frame, Heatmap
 
 from fedkd_flwr.analysis.columns import MISSING
 from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.figures import (
+    WHOSE,
+    client_order,
+    clusters_of,
+    course_over_seeds,
+    gains_by_method,
+    over_seeds,
+    sharing,
+)
 from fedkd_flwr.analysis.partition import label_counts
-from fedkd_flwr.plots.accuracy import course_over_seeds
-from fedkd_flwr.plots.clients import client_order
-from fedkd_flwr.plots.clusters import follow_clusters
-from fedkd_flwr.plots.new_clients import COLUMNS
-from fedkd_flwr.plots.style import COLORS, styled
+from fedkd_flwr.analysis.styles import COLORS, styled
 from fedkd_flwr.runs import Run
 from strategies.core.randomness import random_generator
 
@@ -50,10 +55,9 @@ def accuracy_figure(comparison: Comparison) -> Figure:
     """Return mean accuracy over rounds, with a band of one standard deviation over seeds."""
     figure = _new_figure("Round", "Mean accuracy over clients", height=420)
     for label, runs, style in styled(comparison):
-        over_seeds = course_over_seeds(runs)
-        rounds = over_seeds.index.to_numpy()
-        mean = over_seeds["accuracy_mean"]["mean"].to_numpy()
-        spread = over_seeds["accuracy_mean"]["std"].fillna(0).to_numpy()
+        course = course_over_seeds(runs)
+        rounds = course.index.to_numpy()
+        mean, spread = course["accuracy"].to_numpy(), course["deviation"].to_numpy()
         color = _on_theme(style["color"])
         if spread.any():
             figure.add_scatter(
@@ -82,11 +86,9 @@ def accuracy_figure(comparison: Comparison) -> Figure:
 
 def gain_figure(comparison: Comparison) -> Figure:
     """Return each client's gain in accuracy over `local`, one point per client and seed."""
-    gains = comparison.clients.dropna(subset="gain")
-    shown = [item for item in styled(comparison) if item[0] in set(gains["method"])]
+    shown = gains_by_method(comparison)
     figure = _new_figure("Gain in accuracy over local, in points", "", height=110 + 84 * len(shown))
-    for row, (label, _, style) in enumerate(shown):
-        own = gains[gains["method"] == label]
+    for row, (label, style, own) in enumerate(shown):
         shift = random_generator(0, "figure", row).uniform(-0.14, 0.14, len(own))
         figure.add_scatter(
             x=100 * own["gain"],
@@ -122,12 +124,11 @@ def new_clients_figure(comparison: Comparison) -> Figure:
     figure = _new_figure("Mean accuracy over clients", "", height=110 + 84 * len(shown))
     for row, (label, _, style) in enumerate(shown):
         color = _on_theme(style["color"])
-        seeds = comparison.results[comparison.results["method"] == label]
         means = []
         for (column, whose), place, fill in zip(
-            COLUMNS.items(), (row, row + 0.24), (color, PAPER), strict=True
+            WHOSE.items(), (row, row + 0.24), (color, PAPER), strict=True
         ):
-            own = seeds.dropna(subset=column)
+            own = over_seeds(comparison, label, column)
             mean = own[column].mean()
             means.append(f"{mean:.1%}" if len(own) else MISSING)
             figure.add_scatter(
@@ -172,15 +173,14 @@ def sharing_figure(run: Run, name: str, rounds: Sequence[int]) -> Figure:
     rounds : sequence of int
         The rounds to include, counted from 1; the last one is shown first.
     """
-    clients, ordered = client_order(run, None)
-    matrices = run.matrices[name][np.asarray(rounds) - 1].astype(np.float32)
-    matrices = matrices[:, clients][:, :, clients]
+    exact, clients, ordered = sharing(run, name, rounds)
+    matrices, names = exact.astype(np.float32), _names(clients)
     between = matrices[:, ~np.eye(len(clients), dtype=bool)]
     figure = _new_figure(f"Giver{ordered}", f"Receiver{ordered}", height=560, grid=False)
     figure.add_heatmap(
         z=matrices[-1],
-        x=_names(clients),
-        y=_names(clients),
+        x=names,
+        y=names,
         zmin=0,
         zmax=float(between.max()) or 1.0,
         colorscale="Cividis",
@@ -205,17 +205,15 @@ def clusters_figure(run: Run, rounds: Sequence[int]) -> Figure:
     rounds : sequence of int
         The rounds to highlight, counted from 1; the last one is highlighted first.
     """
-    labels = follow_clusters(run.matrices["clusters"])
-    clients, ordered = client_order(run, None)
+    labels, clients, ordered = clusters_of(run)
     count = max(int(labels.max()) + 1, 1)
-    figure = _new_figure(
-        "Round", f"Client{ordered}", height=200 + max(140, min(22 * len(clients), 600)), grid=False
-    )
+    height = 200 + max(140, min(22 * len(clients), 600))
+    figure = _new_figure("Round", f"Client{ordered}", height=height, grid=False)
     colors = [COLORS[i % len(COLORS)] for i in range(count)]
     steps = [[edge / count, color] for i, color in enumerate(colors) for edge in (i, i + 1)]
     figure.add_heatmap(
-        z=np.where(labels < 0, np.nan, labels)[:, clients].T,
-        x=np.arange(1, len(labels) + 1),
+        z=np.where(labels < 0, np.nan, labels),
+        x=np.arange(1, labels.shape[1] + 1),
         y=_names(clients),
         zmin=-0.5,
         zmax=count - 0.5,
@@ -229,7 +227,7 @@ def clusters_figure(run: Run, rounds: Sequence[int]) -> Figure:
         Frame(name=f"round {number}", layout={"shapes": [mark]}) for number, mark in marks.items()
     ]
     figure.update_layout(shapes=[marks[rounds[-1]]], plot_bgcolor=ABSENT)
-    _count_rounds(figure, len(labels))
+    _count_rounds(figure, labels.shape[1])
     return _with_clients_down(figure)
 
 

@@ -9,11 +9,11 @@ from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
 from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.figures import sharing_matrices
 from fedkd_flwr.analysis.pairs import notes_on_pairs
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.catalogue import DataError
-from fedkd_flwr.plots import sharing_matrices
 from fedkd_flwr.report.figures import (
     accuracy_figure,
     clusters_figure,
@@ -27,10 +27,9 @@ from fedkd_flwr.report.tables import (
     client_table,
     cluster_members,
     method_tables,
-    own_settings,
     pair_tables,
     run_table,
-    shared_settings,
+    settings_of,
 )
 from fedkd_flwr.runs import DamagedRunError, Run
 
@@ -92,6 +91,7 @@ def render_page(comparison: Comparison) -> str:
     has_new = "new_accuracy" in comparison.results
     has_gains = bool(comparison.clients["gain"].notna().any())
     split, split_missing = _split(comparison)
+    shared_settings, own_settings = settings_of(comparison)
     return environment.get_template("page.html").render(
         title=f"Methods on {settings['dataset']}, {settings['partition']}",
         settings=settings,
@@ -113,8 +113,8 @@ def render_page(comparison: Comparison) -> str:
         new_clients=_chart("New clients", new_clients_figure(comparison)) if has_new else None,
         split=split,
         split_missing=split_missing,
-        shared_settings=shared_settings(comparison),
-        own_settings=own_settings(comparison),
+        shared_settings=shared_settings,
+        own_settings=own_settings,
         runs=run_table(comparison),
         plotly=Markup(get_plotlyjs()),
     )

@@ -9,9 +9,9 @@ import pandas as pd
 
 from fedkd_flwr.analysis.columns import COLUMNS, MISSING, Column, columns_of, percent, points
 from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.figures import follow_clusters
 from fedkd_flwr.analysis.pairs import matrix_of_pairs
 from fedkd_flwr.analysis.settings import defining_settings
-from fedkd_flwr.plots.clusters import follow_clusters
 from fedkd_flwr.runs import Run
 
 ORDER_OF_VERDICTS = {"worse": -1.0, "not shown": 0.0, "better": 1.0}
@@ -146,24 +146,21 @@ def run_table(comparison: Comparison) -> Table:
     return Table("Runs", headings, set(headings[1:4]), rows)
 
 
-def shared_settings(comparison: Comparison) -> dict[str, str]:
-    """Return the settings that are equal in all methods, by name."""
-    settings = [defining_settings(runs[0].config) for runs in comparison.groups.values()]
-    return {name: _as_text(settings[0][name]) for name in settings[0] if _is_shared(name, settings)}
-
-
-def own_settings(comparison: Comparison) -> dict[str, dict[str, str]]:
-    """Return by label the settings of a method that are not equal in all methods."""
-    settings = {
-        label: defining_settings(runs[0].config) for label, runs in comparison.groups.items()
-    }
-    return {
+def settings_of(comparison: Comparison) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """Return the settings that are equal in all methods, and by label those that are not."""
+    by_label = {
         label: {
-            name: _as_text(value)
-            for name, value in own.items()
-            if name not in ("strategy", "seed") and not _is_shared(name, list(settings.values()))
+            name: "(empty)" if value == "" else str(value)
+            for name, value in defining_settings(runs[0].config).items()
+            if name not in ("strategy", "seed")
         }
-        for label, own in settings.items()
+        for label, runs in comparison.groups.items()
+    }
+    first, *others = by_label.values()
+    shared = {k: text for k, text in first.items() if all(own.get(k) == text for own in others)}
+    return shared, {
+        label: {name: text for name, text in own.items() if name not in shared}
+        for label, own in by_label.items()
     }
 
 
@@ -194,15 +191,5 @@ def _members(labels: "np.ndarray[Any, np.dtype[np.int64]]") -> str:
     return "; ".join(parts)
 
 
-def _is_shared(name: str, settings: list[dict[str, Any]]) -> bool:
-    if name in ("strategy", "seed") or any(name not in own for own in settings):
-        return False
-    return len({str(own[name]) for own in settings}) == 1
-
-
 def _number(key: float, text: str) -> Cell:
     return Cell(MISSING) if pd.isna(key) else Cell(text, float(key))
-
-
-def _as_text(value: object) -> str:
-    return "(empty)" if value == "" else str(value)
