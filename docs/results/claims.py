@@ -152,6 +152,20 @@ def measured(name: str, column: str, scale: str, layout: str, *conditions: str) 
     return f"{float(scale) * np.mean(values):{layout}}"
 
 
+def bound(name: str, seed: str) -> str:
+    """Return the mean accuracy of `local` in percent if all clients not filled up had 100."""
+    (line,) = (
+        line
+        for line in read_measurements(name)
+        if line["strategy"] == "local" and line["learning-rate"] == 0.005
+        if line["seed"] == int(seed)
+    )
+    filled_up = line["clients filled up"]
+    others = line["clients one class"] + line["clients several"]
+    mean = (filled_up * line["accuracy filled up"] + others) / (filled_up + others)
+    return f"{100 * mean:.1f}"
+
+
 def cost(strategy: str, mixing: str) -> str:
     """Return the size of `signed_cost`, for sentences that state its direction."""
     return signed_cost(strategy, mixing).lstrip("+-")
