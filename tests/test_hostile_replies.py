@@ -1,7 +1,7 @@
-"""A Byzantine client attacks every method: the run continues, and no attack is averaged in.
+"""Byzantine clients attack every method: the run continues, and no attack is averaged in.
 
-In each round client 1 corrupts its training and evaluation replies in another way. The run
-must have the results of a run in which this client raises an error instead.
+In each round four of six clients corrupt their training and evaluation replies, each in another
+way. The run must have the results of a run in which these clients raise an error instead.
 """
 
 import io
@@ -19,7 +19,8 @@ from strategies.core.measures import MEANS
 from strategies.core.replies import Due, InvalidReplyError, checked_arrays, error_reason
 from strategies.core.traffic import count_numbers
 
-BYZANTINE = 1
+BYZANTINE = (1, 2, 3, 4)
+"""Clients that attack; 0 and 5 are honest."""
 
 
 def spoil_first_array(change):
@@ -68,7 +69,7 @@ def claim_another_partition(content):
 
 
 def claim_a_list_of_partitions(content):
-    content["info"] = ConfigRecord({"partition-id": [BYZANTINE]})
+    content["info"] = ConfigRecord({"partition-id": list(BYZANTINE)})
 
 
 def half_a_validation(content):
@@ -135,69 +136,85 @@ ATTACKS = {
 }
 
 
-def byzantine(attacks):
-    """Serve as the real app does, but spoil every reply of one client; one attack per round."""
+ROUNDS = len(ATTACKS) // len(BYZANTINE)
 
-    def serve_message(message, context):
-        reply = client_app(message, context)
-        if (
-            message.metadata.message_type == "query"
-            or context.node_config["partition-id"] != BYZANTINE
-        ):
-            return reply
+
+def name_of_attack(server_round, partition_id):
+    """Return the attack of a client in a round: each is made once."""
+    return list(ATTACKS)[len(BYZANTINE) * (server_round - 1) + BYZANTINE.index(partition_id)]
+
+
+def is_attacked(message, context):
+    is_query = message.metadata.message_type == "query"
+    return not is_query and context.node_config["partition-id"] in BYZANTINE
+
+
+def attacking(message, context):
+    """Serve as the real app does, but spoil every reply of the Byzantine clients."""
+    reply = client_app(message, context)
+    if is_attacked(message, context):
         server_round = message.content.config_records["config"]["server-round"]
-        attacks[server_round - 1](reply.content)
-        return reply
-
-    return serve_message
-
-
-def refuse(content):
-    raise RuntimeError("this client has given up")
+        name = name_of_attack(server_round, context.node_config["partition-id"])
+        ATTACKS[name](reply.content)
+    return reply
 
 
-def run_among(app, strategy, small, path, rounds):
+def silent(message, context):
+    """Serve as the real app does, but let the Byzantine clients give up."""
+    if is_attacked(message, context):
+        raise RuntimeError("this client has given up")
+    return client_app(message, context)
+
+
+def run_among(app, strategy, small, path, rounds=ROUNDS):
     one_model = METHODS[strategy].strategy.needs_one_model
     flat = {
         **small,
         "strategy": strategy,
         "models": "mlp" if one_model else "mlp,lenet",
         "max-samples": 240,
-        "num-clients": 3,
+        "num-clients": 6,
         "num-server-rounds": rounds,
         "measures": "calibration,auc,f1,balanced-accuracy,classes",
         "output-dir": str(path),
     }
     configuration = read_config(flat)
-    return serve(InProcessGrid(app, 3, configuration.flat()), configuration)
+    return serve(InProcessGrid(app, 6, configuration.flat()), configuration)
+
+
+def of_honest(run, columns):
+    """Return columns of the honest clients' rows."""
+    return run.clients[~run.clients["partition_id"].isin(BYZANTINE)][columns].to_numpy()
+
+
+def test_every_attack_is_made():
+    assert len(ATTACKS) == ROUNDS * len(BYZANTINE)
 
 
 @pytest.mark.parametrize("strategy", METHODS)
 def test_no_attack_changes_the_results_of_other_clients(strategy, small, tmp_path):
-    attacks = list(ATTACKS.values())
-    attacked = run_among(byzantine(attacks), strategy, small, tmp_path / "attacks", len(attacks))
-    silent = run_among(
-        byzantine([refuse] * len(attacks)), strategy, small, tmp_path / "silent", len(attacks)
-    )
-    mine = attacked.clients[attacked.clients["partition_id"] == BYZANTINE]
-    assert dict(zip(ATTACKS, mine["failure"].notna(), strict=True)) == dict.fromkeys(ATTACKS, True)
+    attacked = run_among(attacking, strategy, small, tmp_path / "attacked")
+    quiet = run_among(silent, strategy, small, tmp_path / "silent")
+    rows = attacked.clients[attacked.clients["partition_id"].isin(BYZANTINE)]
+    names = map(name_of_attack, rows["round"], rows["partition_id"])
+    failed = dict(zip(names, rows["failure"].notna(), strict=True))
+    assert failed == dict.fromkeys(ATTACKS, True)
     columns = ["round", "partition_id", "accuracy", "loss", "train_loss", *MEANS[:-1]]
-    others = [
-        run.clients[run.clients["partition_id"] != BYZANTINE][columns] for run in (attacked, silent)
-    ]
-    np.testing.assert_array_equal(others[0].to_numpy(), others[1].to_numpy())
+    np.testing.assert_array_equal(of_honest(attacked, columns), of_honest(quiet, columns))
     for name, matrix in attacked.matrices.items():
-        np.testing.assert_array_equal(matrix, silent.matrices[name])
+        np.testing.assert_array_equal(matrix, quiet.matrices[name])
     for column in ("accuracy_mean", "accuracy_weighted", "loss_mean", "validation_accuracy_mean"):
-        assert list(attacked.rounds[column]) == list(silent.rounds[column])
+        assert list(attacked.rounds[column]) == list(quiet.rounds[column])
 
 
 @pytest.mark.parametrize("strategy", ["fedkma", "persfl"])
 def test_an_attack_in_a_second_exchange_affects_only_the_attacker(strategy, small, tmp_path):
+    attacker = BYZANTINE[0]
+
     def app(message, context):
         reply = client_app(message, context)
         config = message.content.config_records.get("config", {})
-        is_mine = context.node_config["partition-id"] == BYZANTINE
+        is_mine = context.node_config["partition-id"] == attacker
         if is_mine and config.get("phase") in ("share-knowledge", "personalize"):
             filled_with(np.nan)(reply.content)
         return reply
@@ -205,9 +222,9 @@ def test_an_attack_in_a_second_exchange_affects_only_the_attacker(strategy, smal
     finished = run_among(app, strategy, small, tmp_path / "run", 2)
     last = finished.clients[finished.clients["round"] == 2].set_index("partition_id")
     assert (
-        "NaN" in last["failure"][BYZANTINE] or "pairs holds float32" in last["failure"][BYZANTINE]
+        "NaN" in last["failure"][attacker] or "pairs holds float32" in last["failure"][attacker]
     )
-    assert last["failure"].drop(BYZANTINE).isna().all()
+    assert last["failure"].drop(attacker).isna().all()
     assert last["accuracy"].notna().all()
     for matrix in finished.matrices.values():
         assert np.isfinite(matrix).all()
