@@ -46,10 +46,10 @@ def growth_and_stored(method: str) -> tuple[int, int, int]:
     """Return the growth of this process in a run, and the stored bytes of clients and server."""
     # Imported here, so that only the measured process loads the engine.
     from fedkd_flwr.client_app import app, train_together
-    from fedkd_flwr.clients.memory import all_arrays
     from fedkd_flwr.config import read_config
     from fedkd_flwr.data.clients import load_client
     from fedkd_flwr.engines import InProcessGrid, flower_log_level, resolve_output
+    from fedkd_flwr.memory import memory_of
     from fedkd_flwr.runs import read_checkpoint
     from fedkd_flwr.server_app import serve
 
@@ -73,10 +73,10 @@ def growth_and_stored(method: str) -> tuple[int, int, int]:
         grid = InProcessGrid(app, CLIENTS, configuration.flat(), live=True, together=train_together)
         before = resident_bytes("VmRSS")
         with flower_log_level(WARNING):
-            run = serve(grid, configuration, contexts=lambda: grid.contexts)
+            run = serve(grid, configuration)
         grown = resident_bytes("VmHWM") - before
         server = sum(array.nbytes for array in read_checkpoint(run.path).state.values())
-    memories = [all_arrays(context) for context in grid.contexts.values()]
+    memories = [memory_of(context).tensors for context in grid.contexts.values()]
     clients = sum(
         array.nbytes
         for memory in memories

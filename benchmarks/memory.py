@@ -49,9 +49,9 @@ def measure() -> Iterator[Result]:
 def growth_and_stored() -> tuple[int, int]:
     """Return the growth of this process in a run, and the stored bytes of its clients."""
     # Imported here, so that only the measured process loads the engine.
-    from fedkd_flwr.clients.memory import all_arrays
     from fedkd_flwr.config import read_config
     from fedkd_flwr.data.clients import load_client
+    from fedkd_flwr.memory import memory_of
 
     with TemporaryDirectory() as folder:
         root = Path(folder)
@@ -66,7 +66,7 @@ def growth_and_stored() -> tuple[int, int]:
         before = resident_bytes("VmRSS")
         grid = serve_run(settings, root / "many")
         grown = resident_bytes("VmHWM") - before
-    memories = [all_arrays(context) for context in grid.contexts.values()]
+    memories = [memory_of(context).tensors for context in grid.contexts.values()]
     kept = sum(
         array.nbytes
         for memory in memories
@@ -87,7 +87,7 @@ def serve_run(settings: Mapping[str, Any], folder: Path) -> "InProcessGrid":
     clients, flat = configuration.run.plan.num_clients, configuration.flat()
     grid = InProcessGrid(app, clients, flat, live=True, together=train_together)
     with flower_log_level(WARNING):
-        serve(grid, configuration, contexts=lambda: grid.contexts)
+        serve(grid, configuration)
     return grid
 
 

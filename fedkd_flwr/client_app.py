@@ -1,10 +1,10 @@
-"""The Flower ClientApp: it maps messages to calls of a NumPyClient, and results to replies."""
+"""The Flower ClientApp: it reads messages, hands them to a client, and packs the replies."""
 
 import logging
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from functools import lru_cache
 from typing import Any
@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from numpy.typing import NDArray
 
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.node import with_known_clients
 from fedkd_flwr.clients.node_log import log_work
 from fedkd_flwr.clients.policy import NodeConfigError, read_policy, split_for_use
+from fedkd_flwr.clients.reply import TrainReply
+from fedkd_flwr.clients.request import Request
 from fedkd_flwr.clients.tracebacks import Tracebacks, failure_to_send
 from fedkd_flwr.config import Configuration, read_config
 from fedkd_flwr.models.pool import Architecture, lay_out
@@ -116,7 +117,7 @@ def properties(message: Message, context: Context) -> Message:
     known = {**client.get_properties({}), **named}
     log(logging.INFO, "Client %d: %s", client.partition_id, client.data.described())
     sizes = {name: known[name] for name in ("num-examples", "test-size", "validation-size")}
-    return _reply(message, known, [], [], sizes)
+    return _reply(message, known, TrainReply(metrics=sizes))
 
 
 @app.train()
@@ -124,20 +125,19 @@ def train(message: Message, context: Context) -> Message:
     """Handle a train message of any phase."""
     started_at = time.perf_counter()
     with closing(build_client(context)) as client, computing(client):
-        arrays, _, metrics = client.fit(*_call(message))
-    known = client.identity
-    if client.policy.trust_server:
-        # A simulation orders its next messages by this time. It is not recorded.
-        known = {**known, "seconds": time.perf_counter() - started_at}
-    return _reply(message, known, metrics.pop("names"), arrays, metrics)
+        reply = client.serve(_request(message))
+    # A simulation orders its next messages by this time. It is not recorded.
+    trusts_server = client.policy.trust_server
+    seconds = {"seconds": time.perf_counter() - started_at} if trusts_server else {}
+    return _packed(message, client, reply, seconds)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Handle an evaluation message."""
     with closing(build_client(context)) as client, computing(client):
-        _, _, metrics = client.evaluate(*_call(message))
-    return _reply(message, client.identity, [], [], metrics)
+        reply = client.serve_evaluation(_request(message))
+    return _packed(message, client, reply)
 
 
 def train_together(
@@ -191,8 +191,8 @@ def _serve_together(messages: Sequence[Message], contexts: Sequence[Context]) ->
     with ExitStack() as closed:
         clients = [closed.enter_context(closing(build_client(context))) for context in contexts]
         lay_out(clients[0].architecture, len(clients))
-        calls = [_call(message) for message in messages]
-        steps = [client.serve_and_count(*call) for client, call in zip(clients, calls, strict=True)]
+        requests = map(_request, messages)
+        steps = [client.serve_job_by_job(r) for client, r in zip(clients, requests, strict=True)]
         with computing(clients[0]):
             answers = run_together(steps)
     outcomes: list[Outcome] = []
@@ -200,33 +200,32 @@ def _serve_together(messages: Sequence[Message], contexts: Sequence[Context]) ->
         if isinstance(answer, Exception):
             outcomes.append(_as_sent(answer, client.context))
         else:
-            names, arrays = list(answer.arrays), list(answer.arrays.values())
-            outcomes.append(_reply(message, client.identity, names, arrays, answer.metrics))
+            outcomes.append(_packed(message, client, answer))
     return outcomes
 
 
-def _call(message: Message) -> tuple[list[NDArray[Any]], dict[str, Any]]:
-    """Unpack a message into a NumPyClient's parameters and config."""
+def _request(message: Message) -> Request:
+    """Read what a message asks for."""
     record = message.content.array_records["arrays"]
-    config = dict(message.content.config_records["config"])
-    return [array.numpy() for array in record.values()], {**config, "names": list(record)}
+    arrays = {name: array.numpy() for name, array in record.items()}
+    return Request.read(arrays, message.content.config_records["config"])
 
 
-def _reply(
-    message: Message,
-    known: dict[str, Any],
-    names: list[str],
-    arrays: list[NDArray[Any]],
-    metrics: dict[str, Any],
+def _packed(
+    message: Message, client: PersonalClient, reply: TrainReply, further: Mapping[str, Any] = {}
 ) -> Message:
-    """Pack a NumPyClient's result into a reply."""
+    """Pack a client's reply into a message, with who replies."""
+    answers = {ANSWERS: reply.answers} if reply.answers else {}
+    return _reply(message, {**client.identity, **answers, **further}, reply)
+
+
+def _reply(message: Message, known: Mapping[str, Any], reply: TrainReply) -> Message:
     info = {name: known[name] for name in INFO if name in known}
+    arrays = {name: Array(array) for name, array in reply.arrays.items()}
     content = RecordDict(
         {
-            "arrays": ArrayRecord(
-                {name: Array(array) for name, array in zip(names, arrays, strict=True)}
-            ),
-            "metrics": MetricRecord(metrics),
+            "arrays": ArrayRecord(arrays),
+            "metrics": MetricRecord(dict(reply.metrics)),
             "info": ConfigRecord(info),
         }
     )

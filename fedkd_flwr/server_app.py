@@ -12,7 +12,6 @@ from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
-from fedkd_flwr.clients.archive import Archive
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.data.catalogue import DATASETS, DataError
 from fedkd_flwr.data.clients import check_data
@@ -226,7 +225,6 @@ def serve(
     grid: Grid,
     configuration: Configuration,
     listener: Callable[[Mapping[str, Any]], None] | None = None,
-    contexts: Callable[[], Mapping[int, Context]] | None = None,
 ) -> Run:
     """Run a method on a grid of clients and write the run directory.
 
@@ -238,9 +236,6 @@ def serve(
         The validated run config.
     listener : callable, optional
         Is called with the row of each finished round.
-    contexts : callable, optional
-        Returns all clients' contexts by partition-id, if they do not store their memory
-        themselves.
 
     Returns
     -------
@@ -260,11 +255,6 @@ def serve(
         log(INFO, "Run directory: %s", directory.path)
         listeners = [RowObserver(listener)] if listener else []
         try:
-            if contexts and run.state_dir:
-                archive = Archive(absolute(run.state_dir) / directory.run_id, run.keep_rounds)
-                if checkpoint.completed_rounds:
-                    archive.take_up(contexts(), checkpoint.completed_rounds + 1)
-                directory.keep_memories = lambda completed: archive.save(contexts(), completed)
             directory.watched_by([*trackers_of(run.trackers), *listeners])
             run_rounds(grid, configuration, directory, checkpoint)
         except (Exception, KeyboardInterrupt):

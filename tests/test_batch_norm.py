@@ -6,8 +6,8 @@ import torch
 from helpers import Witness, run_with
 from stored_runs import SUPERNET
 
-from fedkd_flwr.clients.memory import all_arrays
 from fedkd_flwr.config import read_config
+from fedkd_flwr.memory import memory_of
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models.pool import Architecture, borrow, give_back
 from fedkd_flwr.models.vectors import model_vectors
@@ -79,10 +79,10 @@ def test_statistics_and_counters_keep_their_meaning(strategy, small, tmp_path):
         for array in down:
             assert (array >= low - 1e-5).all() and (array <= high + 1e-5).all()
     for context in grid.contexts.values():
-        for name, kept in all_arrays(context).items():
+        for name, kept in memory_of(context).tensors.items():
             counters = [array for key, array in kept.items() if key.endswith(COUNTER)]
             # No client has trained on more batches than these.
-            assert all(a.dtype == np.int64 and 0 <= a <= 200 for a in counters), name
+            assert all(a.dtype == torch.int64 and 0 <= a <= 200 for a in counters), name
 
 
 def test_a_borrowed_model_resets_its_batch_counters():

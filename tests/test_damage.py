@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import fedkd_flwr
 from fedkd_flwr.cli import app
-from fedkd_flwr.clients.state_dir import FORGOTTEN
+from fedkd_flwr.memory.folder import FORGOTTEN
 from fedkd_flwr.runs import DamagedRunError, RunDirectoryError, load_run
 
 TEXTS = ("config.json", "summary.json", "rounds.jsonl", "clients.jsonl")
@@ -157,12 +157,13 @@ def test_an_unknown_setting_is_reported_with_its_file(run):
 
 
 def test_a_run_with_a_damaged_or_lost_memory_cannot_be_continued(run):
-    (memory,) = (run / "checkpoint" / "clients").rglob("*.safetensors")
-    half(memory)
+    memories = sorted((run / "checkpoint" / "clients").rglob("*.safetensors"))
+    half(memories[0])
     sentence = refusal(fedkd_flwr.resume, run, num_server_rounds=3)
-    assert sentence.startswith(f"{memory} is damaged (")
-    # An older memory would not fit the server's state.
-    memory.rename(memory.with_name("round-000001.safetensors"))
+    assert sentence.startswith(f"{memories[0]} is damaged (")
+    # Older memories would not fit the server's state.
+    for memory in memories:
+        memory.rename(memory.with_name("round-000001.safetensors"))
     with pytest.raises(RunDirectoryError, match="memory of round 2 is not found in the state-dir"):
         fedkd_flwr.resume(run, num_server_rounds=3)
     assert load_run(run).finished
@@ -170,9 +171,8 @@ def test_a_run_with_a_damaged_or_lost_memory_cannot_be_continued(run):
 
 def test_older_memories_of_clients_that_were_not_sampled_are_checked(run):
     """What is refused is refused before the run directory has changed."""
-    (archive,) = (run / "checkpoint" / "clients").rglob("*.safetensors")
-    run_id = archive.parent.name
-    own = archive.parent.parent / "99" / run_id / "round-000001.safetensors"
+    run_id = load_run(run).run_id
+    own = run / "checkpoint" / "clients" / "99" / run_id / "round-000001.safetensors"
     own.parent.mkdir(parents=True)
     own.write_bytes(b"")
     sentence = refusal(fedkd_flwr.resume, run, num_server_rounds=3)
@@ -181,9 +181,7 @@ def test_older_memories_of_clients_that_were_not_sampled_are_checked(run):
 
 
 def test_an_evicted_memory_is_reported_before_a_run_is_continued(run):
-    (archive,) = (run / "checkpoint" / "clients").rglob("*.safetensors")
-    own = archive.parent.parent / "1" / archive.parent.name
-    own.mkdir(parents=True)
+    own = run / "checkpoint" / "clients" / "1" / load_run(run).run_id
     (own / FORGOTTEN).touch()
     with pytest.raises(
         RunDirectoryError, match=f"{run} cannot be continued: this node has removed"

@@ -7,7 +7,6 @@ import torch
 from helpers import client_of
 from torch import nn
 
-from fedkd_flwr.clients import memory
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.pool import Architecture
 from fedkd_flwr.training.cohort import train_together
@@ -76,10 +75,10 @@ def test_a_client_keeps_its_previous_model(small):
     call = {"names": [], "server-round": 1, "phase": "train"}
     client = client_of(small)
     client.fit([], call)
-    before = {k: v.clone() for k, v in memory.load_tensors(client.context, "model").items()}
+    before = {k: v.clone() for k, v in client.memory.load("model").items()}
     wild = client_of(small, **{"learning-rate": 1e38, "weight-decay": 1e3})
-    wild.context.state = client.context.state
+    wild.memory.replace(client.memory)
     with pytest.raises(DivergedError, match="model is not finite"):
         wild.fit([], {**call, "server-round": 2})
-    kept = memory.load_tensors(wild.context, "model")
+    kept = wild.memory.load("model")
     assert all(torch.equal(kept[name], value) for name, value in before.items())

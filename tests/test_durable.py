@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 from conftest import SMALL
-from flwr.app import Context, RecordDict
 from helpers import client_of, run_with
 from safetensors.numpy import load_file
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.clients import memory
 from fedkd_flwr.files import write_arrays
+from fedkd_flwr.memory import Memory
 from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 from strategies.core.privacy import privacy_spent
@@ -55,16 +54,16 @@ def test_a_file_of_arrays_gives_back_what_lies_in_another_order(tmp_path):
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_an_optimizers_whole_state_lives_on(name, small):
-    context = Context(1, 1, {"partition-id": 0}, RecordDict(), {})
+    memory = Memory()
     client = client_of(small, strategy="local", models="mlp")
     model = client.new_model()
     first = build_optimizer(name, model.parameters(), 0.1, momentum=0.9)
     for parameter in model.parameters():
         parameter.grad = parameter.detach().clone()
     first.step()
-    memory.save_optimizer(context, "optimizer", first)
+    memory.save_optimizer("optimizer", first)
     second = build_optimizer(name, model.parameters(), 0.1, momentum=0.9)
-    memory.load_optimizer(context, "optimizer", second)
+    memory.load_optimizer("optimizer", second)
     before, after = (optimizer.state_dict()["state"] for optimizer in (first, second))
     assert before and before.keys() == after.keys()
     for position, state in before.items():
@@ -80,7 +79,7 @@ def test_moments_of_adam_make_the_second_round_another(small):
         client = client_of(small, strategy="local", models="mlp", optimizer="adam")
         complete(client.train_locally(1))
         if forgets:
-            client.context.state.pop("optimizer")
+            del client.memory.tensors["optimizer"]
         complete(client.train_locally(2))
         ends.append(next(client.model.parameters()).detach().clone())
     assert not np.array_equal(*ends)

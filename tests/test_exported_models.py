@@ -1,18 +1,20 @@
 """What becomes of an exported model: its card, the operator's approval, and new images."""
 
 import json
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from flwr.app import Context, RecordDict
+from helpers import client_of
 from PIL import Image
 from typer.testing import CliRunner
 
 import fedkd_flwr
 from fedkd_flwr.cli import app
-from fedkd_flwr.clients.course import Course
+from fedkd_flwr.clients.policy import OURS
+from fedkd_flwr.clients.request import Request
+from fedkd_flwr.config import read_config
 from fedkd_flwr.data.folders import class_names
 from fedkd_flwr.export import load_model, read_card, round_folder, save_personalized_model
 from fedkd_flwr.export.approval import (
@@ -96,19 +98,24 @@ def test_an_approved_model_is_in_use_until_another_is(models):
     assert not link_in_use(models, 3).readlink().is_absolute()
 
 
-def test_a_node_of_its_own_operator_keeps_the_models_of_all_runs_and_rounds(tmp_path):
-    folders = Path("models")
-
-    def node(trust_server):
-        policy = SimpleNamespace(trust_server=trust_server)
-        return SimpleNamespace(models_folder=folders, partition_id=0, policy=policy)
-
-    last, earlier = Course(is_last_round=True, run_id="ab12"), Course(run_id="ab12")
-    versioned = folders / "ab12/round-000030"
-    assert last.export_folders(node(False), 30, keep_best=False) == [versioned]
-    assert last.export_folders(node(False), 30, keep_best=True) == [versioned]
-    assert earlier.export_folders(node(False), 30, keep_best=False) == []
-    assert last.export_folders(node(True), 30, keep_best=False) == [folders]
+@pytest.mark.parametrize(
+    ("policy", "best", "is_last", "written"),
+    [
+        ({}, False, True, "ab12/round-000030/0.json"),
+        ({}, True, True, "ab12/round-000030/0.json"),
+        ({}, False, False, None),
+        (OURS, False, True, "0.json"),
+    ],
+)
+def test_a_node_of_its_own_operator_keeps_the_models_of_all_runs_and_rounds(
+    policy, best, is_last, written, small, tmp_path
+):
+    flat = read_config({**small, "strategy": "local", "models": "mlp", "keep-best": best}).flat()
+    node = {"partition-id": 0, "models-dir": str(tmp_path), **policy}
+    client = client_of(small, context=Context(1, 1, node, RecordDict(), flat))
+    client.serve_evaluation(Request(server_round=30, is_last_round=is_last, run_id="ab12"))
+    cards = [str(card.relative_to(tmp_path)) for card in tmp_path.rglob("*.json")]
+    assert cards == ([written] if written else [])
 
 
 def test_what_no_run_exported_is_not_approved(models, tmp_path):

@@ -21,10 +21,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 import fedkd_flwr
 from fedkd_flwr import files
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.clients import state_dir
 from fedkd_flwr.config import read_config
 from fedkd_flwr.engines import flower_log_level
 from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.memory import MemoryFolder, forget_old_runs
 from fedkd_flwr.runs import RunDirectory, RunDirectoryError, lock
 from fedkd_flwr.runs import directory as directory_module
 from fedkd_flwr.server_app import serve
@@ -255,19 +255,14 @@ def client_memory(path, times):
     return path.parent.parent.name == "2" and "round-000002" in path.name
 
 
-def archive(path, times):
-    return path.parent.parent.name == "clients" and "round-000002" in path.name
-
-
 CUTS = {
     "in clients.jsonl": cut_in_line("clients.jsonl"),
     "in rounds.jsonl": cut_in_line("rounds.jsonl"),
     "in the server's checkpoint": cut_in_safetensors(server_checkpoint, half=True),
     "before the server's checkpoint is in place": cut_in_safetensors(server_checkpoint, half=False),
-    "in the archive": cut_in_safetensors(archive, half=True),
-    "before the archive is in place": cut_in_safetensors(archive, half=False),
     "in a client's memory": cut_in_safetensors(client_memory, half=True),
     "before a client's memory is in place": cut_in_safetensors(client_memory, half=False),
+    "in a node's memory": cut_in_safetensors(client_memory, half=True),
     "in matrices.npz": cut_in_matrices(half=True),
     "after matrices.npz": cut_in_matrices(half=False),
 }
@@ -308,7 +303,7 @@ def run_as_nodes(settings, path):
 def test_kill_9_between_any_two_writes_loses_and_duplicates_nothing(cut, settings, whole, tmp_path):
     def killed():
         CUTS[cut]()
-        if "client's memory" in cut:
+        if "node's memory" in cut:
             run_as_nodes(settings, tmp_path / "cut")
         fedkd_flwr.run(settings, output_dir=tmp_path / "cut")
 
@@ -506,18 +501,20 @@ def test_a_node_keeps_the_memory_of_its_last_runs(keep, served, tmp_path):
         (folder / "round-000001.safetensors").write_bytes(b"")
         os.utime(folder, (age, age))
     (tmp_path / "not a run").mkdir()
-    state_dir.forget_old_runs(tmp_path / "a", keep)
+    forget_old_runs(MemoryFolder(tmp_path / "a"), keep)
     latest = names[1:][::-1]
     assert memories(tmp_path) == {"a", *(latest[: keep - 1] if keep else latest)}
     assert (tmp_path / "not a run").is_dir()
 
 
 def test_a_run_whose_memory_was_removed_is_not_continued_silently(settings, tmp_path, monkeypatch):
-    own = {**settings, "strategy": "local", "models": "mlp", "state-dir": str(tmp_path / "state")}
+    """The nodes have their memory on other machines than the server."""
+    own = {**settings, "strategy": "local", "models": "mlp"}
 
     def run(name, keep_runs, **changes):
         configuration = read_config({**own, "output-dir": str(tmp_path / name), **changes})
-        nodes = {n: {"keep-runs": keep_runs} for n in range(4)}
+        node = {"keep-runs": keep_runs, "state-dir": str(tmp_path / "state")}
+        nodes = dict.fromkeys(range(4), node)
         return serve(InProcessGrid(client_app, 4, configuration.flat(), nodes), configuration)
 
     full_in_line(monkeypatch, "rounds.jsonl")

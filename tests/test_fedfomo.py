@@ -15,7 +15,6 @@ from two_clients import (
 )
 
 import fedkd_flwr
-from fedkd_flwr.clients import memory
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.runs import read_checkpoint
@@ -105,7 +104,7 @@ def test_a_client_without_a_finite_loss_continues_from_the_received_models(small
     client = client_of(small)
     others = [model_vectors(client_of(small, n).new_model())["weights"] for n in (1, 2)]
     fill_from_vectors(client.model, {"weights": others[0] * np.float32(1e30)})
-    memory.save_model(client.context, "model", client.model)
+    client.memory.save_model("model", client.model)
     call = {"names": ["0/weights", "1/weights"], "server-round": 2, "phase": "train"}
     (returned, weights), _, _ = client.fit(others, call)
     np.testing.assert_array_equal(weights, [0.5, 0.5, 0, 0, 0])

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import fedkd_flwr
 from fedkd_flwr.cli import app
-from fedkd_flwr.clients import state_dir
+from fedkd_flwr.memory import MemoryFolder, forget_old_runs
 from fedkd_flwr.runs import DamagedRunError, arrays
 from strategies.core.flower import log
 from strategies.core.printable_text import printable, without_colors
@@ -127,9 +127,9 @@ def test_the_order_of_runs_is_recorded_and_needs_no_clock(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "round-000001.safetensors").write_bytes(b"")
-        state_dir.forget_old_runs(folder, 3)
+        forget_old_runs(MemoryFolder(folder), 3)
         os.utime(folder, (1000 - age, 1000 - age))
     kept = {path.parent.name for path in tmp_path.glob("*/round-*")}
     assert kept == {"b", "c", "d"}
-    state_dir.forget_old_runs(tmp_path / "b", 2)
+    forget_old_runs(MemoryFolder(tmp_path / "b"), 2)
     assert {path.parent.name for path in tmp_path.glob("*/round-*")} == {"b", "d"}

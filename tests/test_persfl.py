@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import fedkd_flwr
 from fedkd_flwr import runs
-from fedkd_flwr.clients import memory, persfl
+from fedkd_flwr.clients import persfl
 from fedkd_flwr.clients.persfl import Candidate, PersFLGDClient
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.training.jobs import complete
@@ -47,9 +47,9 @@ def teacher_after(losses, small, monkeypatch, **changes):
             for parameter in client.model.parameters():
                 parameter.fill_(server_round)
         client.consider_teacher(server_round)
-    teacher = memory.load_tensors(client.context, "teacher")
+    teacher = client.memory.load("teacher")
     (held,) = {float(value) for tensor in teacher.values() for value in tensor.flatten()}
-    chosen = memory.load_numbers(client.context, "teacher-choice")["round"]
+    chosen = client.memory.load_numbers("teacher-choice")["round"]
     assert held == chosen
     return chosen
 
@@ -244,7 +244,7 @@ def kept_pair(results, small, monkeypatch):
     ]
     assert counts.tolist() == expected
     choice = client.choice()
-    kept = memory.load_tensors(client.context, "personalized")
+    kept = client.memory.load("personalized")
     assert all((value == choice["lambda"]).all() for value in kept.values())
     return choice["lambda"]
 
@@ -400,7 +400,7 @@ def test_the_personalized_model_is_evaluated_in_the_last_round(small, tmp_path):
     last = finished.clients[finished.clients["round"] == 2].set_index("partition_id")
     for n, context in grid.contexts.items():
         client = client_of(small, context=context)
-        assert memory.load_model(context, "personalized", client.model)
+        assert client.memory.load_model("personalized", client.model)
         assert client.test_accuracy() == last.loc[n, "accuracy"]
     assert (last["accuracy"] != last["global_accuracy"]).any()
     assert (finished.summary["last_round"]["accuracy_mean"]) == last["accuracy"].mean()
@@ -414,7 +414,7 @@ def test_a_client_that_fails_in_stage_2_falls_back_to_its_teacher(small, tmp_pat
     assert last["lambda"].isna().tolist() == [False, True, False, False]
     assert last["teacher_round"].notna().all()
     client = client_of(small, context=grid.contexts[1])
-    assert memory.load_model(client.context, "teacher", client.model)
+    assert client.memory.load_model("teacher", client.model)
     assert client.test_accuracy() == last.loc[1, "accuracy"]
 
 

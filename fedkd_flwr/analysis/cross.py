@@ -21,17 +21,16 @@ from torch import nn
 
 from fedkd_flwr.analysis.columns import MISSING
 from fedkd_flwr.client_app import build_client
-from fedkd_flwr.clients import state_dir
 from fedkd_flwr.clients.policy import OURS
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.export import load_model
 from fedkd_flwr.files import write_text
+from fedkd_flwr.memory import MemoryFolder
 from fedkd_flwr.models.common import Shape
 from fedkd_flwr.models.own import SIGNATURE
 from fedkd_flwr.own import find_callable, is_own
 from fedkd_flwr.runs import Run, RunDirectoryError, load_run, recorded_config
-from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.loop import computing_in, evaluate
 
 FORMATS = (".csv", ".json")
@@ -306,13 +305,14 @@ def _models_from_state(run: Run) -> Iterator[nn.Module]:
                 f"{configuration.run.strategy} do not store the evaluated model; {export}."
             )
         folder = client.node.memory_folder(run.run_id)
-        if folder is None or not state_dir.load_context(context, folder, rounds + 1):
+        memory = MemoryFolder(folder).read(rounds + 1) if folder else None
+        if memory is None:
             raise RunDirectoryError(
                 f"{run.path.name} has neither exported models nor stored state of client {n}; "
                 f"{export}."
             )
-        with client.seeded_evaluation(rounds):
-            complete(client.count_answers({}, rounds))
+        client.memory.replace(memory)
+        client.evaluated_in(rounds)
         yield client.model
         client.close()
 

@@ -1,69 +1,43 @@
-"""The base class of all clients: data, model, memory and evaluation.
+"""The base class of all clients: data, model and training.
 
 A method overrides `PersonalClient.train`. It also overrides `prepare_evaluation` if it evaluates
 another model than the one the client keeps. ``batch-norm-statistics`` selects the statistics with
 which batch normalization is evaluated. The default is fresh statistics of the training images.
 """
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
 from functools import cached_property
-from logging import WARNING
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Context
-from flwr.client import NumPyClient
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fedkd_flwr.clients import memory, state_dir
 from fedkd_flwr.clients.architectures import assigned_models
-from fedkd_flwr.clients.course import Course
-from fedkd_flwr.clients.local_training import local_training
-from fedkd_flwr.clients.node import read_node
-from fedkd_flwr.clients.properties import data_properties
 from fedkd_flwr.clients.reply import Arrays as Arrays
 from fedkd_flwr.clients.reply import Training as Training
 from fedkd_flwr.clients.reply import TrainReply as TrainReply
-from fedkd_flwr.clients.steps import StepsCall, checked, yields_jobs
-from fedkd_flwr.clients.unfinished import Unfinished
-from fedkd_flwr.config import RunConfig
+from fedkd_flwr.clients.serving import ServingClient
+from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.data.clients import ClientData, load_client, public_samples
-from fedkd_flwr.export import model_card, save_personalized_model
 from fedkd_flwr.models.pool import Architecture, borrow, give_back
-from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps, TrainJob, complete
-from fedkd_flwr.training.loop import (
-    Batch,
-    Loss,
-    count_correct,
-    gathered,
-    refresh_statistics,
-    seeded,
-)
+from fedkd_flwr.models.vectors import fill_model
+from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob
+from fedkd_flwr.training.loop import Batch, Loss, gathered, seeded
 from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.measures import measured
 from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 from fedkd_flwr.training.regularizers import parameters_of, relative_distance
-from strategies.core.answers import ANSWERS, packed
-from strategies.core.flower import log
-from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
-from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
-from strategies.core.versions import as_sent
 
 
-class PersonalClient(NumPyClient):
+class PersonalClient(ServingClient):
     """A client that trains its own model on its own data: the baseline `local`.
 
     Parameters
     ----------
     context : Context
-        Flower's context. Its `state` is the client's memory.
+        Flower's context, with the client's memory.
     run : RunConfig
         The common run config.
     settings : Settings
@@ -75,9 +49,6 @@ class PersonalClient(NumPyClient):
     the config of a call and in the metrics of its result.
     """
 
-    keeps_model = True
-    """Whether the client keeps its model between rounds instead of receiving one in each round."""
-
     trains_alone = False
     """Whether it trains more than its model, so that it cannot be trained in a cohort."""
 
@@ -86,21 +57,6 @@ class PersonalClient(NumPyClient):
 
     keeps_optimizer = True
     """Whether the optimizer's state, such as momentum, is kept between rounds."""
-
-    def __init__(self, context: Context, run: RunConfig, settings: Settings) -> None:
-        self.context = context
-        self.course = Course()
-        self.unfinished = Unfinished()
-        self.steps_called: list[StepsCall] = []
-        self.gradient_steps = StepCounter()
-        self.right_answers = b""
-        self.run = run
-        self.settings: Any = settings
-        self.node = read_node(context.node_config, run)
-        self.policy = self.node.policy
-        self.local = local_training(run, self.node, context)
-        self.partition_id = self.node.partition_id
-        self.device = run.torch_device
 
     # ---- Hooks that a method may override --------------------------------------------
 
@@ -166,14 +122,9 @@ class PersonalClient(NumPyClient):
     def model(self) -> nn.Module:
         """The client's stored model, or a new one with the initial weights of its partition-id."""
         model = borrow(self.architecture)
-        if not memory.load_model(self.context, "model", model) and self.keeps_model:
-            memory.fill_model(model, self.new_model().state_dict())
+        if not self.memory.load_model("model", model) and self.keeps_model:
+            fill_model(model, self.new_model().state_dict())
         return model
-
-    @property
-    def classifier(self) -> nn.Module:
-        """The module that is evaluated after `prepare_evaluation`: the client's model."""
-        return self.model
 
     @property
     def architecture(self) -> Architecture:
@@ -265,8 +216,8 @@ class PersonalClient(NumPyClient):
         model = self.model if model is None else model
         optimizer = self.private_optimizer(model.parameters(), server_round)
         if self.keeps_optimizer:
-            memory.load_optimizer(self.context, "optimizer", optimizer)
-        run_id = self.course.run_id
+            self.memory.load_optimizer("optimizer", optimizer)
+        run_id = self.request.run_id
         gradients = self.local.gradients(model, self.num_examples, server_round, run_id)
         batches = self.private_batches(server_round)
         if beside is not None:
@@ -274,7 +225,7 @@ class PersonalClient(NumPyClient):
             batches = ((*own, *other) for own, other in zip(batches, beside, strict=False))
         mean_loss: float = yield TrainJob(model, loss, optimizer, batches, gradients)
         if self.keeps_optimizer:
-            memory.save_optimizer(self.context, "optimizer", optimizer)
+            self.memory.save_optimizer("optimizer", optimizer)
         return mean_loss
 
     def private_batches(self, server_round: int) -> Iterator[Batch]:
@@ -302,126 +253,5 @@ class PersonalClient(NumPyClient):
 
     def public_images(self, server_round: int) -> Tensor:
         """Return the public subset of a round, shape (P, channels, height, width)."""
-        drawn_in = self.course.drawn_in(server_round)
+        drawn_in = self.request.drawn_in(server_round)
         return public_samples(self.run.data_plan, self.run.plan.public_size, drawn_in)
-
-    def evaluation_metrics(self) -> Steps[dict[str, float]]:
-        """Evaluate `classifier` on the client's test split, and on its validation split if any."""
-        data = self.data
-        logits = yield PredictJob(self.classifier, data.test_images)
-        metrics = count_correct(logits, data.test_labels).numbers()
-        if self.run.plan.record_answers and self.policy.tells_answers:
-            self.right_answers = packed((logits.argmax(dim=1) == data.test_labels).cpu().numpy())
-        if measures := self.run.plan.measures:
-            held, shown = data.class_counts > 0, self.policy.reported
-            metrics |= measured(logits, data.test_labels, held, measures, shown)
-        if len(data.validation_labels):
-            logits = yield PredictJob(self.classifier, data.validation_images)
-            metrics |= count_correct(logits, data.validation_labels).numbers("validation-")
-        return metrics
-
-    # ---- NumPyClient -----------------------------------------------------------------
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Part of every reply: identity, versions, and answers of an evaluation if recorded."""
-        known = {"partition-id": self.partition_id, "model": self.model_name, "versions": as_sent()}
-        return {**known, ANSWERS: self.right_answers} if self.right_answers else known
-
-    def get_properties(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the client's properties: its model, data and public set."""
-        return {**self.identity, **data_properties(self.data, self.run, self.node)}
-
-    def fit(
-        self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        """Handle a train message, store the model, and evaluate it if the message asks for that."""
-        server_round, phase = int(config["server-round"]), str(config["phase"])
-        with seeded(self.device, self.run.plan.seed, phase, server_round, self.partition_id):
-            reply = complete(self.serve(parameters, config))
-        if config.get("evaluate"):
-            with self.seeded_evaluation(server_round):
-                reply.metrics.update(complete(self.count_answers({}, server_round)))
-        names = list(reply.arrays)
-        return list(reply.arrays.values()), self.num_examples, {**reply.metrics, "names": names}
-
-    def serve_and_count(
-        self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
-    ) -> Training:
-        """Handle a train message job by job. The model must not draw random numbers."""
-        reply = yield from self.serve(parameters, config)
-        if config.get("evaluate"):
-            counts = yield from self.count_answers({}, int(config["server-round"]))
-            reply.metrics.update(counts)
-        return reply
-
-    def serve(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Training:
-        """Train as a message asks, and store the state that is needed later."""
-        received = dict(zip(config["names"], parameters, strict=True))
-        self.course = Course.read(config)
-        server_round, phase = int(config["server-round"]), str(config["phase"])
-        folder = self.node.memory_folder(self.course.run_id)
-        if self.course.starts_over(server_round):
-            state_dir.start_over(self.context, folder)
-        else:
-            state_dir.recall(self.context, folder, server_round, phase)
-        self.unfinished = state_dir.unfinished(self.context, folder, server_round)
-        training = checked(self, self.train(received, server_round, phase))
-        reply = yield from self.gradient_steps.over(training)
-        self.local.tell(reply.metrics)
-        reply.metrics[GRADIENT_STEPS.name] = self.gradient_steps.taken
-        if self.keeps_model:
-            memory.save_model(self.context, "model", self.model)
-        state_dir.note_round(self.context, server_round)
-        state_dir.keep_context(self.context, folder, self.node.runs_kept, self.run.keep_rounds)
-        return reply
-
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        """Evaluate the client's model on its test split. Nothing is stored."""
-        received = dict(zip(config["names"], parameters, strict=True))
-        self.course = Course.read(config)
-        server_round = int(config["server-round"])
-        folder = self.node.memory_folder(self.course.run_id)
-        state_dir.recall(self.context, folder, server_round, "evaluate")
-        with self.seeded_evaluation(server_round):
-            metrics = complete(self.count_answers(received, server_round))
-        return metrics.get("loss", math.nan), int(metrics.get("total", 0)), metrics
-
-    def seeded_evaluation(self, server_round: int) -> AbstractContextManager[None]:
-        """Seed PyTorch's draws in an evaluation by the round and the client."""
-        return seeded(self.device, self.run.plan.seed, "evaluate", server_round, self.partition_id)
-
-    def count_answers(self, received: Arrays, server_round: int) -> Steps[dict[str, float]]:
-        """Evaluate the client's model, export it if the run asks for it, and return its metrics."""
-        trained = self.gradient_steps.taken
-        further = self.prepare_evaluation(received, server_round)
-        if steps := self.gradient_steps.taken - trained:
-            further = {**further, FINE_TUNING_STEPS.name: steps}
-        if self.run.models.batch_norm_statistics == "fresh":
-            # For every method: otherwise a comparison would measure running statistics.
-            refresh_statistics(self.model, self.data.train_images)
-        counts = yield from self.evaluation_metrics()
-        metrics = {**counts, **further}
-        for folder in self.course.export_folders(self.node, server_round, self.run.keep_best):
-            try:
-                self.export_model(folder, {**metrics, "round": server_round})
-            except (OSError, RuntimeError, SafetensorError) as error:
-                # A full disk, or a tensor that cannot be written, must not lose the results.
-                log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
-        return metrics if self.policy.allow_counts else {}
-
-    def export_model(self, folder: Path, metrics: Mapping[str, float]) -> Path:
-        """Write the personalized model and its model card, and return the safetensors file.
-
-        Parameters
-        ----------
-        folder : Path
-            For ``<partition-id>.safetensors`` and ``<partition-id>.json``. Created if missing.
-        metrics : mapping of str to float
-            Results of the model, for the model card.
-        """
-        whose = (self.model_name, self.partition_id, self.node.data_path)
-        card = model_card(self.run, self.course.run_id, *whose, metrics)
-        return save_personalized_model(self.model, card, folder)

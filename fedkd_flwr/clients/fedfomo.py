@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.steps import yields_jobs
@@ -23,7 +22,7 @@ class FedFomoClient(ParameterClient):
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Mix, train, and reply with the model and the weights of the other clients."""
-        if not memory.holds(self.context, "model"):
+        if "model" not in self.memory.tensors:
             self.receive_model(received)
         others = models_by_position(received)
         own, own_loss = model_vectors(self.model), self.validation_loss()

@@ -4,7 +4,6 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.fml import Pair, SharedModelClient
 from fedkd_flwr.clients.steps import yields_jobs
@@ -62,9 +61,9 @@ class FedKDClient(SharedModelClient):
         with self.shared_model(received) as shared:
             with seeded("cpu", self.run.plan.seed, "between-features", self.partition_id):
                 pair = FeaturePair(self.model, shared).to(self.device)
-            memory.load_model(self.context, "between-features", pair.between)
+            self.memory.load_model("between-features", pair.between)
             loss = yield from self.train_locally(server_round, adaptive_mutual_loss, model=pair)
-            memory.save_model(self.context, "between-features", pair.between)
+            self.memory.save_model("between-features", pair.between)
             arrays = self.update(received, shared, server_round)
         return TrainReply(arrays, {"train-loss": loss})
 

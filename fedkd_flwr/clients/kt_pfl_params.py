@@ -1,6 +1,5 @@
 """The client of KT-pFL on parameters."""
 
-from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
@@ -15,7 +14,7 @@ class KTpFLParamsClient(ParameterClient):
 
     def receive_model(self, received: Arrays) -> None:
         """Move the model to ``w + tau (received - w)``. The first received model replaces it."""
-        is_first = not memory.holds(self.context, "model")
+        is_first = "model" not in self.memory.tensors
         tau = 1.0 if is_first else self.settings.transfer_step
         moved = step_towards(model_vectors(self.model), dict(received), tau)
         fill_from_vectors(self.model, moved)

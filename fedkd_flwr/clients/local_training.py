@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from flwr.app import Context
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.node import Node
 from fedkd_flwr.config import RunConfig
+from fedkd_flwr.memory import Memory
 from fedkd_flwr.training.dp_sgd import (
     PrivateGradients,
     added,
@@ -38,13 +37,13 @@ class LocalTraining:
         Its settings of the training.
     node : Node
         The client.
-    context : Context
-        The client's memory.
+    memory : Memory
+        What the client remembers.
     """
 
     run: RunConfig
     node: Node
-    context: Context
+    memory: Memory
 
     def positions(self, num_samples: int, server_round: int) -> Iterator[Tensor]:
         """Yield the positions of a round's batches: tau random ones if set, else E epochs."""
@@ -110,7 +109,7 @@ class PrivateTraining(LocalTraining):
             budget = policy.epsilon_budget, policy.privacy_delta
             ledger.record_training(further, run_id, server_round, *budget)
         spent = added(self.spent(), rate, settings.noise_multiplier, steps)
-        memory.save_tensors(self.context, SPENT, {SPENT: torch.from_numpy(spent)})
+        self.memory.save(SPENT, {SPENT: torch.from_numpy(spent)})
         seed = int(self._secret_generator("dp-sgd-noise", server_round).integers(2**63))
         generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
         return PrivateGradients(
@@ -119,7 +118,7 @@ class PrivateTraining(LocalTraining):
 
     def spent(self) -> NDArray[np.float64]:
         """Return the steps so far, as `fedkd_flwr.training.dp_sgd.added` counts them."""
-        kept = memory.load_tensors(self.context, SPENT)
+        kept = self.memory.load(SPENT)
         return np.empty((0, 3)) if kept is None else kept[SPENT].numpy().reshape(-1, 3)
 
     def tell(self, metrics: dict[str, float]) -> None:
@@ -135,7 +134,7 @@ class PrivateTraining(LocalTraining):
         return self._generator(seed, purpose, server_round)
 
 
-def local_training(run: RunConfig, node: Node, context: Context) -> LocalTraining:
+def local_training(run: RunConfig, node: Node, memory: Memory) -> LocalTraining:
     """Return how a client trains in a run."""
     kind = PrivateTraining if run.dp_sgd.noise_multiplier else LocalTraining
-    return kind(run, node, context)
+    return kind(run, node, memory)

@@ -15,10 +15,10 @@ from fedkd_flwr.clients.policy import (
     PolicyError,
     read_policy,
 )
-from fedkd_flwr.clients.state_dir import RUNS_KEPT
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.own_split import Grouping
+from fedkd_flwr.memory import RUNS_KEPT
 
 NODE_KEYS = (
     "partition-id",

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.optim import Optimizer
 
-from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays, PersonalClient, Training, TrainReply
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
@@ -97,5 +96,5 @@ class PersonalModelClient(ParameterClient):
 
     def recall_personal_model(self, received: Arrays) -> None:
         """Load the personal model of the last training, or the received model if there is none."""
-        if not memory.load_model(self.context, "model", self.model):
+        if not self.memory.load_model("model", self.model):
             self.receive_model(received)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from logging import INFO, WARNING
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.steps import yields_jobs
+from fedkd_flwr.memory import Memory
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob
 from fedkd_flwr.training.loop import (
     DivergedError,
@@ -30,9 +30,6 @@ from fedkd_flwr.training.losses import cross_entropy_to_teacher, kl_to_teacher
 from strategies.core.flower import log
 from strategies.core.metrics import GRADIENT_STEPS
 from strategies.persfl import CONSIDER, DIVERGED, PAIRS, PERSONALIZE, PersFLSettings
-
-BEST, RANDOM = "best/", "random/"
-"""Prefixes of names in the notes of stage 2: the best model's weights, generators' states."""
 
 
 class SoftLoss(Protocol):
@@ -117,35 +114,29 @@ class Search:
         if self.best is None or _validated(candidate) > _validated(self.best):
             self.best = candidate
 
-    def written(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the progress as named tensors and as values for JSON."""
-        tensors = {"counts": torch.from_numpy(self.counts)}
-        if self.best is None:
-            return tensors, {"tried": self.tried}
-        numbers = {
-            "imitation": self.best.imitation,
-            "temperature": self.best.temperature,
-            "validation": asdict(self.best.validation),
-            "test": asdict(self.best.test),
-        }
-        tensors |= {f"{BEST}{name}": value for name, value in self.best.weights.items()}
-        return tensors, {"tried": self.tried, "best": numbers}
+    def noted(self) -> Memory:
+        """Return the progress as a memory of its own."""
+        progress = Memory()
+        progress.save("counts", {"counts": torch.from_numpy(self.counts)})
+        progress.save_numbers("search", {"tried": self.tried})
+        if best := self.best:
+            progress.save("best", best.weights)
+            pair = {"imitation": best.imitation, "temperature": best.temperature}
+            progress.save_numbers("pair", pair)
+            progress.save_numbers("validation", asdict(best.validation))
+            progress.save_numbers("test", asdict(best.test))
+        return progress
 
     @classmethod
-    def read(cls, tensors: Mapping[str, Tensor], words: Mapping[str, Any]) -> "Search":
-        """Read the progress from the result of `written`."""
-        search = cls(tensors["counts"].numpy(), words["tried"])
-        if best := words.get("best"):
+    def read(cls, progress: Memory) -> "Search":
+        """Read the progress from the result of `noted`."""
+        counts = progress.tensors["counts"]["counts"].numpy()
+        search = cls(counts, int(progress.numbers["search"]["tried"]))
+        if weights := progress.load("best"):
+            validation, test = (_evaluation(progress.numbers[k]) for k in ("validation", "test"))
+            pair = progress.numbers["pair"]
             search.best = Candidate(
-                best["imitation"],
-                best["temperature"],
-                Evaluation(**best["validation"]),
-                Evaluation(**best["test"]),
-                {
-                    name.removeprefix(BEST): value
-                    for name, value in tensors.items()
-                    if name.startswith(BEST)
-                },
+                pair["imitation"], pair["temperature"], validation, test, weights
             )
         return search
 
@@ -177,10 +168,10 @@ class PersFLClient(ParameterClient):
         if received:
             return super().prepare_evaluation(received, server_round)
         if self.personalized_in() == server_round:
-            memory.load_model(self.context, "personalized", self.model)
+            self.memory.load_model("personalized", self.model)
             return self.choice()
         # Stage 2 failed on this client: the teacher is its best model.
-        if memory.load_model(self.context, "teacher", self.model):
+        if self.memory.load_model("teacher", self.model):
             return {"teacher-round": self.teacher_choice()["round"]}
         # The client never took part and only has its initial model.
         self.model.load_state_dict(self.new_model().state_dict())
@@ -200,10 +191,8 @@ class PersFLClient(ParameterClient):
         best = self.teacher_choice()
         if best and self.settings.teacher == "optimal" and loss >= best["loss"]:
             return
-        memory.save_model(self.context, "teacher", self.model)
-        memory.save_numbers(
-            self.context, "teacher-choice", {"round": float(aggregations), "loss": loss}
-        )
+        self.memory.save_model("teacher", self.model)
+        self.memory.save_numbers("teacher-choice", {"round": float(aggregations), "loss": loss})
 
     @yields_jobs
     def personalize(self, server_round: int) -> Steps[NDArray[np.int32]]:
@@ -227,7 +216,7 @@ class PersFLClient(ParameterClient):
             If the distillation diverged for every pair.
         """
         global_accuracy = self.test_accuracy()
-        memory.load_model(self.context, "teacher", self.model)
+        self.memory.load_model("teacher", self.model)
         teacher_accuracy = self.test_accuracy()
         teacher_weights = {name: value.clone() for name, value in self.model.state_dict().items()}
         teacher_logits = yield PredictJob(self.model, self.data.train_images)
@@ -250,7 +239,7 @@ class PersFLClient(ParameterClient):
         if best is None:
             raise DivergedError("all pairs diverged; lower persfl.distillation-learning-rate")
         self.model.load_state_dict(best.weights)
-        memory.save_model(self.context, "personalized", self.model)
+        self.memory.save_model("personalized", self.model)
         choice = {
             "lambda": best.imitation,
             "temperature": best.temperature,
@@ -258,44 +247,49 @@ class PersFLClient(ParameterClient):
             "teacher-accuracy": teacher_accuracy,
             "global-accuracy": global_accuracy,
         }
-        memory.save_numbers(self.context, "choice", choice)
+        self.memory.save_numbers("choice", choice)
         # A run that is extended has stage 2 again in a later round.
-        memory.save_numbers(self.context, "personalized-in", {"round": server_round})
+        self.memory.save_numbers("personalized-in", {"round": server_round})
         return search.counts
 
     def personalized_in(self) -> int:
         """Return the round after which the client was personalized, 0 for none."""
-        return int(memory.load_numbers(self.context, "personalized-in").get("round", 0))
+        return int(self.memory.load_numbers("personalized-in").get("round", 0))
 
     def search_so_far(self) -> Search:
         """Return the interrupted search if it had this teacher, else a new search."""
-        noted = self.unfinished.noted()
-        if noted and _are_alike(noted[1]["teacher"], self.teacher_choice()):
-            tensors, words = noted
+        folder = self.memory_folder
+        progress = folder.read_progress(self.request.server_round) if folder else None
+        if progress and _are_alike(progress.numbers["teacher"], self.teacher_choice()):
+            states = progress.load("generators") or {}
             for number, generator in enumerate(generators_of(self.device)):
                 # The run may continue on another device, for whose generator there is no state.
-                if f"{RANDOM}{number}" in tensors:
-                    generator.set_state(tensors[f"{RANDOM}{number}"])
-            self.gradient_steps.taken += words.get(GRADIENT_STEPS.name, 0)
-            return Search.read(tensors, words)
+                if str(number) in states:
+                    generator.set_state(states[str(number)])
+            self.gradient_steps.taken += int(progress.numbers["steps"][GRADIENT_STEPS.name])
+            return Search.read(progress)
         shape = len(self.settings.grid()), 2
         return Search(np.full(shape, DIVERGED, dtype=np.int32))
 
     def note_search(self, search: Search) -> None:
         """Note the progress of stage 2, so that an interrupted message can continue."""
-        tensors, words = search.written()
-        for number, generator in enumerate(generators_of(self.device)):
-            tensors[f"{RANDOM}{number}"] = generator.get_state()
-        words |= {"teacher": self.teacher_choice(), GRADIENT_STEPS.name: self.gradient_steps.taken}
-        self.unfinished.note(tensors, words)
+        folder = self.memory_folder
+        if folder is None:
+            return
+        progress = search.noted()
+        states = enumerate(generator.get_state() for generator in generators_of(self.device))
+        progress.save("generators", {str(number): state for number, state in states})
+        progress.save_numbers("teacher", self.teacher_choice())
+        progress.save_numbers("steps", {GRADIENT_STEPS.name: self.gradient_steps.taken})
+        folder.write_progress(self.request.server_round, progress)
 
     def teacher_choice(self) -> dict[str, float]:
         """Return the teacher's round and loss, or an empty dictionary."""
-        return memory.load_numbers(self.context, "teacher-choice")
+        return self.memory.load_numbers("teacher-choice")
 
     def choice(self) -> dict[str, float]:
         """Return the recorded values of the kept pair, or an empty dictionary before stage 2."""
-        return memory.load_numbers(self.context, "choice")
+        return self.memory.load_numbers("choice")
 
     @yields_jobs
     def distilled(
@@ -361,6 +355,11 @@ def _are_alike(noted: Mapping[str, float], teacher: Mapping[str, float]) -> bool
     """Return whether two teachers are the same. A GPU may not repeat a round bit for bit."""
     same_round = noted["round"] == teacher["round"]
     return same_round and math.isclose(noted["loss"], teacher["loss"], rel_tol=1e-3)
+
+
+def _evaluation(numbers: Mapping[str, float]) -> Evaluation:
+    """Return the results that `dataclasses.asdict` has turned into numbers."""
+    return Evaluation(int(numbers["correct"]), int(numbers["total"]), numbers["loss"])
 
 
 def _validated(candidate: Candidate) -> tuple[int, float]:

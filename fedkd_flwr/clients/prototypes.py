@@ -1,8 +1,6 @@
 """Base classes of clients that exchange class means or features of a common width."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ from torch.nn import functional
 from fedkd_flwr.clients.base import Arrays, PersonalClient
 from fedkd_flwr.clients.policy import NodePolicy
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.export import model_card, save_personalized_model
 from fedkd_flwr.models.features import FeatureExtractor, fold_into
 from fedkd_flwr.models.parts import head_of
 from fedkd_flwr.models.pool import Architecture
@@ -110,9 +107,7 @@ class CommonWidthClient(ClassMeanClient):
         """The layer that classifies features in the evaluation: the model's head."""
         return head_of(self.model)
 
-    def export_model(self, folder: Path, metrics: Mapping[str, float]) -> Path:
-        """Write the evaluated model in its plain architecture, with the projection in its head."""
-        plain = fold_into(super().architecture.build(), self.model, self.evaluated_head)
-        whose = (self.model_name, self.partition_id, self.node.data_path)
-        card = model_card(self.run, self.course.run_id, *whose, metrics)
-        return save_personalized_model(plain, card, folder)
+    @property
+    def exported_model(self) -> nn.Module:
+        """The evaluated model in its plain architecture, with the projection in its head."""
+        return fold_into(super().architecture.build(), self.model, self.evaluated_head)

@@ -1,4 +1,4 @@
-"""What a client's `train` returns to the server."""
+"""What a client returns to the server."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,18 +13,25 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class TrainReply:
-    """A client's reply to a train message.
+    """A client's reply to a message.
 
     Attributes
     ----------
     arrays : dict of str to ndarray
         Named arrays for the server. No other arrays leave the client.
     metrics : dict of str to float
-        Numbers for the server, as declared by the strategy.
+        Numbers for the server, as declared by the strategy, and the counts of an evaluation.
+    answers : bytes
+        Which test images the evaluated model classifies correctly, if the run records it.
     """
 
     arrays: Arrays = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    answers: bytes = b""
+
+    def with_evaluation(self, evaluation: "TrainReply") -> "TrainReply":
+        """Return the reply with the results of an evaluation."""
+        return TrainReply(self.arrays, {**self.metrics, **evaluation.metrics}, evaluation.answers)
 
 
 Training = Steps[TrainReply]

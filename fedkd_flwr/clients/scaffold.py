@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.steps import yields_jobs
@@ -28,13 +27,13 @@ class ScaffoldClient(ParameterClient):
         loss = yield from self.train_locally(server_round, corrected)
         mean_step = (start - flat_parameters(self.model)) / self.distance_scale(server_round)
         renewed = mean_step - correction
-        memory.save_tensors(self.context, CONTROL, {CONTROL: renewed})
+        self.memory.save(CONTROL, {CONTROL: renewed})
         arrays = {**self.model_arrays(), CONTROL: renewed.cpu().numpy()}
         return TrainReply(arrays, {"train-loss": loss})
 
     def own_control(self, start: Tensor) -> Tensor:
         """Return c_n, shape (parameters,). It is zero before the client has trained."""
-        kept = memory.load_tensors(self.context, CONTROL)
+        kept = self.memory.load(CONTROL)
         return torch.zeros_like(start) if kept is None else kept[CONTROL].to(self.device)
 
     def distance_scale(self, server_round: int) -> float:

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays, PersonalClient, TrainReply
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.data.public import public_subset
@@ -84,13 +83,13 @@ class SoftPredictionClient(PersonalClient):
         if not self.settings.cache_rounds:
             return self.received_predictions(name, received)
         pool, plan = len(self.data.public_images), self.run.plan
-        drawn_in = self.course.drawn_in(drawn_in)
+        drawn_in = self.request.drawn_in(drawn_in)
         subset = self.tensor(public_subset(pool, plan.public_size, plan.seed, drawn_in))
-        shelf = (memory.load_tensors(self.context, LESSONS) or {}).get(name)
+        shelf = (self.memory.load(LESSONS) or {}).get(name)
         if name in received:
             rows = self.received_predictions(name, received)
             shelf = shelved(shelf, rows, subset[self._mask(TAUGHT, received)], pool)
-            memory.save_tensors(self.context, LESSONS, {name: shelf})
+            self.memory.save(LESSONS, {name: shelf})
         if shelf is None or (lessons := shelf.to(self.device)[..., subset, :]).isnan().any():
             raise LostLessonsError("it has lost teacher predictions of earlier rounds")
         return lessons
@@ -177,7 +176,7 @@ class SoftPredictionClient(PersonalClient):
             return
         ledger.record(
             self.settings.noise_multiplier,
-            self.course.run_id,
+            self.request.run_id,
             server_round,
             self.policy.epsilon_budget,
             self.policy.privacy_delta,

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fedkd_flwr.clients import memory
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.steps import yields_jobs
@@ -56,7 +55,7 @@ class SpiderClient(ParameterClient):
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Prune the edges that are due, then train both supernets on the same batches."""
-        if memory.load_tensors(self.context, "model") is None:
+        if self.memory.load("model") is None:
             self.receive_model(received)
         self.prune(server_round)
         with borrowed(self.architecture) as shared:

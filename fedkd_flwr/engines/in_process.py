@@ -73,7 +73,7 @@ def run_in_process(
     with _ONE_RUN, flower_log_to(on_line) if on_line else flower_log_level(logging.WARNING):
         threads = torch.get_num_threads()
         try:
-            return serve(grid, configuration, on_round, lambda: grid.contexts)
+            return serve(grid, configuration, on_round)
         finally:
             # The next run may not set their number.
             torch.set_num_threads(threads)

@@ -14,11 +14,11 @@ import torch
 from flwr.app import Context, Error, Message, MessageType, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 
-from fedkd_flwr.clients.memory import LiveContext
 from fedkd_flwr.clients.policy import OURS
 from fedkd_flwr.clients.tracebacks import Tracebacks
 from fedkd_flwr.grids.base import MessageGrid
 from fedkd_flwr.listeners import ClientsListener
+from fedkd_flwr.memory import InProcessContext
 from strategies.core.flower import ErrorCode, Run, TaskIdentity
 
 SERVED_AT_ONCE = {"cpu": 36, "cuda": 64}
@@ -52,8 +52,8 @@ class InProcessGrid(MessageGrid):
         Further node config of some clients, by partition-id. By default clients trust the
         server, since both are of this process.
     live : bool
-        Whether clients keep their memory as tensors, which the grid writes to disk for all of
-        them. Otherwise it is arrays in their contexts, as on the nodes of a federation.
+        Whether clients keep their memory as tensors. Otherwise it is arrays in their contexts, as
+        on the nodes of a federation.
     together : callable, optional
         Handles the train messages of one exchange at once, instead of `client_app`.
     on_clients : callable, optional
@@ -79,7 +79,7 @@ class InProcessGrid(MessageGrid):
         self._run = Run.create_empty(1)
         # Flower's Message reads its sender from here.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-        context_kind = LiveContext if live else Context
+        context_kind = InProcessContext if live else Context
         self._contexts = {
             # Node ids are arbitrary. They differ from partition-ids so that mix-ups are visible.
             1000 + n: context_kind(
@@ -197,8 +197,10 @@ class InProcessGrid(MessageGrid):
     def _draft_for(self, message: Message) -> Context:
         """Return a copy of a client's context, which a message may change."""
         kept = self._contexts[message.metadata.dst_node_id]
-        draft = kept.draft() if isinstance(kept, LiveContext) else copy(kept)
+        draft = copy(kept)
         draft.state = RecordDict(dict(kept.state))
+        if isinstance(draft, InProcessContext):
+            draft.memory = draft.memory.draft()
         return draft
 
     def _answered(self, message: Message, draft: Context, outcome: Message | Exception) -> Message:

@@ -104,3 +104,19 @@ def fill_from_vectors(
             )
         for tensor, values in zip(tensors, torch.split(vector, sizes), strict=True):
             tensor.copy_(values.view_as(tensor))
+
+
+@torch.no_grad()
+def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Overwrite the named parameters and buffers of a model. The others do not change.
+
+    Raises
+    ------
+    ValueError
+        If the model has no such name, or a tensor of another shape.
+    """
+    own = model.state_dict()
+    for name, tensor in tensors.items():
+        if name not in own or own[name].shape != tensor.shape:
+            raise ValueError(f"the model has no {name} of shape {tuple(tensor.shape)}")
+        own[name].copy_(tensor)

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from fedkd_flwr.clients.memory_files import MEMORIES, needed_files
-from fedkd_flwr.clients.unfinished import NOTES
 from fedkd_flwr.files import sync, write_arrays
+from fedkd_flwr.memory import MemoryFolder
 from fedkd_flwr.runs.reading import damaged
 
 if TYPE_CHECKING:
@@ -229,12 +228,8 @@ def _part(arrays: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any
 
 def keep_last_memories(run_directory: Path) -> None:
     """Remove all but the newest memory of every client in the run directory."""
-    for notes in clients_folder(run_directory).rglob(NOTES):
-        notes.unlink()
-    memories = set(clients_folder(run_directory).rglob(MEMORIES))
-    needed = map(needed_files, {memory.parent for memory in memories})
-    for memory in memories.difference(*needed):
-        memory.unlink()
+    for folder in clients_folder(run_directory).glob("*/*"):
+        MemoryFolder(folder).keep_newest()
 
 
 def remove_checkpoint(run_directory: Path) -> None:

@@ -8,14 +8,13 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedkd_flwr.clients.memory_files import (
-    MEMORIES,
+from fedkd_flwr.config import PLACE_KEYS, ConfigError, Configuration, read_config
+from fedkd_flwr.memory import (
     DamagedMemoryError,
-    memory_file,
+    ForgottenRunError,
+    MemoryFolder,
     require_readable,
 )
-from fedkd_flwr.clients.state_dir import ForgottenRunError, files_to_start_from
-from fedkd_flwr.config import PLACE_KEYS, ConfigError, Configuration, read_config
 from fedkd_flwr.methods import METHODS, NAME, REGISTERED
 from fedkd_flwr.own import OBJECT, not_held
 from fedkd_flwr.runs.checkpoint import (
@@ -356,16 +355,16 @@ def _restart(run: Run) -> str:
 
 def _require_readable_memories(run: Run, state_dir: str, completed: int) -> None:
     """Refuse a checkpoint if clients' memories are on this machine, but not those of its round."""
-    run_id = run.run_id
-    folders = _memory_folders(run_id, Path(state_dir)) if state_dir and run_id else []
-    # Without any memory here, the nodes have it, or say themselves that they lack it.
-    if not completed or not any(memory for folder in folders for memory in folder.glob(MEMORIES)):
-        return
-    if not _any_remembers(folders, completed):
-        raise DamagedRunError(_no_memory(run, state_dir, completed))
+    folders = _memory_folders(run, state_dir)
     try:
-        for memory in files_to_start_from(Path(state_dir) / run_id, completed + 1):
-            require_readable(memory)
+        # Without any memory here, the nodes have it, or say themselves that they lack it.
+        if not completed or not any(folder.newest() for folder in folders):
+            return
+        if not _any_remembers(folders, completed):
+            raise DamagedRunError(_no_memory(run, state_dir, completed))
+        for folder in folders:
+            if memory := folder.newest(completed + 1):
+                require_readable(memory)
     except DamagedMemoryError as error:
         raise DamagedRunError(str(error)) from None
     except ForgottenRunError as error:
@@ -384,7 +383,7 @@ def require_memories(run: Run, state_dir: str, from_round: int = 0) -> None:
         damaged or was evicted for later runs; see `checkpoint_to_continue_from`.
     """
     completed = checkpoint_to_continue_from(run, state_dir, from_round)[0].completed_rounds
-    folders = _memory_folders(run.run_id, Path(state_dir)) if state_dir and run.run_id else []
+    folders = _memory_folders(run, state_dir)
     if completed and not _any_remembers(folders, completed):
         raise RunDirectoryError(_no_memory(run, state_dir, completed))
 
@@ -395,11 +394,11 @@ def _no_memory(run: Run, state_dir: str, completed: int) -> str:
     return f"{run.path} cannot be continued: {missing} is not {where}."
 
 
-def _memory_folders(run_id: str, state_dir: Path) -> list[Path]:
-    """Return the folders with memories of a run: of an archive, and of single clients."""
-    return [state_dir / run_id, *state_dir.glob(f"*/{run_id}")]
+def _memory_folders(run: Run, state_dir: str) -> list[MemoryFolder]:
+    """Return the folders of the clients that remember a run on this machine."""
+    return MemoryFolder.of_run(Path(state_dir), run.run_id) if state_dir and run.run_id else []
 
 
-def _any_remembers(folders: Iterable[Path], server_round: int) -> bool:
-    """Return whether any client, or an archive of clients, has memory of a round."""
-    return any(memory_file(folder, server_round).exists() for folder in folders)
+def _any_remembers(folders: Iterable[MemoryFolder], server_round: int) -> bool:
+    """Return whether any client has memory of a round."""
+    return any(folder.file(server_round).exists() for folder in folders)

@@ -26,7 +26,7 @@ attempt changes nothing.
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from logging import INFO, WARNING
 from pathlib import Path
@@ -38,9 +38,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from fedkd_flwr.clients.unfinished import NOTES
 from fedkd_flwr.data.record import DataRecord
 from fedkd_flwr.files import open_private, sync, write_arrays, write_text
+from fedkd_flwr.memory import PROGRESS
 from fedkd_flwr.runs.checkpoint import (
     Checkpoint,
     checkpoint_files,
@@ -66,6 +66,7 @@ from fedkd_flwr.runs.writing import (
     as_lines,
     begin_to_continue,
     global_models,
+    sync_memories,
     sync_round,
     write_json,
     write_matrices,
@@ -108,7 +109,7 @@ class RunDirectory:
         self.path = absolute(path)
         self._code = tuple(names_of_code(configuration.flat()))
         self.observers: list[Observer] = []
-        self.keep_memories: Callable[[int], None] | None = None
+        self._state_dir = configuration.run.state_dir
         self._started_at = monotonic()
         self._seconds_before = 0.0
         self._made: list[Path] = []
@@ -232,9 +233,9 @@ class RunDirectory:
             if server.keeps_global_models:
                 self._save_global_model(record.server_round, server)
             self._append("rounds.jsonl", [record.row])
-            if self.keep_memories:
-                self.keep_memories(record.server_round)
             sync_round(self.path, record.server_round)
+            clients = {int(row["partition_id"]) for row in record.clients}
+            sync_memories(self._state_dir, self.run_id, clients, record.server_round)
             write_checkpoint(self.path, server, self.seconds, self._rounds_kept)
         except OSError as error:
             go_on = f"continue with `fedkd run --resume {self.path}`"
@@ -301,7 +302,7 @@ class RunDirectory:
         for observer in self.observers:
             observer.run_stopped()
         noted = any(file.exists() for file in notes_files(self.path))
-        noted = noted or any(clients_folder(self.path).rglob(NOTES))
+        noted = noted or any(clients_folder(self.path).rglob(PROGRESS))
         if not self._is_new or self._has_rounds or noted:
             return
         self.close()

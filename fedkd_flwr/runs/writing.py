@@ -4,6 +4,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkd_flwr.files import replacing, sync, write_text
+from fedkd_flwr.memory import MemoryFolder
 from fedkd_flwr.runs.checkpoint import forget_checkpoints_after
+from fedkd_flwr.runs.folders import absolute
 from fedkd_flwr.runs.reading import Row, Run
+
+DISK_WAITS = 16
+"""Threads that wait for the disk at the same time, which then writes in one go."""
 
 
 def begin_to_continue(run: Run, sizes: Mapping[str, int]) -> None:
@@ -68,6 +74,33 @@ def sync_round(run_directory: Path, server_round: int) -> None:
     folders = (run_directory, run_directory / "matrices", run_directory / "models")
     for path in (*run_directory.glob("*.jsonl"), *of_round, *filter(Path.exists, folders)):
         sync(path)
+
+
+def sync_memories(state_dir: str, run_id: str, clients: Iterable[int], server_round: int) -> None:
+    """Wait until the memories of a round, where they are on this machine, are on the disk.
+
+    Parameters
+    ----------
+    state_dir : str
+        Folder of the clients' memories; empty for none.
+    run_id : str
+        The run.
+    clients : iterable of int
+        Partition-ids of the clients that took part.
+    server_round : int
+        The round.
+
+    Raises
+    ------
+    OSError
+        If the disk refuses.
+    """
+    if not state_dir:
+        return
+    folders = [MemoryFolder(absolute(state_dir) / str(n) / run_id) for n in clients]
+    written = [folder for folder in folders if folder.file(server_round).exists()]
+    with ThreadPoolExecutor(DISK_WAITS) as pool:
+        list(pool.map(lambda folder: folder.sync(server_round), written))
 
 
 def global_models(run_directory: Path) -> list[Path]:

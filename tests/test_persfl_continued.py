@@ -12,11 +12,12 @@ from fedkd_flwr import runs
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients import persfl
 from fedkd_flwr.clients.persfl import PersFLClient
-from fedkd_flwr.clients.unfinished import NOTES, Unfinished
+from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.engines import resolve_output
 from fedkd_flwr.engines.starting import resumed
 from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.memory import PROGRESS
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import serve
 from fedkd_flwr.training.jobs import complete
@@ -80,7 +81,7 @@ def test_a_run_interrupted_in_stage_2_continues_after_the_last_pair(
         finished = fedkd_flwr.resume(tmp_path / "cut")
     assert len(attempts.tried) == left
     assert_same(finished, whole)
-    assert not list((tmp_path / "cut").rglob(NOTES))
+    assert not list((tmp_path / "cut").rglob(PROGRESS))
 
 
 def test_a_node_interrupted_in_stage_2_continues_too(small, tmp_path, monkeypatch):
@@ -93,7 +94,7 @@ def test_a_node_interrupted_in_stage_2_continues_too(small, tmp_path, monkeypatc
         Attempts(patch, cut_at=7)
         with pytest.raises(KeyboardInterrupt):
             serve(InProcessGrid(client_app, 4, configuration.flat()), configuration)
-    assert len(list((tmp_path / "cut").rglob(NOTES))) == 2
+    assert len(list((tmp_path / "cut").rglob(PROGRESS))) == 2
     with monkeypatch.context() as patch:
         attempts = Attempts(patch)
         configuration = resumed(tmp_path / "cut")
@@ -101,7 +102,7 @@ def test_a_node_interrupted_in_stage_2_continues_too(small, tmp_path, monkeypatc
     # The first client was done, and the second had two pairs.
     assert [[n for n, *_ in attempts.tried].count(n) for n in range(4)] == [0, 3, 5, 5]
     assert_same(finished, whole)
-    assert not list((tmp_path / "cut").rglob(NOTES))
+    assert not list((tmp_path / "cut").rglob(PROGRESS))
 
 
 def test_a_full_disk_at_the_end_of_the_round_loses_no_pair(small, tmp_path, monkeypatch):
@@ -171,13 +172,13 @@ def test_an_extended_run_discards_its_personalized_models(small, tmp_path, monke
     assert rows[0]["lambda"].isna().tolist() == [False, True, False, False]
 
 
-# ---- The notes -----------------------------------------------------------------------
+# ---- The file of the progress ----------------------------------------------------------
 
 
 def noting_client(small, folder):
-    """Return a client with a teacher that saves its progress in a folder."""
-    client = client_of(small)
-    client.unfinished = Unfinished(folder, client.partition_id, 2)
+    """Return a client with a teacher that saves its progress in a folder, if there is one."""
+    client = client_of(small, **{"state-dir": str(folder) if folder else ""})
+    client.request = Request(server_round=2, run_id="ab12")
     client.consider_teacher(0)
     return client
 
@@ -198,7 +199,7 @@ def cut_short(client, monkeypatch):
             complete(client.personalize(server_round=2))
 
 
-def test_notes_of_another_teacher_are_ignored(small, tmp_path, monkeypatch):
+def test_the_progress_with_another_teacher_is_ignored(small, tmp_path, monkeypatch):
     cut_short(noting_client(small, tmp_path), monkeypatch)
     small |= {"persfl.teacher": "last"}
     counts = []
@@ -214,13 +215,13 @@ def test_notes_of_another_teacher_are_ignored(small, tmp_path, monkeypatch):
     assert counts[0] == counts[1]
 
 
-def test_damaged_notes_are_ignored_with_a_warning(small, tmp_path, monkeypatch, logged):
+def test_damaged_progress_is_ignored_with_a_warning(small, tmp_path, monkeypatch, logged):
     whole = personalized(noting_client(small, None), monkeypatch)
     cut_short(noting_client(small, tmp_path), monkeypatch)
-    (notes,) = tmp_path.glob(NOTES)
+    (notes,) = tmp_path.rglob(PROGRESS)
     notes.write_bytes(notes.read_bytes()[:100])
     assert personalized(noting_client(small, tmp_path), monkeypatch) == whole
-    assert any("the message starts over" in line for line in logged())
+    assert any("The message starts over" in line for line in logged())
 
 
 def test_an_unwritable_progress_file_does_not_stop_training(small, tmp_path, monkeypatch, logged):

@@ -1,0 +1,70 @@
+"""What a message asks a client for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedkd_flwr.clients.reply import Arrays
+
+TRAIN = "train"
+"""Phase of the message with which a round begins."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A message, as a client reads it.
+
+    Attributes
+    ----------
+    arrays : dict of str to ndarray
+        Named arrays from the server.
+    server_round : int
+        The round of the run, from 1.
+    phase : str
+        ``train``, or the name of a further exchange of the method.
+    evaluate : bool
+        Whether the client evaluates the model that it has just trained.
+    is_last_round : bool
+        Whether the message belongs to the run's last round.
+    best_round : int
+        The earlier round with the best validation accuracy, 0 for none.
+    trained_rounds : int
+        Rounds of training before a new client joined; 0 if the client takes part in the training.
+    run_id : str
+        The run; empty for none.
+    """
+
+    arrays: Arrays = field(default_factory=dict)
+    server_round: int = 0
+    phase: str = TRAIN
+    evaluate: bool = False
+    is_last_round: bool = False
+    best_round: int = 0
+    trained_rounds: int = 0
+    run_id: str = ""
+
+    @classmethod
+    def read(cls, arrays: Arrays, config: Mapping[str, Any]) -> "Request":
+        """Read a message from its arrays and its config."""
+        return cls(
+            arrays,
+            int(config["server-round"]),
+            str(config.get("phase", TRAIN)),
+            bool(config.get("evaluate")),
+            bool(config.get("last-round")),
+            int(config.get("best-round", 0)),
+            int(config.get("trained-rounds", 0)),
+            str(config.get("run-id", "")),
+        )
+
+    @property
+    def starts_over(self) -> bool:
+        """Whether a new client joins with this message, after the training."""
+        return self.trained_rounds > 0 and self.server_round == 1
+
+    def drawn_in(self, server_round: int) -> int:
+        """Return the round whose draw selects the public samples of a round; 0 for all rounds.
+
+        After the training there are no new draws, and the samples of its last round are used.
+        """
+        return self.trained_rounds if self.trained_rounds and server_round else server_round

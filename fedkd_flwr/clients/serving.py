@@ -1,0 +1,329 @@
+"""One message, from its arrival at a client to the reply.
+
+A message is read, the client recalls what it has kept, trains, counts its correct predictions,
+exports its model if the run asks for that, and keeps what it needs for its next message.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from logging import WARNING
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from torch import nn
+
+from fedkd_flwr.clients.local_training import local_training
+from fedkd_flwr.clients.node import read_node
+from fedkd_flwr.clients.properties import data_properties
+from fedkd_flwr.clients.reply import Arrays, Training, TrainReply
+from fedkd_flwr.clients.request import TRAIN, Request
+from fedkd_flwr.clients.steps import StepsCall, checked
+from fedkd_flwr.config import RunConfig
+from fedkd_flwr.data.clients import ClientData
+from fedkd_flwr.export import keep_only_best, model_card, round_folder, save_personalized_model
+from fedkd_flwr.memory import (
+    InProcessContext,
+    Memory,
+    MemoryFolder,
+    forget_old_runs,
+    memory_of,
+    store_in_context,
+)
+from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps, complete
+from fedkd_flwr.training.loop import count_correct, refresh_statistics, seeded
+from fedkd_flwr.training.measures import measured
+from strategies.core.answers import packed
+from strategies.core.flower import log
+from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
+from strategies.core.plan import Settings
+from strategies.core.versions import as_sent
+
+
+class ServingClient(NumPyClient):
+    """A client as a message sees it. `fedkd_flwr.clients.base.PersonalClient` has the training.
+
+    Parameters
+    ----------
+    context : Context
+        Flower's context, with the client's memory.
+    run : RunConfig
+        The common run config.
+    settings : Settings
+        The settings of the method.
+
+    Attributes
+    ----------
+    memory : Memory
+        What the client remembers; changes are kept at the end of a train message.
+    request : Request
+        The message that is served.
+    gradient_steps : StepCounter
+        Gradient steps taken for this message.
+    """
+
+    keeps_model = True
+    """Whether the client keeps its model between rounds instead of receiving one in each round."""
+
+    def __init__(self, context: Context, run: RunConfig, settings: Settings) -> None:
+        self.context = context
+        self.memory = memory_of(context)
+        self.request = Request()
+        self.steps_called: list[StepsCall] = []
+        self.gradient_steps = StepCounter()
+        self.run = run
+        self.settings: Any = settings
+        self.node = read_node(context.node_config, run)
+        self.policy = self.node.policy
+        self.local = local_training(run, self.node, self.memory)
+        self.partition_id = self.node.partition_id
+        self.device = run.torch_device
+
+    # ---- What `PersonalClient` and the methods provide ---------------------------------
+
+    @abstractmethod
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Train as a message asks, and return the reply."""
+
+    @abstractmethod
+    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+        """Prepare the classifier for its evaluation, and return further metrics."""
+
+    @property
+    @abstractmethod
+    def data(self) -> ClientData:
+        """The client's data."""
+
+    @property
+    @abstractmethod
+    def model_name(self) -> str:
+        """The architecture of its model."""
+
+    @property
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """Its model."""
+
+    @property
+    def classifier(self) -> nn.Module:
+        """The module that is evaluated after `prepare_evaluation`: the client's model."""
+        return self.model
+
+    @property
+    def exported_model(self) -> nn.Module:
+        """The evaluated model in the architecture `model_name`."""
+        return self.model
+
+    # ---- A message -------------------------------------------------------------------
+
+    def serve(self, request: Request) -> TrainReply:
+        """Serve a train message alone. What the model draws depends on round and client only."""
+        with self._seeded(request.phase, request.server_round):
+            reply = complete(self._trained(request))
+        if request.evaluate:
+            reply = reply.with_evaluation(self._evaluated_alone({}, request.server_round))
+        return reply
+
+    def serve_job_by_job(self, request: Request) -> Training:
+        """Serve a train message beside others. The model must not draw random numbers."""
+        reply = yield from self._trained(request)
+        if request.evaluate:
+            evaluation = yield from self.evaluate_model({}, request.server_round)
+            reply = reply.with_evaluation(evaluation)
+        return reply
+
+    def serve_evaluation(self, request: Request) -> TrainReply:
+        """Serve an evaluation message. Nothing is kept."""
+        self.request = request
+        self._recall(request.server_round + 1)
+        return self._evaluated_alone(request.arrays, request.server_round)
+
+    def evaluated_in(self, server_round: int) -> TrainReply:
+        """Evaluate the model that the client remembers, as in a round."""
+        return self._evaluated_alone({}, server_round)
+
+    def _trained(self, request: Request) -> Training:
+        """Recall, train, count the gradient steps, and keep what the next message needs."""
+        self.request, server_round = request, request.server_round
+        if request.starts_over:
+            self._forget()
+        else:
+            is_repeated = request.phase == TRAIN and self.memory.server_round >= server_round
+            self._recall(server_round if request.phase == TRAIN else server_round + 1, is_repeated)
+        training = checked(self, self.train(request.arrays, server_round, request.phase))
+        reply = yield from self.gradient_steps.over(training)
+        self.local.tell(reply.metrics)
+        reply.metrics[GRADIENT_STEPS.name] = self.gradient_steps.taken
+        self._keep(server_round)
+        return reply
+
+    # ---- Recall and keep -------------------------------------------------------------
+
+    @property
+    def memory_folder(self) -> MemoryFolder | None:
+        """The folder of the client's memory of the run, if it has one."""
+        folder = self.node.memory_folder(self.request.run_id)
+        return MemoryFolder(folder) if folder else None
+
+    def _recall(self, before_round: int, is_repeated: bool = False) -> None:
+        """Load the memory from disk if the context has none.
+
+        Parameters
+        ----------
+        before_round : int
+            Memories of this round or later are ignored.
+        is_repeated : bool
+            Whether the context has trained in this round before. The server then repeats it after
+            a crash, and the client starts from the memory of the round before.
+
+        Raises
+        ------
+        ForgottenRunError
+            If the memory was removed to make room for later runs.
+        DamagedMemoryError
+            If it cannot be read.
+        """
+        if self.memory.server_round and not is_repeated:
+            return
+        folder = self.memory_folder
+        if folder and (stored := folder.read(before_round)):
+            self.memory.replace(stored)
+        elif folder and is_repeated:
+            self.memory.replace(Memory())
+
+    def _forget(self) -> None:
+        """Forget the run, in the context and on disk."""
+        self.memory.replace(Memory())
+        if folder := self.memory_folder:
+            folder.clear()
+
+    def _keep(self, server_round: int) -> None:
+        """Keep the memory for the next message: in the context, and on disk if it has a folder."""
+        if self.keeps_model:
+            self.memory.save_model("model", self.model)
+        self.memory.note_round(server_round)
+        store_in_context(self.memory, self.context)
+        folder = self.memory_folder
+        if folder is None:
+            return
+        folder.write(self.memory, self.run.keep_rounds)
+        # Where one process has all clients, the run directory waits for the disk once a round.
+        if not isinstance(self.context, InProcessContext):
+            folder.sync(server_round)
+            forget_old_runs(folder, self.node.runs_kept)
+
+    # ---- Count and export ------------------------------------------------------------
+
+    def _seeded(self, purpose: str, server_round: int) -> AbstractContextManager[None]:
+        """Seed PyTorch's draws by the purpose, the round and the client."""
+        return seeded(self.device, self.run.plan.seed, purpose, server_round, self.partition_id)
+
+    def _evaluated_alone(self, received: Arrays, server_round: int) -> TrainReply:
+        with self._seeded("evaluate", server_round):
+            return complete(self.evaluate_model(received, server_round))
+
+    def evaluate_model(self, received: Arrays, server_round: int) -> Training:
+        """Count the classifier's correct predictions, and export the model if the run asks."""
+        trained = self.gradient_steps.taken
+        further = self.prepare_evaluation(received, server_round)
+        if steps := self.gradient_steps.taken - trained:
+            further = {**further, FINE_TUNING_STEPS.name: steps}
+        if self.run.models.batch_norm_statistics == "fresh":
+            # For every method: otherwise a comparison would measure running statistics.
+            refresh_statistics(self.model, self.data.train_images)
+        counts, answers = yield from self._count()
+        metrics = {**counts, **further}
+        for folder in self._export_folders(server_round):
+            try:
+                self.export_model(folder, {**metrics, "round": server_round})
+            except (OSError, RuntimeError, SafetensorError) as error:
+                # A full disk, or a tensor that cannot be written, must not lose the results.
+                log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
+        return TrainReply({}, metrics if self.policy.allow_counts else {}, answers)
+
+    def _count(self) -> Steps[tuple[dict[str, float], bytes]]:
+        """Evaluate `classifier` on the client's test split, and on its validation split if any.
+
+        Returns
+        -------
+        dict of str to float
+            Counts, losses and measures.
+        bytes
+            Which test images are classified correctly, if the run records it.
+        """
+        data, answers = self.data, b""
+        logits = yield PredictJob(self.classifier, data.test_images)
+        metrics = count_correct(logits, data.test_labels).numbers()
+        if self.run.plan.record_answers and self.policy.tells_answers:
+            answers = packed((logits.argmax(dim=1) == data.test_labels).cpu().numpy())
+        if measures := self.run.plan.measures:
+            held, shown = data.class_counts > 0, self.policy.reported
+            metrics |= measured(logits, data.test_labels, held, measures, shown)
+        if len(data.validation_labels):
+            logits = yield PredictJob(self.classifier, data.validation_images)
+            metrics |= count_correct(logits, data.validation_labels).numbers("validation-")
+        return metrics, answers
+
+    def _export_folders(self, server_round: int) -> list[Path]:
+        """Return the folders for the evaluated model, after removing older models there."""
+        folder, request = self.node.models_folder, self.request
+        if folder is None:
+            return []
+        # Where the node has its own operator, no run replaces the model of another.
+        keeps_versions = not self.policy.trust_server
+        folder = folder / request.run_id if keeps_versions else folder
+        of_round = round_folder(folder, server_round)
+        last = [of_round if keeps_versions else folder] if request.is_last_round else []
+        if not self.run.keep_best or request.trained_rounds:
+            return last
+        keep_only_best(folder, self.partition_id, request.best_round)
+        return list(dict.fromkeys([*last, of_round]))
+
+    def export_model(self, folder: Path, metrics: Mapping[str, float]) -> Path:
+        """Write the personalized model and its model card, and return the safetensors file.
+
+        Parameters
+        ----------
+        folder : Path
+            For ``<partition-id>.safetensors`` and ``<partition-id>.json``. Created if missing.
+        metrics : mapping of str to float
+            Results of the model, for the model card.
+        """
+        whose = (self.model_name, self.partition_id, self.node.data_path)
+        card = model_card(self.run, self.request.run_id, *whose, metrics)
+        return save_personalized_model(self.exported_model, card, folder)
+
+    # ---- Flower's NumPyClient --------------------------------------------------------
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Part of every reply: the client, its architecture, and versions."""
+        return {"partition-id": self.partition_id, "model": self.model_name, "versions": as_sent()}
+
+    def get_properties(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the client's properties: its model, data and public set."""
+        return {**self.identity, **data_properties(self.data, self.run, self.node)}
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """Serve a train message whose arrays are named in ``config["names"]``."""
+        reply = self.serve(_request(parameters, config))
+        metrics = {**reply.metrics, "names": list(reply.arrays)}
+        return list(reply.arrays.values()), len(self.data.train_labels), metrics
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Serve an evaluation message whose arrays are named in ``config["names"]``."""
+        metrics = self.serve_evaluation(_request(parameters, config)).metrics
+        return metrics.get("loss", math.nan), int(metrics.get("total", 0)), dict(metrics)
+
+
+def _request(parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Request:
+    return Request.read(dict(zip(config["names"], parameters, strict=True)), config)

@@ -1,0 +1,29 @@
+"""What a client remembers between messages, in Flower's context and in a folder."""
+
+from fedkd_flwr.memory.context import InProcessContext, memory_of, store_in_context
+from fedkd_flwr.memory.folder import (
+    MEMORIES,
+    PROGRESS,
+    RUNS_KEPT,
+    DamagedMemoryError,
+    ForgottenRunError,
+    MemoryFolder,
+    forget_old_runs,
+    require_readable,
+)
+from fedkd_flwr.memory.memory import Memory
+
+__all__ = [
+    "MEMORIES",
+    "PROGRESS",
+    "RUNS_KEPT",
+    "DamagedMemoryError",
+    "ForgottenRunError",
+    "InProcessContext",
+    "Memory",
+    "MemoryFolder",
+    "forget_old_runs",
+    "memory_of",
+    "require_readable",
+    "store_in_context",
+]

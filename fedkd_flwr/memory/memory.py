@@ -1,0 +1,118 @@
+"""A client's memory: named groups of tensors, and named groups of numbers."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fedkd_flwr.models.vectors import fill_model
+
+ROUND = "progress"
+"""Name of the numbers with the round that a memory includes."""
+
+
+class Memory:
+    """What a client keeps from one message to the next.
+
+    Groups are replaced, never changed: a draft of a memory shares them with the original.
+
+    Attributes
+    ----------
+    tensors : dict of str to dict
+        Tensors by group and name, such as the model's under ``model``.
+    numbers : dict of str to dict
+        Numbers by group and name.
+    changed : set of str
+        Groups that were saved since the memory was read.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, dict[str, Tensor]] | None = None,
+        numbers: Mapping[str, dict[str, float]] | None = None,
+    ) -> None:
+        self.tensors = dict(tensors or {})
+        self.numbers = dict(numbers or {})
+        self.changed: set[str] = set()
+
+    @property
+    def server_round(self) -> int:
+        """The last round in which the client trained; 0 for none."""
+        return int(self.load_numbers(ROUND).get("round", 0))
+
+    def draft(self) -> "Memory":
+        """Return a copy that a message may change. Afterwards one of the two replaces the other."""
+        return Memory(self.tensors, self.numbers)
+
+    def replace(self, other: "Memory") -> None:
+        """Forget everything, and take over another memory."""
+        self.tensors, self.numbers = dict(other.tensors), dict(other.numbers)
+        self.changed = {*self.tensors, *self.numbers}
+
+    def note_round(self, server_round: int) -> None:
+        """Note that the memory includes a round."""
+        self.save_numbers(ROUND, {"round": server_round})
+
+    # ---- Tensors and numbers -------------------------------------------------------------
+
+    def save(self, group: str, tensors: Mapping[str, Tensor]) -> None:
+        """Store copies of named tensors, and replace the group."""
+        self.tensors[group] = {
+            # A contiguous copy: a view of rows of a stack of clients would keep all of it.
+            name: tensor.detach().clone(memory_format=torch.contiguous_format)
+            for name, tensor in tensors.items()
+        }
+        self.changed.add(group)
+
+    def load(self, group: str) -> dict[str, Tensor] | None:
+        """Return the tensors of a group, or None. Do not change them."""
+        return self.tensors.get(group)
+
+    def save_numbers(self, group: str, numbers: Mapping[str, float]) -> None:
+        """Store named numbers, and replace the group."""
+        self.numbers[group] = {name: float(number) for name, number in numbers.items()}
+        self.changed.add(group)
+
+    def load_numbers(self, group: str) -> dict[str, float]:
+        """Return the numbers of a group, or an empty dictionary."""
+        return self.numbers.get(group, {})
+
+    # ---- Models and optimizers -----------------------------------------------------------
+
+    def save_model(self, group: str, model: nn.Module) -> None:
+        """Store a model's parameters and buffers."""
+        self.save(group, model.state_dict())
+
+    def load_model(self, group: str, model: nn.Module) -> bool:
+        """Load stored weights into a model. Return False if there are none."""
+        tensors = self.load(group)
+        if tensors is None:
+            return False
+        fill_model(model, tensors)
+        return True
+
+    def save_optimizer(self, group: str, optimizer: torch.optim.Optimizer) -> None:
+        """Store an optimizer's state, such as momenta and step counts.
+
+        An entry's name is its parameter's position and its own name, such as ``3/exp_avg``.
+        """
+        entries = {
+            f"{position}/{name}": torch.as_tensor(value)
+            for position, state in optimizer.state_dict()["state"].items()
+            for name, value in state.items()
+            if value is not None
+        }
+        if entries:
+            self.save(group, entries)
+
+    def load_optimizer(self, group: str, optimizer: torch.optim.Optimizer) -> None:
+        """Load the stored state into an optimizer, if any. Its learning rate does not change."""
+        entries = self.load(group)
+        if entries is None:
+            return
+        state: dict[int, dict[str, Tensor]] = {}
+        for entry, value in entries.items():
+            position, _, name = entry.partition("/")
+            # The optimizer changes its state in place, but the memory must not change.
+            state.setdefault(int(position), {})[name] = value.clone()
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
