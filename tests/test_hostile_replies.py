@@ -221,9 +221,7 @@ def test_an_attack_in_a_second_exchange_affects_only_the_attacker(strategy, smal
 
     finished = run_among(app, strategy, small, tmp_path / "run", 2)
     last = finished.clients[finished.clients["round"] == 2].set_index("partition_id")
-    assert (
-        "NaN" in last["failure"][attacker] or "pairs holds float32" in last["failure"][attacker]
-    )
+    assert "NaN" in last["failure"][attacker] or "pairs holds float32" in last["failure"][attacker]
     assert last["failure"].drop(attacker).isna().all()
     assert last["accuracy"].notna().all()
     for matrix in finished.matrices.values():
