@@ -63,6 +63,14 @@ class Configuration(BaseModel):
         settings: Settings = self.of_methods.get(settings_type) or settings_type()
         return settings
 
+    def resolved(self) -> "Configuration":
+        """Return the same with the method's settings filled in that depend on the models."""
+        settings = self.settings
+        if not isinstance(settings, SharedModelSettings):
+            return self
+        settings = settings.resolved(self.run.models.models)
+        return self.model_copy(update={"of_methods": {**self.of_methods, type(settings): settings}})
+
     @property
     def unread(self) -> list[str]:
         """The keys that the user has set and this run does not read."""
@@ -156,7 +164,7 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
     configuration = Configuration(
         run=_read(RunConfig, flat).resolved(),
         of_methods={kind: _read(kind, flat) for kind in settings_types(own)},
-    )
+    ).resolved()
     _check_combinations(configuration)
     return configuration
 

@@ -7,7 +7,7 @@ vector belongs to which layer.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ BUFFERS = "buffers"
 """The kind that is averaged but not trained."""
 
 
+SHARED_BY_DIFFERENT = "mlp"
+"""Architecture of a shared model if clients' own architectures differ and none is set."""
+
 STRETCH = 2**16
 """Number of entries of each model that are processed at once."""
 
@@ -37,10 +40,22 @@ class SharedModelSettings(Settings):
     Attributes
     ----------
     shared_model : str
-        Architecture of the shared model, the same for all clients whatever their own models are.
+        Architecture of the shared model, the same for all clients. Empty for that of the clients'
+        own models; ``mlp`` if these have several.
     """
 
-    shared_model: str = "mlp"
+    shared_model: str = ""
+
+    def resolved(self, models: Sequence[str]) -> Self:
+        """Return the settings with an architecture for the shared model.
+
+        Parameters
+        ----------
+        models : sequence of str
+            Architectures of the clients' own models.
+        """
+        common = models[0] if len(set(models)) == 1 else SHARED_BY_DIFFERENT
+        return self.model_copy(update={"shared_model": self.shared_model or common})
 
 
 def mean_model(models: Sequence[Model], weights: NDArray[np.float64]) -> Model:

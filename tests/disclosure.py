@@ -71,7 +71,7 @@ def count(model):
 
 WHOLE = NormedNet((1, 28, 28), 10)
 SYMBOLS |= {count(WHOLE): "d", count(WHOLE.body): "d_body"}
-SYMBOLS |= {28 * 28 * 100 + 100 + 100 * 10 + 10: "s"}  # the perceptron, the shared model by default
+SYMBOLS |= {28 * 28 * 100 + 100 + 100 * 10 + 10: "s"}  # the perceptron, which is the shared model
 
 
 def settings_of(strategy, folder, **changes):
@@ -89,6 +89,8 @@ def settings_of(strategy, folder, **changes):
         "new-client-rounds": 1,
         "hypcluster.clusters": 2,
         "fesem.clusters": 2,
+        "fml.shared-model": "mlp",
+        "fedkd.shared-model": "mlp",
         "perfed-ckt.clusters": 2,
         "fedfomo.models-sent": 7,
         "models-dir": str(folder / "models"),

@@ -97,6 +97,22 @@ def test_the_shared_model_is_all_that_the_server_keeps(small, tmp_path):
 # ---- Settings ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("strategy", ["fml", "fedkd"])
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"models": "lenet"}, "lenet"),
+        ({"models": "lenet,cnn"}, "mlp"),
+        ({"models": "lenet", "shared-model": "cnn"}, "cnn"),
+    ],
+)
+def test_the_shared_model_is_the_clients_own_where_there_is_one(strategy, changes, expected):
+    flat = {f"{strategy}.{key}" if key == "shared-model" else key: v for key, v in changes.items()}
+    configuration = read_config({**flat, "strategy": strategy})
+    assert configuration.settings.shared_model == expected
+    assert read_config(configuration.flat()).flat() == configuration.flat()
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
