@@ -27,13 +27,14 @@ from benchmarks.pairs import REPETITIONS, Pair, Result, summarize
 from benchmarks.rounds import PUBLIC, UNTIMED
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import Configuration, read_config
-from fedkd_flwr.engines import RoundListener, flower_log_level, resolve_output
+from fedkd_flwr.engines import flower_log_level, resolve_output
 from fedkd_flwr.engines.in_process import run_in_process
 from fedkd_flwr.grids.longest_first import LongestFirstGrid
 from fedkd_flwr.server_app import serve
+from strategies.core.rounds import Observer, RowObserver
 
-Start = Callable[[Configuration, RoundListener], object]
-"""Starts a run, and calls the listener with the row of each finished round."""
+Start = Callable[[Configuration, Observer], object]
+"""Starts a run, and tells an observer of each finished round."""
 
 LONG_EPOCHS = 60
 """Local epochs with which a round of LeNets takes half a minute."""
@@ -123,17 +124,17 @@ def run_on_demand(start: Start, settings: Mapping[str, Any], requests: Connectio
             requests.recv()
         started_at = time.perf_counter()
 
-    start(resolve_output(read_config(settings), Path.cwd()), on_round)
+    start(resolve_output(read_config(settings), Path.cwd()), RowObserver(on_round))
 
 
-def under_ray(configuration: Configuration, on_round: RoundListener) -> None:
+def under_ray(configuration: Configuration, observer: Observer) -> None:
     """Run like ``flwr run``, but with the server in this process, where rounds can be paused."""
     server_app = ServerApp()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
         assert isinstance(grid, InMemoryGrid)
-        serve(LongestFirstGrid(grid), configuration, on_round)
+        serve(LongestFirstGrid(grid), configuration, observer)
 
     with flower_log_level(ERROR):  # hides the warning that `run_simulation` is deprecated
         run_simulation(

@@ -1,7 +1,6 @@
 """The Flower ServerApp: config → strategy → start → run directory."""
 
 import time
-from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
@@ -37,13 +36,13 @@ from fedkd_flwr.runs import (
     require_same_clients,
     require_writable,
 )
-from fedkd_flwr.runs.observers import RowObserver
 from fedkd_flwr.server_models import RunModels
 from fedkd_flwr.trackers.observing import require_trackers, trackers_of
 from fedkd_flwr.training.dp_sgd import require_separate_samples
 from strategies.core.flower import InMemoryGrid, log
 from strategies.core.patience import StoppedEarly
 from strategies.core.replies import TooFewRepliesError
+from strategies.core.rounds import Observer
 from strategies.parameters import SharedModelSettings
 
 SETTLED_SECONDS = 2.0
@@ -224,7 +223,7 @@ def check_server_data(configuration: Configuration) -> None:
 def serve(
     grid: Grid,
     configuration: Configuration,
-    listener: Callable[[Mapping[str, Any]], None] | None = None,
+    observer: Observer | None = None,
 ) -> Run:
     """Run a method on a grid of clients and write the run directory.
 
@@ -234,8 +233,8 @@ def serve(
         The connection to the clients.
     configuration : Configuration
         The validated run config.
-    listener : callable, optional
-        Is called with the row of each finished round.
+    observer : Observer, optional
+        Is told of the events of the run, after trackers.
 
     Returns
     -------
@@ -253,9 +252,8 @@ def serve(
     directory, checkpoint = open_run_directory(configuration, data)
     with closing(directory):
         log(INFO, "Run directory: %s", directory.path)
-        listeners = [RowObserver(listener)] if listener else []
         try:
-            directory.watched_by([*trackers_of(run.trackers), *listeners])
+            directory.watched_by([*trackers_of(run.trackers), observer or Observer()])
             run_rounds(grid, configuration, directory, checkpoint)
         except (Exception, KeyboardInterrupt):
             directory.give_up()

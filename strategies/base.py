@@ -28,8 +28,8 @@ from strategies.core.plan import RunPlan, Settings, sample_clients
 from strategies.core.replies import Arrays, Due, Metric, Reply
 from strategies.core.rounds import (
     Evaluation,
+    Observer,
     RoundRecord,
-    RunObserver,
     accuracy_statistics,
     check_evaluation,
     client_rows,
@@ -56,23 +56,21 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         Clients, rounds, sampling and seed.
     settings : Settings
         The method's own settings.
-    observer : RunObserver, optional
+    observer : Observer, optional
         Is informed of every finished round.
     """
 
     server_models: ServerModels
     """The models of the run, for methods that use models on the server; set before `begin`."""
 
-    def __init__(
-        self, plan: RunPlan, settings: Settings, observer: RunObserver | None = None
-    ) -> None:
+    def __init__(self, plan: RunPlan, settings: Settings, observer: Observer | None = None) -> None:
         self.check_plan(plan, settings)
         self.plan = plan
         self.counts = counts_due(plan)
         self._patience = Patience(plan.patience)
         self._planned_rounds = plan.num_server_rounds
         self.settings = settings
-        self.observer = observer
+        self.observer = observer or Observer()
         self.members = Membership(plan, self.needs_public_data)
         self.completed_rounds = 0
         self._rounds_before = 0
@@ -418,13 +416,15 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         tables: dict[str, list[dict[str, Any]]],
     ) -> None:
         self.completed_rounds = server_round
-        if self.observer is None:
-            return
         if server_round not in (self.plan.num_server_rounds, self._patience.best_round):
             evaluations = without_answers(evaluations)
         traffic, failures = self._exchange.traffic.by_client, self._exchange.failures
         clients = client_rows(
             server_round, self.clients, self._metrics, evaluations, traffic, failures
         )
-        record = RoundRecord(server_round, row, clients, self.matrices(), self.tables() | tables)
-        self.observer.round_finished(record, self)
+        model = self.global_model() if self.keeps_global_models else {}
+        tables = self.tables() | tables
+        record = RoundRecord(
+            server_round, row, clients, self.matrices(), tables, self.state(), model
+        )
+        self.observer.round_finished(record)

@@ -285,8 +285,7 @@ class ParameterStrategy(PersonalizedStrategy):
         super().before_asking(server_round, sampled)
         if self.plan.client_dp.noise_multiplier:
             self.releases = self.releases + 1
-            if self.observer is not None:
-                self.observer.about_to_ask({"releases": self.releases})
+            self.observer.about_to_ask({"releases": self.releases})
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the state as named arrays, with the number of releases if there is noise."""

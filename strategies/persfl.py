@@ -254,9 +254,9 @@ class PersFL(FedAvg):
         """Send them the global model of each round, and let them distill at the end."""
         if step == self.plan.num_server_rounds:
             return self.personalized(new_clients)
-        if self.settings.teacher == "last" or self.observer is None:
+        model = {} if self.settings.teacher == "last" else self.observer.global_model(step)
+        if not model:
             return {n: Reply(n, {}, {}) for n in new_clients}
-        model = self.observer.global_model(step)
         return self.exchange(CONSIDER, dict.fromkeys(new_clients, model), due=lambda n: {})
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:

@@ -197,7 +197,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         if not self.asked(server_round).any():
             return
         self.releases[list(sampled)] += 1
-        if self.settings.noise_multiplier and self.observer is not None:
+        if self.settings.noise_multiplier:
             self.observer.about_to_ask({"releases": self.releases})
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:

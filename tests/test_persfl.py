@@ -371,8 +371,8 @@ def test_pairs_are_neither_lost_nor_doubled_when_a_run_stops_at_its_end(
         patch.setattr(
             runs.directory,
             "write_checkpoint",
-            lambda path, server, *rest: (
-                power_cut() if server.completed_rounds == 2 else original(path, server, *rest)
+            lambda path, record, *rest: (
+                power_cut() if record.server_round == 2 else original(path, record, *rest)
             ),
         )
         with pytest.raises(RuntimeError, match="power cut"):

@@ -14,6 +14,7 @@ from fedkd_flwr.cli import app, output, progress, results, tables
 from fedkd_flwr.engines import find_engine, resolve_output
 from fedkd_flwr.sweeps import read_sweep
 from fedkd_flwr.sweeps.grid import run_labels
+from strategies.core.rounds import Observer
 
 
 def command(*arguments):
@@ -129,10 +130,10 @@ def test_the_path_of_a_run_is_printed_first_and_its_clients_on_request(small, tm
 
 
 def test_an_interrupted_run_prints_the_command_that_continues_it(small, tmp_path, monkeypatch):
-    def press(self, row):
+    def press(self, record):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(progress.RunProgress, "on_round", press)
+    monkeypatch.setattr(progress.RunProgress, "round_finished", press)
     settings = [f"{name}={value}" for name, value in small.items()]
     options = [part for setting in settings for part in ("-c", setting)]
     result = command("run", *options, "-c", "num-server-rounds=2", "--output-dir", tmp_path / "run")
@@ -153,10 +154,10 @@ def test_a_command_to_copy_quotes_what_a_shell_would_split(small, tmp_path, monk
     done = command("sweep", sweep, "--output-dir", folder).stdout
     assert f"Compare: fedkd compare '{folder}'\n" in done
 
-    def press(self, row):
+    def press(self, record):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(progress.RunProgress, "on_round", press)
+    monkeypatch.setattr(progress.RunProgress, "round_finished", press)
     options = [part for name, value in small.items() for part in ("-c", f"{name}={value}")]
     stopped = command("run", *options, "-c", "num-server-rounds=2", "--output-dir", run).stderr
     assert stopped.endswith(f"Continue with: fedkd run --resume '{run}'\n")
@@ -166,7 +167,7 @@ def test_a_run_interrupted_in_its_first_round_leaves_nothing(small, tmp_path, mo
     def press(self, kind, done, total):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(progress.RunProgress, "on_clients", press)
+    monkeypatch.setattr(progress.RunProgress, "clients_answered", press)
     options = [part for name, value in small.items() for part in ("-c", f"{name}={value}")]
     result = command("run", *options, "--output-dir", tmp_path / "run")
     assert result.exit_code == 130
@@ -179,9 +180,14 @@ def test_a_run_interrupted_in_its_first_round_leaves_nothing(small, tmp_path, mo
 @pytest.mark.parametrize("cohort", ["on", "off"])
 def test_clients_are_counted_as_they_answer(small, tmp_path, cohort):
     told = []
+
+    class Answers(Observer):
+        def clients_answered(self, *answered):
+            told.append(answered)
+
     values = {**small, "models": "mlp", "num-server-rounds": 2, "cohort": cohort}
     configuration = resolve_output(fedkd_flwr.config.read_config(values), tmp_path)
-    find_engine("in-process")(configuration, on_clients=lambda *said: told.append(said))
+    find_engine("in-process")(configuration, Answers())
     clients = small["num-clients"]
     trained = [(done, total) for kind, done, total in told if kind == "train"]
     assert trained.count((clients, clients)) == 2

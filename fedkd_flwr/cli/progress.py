@@ -1,12 +1,12 @@
 """The progress bar of ``fedkd run``: rounds, clients, accuracy and time left."""
 
-from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 from flwr.app import MessageType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedkd_flwr.cli.output import console, say
+from strategies.core.rounds import Observer, RoundRecord
 
 DOES = {
     MessageType.TRAIN: "training",
@@ -29,7 +29,7 @@ class Display:
         self._progress.stop()
 
 
-class RunProgress(Display):
+class RunProgress(Display, Observer):
     """A bar over the rounds of a run; it also moves while clients answer.
 
     Parameters
@@ -41,6 +41,8 @@ class RunProgress(Display):
     verbose : bool
         Whether to print Flower's whole log instead of only its warnings.
     """
+
+    reads_log = True
 
     def __init__(self, title: str, rounds: int, verbose: bool = False) -> None:
         self._verbose = verbose
@@ -63,8 +65,9 @@ class RunProgress(Display):
         self._progress.update(self._task, doing="")
         super().__exit__(*details)
 
-    def on_round(self, row: Mapping[str, Any]) -> None:
+    def round_finished(self, record: RoundRecord) -> None:
         """Show a finished round and its accuracy."""
+        row = record.row
         self._completed = row["round"]
         self._expected, self._answered = self._answered, 0
         self._progress.update(
@@ -73,10 +76,12 @@ class RunProgress(Display):
         if row["accuracy_mean"] is not None:
             self._progress.update(self._task, accuracy=f"accuracy {row['accuracy_mean']:.1%}")
 
-    def on_clients(self, kind: str, done: int, total: int) -> None:
+    def clients_answered(self, message_type: str, done: int, total: int) -> None:
         """Show how many clients have replied."""
-        self._progress.update(self._task, doing=f"{DOES.get(kind, kind)} {done}/{total} clients")
-        if kind == MessageType.QUERY:
+        self._progress.update(
+            self._task, doing=f"{DOES.get(message_type, message_type)} {done}/{total} clients"
+        )
+        if message_type == MessageType.QUERY:
             return
         answered = self._answered + done
         if done == total:
@@ -85,7 +90,7 @@ class RunProgress(Display):
         share = min(1.0, answered / (self._expected or total))
         self._progress.update(self._task, completed=self._completed + share)
 
-    def on_line(self, line: str) -> None:
+    def line_logged(self, line: str) -> None:
         """Print a line of Flower's log."""
         if self._verbose or "WARNING" in line:
             say(line, to=self._progress.console)

@@ -227,14 +227,7 @@ def run_with_progress(
     progress = RunProgress(settings.strategy, settings.plan.num_server_rounds, verbose)
     try:
         with ctrl_c_interrupts(), progress:
-            return find_engine(engine)(
-                configuration,
-                progress.on_round,
-                progress.on_line,
-                clients,
-                resources,
-                progress.on_clients,
-            )
+            return find_engine(engine)(configuration, progress, clients, resources)
     except KeyboardInterrupt:
         say_beside([interrupted(configuration, engine)])
         raise typer.Exit(INTERRUPTED) from None

@@ -11,15 +11,11 @@ from fedkd_flwr.engines.starting import (
 )
 from fedkd_flwr.engines.table import ENGINES, Engine, find_engine
 from fedkd_flwr.grids.in_process import InProcessGrid
-from fedkd_flwr.listeners import ClientsListener, LineListener, RoundListener
 
 __all__ = [
     "ENGINES",
-    "ClientsListener",
     "Engine",
     "InProcessGrid",
-    "LineListener",
-    "RoundListener",
     "deployed_to",
     "find_engine",
     "flower_log_level",

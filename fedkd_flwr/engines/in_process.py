@@ -12,14 +12,12 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import train_together
 from fedkd_flwr.config import ConfigError, Configuration
 from fedkd_flwr.grids.in_process import InProcessGrid
-from fedkd_flwr.listeners import ClientsListener, LineListener, RoundListener
 from fedkd_flwr.models import pool
 from fedkd_flwr.runs import Run
 from fedkd_flwr.server_app import serve
 from fedkd_flwr.training.cohort import cohort_size
-
-FLOWER = logging.getLogger("flwr")
-"""Flower's logger, which this project writes to as well."""
+from strategies.core.flower import LOGGER
+from strategies.core.rounds import Observer
 
 _ONE_RUN = threading.RLock()
 """Held during a run, since all runs of a process share PyTorch's random generator."""
@@ -27,11 +25,9 @@ _ONE_RUN = threading.RLock()
 
 def run_in_process(
     configuration: Configuration,
-    on_round: RoundListener | None = None,
-    on_line: LineListener | None = None,
+    observer: Observer | None = None,
     clients: int | None = None,
     resources: Mapping[str, Any] | None = None,
-    on_clients: ClientsListener | None = None,
 ) -> Run:
     """Run a method with all clients in this process.
 
@@ -39,16 +35,12 @@ def run_in_process(
     ----------
     configuration : Configuration
         The validated run config.
-    on_round : callable, optional
-        Is called with each finished round's row.
-    on_line : callable, optional
-        Is called with each line of Flower's log; by default only warnings are printed.
+    observer : Observer, optional
+        Is told of the events of the run. Unless it reads Flower's log, warnings are printed.
     clients : int, optional
         Number of clients; by default that of the config.
     resources : mapping, optional
         Flower's federation config, which this engine refuses.
-    on_clients : callable, optional
-        Is called with the number of clients that have replied.
 
     Raises
     ------
@@ -68,12 +60,12 @@ def run_in_process(
         configuration.flat(),
         live=True,
         together=together,
-        on_clients=on_clients,
+        observer=observer,
     )
-    with _ONE_RUN, flower_log_to(on_line) if on_line else flower_log_level(logging.WARNING):
+    with _ONE_RUN, _log_for(observer or Observer()):
         threads = torch.get_num_threads()
         try:
-            return serve(grid, configuration, on_round)
+            return serve(grid, configuration, observer)
         finally:
             # The next run may not set their number.
             torch.set_num_threads(threads)
@@ -100,35 +92,35 @@ def require_device(device: str) -> None:
 @contextmanager
 def flower_log_level(level: int) -> Iterator[None]:
     """Set the level of Flower's log, and restore it afterwards."""
-    before = FLOWER.level
-    FLOWER.setLevel(level)
+    before = LOGGER.level
+    LOGGER.setLevel(level)
     try:
         yield
     finally:
-        FLOWER.setLevel(before)
+        LOGGER.setLevel(before)
 
 
 @contextmanager
-def flower_log_to(on_line: LineListener) -> Iterator[None]:
-    """Pass each line of Flower's log to a listener instead of the terminal."""
-    handler = _LineHandler(on_line)
-    before = FLOWER.handlers
-    FLOWER.handlers = [handler]
+def _log_for(observer: Observer) -> Iterator[None]:
+    """Pass Flower's log to an observer that reads it; else print its warnings."""
+    before = LOGGER.handlers
+    if observer.reads_log:
+        LOGGER.handlers = [_LineHandler(observer)]
     try:
-        with flower_log_level(logging.INFO):
+        with flower_log_level(logging.INFO if observer.reads_log else logging.WARNING):
             yield
     finally:
-        FLOWER.handlers = before
+        LOGGER.handlers = before
 
 
 class _LineHandler(logging.Handler):
     """Passes log records on as lines in the format of ``flwr run``."""
 
-    def __init__(self, on_line: LineListener) -> None:
+    def __init__(self, observer: Observer) -> None:
         super().__init__()
-        self._on_line = on_line
+        self._observer = observer
         self.setFormatter(logging.Formatter("%(levelname)s : %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
         for line in self.format(record).splitlines():
-            self._on_line(line)
+            self._observer.line_logged(line)

@@ -11,9 +11,9 @@ import tomli_w
 
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
 from fedkd_flwr.engines.superlink import superlink
-from fedkd_flwr.listeners import ClientsListener, LineListener, RoundListener
 from fedkd_flwr.runs import Run, load_run, names_of_code, read_checkpoint
 from strategies.core.printable_text import without_colors
+from strategies.core.rounds import Observer, RoundRecord
 
 APP_FOLDER = Path(__file__).resolve().parent.parent.parent
 """The Flower app: the folder with pyproject.toml."""
@@ -24,11 +24,9 @@ BOX = " │╭─╮╰╯"
 
 def run_simulation(
     configuration: Configuration,
-    on_round: RoundListener | None = None,
-    on_line: LineListener | None = None,
+    observer: Observer | None = None,
     clients: int | None = None,
     resources: Mapping[str, Any] | None = None,
-    on_clients: ClientsListener | None = None,
 ) -> Run:
     """Run a method with ``flwr run`` under Ray, on a SuperLink started for this run.
 
@@ -36,16 +34,13 @@ def run_simulation(
     ----------
     configuration : Configuration
         The validated run config, with an absolute output directory.
-    on_round : callable, optional
-        Is called with each finished round's row.
-    on_line : callable, optional
-        Is called with each line of Flower's log.
+    observer : Observer, optional
+        Is told of finished rounds and of lines of Flower's log. Ray's processes do not report
+        progress within a round.
     clients : int, optional
         Number of SuperNodes; by default the number of clients in the config.
     resources : mapping, optional
         Flower's federation config, such as ``client-resources-num-gpus``.
-    on_clients : callable, optional
-        Is not called: Ray's processes do not report progress within a round.
 
     Raises
     ------
@@ -70,7 +65,7 @@ def run_simulation(
         command = [str(Path(sys.executable).parent / "flwr"), "run", str(APP_FOLDER)]
         command += ["--stream", "--run-config", str(preset), "--federation-config"]
         command += [" ".join(f"{name}={value}" for name, value in federation.items())]
-        reason = _follow(command, env, directory, on_round, on_line)
+        reason = _follow(command, env, directory, observer or Observer())
     code = names_of_code(configuration.flat())
     finished = load_run(directory, code) if (directory / "config.json").exists() else None
     summary = (finished.summary if finished else None) or {"rounds": 0}
@@ -85,8 +80,7 @@ def _follow(
     command: list[str],
     env: dict[str, str],
     directory: Path,
-    on_round: RoundListener | None,
-    on_line: LineListener | None,
+    observer: Observer,
 ) -> str:
     """Run ``flwr run``; pass on its log and new rounds; return the line that explains a failure."""
     rows = directory / "rounds.jsonl"
@@ -99,21 +93,18 @@ def _follow(
     ) as process:
         for line in map(without_colors, process.stdout or []):
             line = line.rstrip()
-            if on_line:
-                on_line(line)
+            observer.line_logged(line)
             words = line.strip(BOX)
             # Flower prints its own errors in a box with the title "Error".
             if "Error" in words or reason == "Error":
                 reason = words
-            if on_round is None:
-                continue
             # The log has many more lines than rounds, and the whole file is read each time.
             state = _state_of(rows)
             if state == seen:
                 continue
             seen = state
             for row in Run(directory).round_rows[rounds_seen:]:
-                on_round(row)
+                observer.round_finished(RoundRecord(row["round"], row))
                 rounds_seen += 1
     return reason
 

@@ -7,7 +7,6 @@ from typing import Any
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.config_files import upon_preset
 from fedkd_flwr.engines.table import find_engine
-from fedkd_flwr.listeners import RoundListener
 from fedkd_flwr.objects import name_objects
 from fedkd_flwr.runs import (
     Run,
@@ -20,6 +19,7 @@ from fedkd_flwr.runs import (
 from fedkd_flwr.runs.checkpoint import clients_folder
 from fedkd_flwr.runs.continuing import require_same_objects
 from fedkd_flwr.server_app import check_run
+from strategies.core.rounds import OnRound, RowObserver
 from strategies.core.slices import kebab_case
 
 
@@ -28,7 +28,7 @@ def run(
     *,
     engine: str = "in-process",
     output_dir: str | Path | None = None,
-    on_round: RoundListener | None = None,
+    on_round: OnRound | None = None,
     **settings: Any,
 ) -> Run:
     """Run a method and return the finished run.
@@ -69,14 +69,14 @@ def run(
         values["output-dir"] = str(output_dir)
     configuration = resolve_output(read_config(values), Path.cwd() / "runs")
     check_run(configuration)
-    return start(configuration, on_round)
+    return start(configuration, RowObserver(on_round) if on_round else None)
 
 
 def resume(
     path: str | Path,
     *,
     engine: str = "in-process",
-    on_round: RoundListener | None = None,
+    on_round: OnRound | None = None,
     allow_code: str | Iterable[str] = (),
     **settings: Any,
 ) -> Run:
@@ -106,7 +106,7 @@ def resume(
     start = find_engine(engine)
     configuration = resumed(path, name_objects(_kebab(settings)), allow_code)
     check_run(configuration)
-    return start(configuration, on_round)
+    return start(configuration, RowObserver(on_round) if on_round else None)
 
 
 def resolve_output(configuration: Configuration, parent: Path) -> Configuration:

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from fedkd_flwr.config import ConfigError, Configuration
 from fedkd_flwr.engines.in_process import run_in_process
 from fedkd_flwr.engines.simulation import run_simulation
-from fedkd_flwr.listeners import ClientsListener, LineListener, RoundListener
 from fedkd_flwr.runs import Run
+from strategies.core.rounds import Observer
 
 
 class Engine(Protocol):
@@ -17,11 +17,9 @@ class Engine(Protocol):
     def __call__(
         self,
         configuration: Configuration,
-        on_round: RoundListener | None = None,
-        on_line: LineListener | None = None,
+        observer: Observer | None = None,
         clients: int | None = None,
         resources: Mapping[str, Any] | None = None,
-        on_clients: ClientsListener | None = None,
     ) -> Run:
         """Run the method; see `fedkd_flwr.engines.simulation.run_simulation` for the parameters."""
 

@@ -17,9 +17,9 @@ from flwr.clientapp import ClientApp
 from fedkd_flwr.clients.policy import OURS
 from fedkd_flwr.clients.tracebacks import Tracebacks
 from fedkd_flwr.grids.base import MessageGrid
-from fedkd_flwr.listeners import ClientsListener
 from fedkd_flwr.memory import InProcessContext
 from strategies.core.flower import ErrorCode, Run, TaskIdentity
+from strategies.core.rounds import Observer
 
 SERVED_AT_ONCE = {"cpu": 36, "cuda": 64}
 """Largest number of messages that are handled at once, by device.
@@ -56,8 +56,8 @@ class InProcessGrid(MessageGrid):
         on the nodes of a federation.
     together : callable, optional
         Handles the train messages of one exchange at once, instead of `client_app`.
-    on_clients : callable, optional
-        Is called with the number of clients that have replied so far.
+    observer : Observer, optional
+        Is told how many clients have replied so far.
     """
 
     serves_in_turn = True
@@ -71,11 +71,11 @@ class InProcessGrid(MessageGrid):
         node_configs: dict[int, UserConfig] | None = None,
         live: bool = False,
         together: TogetherCall | None = None,
-        on_clients: ClientsListener | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self._client_app = client_app
         self._together = together
-        self._on_clients = on_clients or (lambda kind, done, total: None)
+        self._observer = observer or Observer()
         self._run = Run.create_empty(1)
         # Flower's Message reads its sender from here.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
@@ -156,7 +156,7 @@ class InProcessGrid(MessageGrid):
         def tell(more: int) -> None:
             nonlocal answered
             answered += more
-            self._on_clients(message_type, answered, total)
+            self._observer.clients_answered(message_type, answered, total)
             if self.duration and message_type == MessageType.TRAIN:
                 self.duration.trained(time.monotonic() - started_at, answered, total)
 

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,7 @@ from safetensors.numpy import load_file
 from fedkd_flwr.files import sync, write_arrays
 from fedkd_flwr.memory import MemoryFolder
 from fedkd_flwr.runs.reading import damaged
-
-if TYPE_CHECKING:
-    from strategies.core.state import ResumableServer
-
+from strategies.core.rounds import RoundRecord
 
 EARLIER = "server-*.safetensors"
 """Pattern of the checkpoints of earlier rounds."""
@@ -81,17 +78,15 @@ def clients_folder(run_directory: Path) -> Path:
     return run_directory / "checkpoint" / "clients"
 
 
-def write_checkpoint(
-    run_directory: Path, server: "ResumableServer", seconds: float, kept: int
-) -> None:
+def write_checkpoint(run_directory: Path, record: RoundRecord, seconds: float, kept: int) -> None:
     """Write a strategy's state as the newest checkpoint, durably.
 
     Parameters
     ----------
     run_directory : Path
         Its tables have to be on the disk, since the checkpoint counts on them.
-    server : ResumableServer
-        After a complete round.
+    record : RoundRecord
+        Of a complete round.
     seconds : float
         Duration of the run so far.
     kept : int
@@ -99,15 +94,15 @@ def write_checkpoint(
     """
     file = server_file(run_directory)
     file.parent.mkdir(exist_ok=True)
-    arrays = {f"state/{name}": np.ascontiguousarray(v) for name, v in server.state().items()}
+    arrays = {f"state/{name}": np.ascontiguousarray(v) for name, v in record.state.items()}
     # A safetensors file needs at least one array, and `local` has none.
-    arrays["completed_rounds"] = np.array([server.completed_rounds])
+    arrays["completed_rounds"] = np.array([record.server_round])
     arrays["seconds"] = np.array([seconds])
     for table in run_directory.glob("*.jsonl"):
         arrays[f"sizes/{table.name}"] = np.array([table.stat().st_size])
     if file.exists():
         # Until the new one has its name, the run continues from this one.
-        file.replace(earlier_file(run_directory, server.completed_rounds - 1))
+        file.replace(earlier_file(run_directory, record.server_round - 1))
     write_arrays(file, arrays)
     for old in checkpoint_files(run_directory)[kept:]:
         old.unlink()

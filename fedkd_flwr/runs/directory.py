@@ -59,7 +59,6 @@ from fedkd_flwr.runs.continuing import (
 from fedkd_flwr.runs.errors import RunDirectoryError
 from fedkd_flwr.runs.folders import absolute, remove_empty, require_new
 from fedkd_flwr.runs.lock import lock_directory
-from fedkd_flwr.runs.observers import Observer
 from fedkd_flwr.runs.reading import Row, Run, damaged, load_run
 from fedkd_flwr.runs.summary import describe_leg, describe_run, summarize
 from fedkd_flwr.runs.writing import (
@@ -73,19 +72,17 @@ from fedkd_flwr.runs.writing import (
 )
 from fedkd_flwr.trackers.catalogue import TRACKERS
 from strategies.core.flower import log
+from strategies.core.rounds import Observer, RoundRecord
 
 if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
-    from strategies.core.rounds import RoundRecord
-    from strategies.core.state import ResumableServer
-
 
 LEAST_ROUNDS_KEPT = 2
 """Rounds from which an unfinished run can continue at least, the newest included."""
 
 
-class RunDirectory:
-    """Writes one run; a `strategies.core.rounds.RunObserver`.
+class RunDirectory(Observer):
+    """Writes one run.
 
     Only one process at a time may write: `create` and `reopen` lock the directory until `close`
     or the end of the process.
@@ -216,7 +213,7 @@ class RunDirectory:
             self.observers.append(observer)
             observer.run_started(self.run)
 
-    def round_finished(self, record: "RoundRecord", server: "ResumableServer") -> None:
+    def round_finished(self, record: RoundRecord) -> None:
         """Append a round; the checkpoint is written last and completes it.
 
         Raises
@@ -230,13 +227,13 @@ class RunDirectory:
                 self._append(f"{name}.jsonl", rows)
             for name, matrix in record.matrices.items():
                 self._keep_matrix(name, record.server_round, matrix)
-            if server.keeps_global_models:
-                self._save_global_model(record.server_round, server)
+            if record.global_model:
+                self._save_global_model(record)
             self._append("rounds.jsonl", [record.row])
             sync_round(self.path, record.server_round)
             clients = {int(row["partition_id"]) for row in record.clients}
             sync_memories(self._state_dir, self.run_id, clients, record.server_round)
-            write_checkpoint(self.path, server, self.seconds, self._rounds_kept)
+            write_checkpoint(self.path, record, self.seconds, self._rounds_kept)
         except OSError as error:
             go_on = f"continue with `fedkd run --resume {self.path}`"
             raise RunDirectoryError(
@@ -385,11 +382,11 @@ class RunDirectory:
         with open_private(folder / f"{name}-{server_round:06d}.npy", "wb") as file:
             np.save(file, matrix)
 
-    def _save_global_model(self, server_round: int, server: "ResumableServer") -> None:
+    def _save_global_model(self, record: RoundRecord) -> None:
         folder = self.path / "models"
         folder.mkdir(exist_ok=True)
-        file = folder / f"global-{server_round:06d}.safetensors"
-        write_arrays(file, server.global_model(), durable=False)
+        file = folder / f"global-{record.server_round:06d}.safetensors"
+        write_arrays(file, record.global_model, durable=False)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from fedkd_flwr import engines
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
-from fedkd_flwr.engines import RoundListener
 from fedkd_flwr.flat import Scalar
 from fedkd_flwr.runs import (
     DamagedRunError,
@@ -37,6 +36,7 @@ from fedkd_flwr.sweeps.folder import require_own_folder, sweep_folder
 from fedkd_flwr.sweeps.grid import Part, read_sweep, run_labels
 from fedkd_flwr.sweeps.side_by_side import SideBySide
 from strategies.core.flower import log
+from strategies.core.rounds import OnRound
 
 State = Literal["started", "continued", "finished", "failed", "skipped"]
 """State of a run of a sweep."""
@@ -284,7 +284,7 @@ def run_sweep(
     return [finished[run.name] for run in planned if run.name in finished]
 
 
-def attempt(run: SweepRun, on_round: RoundListener | None = None) -> Failure | None:
+def attempt(run: SweepRun, on_round: OnRound | None = None) -> Failure | None:
     """Do one run of a sweep; return its failure or None."""
     try:
         if not run.completed or not _continued(run, on_round):
@@ -295,7 +295,7 @@ def attempt(run: SweepRun, on_round: RoundListener | None = None) -> Failure | N
     return None
 
 
-def _continued(run: SweepRun, on_round: RoundListener | None) -> bool:
+def _continued(run: SweepRun, on_round: OnRound | None) -> bool:
     """Continue a stopped run; if it is damaged, move it aside and return False."""
     changes, code = changeable(run.values), names_of_code(run.values)
     try:

@@ -8,13 +8,12 @@ from pkgutil import resolve_name
 from typing import Any, Protocol
 
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.runs.observers import Observer
 from fedkd_flwr.runs.reading import Row, Run
 from fedkd_flwr.trackers.catalogue import TRACKERS
 from fedkd_flwr.trackers.series import client_values, round_values, summary_values
 from fedkd_flwr.trackers.settings import TrackerSettings
 from strategies.core.flower import log
-from strategies.core.rounds import RoundRecord
+from strategies.core.rounds import Observer, RoundRecord
 
 
 class Tracker(Protocol):

@@ -1,9 +1,9 @@
-"""Records of a round: its row, the rows of its clients, its matrices."""
+"""Records of a round, and observers of a run: who is told of them while it is running."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from logging import INFO
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from strategies.core.membership import ClientInfo
 from strategies.core.metrics import FINE_TUNING_STEPS, fine_tuning_steps
 from strategies.core.plan import RunPlan
 from strategies.core.replies import Arrays, InvalidReplyError, Metric, Reply
-from strategies.core.state import ResumableServer
 
 Evaluation = dict[str, Any]
 """A client's row of results, computed by `read_evaluation`."""
@@ -53,26 +52,74 @@ class RoundRecord:
         The method's matrices after the round, such as ``coefficients`` (N, N).
     tables : dict of str to list of dict
         Rows of further tables of the method, each with ``round`` and ``partition_id``.
+    state : mapping of str to ndarray
+        The server's state, from which the run can be resumed.
+    global_model : mapping of str to ndarray
+        The global model, if the method wants that of each round to be saved.
     """
 
     server_round: int
     row: dict[str, Any]
-    clients: list[dict[str, Any]]
-    matrices: dict[str, NDArray[Any]]
-    tables: dict[str, list[dict[str, Any]]]
+    clients: list[dict[str, Any]] = field(default_factory=list)
+    matrices: dict[str, NDArray[Any]] = field(default_factory=dict)
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    state: Arrays = field(default_factory=dict)
+    global_model: Arrays = field(default_factory=dict)
 
 
-class RunObserver(Protocol):
-    """Receives the results of a run while it is running, such as a run directory."""
+class Observer:
+    """Is told of the events of a run; subclasses override the methods that they need.
 
-    def about_to_ask(self, state: Mapping[str, NDArray[Any]]) -> None:
+    The run directory, trackers and the progress bar are observers. The run directory writes an
+    event down before it tells the others.
+
+    Attributes
+    ----------
+    reads_log : bool
+        Whether the lines of Flower's log go to `line_logged` and not to the terminal.
+    """
+
+    reads_log = False
+
+    def run_started(self, run: Any) -> None:
+        """Handle the start or the continuation of a run, a `fedkd_flwr.runs.Run`."""
+
+    def about_to_ask(self, state: Arrays) -> None:
         """Save a part of the state that must survive an interrupted round."""
 
-    def round_finished(self, record: RoundRecord, server: ResumableServer) -> None:
-        """Record a finished round; `server` holds the state to resume from."""
+    def clients_answered(self, message_type: str, done: int, total: int) -> None:
+        """Handle that some of the clients that were asked have replied."""
+
+    def line_logged(self, line: str) -> None:
+        """Handle a line of Flower's log."""
+
+    def round_finished(self, record: RoundRecord) -> None:
+        """Handle a completed round; outside of the server's process its row alone is known."""
+
+    def run_finished(self, summary: Mapping[str, Any]) -> None:
+        """Handle the end of the run, with the content of ``summary.json``."""
+
+    def run_stopped(self) -> None:
+        """Handle an early stop; another process may continue the run."""
 
     def global_model(self, server_round: int) -> Arrays:
-        """Return the saved global model of a round."""
+        """Return the saved global model of a round; empty where none is saved."""
+        return {}
+
+
+OnRound = Callable[[Mapping[str, Any]], None]
+"""Is called with the row of each completed round."""
+
+
+class RowObserver(Observer):
+    """Passes the row of each completed round to a function."""
+
+    def __init__(self, on_round: OnRound) -> None:
+        self._on_round = on_round
+
+    def round_finished(self, record: RoundRecord) -> None:
+        """Pass the row to the function."""
+        self._on_round(record.row)
 
 
 def check_counts(metrics: Mapping[str, float], client: ClientInfo) -> None:

@@ -1,7 +1,7 @@
 """Saving and restoring the state of a strategy."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,19 +43,3 @@ class KeepsState:
 
     def grow(self) -> None:
         """Extend a restored state to `num_clients`, which may be more than when it was saved."""
-
-
-class ResumableServer(Protocol):
-    """What is saved of a server after a round, so that a run can be resumed from it."""
-
-    keeps_global_models: ClassVar[bool]
-    """Whether the global model of each round is saved."""
-
-    completed_rounds: int
-    """Rounds of the whole run that are complete."""
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Return the state as named arrays."""
-
-    def global_model(self) -> Arrays:
-        """Return the parts of the global model, if the method has one."""
