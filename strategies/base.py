@@ -2,8 +2,7 @@
 
 A method overrides `PersonalizedStrategy.train_payload` (arrays for one client), `expected_arrays`
 and `check_reply` (validation of replies) and `aggregate` (update of the server's state). It
-declares the metrics of its clients, and lists the attributes of its state in `kept`. Everything
-else is here.
+declares the metrics of its clients, and lists the attributes of its state in `kept`.
 """
 
 import time
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from strategies.core.exchange import Exchange
 from strategies.core.flower import log
 from strategies.core.membership import ClientInfo, Membership
-from strategies.core.metrics import OF_TRAINING, add_gradient_steps, columns_of_training
+from strategies.core.metrics import OF_TRAINING, add_times, add_to_metrics, columns_of_training
 from strategies.core.new_clients import receive_new_clients
 from strategies.core.patience import Patience, StoppedEarly
 from strategies.core.plan import RunPlan, Settings, sample_clients
@@ -47,8 +46,7 @@ from strategies.core.traits import Traits
 class PersonalizedStrategy(Traits, KeepsState, Strategy):
     """A Flower strategy in which every client has a personalized model.
 
-    Without overrides it exchanges nothing: clients train locally and are evaluated. This is the
-    baseline `local`; every other method overrides hooks.
+    Without overrides it exchanges nothing. This is the baseline `local`.
 
     Parameters
     ----------
@@ -238,7 +236,8 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         server_round = self._round_of_run(server_round)
         if not all(hasattr(self, name) for name in self.kept):
             self.begin({name: array.numpy() for name, array in arrays.items()})
-        self.begin_round(Exchange(self.clients, server_round, self.plan, self._patience.best_round))
+        exchange = Exchange(self.clients, server_round, self.plan, self._patience.best_round)
+        self.begin_round(exchange.after(self._exchange))
         self.grid = grid
         self.members.meet(grid, server_round)
         self._started_at = time.perf_counter()
@@ -267,12 +266,13 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         self._num_replies = len(valid)
         self._exchange.require_replies(len(valid), self.completed_rounds)
         self._keep_metrics(valid)
+        add_times(self._metrics, self.clients, valid, self.grid)
         started_at = time.perf_counter()
         waited = self._seconds["train"]
         self.aggregate(server_round, self.bounded(valid))
         # A second exchange inside aggregate counts as training time, not as server time.
-        exchanged = self._seconds["train"] - waited
-        self._seconds["server"] += time.perf_counter() - started_at - exchanged
+        started_at += self._seconds["train"] - waited
+        self._seconds["server"] += time.perf_counter() - started_at
         shared = self.global_model()
         return (ArrayRecord(dict(self._exchange.encoded(shared))) if shared else None), None
 
@@ -341,7 +341,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         replies = self.grid.send_and_receive(messages, timeout=self.plan.round_timeout)
         self._seconds["train"] += time.perf_counter() - started_at
         valid = self._exchange.valid_replies(replies, due, (*OF_TRAINING, *metrics), check)
-        add_gradient_steps(self._metrics, valid)
+        add_to_metrics(self._metrics, self.clients, valid, self.grid)
         return valid
 
     def evaluations_of(self, asked: Iterable[int], server_round: int) -> dict[int, Evaluation]:

@@ -46,6 +46,13 @@ def test_replies_are_collected_as_they_arrive():
     assert 2 * SHORTEST_PAUSE <= time.monotonic() - started_at < 2
 
 
+def test_it_tells_how_long_each_node_took():
+    grid = PromptGrid(SlowNodes())
+    grid.send_and_receive(messages_to(1, 3))
+    assert list(grid.waited) == [1, 3]
+    assert grid.waited[3] >= grid.waited[1] + 2 * SHORTEST_PAUSE
+
+
 def test_late_replies_are_not_waited_for():
     replies = PromptGrid(SlowNodes()).send_and_receive(messages_to(1, 999), timeout=0.3)
     assert [reply.metadata.src_node_id for reply in replies] == [1]

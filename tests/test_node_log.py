@@ -3,9 +3,13 @@
 import logging
 import re
 
+import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from helpers import breaking, key_of, replacing, run_with
 
+from fedkd_flwr.client_app import app
 from fedkd_flwr.clients.node_log import log_work
+from strategies.core.exchange import DROPPED
 from strategies.core.flower import TaskIdentity
 from strategies.core.membership import LEFT_OUT, Membership, PendingNode
 from strategies.core.plan import RunPlan
@@ -41,6 +45,29 @@ def test_the_reason_of_the_server_is_logged_without_commands_for_a_terminal(monk
     lines = logged_by(monkeypatch, caplog, {"trust-server": False}, "query", config, {})
     assert lines[0].endswith("left this node out: client 3 has another public set[2J")
     assert re.search(r"UTC query: \d+\.\d s$", lines[1])
+
+
+def test_the_reason_of_a_dropped_reply_is_logged(monkeypatch, caplog):
+    config = {DROPPED: "no reply in time\x1b[2J"}
+    lines = logged_by(monkeypatch, caplog, {"trust-server": False}, "train", config, METRICS)
+    assert lines[0].endswith("the server dropped this node's last reply: no reply in time[2J")
+    assert len(lines) == 2
+
+
+def test_a_node_is_told_once_why_its_last_reply_was_dropped(small, tmp_path):
+    told = {}
+
+    def serve(message, context):
+        server_round, phase, n = key_of(message, context)
+        told[server_round, phase, n] = message.content.config_records["config"].get(DROPPED)
+        return app(message, context)
+
+    wrong = replacing(weights=np.zeros(3, dtype=np.float32))
+    settings = {**small, "models": "mlp", "strategy": "fedavg", "num-server-rounds": 3}
+    run_with(breaking(wrong, 1, only_round=1, answer=serve), settings, tmp_path / "run")
+    reasons = {key: reason for key, reason in told.items() if reason}
+    assert list(reasons) == [(1, "evaluate", 1)]
+    assert "weights" in reasons[1, "evaluate", 1]
 
 
 def test_a_client_of_the_same_user_logs_nothing(monkeypatch, caplog):

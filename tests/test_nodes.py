@@ -5,11 +5,14 @@ import os
 from datetime import UTC, datetime
 
 import pytest
+from helpers import run_with
 from typer.testing import CliRunner
 
 import fedkd_flwr
 from fedkd_flwr.analysis.nodes import nodes_table, progress
 from fedkd_flwr.cli import app
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.runs import load_run
 
 
@@ -22,6 +25,8 @@ def run(small, tmp_path):
     failed = next(row for row in rows if (row["round"], row["partition_id"]) == (2, 1))
     failed |= {"model": None, "failure": "no reply in time \x1b[2J"}
     rows = [row | {"name": "charite"} if row["partition_id"] == 1 else row for row in rows]
+    for row in rows:
+        row |= {"seconds": 2.5 * row["round"]} if row["partition_id"] == 0 else {}
     rows = [row for row in rows if row["partition_id"] != 2]  # was never connected
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return load_run(tmp_path / "run")
@@ -36,6 +41,28 @@ def test_rounds_and_failures_of_each_client(run):
     assert (table.loc[1, "last_failed"], list(table["name"])[:2]) == (2, ["", "charite"])
     assert list(table.loc[2, ["last_asked", "last_valid", "asked", "failures"]]) == [0, 0, 0, 0]
     assert table.loc[1, "model"] == run.config["models"].split(",")[1]
+
+
+def test_seconds_are_the_median_where_they_were_measured(run):
+    table = nodes_table(run)
+    assert table.loc[0, "seconds"] == 3.75
+    assert table["seconds"].isna().tolist() == [False, True, True, True]
+
+
+class Timed(InProcessGrid):
+    """A grid that knows how long each node took in the last exchange."""
+
+    @property
+    def waited(self):
+        return {node: node / 4 for node in self.get_node_ids()}
+
+
+def test_seconds_are_recorded_where_the_grid_measures_them(small, tmp_path):
+    settings = {**small, "num-server-rounds": 1}
+    run, grid = run_with(client_app, settings, tmp_path / "timed", Timed)
+    assert run.clients["seconds"].tolist() == [node / 4 for node in sorted(grid.get_node_ids())]
+    plain, _ = run_with(client_app, settings, tmp_path / "plain")
+    assert "seconds" not in plain.clients
 
 
 def test_when_the_last_round_ended(run):

@@ -1,5 +1,6 @@
 """How each client took part in a run so far: for whoever operates the nodes."""
 
+import math
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +12,8 @@ SECONDS = ("seconds_train", "seconds_server", "seconds_evaluate")
 """Columns of a round that add up to its duration."""
 
 COLUMNS = (
-    "name", "model", "last_asked", "last_valid", "asked", "failures", "last_failed", "last_failure",
+    "name", "model", "last_asked", "last_valid", "asked", "failures", "seconds", "last_failed",
+    "last_failure",
 )  # fmt: skip
 """Columns of the table."""
 
@@ -28,7 +30,9 @@ def nodes_table(run: Run) -> pd.DataFrame:
     -------
     DataFrame
         ``name`` and ``model``; ``last_asked``, ``last_valid`` and ``last_failed`` (rounds, 0 for
-        never); ``asked`` and ``failures`` (numbers of rounds); ``last_failure`` (its reason).
+        never); ``asked`` and ``failures`` (numbers of rounds); ``seconds`` (the median time of a
+        round's replies, as the server measured it; NaN where it did not); ``last_failure`` (its
+        reason).
     """
     known = dict(tuple(run.clients.groupby("partition_id")))
     everybody = sorted({*range(run.config["num-clients"]), *known})
@@ -56,6 +60,7 @@ def _row(partition_id: int, asked: pd.DataFrame) -> dict[str, Any]:
         "last_valid": _last(valid, "round", 0),
         "asked": len(asked),
         "failures": len(failures),
+        "seconds": valid["seconds"].median() if "seconds" in valid else math.nan,
         "last_failed": _last(failures, "round", 0),
         "last_failure": _last(failures, "failure", ""),
     }

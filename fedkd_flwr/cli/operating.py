@@ -28,8 +28,9 @@ def nodes(run: Annotated[Path, typer.Argument(help="Run directory, finished or n
         opened = load_run(run)
         table, how_far = nodes_table(opened), progress(opened)
     say(how_far)
-    headings = ("client", "name", "model", "last asked", "last valid", "asked", "failures")
-    show_table(headings, _cells(table.iloc[:, :6]), numbers=headings[3:])
+    headings = ("client", "name", "model", "last asked", "last valid", "asked", "failures", "s")
+    table["seconds"] = [f"{taken:.1f}" if taken == taken else "-" for taken in table["seconds"]]
+    show_table(headings, _cells(table.iloc[:, :7]), numbers=headings[3:])
     for client, server_round, reason in _cells(table[["last_failed", "last_failure"]]):
         if reason:
             say(f"client {client}, round {server_round}: {reason}")

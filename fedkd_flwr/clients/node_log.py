@@ -8,8 +8,12 @@ from logging import INFO, WARNING
 from flwr.app import ConfigRecord, Context, Message, MetricRecord
 
 from fedkd_flwr.clients.policy import read_policy
+from strategies.core.exchange import DROPPED
 from strategies.core.flower import log
 from strategies.core.membership import LEFT_OUT
+
+REFUSALS = {LEFT_OUT: "had left this node out", DROPPED: "dropped this node's last reply"}
+"""What the server tells a node of its refusals: entry of a message, and what it means."""
 
 Serve = Callable[[Message, Context], Message]
 """Handles a message."""
@@ -32,16 +36,17 @@ def log_work(message: Message, context: Context, serve: Serve) -> Message:
     started_at = time.perf_counter()
     reply = serve(message, context)
     if not read_policy(context.node_config).trust_server:
-        if reason := reason_left_out(message):
-            log(WARNING, "%s the server had left this node out: %s", _now(), reason)
+        for entry, what in REFUSALS.items():
+            if reason := told(message, entry):
+                log(WARNING, "%s the server %s: %s", _now(), what, reason)
         log(INFO, "%s %s", _now(), described(message, reply, time.perf_counter() - started_at))
     return reply
 
 
-def reason_left_out(message: Message) -> str:
-    """Return why the server left the node out before it asked again; empty if it did not."""
-    told = message.content.config_records.get("config", ConfigRecord()).get(LEFT_OUT, "")
-    return "".join(filter(str.isprintable, str(told)))
+def told(message: Message, entry: str) -> str:
+    """Return an entry of a message's config as text that a terminal prints; empty without it."""
+    config = message.content.config_records.get("config", ConfigRecord())
+    return "".join(filter(str.isprintable, str(config.get(entry, ""))))
 
 
 def described(message: Message, reply: Message, seconds: float) -> str:

@@ -43,6 +43,11 @@ class LongestFirstGrid(PromptGrid):
         """Return the nodes without keys: a simulation draws new ones each time."""
         return Grid.get_nodes(self)
 
+    @property
+    def waited(self) -> dict[int, float]:
+        """Nothing: messages wait for each other's clients."""
+        return {}
+
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages, to the slowest clients first."""
         message_ids: list[str] = []

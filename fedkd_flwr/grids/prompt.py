@@ -32,6 +32,7 @@ class PromptGrid(MessageGrid):
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
+        self._waited: dict[int, float] = {}
 
     def set_run(self, run: Run) -> None:
         """Set the run that messages belong to."""
@@ -50,6 +51,14 @@ class PromptGrid(MessageGrid):
         """Return what the SuperLink knows of each node, such as its public key."""
         return self._grid.get_nodes()
 
+    @property
+    def waited(self) -> dict[int, float]:
+        """Seconds from the start of the last exchange to the reply of each node, by node id.
+
+        Measured here, to the pause between two polls.
+        """
+        return self._waited
+
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages, and return their ids."""
         return self._grid.push_messages(messages)
@@ -65,6 +74,7 @@ class PromptGrid(MessageGrid):
         started_at = time.monotonic()
         deadline = math.inf if timeout is None else started_at + timeout
         sent = list(messages)
+        self._waited = {}
         missing = set(self.push_messages(sent))
         replies: list[Message] = []
         while missing:
@@ -72,6 +82,7 @@ class PromptGrid(MessageGrid):
             replies += new
             missing -= {reply.metadata.reply_to_message_id for reply in new}
             now = time.monotonic()
+            self._waited |= {reply.metadata.src_node_id: now - started_at for reply in new}
             if now >= deadline:
                 break
             if missing:

@@ -29,6 +29,9 @@ from strategies.core.replies import (
 from strategies.core.simplex import NotOnSimplexError
 from strategies.core.traffic import Traffic
 
+DROPPED = "dropped"
+"""Entry of a message with the reason for which the last reply of its receiver was dropped."""
+
 
 class InTurn:
     """Messages that are created one by one, each when the previous one has been sent.
@@ -117,6 +120,12 @@ class Exchange:
         self._is_last = server_round == plan.num_server_rounds or trained_rounds > 0
         self._sent: dict[int, int] = {}
         self._encodings = Encodings()
+        self._untold: dict[int, str] = {}
+
+    def after(self, previous: "Exchange") -> "Exchange":
+        """Return itself; clients learn why their last replies of the previous one were dropped."""
+        self._untold = previous._untold
+        return self
 
     def further(self, server_round: int) -> "Exchange":
         """Return the exchange of another round that adds to the same traffic and failures."""
@@ -203,6 +212,8 @@ class Exchange:
         payload = self.encoded(arrays)
         if message_type == MessageType.TRAIN or self._trained_rounds:
             self.traffic.count_down(partition_id, payload)
+        if reason := self._untold.pop(partition_id, ""):
+            config = ConfigRecord({**config, DROPPED: reason})
         content = RecordDict({"arrays": ArrayRecord(dict(payload)), "config": config})
         node_id = self._clients[partition_id].node_id
         return Message(content, node_id, message_type, group_id=str(self._round))
@@ -274,5 +285,5 @@ class Exchange:
         )
 
     def _drop(self, partition_id: int, reason: str) -> None:
-        self.failures[partition_id] = reason
+        self.failures[partition_id] = self._untold[partition_id] = reason
         log(WARNING, "Dropped from this round: %s, %s", self._clients[partition_id].label, reason)

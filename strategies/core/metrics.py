@@ -3,7 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from flwr.serverapp import Grid
+
 from strategies.core.measures import LARGEST_COUNT
+from strategies.core.membership import ClientInfo
 from strategies.core.replies import Metric, Reply
 
 TRAIN_LOSS = Metric("train-loss")
@@ -26,6 +29,9 @@ FINE_TUNING_STEPS = Metric("fine-tuning-steps", averaged=False, low=0, high=LARG
 
 DP_EPSILON = Metric("dp-epsilon", averaged=False, low=0)
 """Epsilon that a client has spent by DP-SGD since the start of the run."""
+
+SECONDS = "seconds"
+"""Seconds from the start of a round's exchanges to a client's replies, as the server measures."""
 
 OF_TRAINING = (GRADIENT_STEPS, DP_EPSILON)
 """What the train replies of every method may report."""
@@ -54,8 +60,40 @@ def gradient_steps(metrics: Iterable[Mapping[str, float]]) -> int:
     return sum(int(row.get(GRADIENT_STEPS.name, 0)) for row in metrics)
 
 
-def add_gradient_steps(metrics: dict[int, dict[str, float]], replies: Mapping[int, Reply]) -> None:
-    """Add the steps of a further exchange to the metrics of a round, by partition-id."""
+def add_to_metrics(
+    metrics: dict[int, dict[str, float]],
+    clients: Mapping[int, ClientInfo],
+    replies: Mapping[int, Reply],
+    grid: Grid,
+) -> None:
+    """Add gradient steps and times of a further exchange to the metrics of a round."""
     for n, reply in replies.items():
         before = metrics.setdefault(n, {})
         before[GRADIENT_STEPS.name] = gradient_steps([before, reply.metrics])
+    add_times(metrics, clients, replies, grid)
+
+
+def add_times(
+    metrics: dict[int, dict[str, float]],
+    clients: Mapping[int, ClientInfo],
+    replies: Iterable[int],
+    grid: Grid,
+) -> None:
+    """Add how long the replies of an exchange took to the metrics of a round, if it is known.
+
+    Parameters
+    ----------
+    metrics : dict of int to dict
+        The metrics of the round, by partition-id.
+    clients : mapping of int to ClientInfo
+        All clients, by partition-id.
+    replies : iterable of int
+        The clients with a valid reply.
+    grid : Grid
+        The grid of the exchange. If it has an attribute ``waited``, these are seconds by node id.
+    """
+    waited: Mapping[int, float] = getattr(grid, "waited", {})
+    for n in replies:
+        if (seconds := waited.get(clients[n].node_id)) is not None:
+            before = metrics.setdefault(n, {})
+            before[SECONDS] = round(before.get(SECONDS, 0.0) + seconds, 2)
