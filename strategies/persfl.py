@@ -19,7 +19,9 @@ Differences from the paper
   ``persfl.validate-every = 1`` uses the best epoch on validation data, since plain SGD on two
   classes may end in a poor model.
 - At lambda = 0 the temperature has no effect, and only the first temperature is run.
-- Cross-entropy (Eq. 7) exceeds KL divergence (Eq. 3) by the teacher's entropy, which does not
+- Eq. 3 prints KL(student || teacher), ``persfl.divergence = "reverse"``. Algorithm 1, line 19, has
+  KL(teacher || student), which is the default.
+- Cross-entropy (Eq. 7) exceeds KL(teacher || student) by the teacher's entropy, which does not
   depend on the student. So `PersFLGD` yields the models of `PersFL` up to rounding, and the
   differences in Table 6 must have another cause.
 """
@@ -80,6 +82,9 @@ class PersFLSettings(AveragingSettings):
     teacher : str
         ``optimal`` for the global model with the best validation loss on the client, or ``last``
         for the final global model (the ablation of Table 4).
+    divergence : str
+        ``forward`` for KL(teacher || student), ``reverse`` for KL(student || teacher);
+        `PersFLGD` has cross-entropy in its place.
     """
 
     table = "persfl"
@@ -91,6 +96,7 @@ class PersFLSettings(AveragingSettings):
     )
     validate_every: int = Field(default=0, ge=0)
     teacher: Literal["optimal", "last"] = "optimal"
+    divergence: Literal["forward", "reverse"] = "forward"
 
     @field_validator("imitation", "temperatures", mode="before")
     @classmethod

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from fedkd_flwr.clients.perfed_ckt import nearest_centroid
-from fedkd_flwr.training.losses import cross_entropy_to_teacher, kl_to_teacher, squared_distance
+from fedkd_flwr.training.losses import (
+    cross_entropy_to_teacher,
+    kl_from_teacher,
+    kl_to_teacher,
+    squared_distance,
+)
 
 
 def test_kl_by_hand():
@@ -17,24 +22,28 @@ def test_kl_by_hand():
     expected = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
     assert kl_to_teacher(logits, teacher, 2.0).item() == pytest.approx(expected)
     assert kl_to_teacher(logits, teacher, 2.0, t_squared=True).item() == pytest.approx(4 * expected)
+    reverse = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
+    assert kl_from_teacher(logits, teacher, 2.0).item() == pytest.approx(reverse)
     cross_entropy = -0.5 * math.log(0.25) - 0.5 * math.log(0.75)
     assert cross_entropy_to_teacher(logits, teacher, 2.0).item() == pytest.approx(cross_entropy)
 
 
-def test_kl_is_a_mean_over_samples_and_zero_for_the_teacher_itself():
+@pytest.mark.parametrize("divergence", [kl_to_teacher, kl_from_teacher])
+def test_kl_is_a_mean_over_samples_and_zero_for_the_teacher_itself(divergence):
     torch.manual_seed(0)
     logits = torch.randn(5, 4)
     teacher = torch.softmax(logits / 3, dim=1)
-    assert kl_to_teacher(logits, teacher, 3.0).item() == pytest.approx(0, abs=1e-6)
+    assert divergence(logits, teacher, 3.0).item() == pytest.approx(0, abs=1e-6)
     other = torch.softmax(torch.randn(5, 4), dim=1)
-    each = [kl_to_teacher(logits[i : i + 1], other[i : i + 1], 3.0) for i in range(5)]
-    whole = kl_to_teacher(logits, other, 3.0)
+    each = [divergence(logits[i : i + 1], other[i : i + 1], 3.0) for i in range(5)]
+    whole = divergence(logits, other, 3.0)
     assert whole.item() == pytest.approx(torch.stack(each).mean().item())
 
 
-def test_a_teacher_with_zeros_gives_a_finite_loss_and_gradient():
+@pytest.mark.parametrize("divergence", [kl_to_teacher, kl_from_teacher])
+def test_a_teacher_with_zeros_gives_a_finite_loss_and_gradient(divergence):
     logits = torch.tensor([[50.0, -50.0]], requires_grad=True)
-    kl_to_teacher(logits, torch.tensor([[0.0, 1.0]]), 1.0).backward()
+    divergence(logits, torch.tensor([[0.0, 1.0]]), 1.0).backward()
     assert torch.isfinite(logits.grad).all()
 
 

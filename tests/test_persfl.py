@@ -18,6 +18,7 @@ from fedkd_flwr.clients.persfl import Candidate, PersFLGDClient
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.loop import DivergedError, Evaluation, evaluate
+from fedkd_flwr.training.losses import kl_from_teacher, kl_to_teacher
 from strategies.core.membership import ClientInfo
 from strategies.core.replies import InvalidReplyError
 from strategies.persfl import DIVERGED, PAIRS, PERSONALIZE, PersFLSettings, check_pairs, pair_rows
@@ -216,6 +217,14 @@ def test_persfl_gd_takes_the_cross_entropy(small):
     torch.testing.assert_close(
         *(torch.autograd.grad(loss, logits)[0] for loss in (cross_entropy, divergence))
     )
+
+
+def test_the_divergence_is_reversed_if_so_set(small):
+    client = client_of(small, **{"persfl.divergence": "reverse"})
+    assert client.soft_loss is kl_from_teacher
+    assert client_of(small).soft_loss is kl_to_teacher
+    with pytest.raises(ConfigError, match=r"persfl.divergence = 'both': it should be"):
+        read_config({**small, "persfl.divergence": "both"})
 
 
 def kept_pair(results, small, monkeypatch):

@@ -26,7 +26,7 @@ from fedkd_flwr.training.loop import (
     generators_of,
     require_finite,
 )
-from fedkd_flwr.training.losses import cross_entropy_to_teacher, kl_to_teacher
+from fedkd_flwr.training.losses import cross_entropy_to_teacher, kl_from_teacher, kl_to_teacher
 from strategies.core.flower import log
 from strategies.core.metrics import GRADIENT_STEPS
 from strategies.persfl import CONSIDER, DIVERGED, PAIRS, PERSONALIZE, PersFLSettings
@@ -37,6 +37,10 @@ class SoftLoss(Protocol):
 
     def __call__(self, logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
         """Return the mean over samples."""
+
+
+DIVERGENCES: dict[str, SoftLoss] = {"forward": kl_to_teacher, "reverse": kl_from_teacher}
+"""Soft losses of `PersFL`, by the value of ``persfl.divergence``."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,11 @@ class PersFLClient(ParameterClient):
 
     keeps_model = False
     settings: PersFLSettings
-    soft_loss: SoftLoss = staticmethod(kl_to_teacher)
+
+    @property
+    def soft_loss(self) -> SoftLoss:
+        """The distillation loss of stage 2 (Eq. 3)."""
+        return DIVERGENCES[self.settings.divergence]
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
@@ -348,7 +356,10 @@ class PersFLClient(ParameterClient):
 class PersFLGDClient(PersFLClient):
     """PersFL's client with cross-entropy as the soft loss (Eq. 7)."""
 
-    soft_loss: SoftLoss = staticmethod(cross_entropy_to_teacher)
+    @property
+    def soft_loss(self) -> SoftLoss:
+        """The distillation loss of stage 2 (Eq. 7)."""
+        return cross_entropy_to_teacher
 
 
 def _are_alike(noted: Mapping[str, float], teacher: Mapping[str, float]) -> bool:

@@ -89,6 +89,28 @@ def kl_to_teacher(
     return divergence * temperature**2 if t_squared else divergence
 
 
+def kl_from_teacher(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Return ``KL(softmax(logits / T) || teacher)``, summed over classes, mean over samples.
+
+    Parameters
+    ----------
+    logits : Tensor
+        Shape (batch, K), the student's logits.
+    teacher : Tensor
+        Shape (batch, K), rows on the simplex. Zeros count as the smallest normal number.
+    temperature : float
+        T > 0 of the student.
+
+    Returns
+    -------
+    Tensor
+        Scalar.
+    """
+    log_student = functional.log_softmax(logits / temperature, dim=1)
+    log_teacher = teacher.clamp(min=torch.finfo(teacher.dtype).tiny).log()
+    return (log_student.exp() * (log_student - log_teacher)).sum() / len(logits)
+
+
 def squared_distance(predictions: Tensor, target: Tensor) -> Tensor:
     """Return ``||target(x) - s(x)||²``, summed over classes, mean over samples.
 
