@@ -48,11 +48,12 @@ def time_aggregation(clients: int, public: int) -> Result:
 
     plan = RunPlan(num_clients=clients, num_classes=CLASSES, public_size=public)
     strategy = KTpFL(plan, KTpFLSettings())
-    strategy.begin({})
+    state = strategy.begin({})
+    strategy.state = state
     strategy.members.clients = {n: ClientInfo(n, n, "mlp", num_examples=600) for n in replies}
 
     flat = predictions.reshape(clients, -1)
-    coefficients = strategy.coefficients.astype(np.float32)
+    coefficients = state.coefficients.astype(np.float32)
 
     def products() -> None:
         teachers = coefficients @ flat

@@ -43,6 +43,7 @@ from strategies.core.flower import InMemoryGrid, log
 from strategies.core.patience import StoppedEarly
 from strategies.core.replies import TooFewRepliesError
 from strategies.core.rounds import Observer
+from strategies.core.state import OtherStateError
 from strategies.parameters import SharedModelSettings
 
 SETTLED_SECONDS = 2.0
@@ -276,11 +277,15 @@ def run_rounds(
     if run.server_device != run.torch_device:
         log(INFO, "The server has no device %s and computes on the CPU", run.torch_device)
     plan = run.server_plan().model_copy(update={"run_id": directory.run_id})
-    strategy = run.method.strategy(plan, configuration.settings, directory)
-    strategy.server_models = RunModels(run)
+    strategy = run.method.strategy(plan, configuration.settings, directory, RunModels(run))
     initial = initial_model(configuration)
-    strategy.begin(initial)
-    strategy.restore(checkpoint.completed_rounds, checkpoint.state)
+    try:
+        strategy.restore(checkpoint.completed_rounds, checkpoint.state, initial)
+    except OtherStateError as error:
+        raise RunDirectoryError(
+            f"The checkpoint of {directory.path} was written by another version of fedkd-flwr "
+            f"({error}): continue the run with that version, or run it again."
+        ) from None
     strategy.look_back(directory.run.round_rows)
     if checkpoint.completed_rounds:
         log(INFO, "Continuing after round %d", checkpoint.completed_rounds)

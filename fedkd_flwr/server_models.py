@@ -1,7 +1,7 @@
 """The models of a run on the server, for methods that predict or train there."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from logging import WARNING
 from typing import Any
@@ -26,6 +26,7 @@ from fedkd_flwr.training.loop import (
 )
 from fedkd_flwr.training.losses import Distillation
 from fedkd_flwr.training.optimizers import build_optimizer
+from fedkd_flwr.training.prototypes import generated, train_generator
 from strategies.core.flower import log
 from strategies.core.randomness import random_generator
 
@@ -100,6 +101,24 @@ class RunModels:
             log(WARNING, "Round %d: the distillation of %s failed, %s", server_round, name, error)
             return dict(model)
         return model_vectors(network)
+
+    def train_prototypes(
+        self,
+        generator: Vectors,
+        sent: Sequence[tuple[NDArray[Any], NDArray[Any]]],
+        *,
+        margin: float,
+        epochs: int,
+        learning_rate: float,
+    ) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
+        """Train FedTGP's generator of prototypes on the CPU, since it is small."""
+        tensors = {
+            name: torch.tensor(array, requires_grad=True) for name, array in generator.items()
+        }
+        pairs = [(torch.tensor(own), torch.tensor(classes)) for own, classes in sent]
+        train_generator(tensors, pairs, margin=margin, epochs=epochs, learning_rate=learning_rate)
+        trained = {name: tensor.detach().numpy() for name, tensor in tensors.items()}
+        return trained, generated(tensors).detach().numpy()
 
     def _public_images(self, server_round: int) -> Tensor:
         """Return the server's public samples of a round, (P, channels, height, width)."""

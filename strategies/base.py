@@ -1,11 +1,14 @@
 """Base class of all strategies: the hooks of a method and the protocol of a round.
 
 A method overrides `PersonalizedStrategy.train_payload` (arrays for one client), `expected_arrays`
-and `check_reply` (validation of replies) and `aggregate` (update of the server's state). It
-declares the metrics of its clients, and lists the attributes of its state in `kept`.
+and `check_reply` (validation of replies), `begin` (the first state) and `aggregate` (the state
+after a round). It declares the metrics of its clients.
+
+The state is a value of `strategies.core.state`. A method annotates `state` with its own type, as it
+does `settings`. Hooks read it. Only this class replaces it, by what the hooks return.
 """
 
-import time
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from logging import INFO
@@ -17,11 +20,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
+from strategies.core.current_round import CurrentRound
 from strategies.core.exchange import Exchange
 from strategies.core.flower import log
 from strategies.core.membership import ClientInfo, Membership
-from strategies.core.metrics import OF_TRAINING, add_times, add_to_metrics, columns_of_training
-from strategies.core.new_clients import receive_new_clients
+from strategies.core.metrics import OF_TRAINING, add_to_metrics
+from strategies.core.new_clients import Reception, receive_new_clients
+from strategies.core.partition_owners import KEYS
 from strategies.core.patience import Patience, StoppedEarly
 from strategies.core.plan import RunPlan, Settings, sample_clients
 from strategies.core.replies import Arrays, Due, Metric, Reply
@@ -31,19 +36,17 @@ from strategies.core.rounds import (
     RoundRecord,
     accuracy_statistics,
     check_evaluation,
-    client_rows,
     counts_due,
     log_round,
-    mean_metrics,
     read_evaluation,
     without_answers,
 )
 from strategies.core.server_models import ServerModels
-from strategies.core.state import KeepsState
+from strategies.core.state import State, named_arrays, read_state
 from strategies.core.traits import Traits
 
 
-class PersonalizedStrategy(Traits, KeepsState, Strategy):
+class PersonalizedStrategy(Traits, Strategy):
     """A Flower strategy in which every client has a personalized model.
 
     Without overrides it exchanges nothing. This is the baseline `local`.
@@ -56,12 +59,24 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         The method's own settings.
     observer : Observer, optional
         Is informed of every finished round.
+    server_models : ServerModels, optional
+        The models of the run, for methods that use models on the server.
+
+    Attributes
+    ----------
+    state : State or None
+        What survives a round; None before the first.
+    round : CurrentRound
+        The round that is running.
     """
 
-    server_models: ServerModels
-    """The models of the run, for methods that use models on the server; set before `begin`."""
-
-    def __init__(self, plan: RunPlan, settings: Settings, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        plan: RunPlan,
+        settings: Settings,
+        observer: Observer | None = None,
+        server_models: ServerModels | None = None,
+    ) -> None:
         self.check_plan(plan, settings)
         self.plan = plan
         self.counts = counts_due(plan)
@@ -69,12 +84,13 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         self._planned_rounds = plan.num_server_rounds
         self.settings = settings
         self.observer = observer or Observer()
+        self.server_models: ServerModels | None = server_models
         self.members = Membership(plan, self.needs_public_data)
         self.completed_rounds = 0
         self._rounds_before = 0
         self._evaluations: dict[int, Evaluation] = {}
-        self._seconds: dict[str, float] = {}
-        self.begin_round(Exchange(self.clients, 0, plan))
+        self.state: State | None = None
+        self.round = CurrentRound(Exchange(self.clients, 0, plan))
 
     # ---- Hooks: what a method may override -------------------------------------------
 
@@ -96,14 +112,23 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         """
         return slice(None)
 
-    def begin(self, initial: Arrays) -> None:
-        """Initialize the attributes in `kept` before the first round.
+    def begin(self, initial: Arrays) -> State:
+        """Return the state before the first round.
 
         Parameters
         ----------
         initial : mapping of str to ndarray
             The parts of the initial global model; empty for a method without one.
         """
+        return State()
+
+    def grown(self) -> State:
+        """Return a restored state for `num_clients`, which may be more than when it was saved."""
+        return self.state or State()
+
+    def before_asking(self, server_round: int, sampled: Sequence[int]) -> State:
+        """Return the state with which the training messages of a round are sent."""
+        return self.state or State()
 
     def sample(self, server_round: int, candidates: Sequence[int]) -> list[int]:
         """Return the partition-ids that train in this round, in ascending order."""
@@ -130,8 +155,9 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         """Limit the influence of single replies before they are aggregated."""
         return replies
 
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
-        """Update the state from the valid replies of a round, by ascending partition-id."""
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> State:
+        """Return the state after a round, from its valid replies by ascending partition-id."""
+        return self.state or State()
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Return the arrays that one client receives before evaluation."""
@@ -155,8 +181,9 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
 
     # ---- Hooks for new clients: `strategies.core.new_clients` calls them on a copy ---------
 
-    def before_new_clients(self) -> None:
-        """Prepare the copy of the server that serves new clients."""
+    def state_for_new_clients(self) -> State:
+        """Return the state from which new clients are served, independent of the server's own."""
+        return copy.deepcopy(self.state or State())
 
     def new_client_rounds(self) -> int:
         """Return the number of training rounds of new clients."""
@@ -166,7 +193,7 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
 
     def train_new_clients(self, step: int, new_clients: Sequence[int]) -> dict[int, Reply]:
         """Train new clients for one round, and return the valid replies."""
-        self.before_asking(step, new_clients)
+        self.state = self.before_asking(step, new_clients)
         replies = self.exchange(
             "train",
             {n: self.new_client_payload(step, n) for n in new_clients},
@@ -175,27 +202,40 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
             self.train_metrics,
         )
         if replies:
-            self.welcome(step, replies)
+            self.state = self.welcome(step, replies)
         return replies
 
     def new_client_payload(self, step: int, partition_id: int) -> Arrays:
         """Return the arrays that one new client receives before a round, counted from 1."""
         return self.train_payload(step, partition_id)
 
-    def welcome(self, step: int, replies: dict[int, Reply]) -> None:
-        """Update the state of each new client from its reply."""
+    def welcome(self, step: int, replies: dict[int, Reply]) -> State:
+        """Return the state after a round of new clients; each is changed by its own reply alone."""
+        return self.state or State()
 
     # ---- State -----------------------------------------------------------------------
 
-    def state(self) -> dict[str, NDArray[Any]]:
+    def saved_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the state as named arrays, with the owners of the partitions."""
-        return {**super().state(), **self.members.owners.state()}
+        return {**named_arrays(self.state), **self.members.owners.state()}
 
-    def restore(self, completed_rounds: int, state: Arrays) -> None:
-        """Continue after `completed_rounds` rounds from a saved state."""
+    def restore(self, completed_rounds: int, saved: Arrays, initial: Arrays) -> None:
+        """Continue after some rounds from saved arrays, or begin if there are none.
+
+        Before the first round, they are what was noted in it. `initial` is for `begin`.
+
+        Raises
+        ------
+        OtherStateError
+            If they are not those of the method's state.
+        """
         self.completed_rounds = self._rounds_before = completed_rounds
-        self.members.resume(completed_rounds, state)
-        self.set_state(state)
+        self.members.resume(completed_rounds, saved)
+        begun = self.begin(initial)
+        arrays = {} if completed_rounds else named_arrays(begun)
+        arrays |= {name: array for name, array in saved.items() if name != KEYS}
+        self.state = read_state(type(begun), arrays)
+        self.state = self.grown()
 
     def look_back(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Replay the rows of earlier rounds of a resumed run for early stopping."""
@@ -216,7 +256,8 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
 
     def reachable(self, new: bool = False) -> list[int]:
         """Return the partition-ids of the connected training clients, or of the new ones."""
-        return [n for n in self.members.reachable(self.grid) if self.members.is_new(n) == new]
+        online = self.members.reachable(self.round.grid)
+        return [n for n in online if self.members.is_new(n) == new]
 
     def sizes(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
         """Return D_n of some clients as reported when they joined, at most `weight_cap`; (R,)."""
@@ -233,76 +274,67 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Query unknown nodes, sample, and address one message to each sampled client."""
-        server_round = self._round_of_run(server_round)
-        if not all(hasattr(self, name) for name in self.kept):
-            self.begin({name: array.numpy() for name, array in arrays.items()})
+        server_round += self._rounds_before
+        if self.state is None:
+            self.state = self.begin({name: array.numpy() for name, array in arrays.items()})
         exchange = Exchange(self.clients, server_round, self.plan, self._patience.best_round)
-        self.begin_round(exchange.after(self._exchange))
-        self.grid = grid
+        self.round = CurrentRound(exchange.after(self.round.exchange), grid)
         self.members.meet(grid, server_round)
-        self._started_at = time.perf_counter()
+        self.round.start_clock()
         sampled = self.sample(server_round, self.reachable())
         self._forget_evaluations(server_round, sampled)
-        self.before_asking(server_round, sampled)
+        self.state = self.before_asking(server_round, sampled)
         payloads = {n: self.train_payload(server_round, n) for n in sampled}
         evaluate = self.evaluates_trained_model and self.plan.is_evaluated(server_round)
-        return self._exchange.messages(MessageType.TRAIN, "train", payloads, evaluate)
-
-    def before_asking(self, server_round: int, sampled: Sequence[int]) -> None:
-        """Prepare for sending the training messages of a round."""
+        return exchange.messages(MessageType.TRAIN, "train", payloads, evaluate)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Drop invalid replies, and let the method aggregate the rest."""
-        server_round = self._round_of_run(server_round)
-        self._seconds["train"] += time.perf_counter() - self._started_at
-        valid = self._exchange.valid_replies(
+        server_round += self._rounds_before
+        self.round.stop_clock("train")
+        exchange = self.round.exchange
+        valid = exchange.valid_replies(
             replies,
             lambda n: self.expected_arrays(server_round, n),
             (*OF_TRAINING, *self.train_metrics, *self.counts),
             self._check_train_reply,
         )
-        self._num_replies = len(valid)
-        self._exchange.require_replies(len(valid), self.completed_rounds)
-        self._keep_metrics(valid)
-        add_times(self._metrics, self.clients, valid, self.grid)
-        started_at = time.perf_counter()
-        waited = self._seconds["train"]
-        self.aggregate(server_round, self.bounded(valid))
+        exchange.require_replies(len(valid), self.completed_rounds)
+        self._evaluations |= self.round.keep(valid, self.counts, self.clients)
         # A second exchange inside aggregate counts as training time, not as server time.
-        started_at += self._seconds["train"] - waited
-        self._seconds["server"] += time.perf_counter() - started_at
+        with self.round.timed("server"):
+            self.state = self.aggregate(server_round, self.bounded(valid))
         shared = self.global_model()
-        return (ArrayRecord(dict(self._exchange.encoded(shared))) if shared else None), None
+        return (ArrayRecord(dict(exchange.encoded(shared))) if shared else None), None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Address an evaluation message to every client without current counts."""
-        server_round = self._round_of_run(server_round)
-        self._started_at = time.perf_counter()
+        server_round += self._rounds_before
+        self.round.start_clock()
         if not self.plan.is_evaluated(server_round):
             return []
         asked = [n for n in self.reachable() if n not in self._evaluations]
-        return self._exchange.to_evaluate(asked, partial(self.evaluate_payload, server_round), grid)
+        payloads = partial(self.evaluate_payload, server_round)
+        return self.round.exchange.to_evaluate(asked, payloads, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Compute accuracy per client, and finish the round."""
-        server_round = self._round_of_run(server_round)
-        self._seconds["evaluate"] += time.perf_counter() - self._started_at
+        server_round += self._rounds_before
+        self.round.stop_clock("evaluate")
         self._evaluations |= self._evaluations_in(replies)
-        evaluations = {}
-        if self.plan.is_evaluated(server_round):
-            online = set(self.reachable())
-            evaluations = {n: row for n, row in sorted(self._evaluations.items()) if n in online}
+        shown = self.reachable() if self.plan.is_evaluated(server_round) else []
+        evaluations = {n: self._evaluations[n] for n in shown if n in self._evaluations}
         row = self._round_row(server_round, evaluations)
         log_round(row, self.plan.num_server_rounds)
         new = receive_new_clients(self, server_round)
         self.plan = self._patience.end_of(self.plan, row)
-        self._notify(server_round, row | new.columns, evaluations, new.tables)
+        self._finish(row, evaluations, new)
         if server_round == self.plan.num_server_rounds < self._planned_rounds:
             raise StoppedEarly
         statistics = {k: v for k, v in row.items() if k.startswith("accuracy") and v is not None}
@@ -336,41 +368,28 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
         dict of int to Reply
             Valid replies by ascending partition-id; other clients are dropped with a warning.
         """
-        started_at = time.perf_counter()
-        messages = self._exchange.messages(MessageType.TRAIN, phase, payloads)
-        replies = self.grid.send_and_receive(messages, timeout=self.plan.round_timeout)
-        self._seconds["train"] += time.perf_counter() - started_at
-        valid = self._exchange.valid_replies(replies, due, (*OF_TRAINING, *metrics), check)
-        add_to_metrics(self._metrics, self.clients, valid, self.grid)
+        with self.round.timed("train"):
+            messages = self.round.exchange.messages(MessageType.TRAIN, phase, payloads)
+            replies = self.round.send(messages, self.plan.round_timeout)
+        valid = self.round.exchange.valid_replies(replies, due, (*OF_TRAINING, *metrics), check)
+        add_to_metrics(self.round.metrics, self.clients, valid, self.round.grid)
         return valid
 
     def evaluations_of(self, asked: Iterable[int], server_round: int) -> dict[int, Evaluation]:
         """Evaluate some clients within a round, and return the valid evaluations."""
         payloads = partial(self.evaluate_payload, server_round)
-        messages = self._exchange.to_evaluate(asked, payloads, self.grid)
-        replies = self.grid.send_and_receive(messages, timeout=self.plan.round_timeout)
-        return self._evaluations_in(replies)
+        messages = self.round.exchange.to_evaluate(asked, payloads, self.round.grid)
+        return self._evaluations_in(self.round.send(messages, self.plan.round_timeout))
 
     def _evaluations_in(self, replies: Iterable[Message]) -> dict[int, Evaluation]:
         metrics = (*self.evaluation_metrics, *self.counts)
         check = partial(check_evaluation, self.clients, self.plan)
-        valid = self._exchange.valid_replies(replies, lambda n: {}, metrics, check)
+        valid = self.round.exchange.valid_replies(replies, lambda n: {}, metrics, check)
         # A client may withhold its counts. It has then no accuracy.
         counted = {n: reply for n, reply in valid.items() if "total" in reply.metrics}
         return {n: read_evaluation(reply.metrics, reply.answers) for n, reply in counted.items()}
 
-    # ---- Steps of a round ------------------------------------------------------------
-
-    def _round_of_run(self, server_round: int) -> int:
-        """Return the round of the whole run, including rounds before it was resumed."""
-        return self._rounds_before + server_round
-
-    def begin_round(self, exchange: Exchange) -> None:
-        """Reset the messages, replies and times of the previous round."""
-        self._exchange = exchange
-        self._num_replies = 0
-        self._metrics: dict[int, dict[str, float]] = {}
-        self._seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0}
+    # ---- Steps and results of a round ------------------------------------------------
 
     def _forget_evaluations(self, server_round: int, sampled: Iterable[int]) -> None:
         """Discard counts of models that change; after the last round all are evaluated."""
@@ -383,48 +402,28 @@ class PersonalizedStrategy(Traits, KeepsState, Strategy):
             check_evaluation(self.clients, self.plan, reply)
         self.check_reply(reply)
 
-    def _keep_metrics(self, replies: Mapping[int, Reply]) -> None:
-        """Store the metrics of train replies: those of the method, and counts."""
-        counted = {metric.name for metric in self.counts}
-        for n, reply in replies.items():
-            counts = {name: v for name, v in reply.metrics.items() if name in counted}
-            self._metrics[n] = {k: v for k, v in reply.metrics.items() if k not in counted}
-            if counts:
-                self._evaluations[n] = read_evaluation(counts, reply.answers)
-
-    # ---- Results of a round ----------------------------------------------------------
-
     def _round_row(self, server_round: int, results: Mapping[int, Evaluation]) -> dict[str, Any]:
         return {
             "round": server_round,
             **accuracy_statistics(results.values()),
-            **mean_metrics(self._metrics.values(), self.train_metrics),
-            **self._exchange.traffic.totals(),
-            **columns_of_training(self._metrics.values()),
-            "replies": self._num_replies,
-            "failures": len(self._exchange.failures),
-            "absent": self.plan.num_clients - len(self.members.reachable(self.grid)),
+            **self.round.columns(self.train_metrics),
+            "absent": self.plan.num_clients - len(self.members.reachable(self.round.grid)),
             **self.round_metrics(),
-            **{f"seconds_{phase}": round(value, 4) for phase, value in self._seconds.items()},
+            **self.round.seconds_by_phase(),
         }
 
-    def _notify(
-        self,
-        server_round: int,
-        row: dict[str, Any],
-        evaluations: Mapping[int, Evaluation],
-        tables: dict[str, list[dict[str, Any]]],
+    def _finish(
+        self, row: dict[str, Any], evaluations: Mapping[int, Evaluation], new: Reception
     ) -> None:
+        """Count the round as complete, and inform the observer."""
+        server_round = row["round"]
         self.completed_rounds = server_round
         if server_round not in (self.plan.num_server_rounds, self._patience.best_round):
             evaluations = without_answers(evaluations)
-        traffic, failures = self._exchange.traffic.by_client, self._exchange.failures
-        clients = client_rows(
-            server_round, self.clients, self._metrics, evaluations, traffic, failures
-        )
+        clients = self.round.client_rows(self.clients, evaluations)
         model = self.global_model() if self.keeps_global_models else {}
-        tables = self.tables() | tables
+        tables, columns = self.tables() | new.tables, row | new.columns
         record = RoundRecord(
-            server_round, row, clients, self.matrices(), tables, self.state(), model
+            server_round, columns, clients, self.matrices(), tables, self.saved_arrays(), model
         )
         self.observer.round_finished(record)

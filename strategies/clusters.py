@@ -1,6 +1,7 @@
 """Base of methods with several global models: centers and cluster assignments."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,7 +12,13 @@ from strategies.core.new_clients import padded
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.replies import Arrays
 from strategies.core.search import SearchRange
-from strategies.parameters import AVERAGES, Model, ParameterStrategy, mean_model
+from strategies.parameters import (
+    AVERAGES,
+    Model,
+    ParameterState,
+    ParameterStrategy,
+    mean_model,
+)
 
 
 class ClusterSettings(Settings):
@@ -62,8 +69,9 @@ def moved_centers(
     return moved
 
 
-class ClusteredStrategy(ParameterStrategy):
-    """A strategy with c global models, each the mean of the models of its clients.
+@dataclass(frozen=True)
+class ClusterState(ParameterState):
+    """Several global models, and which clients have which.
 
     Attributes
     ----------
@@ -73,10 +81,15 @@ class ClusteredStrategy(ParameterStrategy):
         Shape (N,), the center assigned to each client's last model; -1 before the first.
     """
 
-    kept = (*ParameterStrategy.kept, "centers", "labels")
-    settings: ClusterSettings
     centers: Model
     labels: NDArray[np.int64]
+
+
+class ClusteredStrategy(ParameterStrategy):
+    """A strategy with c global models, each the mean of the models of its clients."""
+
+    settings: ClusterSettings
+    state: ClusterState
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
@@ -88,26 +101,43 @@ class ClusteredStrategy(ParameterStrategy):
                 "clients."
             )
 
-    def begin(self, initial: Arrays) -> None:
+    def begin(self, initial: Arrays) -> ClusterState:
         """Start without cluster assignments."""
-        super().begin(initial)
-        self.labels = np.full(self.plan.num_clients, -1)
+        unassigned = np.full(self.plan.num_clients, -1)
+        return ClusterState(dict(initial), self.initial_centers(initial), unassigned)
 
-    def grow(self) -> None:
+    def initial_centers(self, initial: Arrays) -> Model:
+        """Return the centers before the first round, (c, length) by kind."""
+        raise NotImplementedError
+
+    def grown(self) -> ClusterState:
         """Add clients without a center."""
-        self.labels = padded(self.labels, self.plan.num_clients, -1)
+        return replace(self.state, labels=padded(self.state.labels, self.plan.num_clients, -1))
 
-    def cluster_models(self, models: dict[int, Model], labels: NDArray[np.int64]) -> None:
-        """Store the assignments, and move the centers to the means of their members."""
-        self.labels[list(models)] = labels
-        self.centers = moved_centers(
-            self.centers,
-            list(models.values()),
-            labels,
-            self.weights_of(models),
-            AVERAGES[self.plan.mixing],
-        )
+    def moved(
+        self, centers: Model, models: dict[int, Model], assigned: NDArray[np.int64]
+    ) -> ClusterState:
+        """Return the state after each center has moved to the mean of its members.
+
+        Parameters
+        ----------
+        centers : dict of str to ndarray
+            Shape (c, length), by kind.
+        models : dict of int to dict
+            R models, by partition-id.
+        assigned : ndarray
+            Shape (R,), the center of each model.
+        """
+        own, average = list(models.values()), AVERAGES[self.plan.mixing]
+        centers = moved_centers(centers, own, assigned, self.weights_of(models), average)
+        return replace(self.state, centers=centers, labels=self.labels_with(models, assigned))
+
+    def labels_with(self, clients: Iterable[int], assigned: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the labels, (N,), with those of some clients, (R,), replaced."""
+        labels = self.state.labels.copy()
+        labels[list(clients)] = assigned
+        return labels
 
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return the center of each client as ``clusters``, (N,), -1 for unassigned clients."""
-        return {"clusters": self.labels.copy()}
+        return {"clusters": self.state.labels}

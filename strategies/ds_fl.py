@@ -78,7 +78,7 @@ class DSFL(FedMD):
     settings_type = DSFLSettings
     settings: DSFLSettings
 
-    def teach(self, server_round: int, replies: dict[int, Reply]) -> NDArray[Any]:
-        """Average the predictions of the round and sharpen their mean."""
+    def mean_of(self, replies: dict[int, Reply]) -> NDArray[Any]:
+        """Return the sharpened mean of the predictions, shape (P, K)."""
         sharpen = AGGREGATIONS[self.settings.aggregation]
-        return sharpen(super().teach(server_round, replies), self.settings.era_temperature)
+        return sharpen(super().mean_of(replies), self.settings.era_temperature)

@@ -19,6 +19,7 @@ Differences from the paper
 - Predictions are softmax outputs at temperature 1, as in the paper, which calls them logits.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
 from strategies.core.simplex import check_simplex
+from strategies.core.state import State
 from strategies.prototypes import CLASS_COUNTS, CLASS_MEANS, ClassMeanStrategy, stacked
 
 
@@ -68,8 +70,9 @@ def means_of_others(means: NDArray[Any], holds: NDArray[Any]) -> NDArray[Any]:
     return np.where(others[..., None] > 0, sums / np.maximum(others, 1)[..., None], 0)
 
 
-class FD(ClassMeanStrategy):
-    """FD: clients send class-mean predictions and receive the means of the others.
+@dataclass(frozen=True)
+class FDState(State):
+    """What the clients learn from.
 
     Attributes
     ----------
@@ -77,27 +80,32 @@ class FD(ClassMeanStrategy):
         Shape (N, K, K), targets of the next round; (0, K, K) before the first.
     """
 
+    targets: NDArray[np.float32]
+
+
+class FD(ClassMeanStrategy):
+    """FD: clients send class-mean predictions and receive the means of the others."""
+
     paper = "Jeong et al. 2018"
     exchanged = "class-mean predictions"
     color_family = "perfed-ckt"
     settings_type = FDSettings
     settings: FDSettings
-    kept = ("targets",)
-    targets: NDArray[np.float32]
+    state: FDState
 
     @property
     def width(self) -> int:
         """K, one probability per class."""
         return self.plan.num_classes
 
-    def begin(self, initial: Arrays) -> None:
+    def begin(self, initial: Arrays) -> FDState:
         """Start without targets."""
-        self.targets = np.empty((0, self.width, self.width), dtype=np.float32)
+        return FDState(np.empty((0, self.width, self.width), dtype=np.float32))
 
-    def grow(self) -> None:
+    def grown(self) -> FDState:
         """Add clients without targets until the next round."""
-        if len(self.targets):
-            self.targets = padded(self.targets, self.plan.num_clients)
+        targets = self.state.targets
+        return FDState(padded(targets, self.plan.num_clients)) if len(targets) else self.state
 
     def check_reply(self, reply: Reply) -> None:
         """Refuse mean predictions that are off the simplex."""
@@ -111,13 +119,14 @@ class FD(ClassMeanStrategy):
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the means of the other clients, from the second round on."""
-        return {"targets": self.targets[partition_id]} if len(self.targets) else {}
+        targets = self.state.targets
+        return {"targets": targets[partition_id]} if len(targets) else {}
 
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> FDState:
         """Compute each client's class means of the other clients."""
         clients, repliers = self.plan.num_clients, list(replies)
         means = np.zeros((clients, self.width, self.width))
         holds = np.zeros((clients, self.width))
         own_means, counts = stacked(replies)
         means[repliers], holds[repliers] = own_means, counts > 0
-        self.targets = means_of_others(means, holds).astype(np.float32)
+        return FDState(means_of_others(means, holds).astype(np.float32))

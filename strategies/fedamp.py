@@ -21,18 +21,19 @@ Differences from the paper
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.new_clients import padded
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
 from strategies.parameters import (
     AVERAGES,
+    LibraryState,
     LibraryStrategy,
     Model,
     gram_matrix,
@@ -85,8 +86,9 @@ def attention_weights(
     return others + np.diag(1.0 - others.sum(axis=1))
 
 
-class FedAMP(LibraryStrategy):
-    """FedAMP's server (Algorithm 1).
+@dataclass(frozen=True)
+class FedAMPState(LibraryState):
+    """The clients' last models, and how they are mixed.
 
     Attributes
     ----------
@@ -94,55 +96,60 @@ class FedAMP(LibraryStrategy):
         Weights of u, shape (N, N); a client without a model on the server has weight 1 on itself.
     """
 
+    attention: NDArray[np.float64]
+
+
+class FedAMP(LibraryStrategy):
+    """FedAMP's server (Algorithm 1)."""
+
     paper = "Huang et al. 2021"
     dp_sgd = True
     color_family = "hypcluster"
     settings_type = FedAMPSettings
     settings: FedAMPSettings
-    kept = (*LibraryStrategy.kept, "attention")
-    attention: NDArray[np.float64]
+    state: FedAMPState
 
-    def begin(self, initial: Arrays) -> None:
+    def begin(self, initial: Arrays) -> FedAMPState:
         """Start with weight 1 of each client on itself."""
-        super().begin(initial)
-        self.attention = np.eye(self.plan.num_clients)
+        return FedAMPState(dict(initial), library={}, attention=np.eye(self.plan.num_clients))
 
-    def grow(self) -> None:
+    def grown(self) -> FedAMPState:
         """Give clients that join weight 1 on themselves."""
-        before, size = len(self.attention), self.plan.num_clients
-        self.attention = padded(self.attention, size, axes=2)
-        self.attention[range(before, size), range(before, size)] = 1
+        attention = np.eye(self.plan.num_clients)
+        before = len(self.state.attention)
+        attention[:before, :before] = self.state.attention
+        return replace(self.state, attention=attention)
 
-    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> FedAMPState:
         """Store the models and recompute the weights among all stored models."""
-        super().aggregate_models(server_round, models)
-        collected = self.collected()
-        known = list(collected)
-        self.attention[np.ix_(known, known)] = self.weights_among(list(collected.values()))
+        library, attention = self.library_with(models), self.state.attention.copy()
+        known = list(library)
+        attention[np.ix_(known, known)] = self.weights_among(list(library.values()))
+        return replace(self.state, library=library, attention=attention)
 
     def weights_among(self, models: Sequence[Model]) -> NDArray[np.float64]:
         """Return the weights of u among some clients' models, shape (R, R)."""
         distances = squared_distances(gram_matrix(models))
         return attention_weights(distances, self.settings.attention_step, self.settings.sigma)
 
-    def welcome(self, step: int, replies: dict[int, Reply]) -> None:
+    def welcome(self, step: int, replies: dict[int, Reply]) -> FedAMPState:
         """Compute each new client's weights on the last models of the training clients."""
-        trained = self.trained
-        library = {n: model for n, model in self.collected().items() if n in trained}
-        for n, reply in replies.items():
-            known, models = [*library, n], [*library.values(), reply.arrays]
-            weights = self.weights_among(models)[-1]
-            self.attention[n, known] = weights
-        super().aggregate_models(step, {n: reply.arrays for n, reply in replies.items()})
+        attention, new = self.state.attention.copy(), self.models_in(replies)
+        givers = self.state.library.keys() & self.trained
+        library = {n: model for n, model in self.state.library.items() if n in givers}
+        for n, model in new.items():
+            weights = self.weights_among([*library.values(), model])
+            attention[n, [*library, n]] = weights[-1]
+        return replace(self.state, library=self.library_with(new), attention=attention)
 
     def model_for(self, partition_id: int) -> Model:
         """Return u_i, or the initial model before the client's first reply."""
-        collected = self.collected()
-        if partition_id not in collected:
-            return self.model
-        weights = self.attention[partition_id, list(collected)]
-        return AVERAGES[self.plan.mixing](list(collected.values()), weights)
+        library = self.state.library
+        if partition_id not in library:
+            return self.state.model
+        weights = self.state.attention[partition_id, list(library)]
+        return AVERAGES[self.plan.mixing](list(library.values()), weights)
 
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return the weights of u as ``attention``, (N, N)."""
-        return {"attention": self.attention.copy()}
+        return {"attention": self.state.attention}

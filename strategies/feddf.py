@@ -22,6 +22,7 @@ Differences from the paper
   the clients, and FedDF continues from its global models.
 """
 
+from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import Annotated, Any
 
@@ -34,7 +35,9 @@ from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Due, Metric, Reply
 from strategies.core.search import SearchRange
-from strategies.parameters import Model, ParameterStrategy, model_due
+from strategies.core.server_models import ServerModels
+from strategies.core.state import named_arrays
+from strategies.parameters import Model, ParameterState, ParameterStrategy, model_due
 
 
 class FedDFSettings(Settings):
@@ -82,14 +85,21 @@ def ensemble_logits(
     return mix(equal, np.stack(usable))[0].astype(np.float32)
 
 
-class FedDF(ParameterStrategy):
-    """One global model per architecture, each distilled from the ensemble of all clients.
+@dataclass(frozen=True)
+class FedDFState(ParameterState):
+    """One global model per architecture; `model` is empty.
 
     Attributes
     ----------
-    models : dict of str to ndarray
-        The global models, by ``architecture/kind``.
+    models : dict of str to dict
+        The global models, by architecture.
     """
+
+    models: dict[str, Model]
+
+
+class FedDF(ParameterStrategy):
+    """One global model per architecture, each distilled from the ensemble of all clients."""
 
     paper = "Lin et al. 2020"
     dp_sgd = True
@@ -98,82 +108,80 @@ class FedDF(ParameterStrategy):
     trains_new_clients = False
     needs_one_model = False
     distills_on_server = True
-    kept = ("models",)
     settings: FedDFSettings
-    models: Model
+    state: FedDFState
+    server_models: ServerModels
 
-    def begin(self, initial: Arrays) -> None:
+    def begin(self, initial: Arrays) -> FedDFState:
         """Start every architecture from its initial weights."""
-        self.models = {}
-        for name in self.server_models.names:
-            self._set_model(name, self.server_models.initial(name=name))
-
-    def _set_model(self, name: str, model: Arrays) -> None:
-        self.models |= {f"{name}/{kind}": vector for kind, vector in model.items()}
+        models = self.server_models
+        return FedDFState({}, {name: dict(models.initial(name=name)) for name in models.names})
 
     def architecture_of(self, partition_id: int) -> str:
         """Return a client's architecture, or the first one if it reports an unknown one."""
         names, claimed = self.server_models.names, self.clients[partition_id].model
         return claimed if claimed in names else names[0]
 
-    def model_of(self, name: str) -> Model:
-        """Return the global model of one architecture, by kind."""
-        prefix = f"{name}/"
-        return {
-            key.removeprefix(prefix): vector
-            for key, vector in self.models.items()
-            if key.startswith(prefix)
-        }
-
     def model_for(self, partition_id: int) -> Model:
         """Return the global model of the client's architecture."""
-        return self.model_of(self.architecture_of(partition_id))
+        return self.state.models[self.architecture_of(partition_id)]
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
         """Ask for a model of the client's architecture."""
         return model_due(self.model_for(partition_id))
 
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> FedDFState:
         """Average the models of each architecture, then distill the ensemble into all of them."""
-        members: dict[str, list[int]] = {}
-        for n in replies:
-            members.setdefault(self.architecture_of(n), []).append(n)
-        for name, group in members.items():
-            self._set_model(name, self.average({n: replies[n].arrays for n in group}))
+        members: dict[str, dict[int, Model]] = {}
+        for n, reply in replies.items():
+            members.setdefault(self.architecture_of(n), {})[n] = dict(reply.arrays)
+        averages = {name: self.average(models) for name, models in members.items()}
+        models = {**self.state.models, **averages}
         if self.settings.distillation_steps:
-            self._distill(server_round, replies)
+            models = self.distilled(server_round, models, members)
+        return replace(self.state, models=models)
 
-    def _distill(self, server_round: int, replies: dict[int, Reply]) -> None:
+    def distilled(
+        self, server_round: int, models: dict[str, Model], members: dict[str, dict[int, Model]]
+    ) -> dict[str, Model]:
+        """Return the global models after each was trained towards the ensemble.
+
+        Parameters
+        ----------
+        server_round : int
+            Round of the run.
+        models : dict of str to dict
+            The averages, by architecture.
+        members : dict of str to dict
+            The models of the repliers, by architecture and partition-id.
+        """
         predict, settings = self.server_models.predict, self.settings
-        logits = ensemble_logits(
-            {
-                n: predict(self.architecture_of(n), r.arrays, server_round)
-                for n, r in replies.items()
-            },
-            MIXINGS[self.plan.mixing],
-        )
+        predictions = {
+            n: predict(name, model, server_round)
+            for name, own in members.items()
+            for n, model in own.items()
+        }
+        logits = ensemble_logits(dict(sorted(predictions.items())), MIXINGS[self.plan.mixing])
         if logits is None:
-            log(
-                WARNING,
-                "Round %d: no distillation, since no model has finite predictions",
-                server_round,
-            )
-            return
-        for name in self.server_models.names:
-            distilled = self.server_models.distill(
+            log(WARNING, "Round %d: no distillation, since no model has finite predictions",
+                server_round)  # fmt: skip
+            return models
+        return {
+            name: self.server_models.distill(
                 name,
-                self.model_of(name),
+                model,
                 logits,
                 server_round,
                 steps=settings.distillation_steps,
                 batch_size=settings.distillation_batch_size,
                 learning_rate=settings.distillation_learning_rate,
             )
-            self._set_model(name, distilled)
+            for name, model in models.items()
+        }
 
     def global_model(self) -> Arrays:
         """Return the global models of all architectures."""
-        return self.models
+        return named_arrays(self.state.models)
 
 
 class PFedDFSettings(FedDFSettings):

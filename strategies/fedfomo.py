@@ -24,6 +24,7 @@ Differences from the paper
 - Accuracy is that of the model after local training.
 """
 
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -35,7 +36,8 @@ from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
 from strategies.core.search import SearchRange
-from strategies.parameters import LibraryStrategy, model_due
+from strategies.core.state import named_arrays
+from strategies.parameters import LibraryState, LibraryStrategy, model_due
 
 WEIGHTS_OF_OTHERS = "weights-of-others"
 """Name of the array of weights of the received models, (M,), padded with 0."""
@@ -103,14 +105,21 @@ def chosen_models(
     return np.concatenate([ranking[:best], left])[:size]
 
 
-class FedFomo(LibraryStrategy):
-    """FedFomo's server: learns which models to send to whom.
+@dataclass(frozen=True)
+class FedFomoState(LibraryState):
+    """The clients' last models, and how much each gained by the others.
 
     Attributes
     ----------
     affinities : ndarray
         Sums of weights, shape (N, N): receiver, giver.
     """
+
+    affinities: NDArray[np.float64]
+
+
+class FedFomo(LibraryStrategy):
+    """FedFomo's server: learns which models to send to whom."""
 
     paper = "Zhang et al. 2021 (FedFomo)"
     dp_sgd = True
@@ -120,39 +129,37 @@ class FedFomo(LibraryStrategy):
     averages_parameters = False
     settings: FedFomoSettings
     needs_validation_data = True
-    kept = (*LibraryStrategy.kept, "affinities")
-    affinities: NDArray[np.float64]
+    state: FedFomoState
 
-    def begin(self, initial: Arrays) -> None:
+    def begin(self, initial: Arrays) -> FedFomoState:
         """Start with no affinities."""
-        super().begin(initial)
-        self.affinities = np.zeros((self.plan.num_clients, self.plan.num_clients))
+        none = np.zeros((self.plan.num_clients, self.plan.num_clients))
+        return FedFomoState(dict(initial), library={}, affinities=none)
 
-    def grow(self) -> None:
+    def grown(self) -> FedFomoState:
         """Add clients without affinities."""
-        self.affinities = padded(self.affinities, self.plan.num_clients, axes=2)
+        more = padded(self.state.affinities, self.plan.num_clients, axes=2)
+        return replace(self.state, affinities=more)
 
     def others_for(self, server_round: int, partition_id: int) -> list[int]:
         """Return the clients whose models a client receives, a function of seed and round."""
-        others = [n for n in self.collected() if n != partition_id]
+        others = [n for n in self.state.library if n != partition_id]
         settings, seed = self.settings, self.plan.seed
         epsilon = max(0.0, settings.exploration - settings.exploration_decay * (server_round - 1))
         generator = random_generator(seed, "models-of-others", server_round, partition_id)
-        row = self.affinities[partition_id, others]
+        row = self.state.affinities[partition_id, others]
         return [others[i] for i in chosen_models(row, settings.models_sent, epsilon, generator)]
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the initial model once, and models of others as ``<position>/<kind>``."""
-        collected = self.collected()
-        payload = {} if partition_id in collected else dict(self.model)
-        for position, other in enumerate(self.others_for(server_round, partition_id)):
-            model = collected[other]
-            payload |= {f"{position}/{kind}": vector for kind, vector in model.items()}
-        return payload
+        library = self.state.library
+        others = [library[n] for n in self.others_for(server_round, partition_id)]
+        own = {} if partition_id in library else self.state.model
+        return {**own, **named_arrays(dict(enumerate(others)))}
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
         """Require the model and the weights of the models that were sent."""
-        return {**model_due(self.model), WEIGHTS_OF_OTHERS: Due((self.settings.models_sent,))}
+        return {**model_due(self.state.model), WEIGHTS_OF_OTHERS: Due((self.settings.models_sent,))}
 
     def check_reply(self, reply: Reply) -> None:
         """Refuse weights that are negative or sum to more than 1."""
@@ -160,25 +167,32 @@ class FedFomo(LibraryStrategy):
         if weights.min() < 0 or weights.sum() > 1 + 1e-3:
             raise InvalidReplyError(f"{WEIGHTS_OF_OTHERS} are negative or sum to more than 1")
 
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
-        """Accumulate the weights, then store the models."""
-        self._add_weights(server_round, replies)
-        super().aggregate(server_round, replies)
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> FedFomoState:
+        """Accumulate the weights, and store the models."""
+        library = self.library_with(self.models_in(replies))
+        return replace(self.accumulated(server_round, replies), library=library)
 
     def new_client_payload(self, step: int, partition_id: int) -> Arrays:
         """Send the initial model in the first round only: models of new clients are not stored."""
         payload = self.train_payload(step, partition_id)
-        return payload if step == 1 else {k: v for k, v in payload.items() if k not in self.model}
+        return (
+            payload
+            if step == 1
+            else {k: v for k, v in payload.items() if k not in self.state.model}
+        )
 
-    def welcome(self, step: int, replies: dict[int, Reply]) -> None:
+    def welcome(self, step: int, replies: dict[int, Reply]) -> FedFomoState:
         """Accumulate the weights of each new client, which determine what it receives next."""
-        self._add_weights(step, replies)
+        return self.accumulated(step, replies)
 
-    def _add_weights(self, server_round: int, replies: dict[int, Reply]) -> None:
+    def accumulated(self, server_round: int, replies: dict[int, Reply]) -> FedFomoState:
+        """Return the state with the weights of some replies added to the affinities."""
+        affinities = self.state.affinities.copy()
         for n, reply in replies.items():
             others = self.others_for(server_round, n)
-            self.affinities[n, others] += reply.arrays[WEIGHTS_OF_OTHERS][: len(others)]
+            affinities[n, others] += reply.arrays[WEIGHTS_OF_OTHERS][: len(others)]
+        return replace(self.state, affinities=affinities)
 
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return the sums of weights as ``affinities``, (N, N)."""
-        return {"affinities": self.affinities.copy()}
+        return {"affinities": self.state.affinities}

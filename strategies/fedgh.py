@@ -29,6 +29,7 @@ from strategies.prototypes import (
     HEAD_WEIGHT,
     ClassMeanStrategy,
     FeatureSettings,
+    HeadState,
     stacked,
 )
 
@@ -85,23 +86,16 @@ def head_step(
 
 
 class FedGH(ClassMeanStrategy):
-    """FedGH (Algorithm 1): clients send class-mean features and receive the head.
-
-    Attributes
-    ----------
-    head : dict of str to ndarray
-        The global head in network format.
-    """
+    """FedGH (Algorithm 1): clients send class-mean features and receive the head."""
 
     paper = "Yi et al. 2023"
     exchanged = "class-mean features and a head"
     color_family = "fedproto"
     settings_type = FedGHSettings
     settings: FedGHSettings
-    kept = ("head",)
-    head: dict[str, NDArray[np.float32]]
+    state: HeadState
 
-    def begin(self, initial: Arrays) -> None:
+    def begin(self, initial: Arrays) -> HeadState:
         """Initialize the head like a linear layer of PyTorch."""
         generator, bound = random_generator(self.plan.seed, "head"), self.width**-0.5
         classes = self.plan.num_classes
@@ -109,22 +103,25 @@ class FedGH(ClassMeanStrategy):
             HEAD_WEIGHT: (classes, self.width),
             HEAD_BIAS: (classes,),
         }
-        self.head = {
-            name: generator.uniform(-bound, bound, shape).astype(np.float32)
-            for name, shape in shapes.items()
-        }
+        return HeadState(
+            {
+                name: generator.uniform(-bound, bound, shape).astype(np.float32)
+                for name, shape in shapes.items()
+            }
+        )
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the head, the same to every client."""
-        return self.head
+        return self.state.head
 
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> HeadState:
         """Train the head on the mean features, client by client."""
-        weight, bias = (self.head[name].astype(np.float64) for name in (HEAD_WEIGHT, HEAD_BIAS))
+        head = self.state.head
+        weight, bias = (head[name].astype(np.float64) for name in (HEAD_WEIGHT, HEAD_BIAS))
         for _ in range(self.settings.server_epochs):
             for means, counts in zip(*stacked(replies), strict=True):
                 held = np.flatnonzero(counts)
                 if len(held):
                     rate = self.settings.server_learning_rate
                     weight, bias = head_step(weight, bias, means[held], held, rate)
-        self.head = {HEAD_WEIGHT: weight.astype("float32"), HEAD_BIAS: bias.astype("float32")}
+        return HeadState({HEAD_WEIGHT: weight.astype("float32"), HEAD_BIAS: bias.astype("float32")})

@@ -24,6 +24,7 @@ Differences from the paper
 """
 
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,13 @@ from pydantic import Field
 from strategies.core.low_rank import Shape, lengths, restored
 from strategies.core.plan import ImpossiblePlanError, PlanSettings, RunPlan, Settings
 from strategies.core.replies import LARGEST_NUMBER, Arrays, Due, InvalidReplyError, Reply
-from strategies.parameters import Model, SharedModelSettings, SharedModelStrategy, model_due
+from strategies.parameters import (
+    Model,
+    ParameterState,
+    SharedModelSettings,
+    SharedModelStrategy,
+    model_due,
+)
 
 FACTORS, RANKS = "factors", "ranks"
 """Names of an update's factors, one-dimensional, and of the rank of each matrix, (L,)."""
@@ -89,15 +96,15 @@ class FedKD(SharedModelStrategy):
         own = FedKDSettings.model_validate(settings)
         return "fedkd.energy-end" if own.energy_end > own.energy_start else ""
 
-    def begin(self, initial: Arrays) -> None:
-        """Start from the initial shared model, and store the shapes of its matrices."""
-        super().begin(initial)
+    @cached_property
+    def shapes(self) -> list[Shape]:
+        """Rows and columns of the shared model's matrices."""
         shapes = self.server_models.shapes(self.settings.shared_model)
-        self.shapes: list[Shape] = [(int(rows), int(columns)) for rows, columns in shapes]
+        return [(int(rows), int(columns)) for rows, columns in shapes]
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
         """Require factors, at most as long as the weights, and the other kinds uncompressed."""
-        due = model_due(self.model)
+        due = model_due(self.state.model)
         factors = Due(due.pop(WEIGHTS).shape, at_most=True)
         return {FACTORS: factors, RANKS: Due((len(self.shapes),), "int32"), **due}
 
@@ -115,7 +122,7 @@ class FedKD(SharedModelStrategy):
 
     def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
         """Replace factors by the updates of the weights, and clip these."""
-        others = self.model.keys() - {WEIGHTS}
+        others = self.state.model.keys() - {WEIGHTS}
         restored_replies = {
             n: replace(
                 reply,
@@ -130,12 +137,13 @@ class FedKD(SharedModelStrategy):
 
     def sent_to(self, reply: Reply) -> Arrays:
         """Return zero for the weights, whose updates travel, and the other kinds."""
-        return {**self.model, WEIGHTS: np.zeros((), dtype=np.float32)}
+        return {**self.state.model, WEIGHTS: np.zeros((), dtype=np.float32)}
 
-    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> ParameterState:
         """Add the mean update to the weights, and average the other kinds."""
         mean = self.average(models)
-        self.model = {**mean, WEIGHTS: self.model[WEIGHTS] + mean[WEIGHTS]}
+        weights = self.state.model[WEIGHTS] + mean[WEIGHTS]
+        return replace(self.state, model={**mean, WEIGHTS: weights})
 
     def update_in(self, arrays: Arrays) -> NDArray[np.float32]:
         """Return the update of all weights as one vector, from the factors of a reply."""

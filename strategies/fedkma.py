@@ -176,7 +176,7 @@ class FedKMA(SupernetStrategy):
     def new_sharing_rows(self, step: int, replies: dict[int, Reply]) -> NDArray[np.float64]:
         """Send new clients H to `last_replies` and themselves, and collect rows, (R, L + 1)."""
         distances = {
-            n: self.distances([*self.last_replies, reply])[-1] for n, reply in replies.items()
+            n: self.distances([*self.state.last_replies, reply])[-1] for n, reply in replies.items()
         }
         return self.answered_rows(step, distances)
 

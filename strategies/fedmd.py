@@ -14,6 +14,7 @@ Differences from the paper
 - A new client learns from the last mean of the training clients.
 """
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from strategies.kt_pfl import TeacherSettings
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,
     DistillationSettings,
+    SoftPredictionState,
     SoftPredictionStrategy,
 )
 
@@ -38,8 +40,12 @@ class FedMD(SoftPredictionStrategy):
     settings: DistillationSettings
     train_metrics = DISTILLATION_METRICS
 
-    def teach(self, server_round: int, replies: dict[int, Reply]) -> NDArray[Any]:
+    def teach(self, server_round: int, replies: dict[int, Reply]) -> SoftPredictionState:
         """Average the predictions of the round, shape (P, K)."""
+        return replace(self.state, lessons=self.mean_of(replies))
+
+    def mean_of(self, replies: dict[int, Reply]) -> NDArray[Any]:
+        """Return the mean of the predictions, shape (P, K)."""
         equal = np.full((1, len(replies)), 1 / len(replies))
         (mean,) = self.mix(equal, self.stack_predictions(replies))
         return mean

@@ -19,7 +19,8 @@ Differences from the paper
 - ``fedproto.predict = "head"`` classifies by the head, like the other methods.
 """
 
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from pydantic import Field
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
+from strategies.core.state import State
 from strategies.prototypes import ClassMeanStrategy, FeatureSettings, mean_by_class, stacked
 
 PROTOTYPES, PROTOTYPE_FLAGS = "prototypes", "prototype-flags"
@@ -57,14 +59,51 @@ class FedProtoSettings(PrototypeSettings):
     table = "fedproto"
 
 
-class FedProto(ClassMeanStrategy):
-    """FedProto (Algorithm 1): clients send class-mean features and receive global prototypes.
+@dataclass(frozen=True)
+class PrototypeState(State):
+    """The global prototypes.
 
     Attributes
     ----------
     prototypes : dict of str to ndarray
-        The prototypes (K, d) and their flags (K,) in network format.
+        The prototypes (K, d) and their flags (K,), by the names of messages.
     """
+
+    prototypes: dict[str, NDArray[np.float32]]
+
+
+def no_prototypes(num_classes: int, width: int) -> dict[str, NDArray[np.float32]]:
+    """Return prototypes (K, d) that no class has yet, with their flags."""
+    return {
+        PROTOTYPES: np.zeros((num_classes, width), dtype=np.float32),
+        PROTOTYPE_FLAGS: np.zeros(num_classes, dtype=np.float32),
+    }
+
+
+def with_prototypes(
+    before: Arrays, new: NDArray[Any], counts: NDArray[Any]
+) -> dict[str, NDArray[np.float32]]:
+    """Return global prototypes after a round, with their flags.
+
+    Parameters
+    ----------
+    before : mapping of str to ndarray
+        The prototypes (K, d) before the round, and their flags (K,).
+    new : ndarray
+        Shape (K, d), of which the rows of classes without samples are ignored.
+    counts : ndarray
+        Shape (R, K), the repliers' numbers of samples.
+    """
+    held = counts.sum(axis=0) > 0
+    known = held | (before[PROTOTYPE_FLAGS] > 0)
+    return {
+        PROTOTYPES: np.where(held[:, None], new, before[PROTOTYPES]).astype("float32"),
+        PROTOTYPE_FLAGS: known.astype("float32"),
+    }
+
+
+class FedProto(ClassMeanStrategy):
+    """FedProto (Algorithm 1): clients send class-mean features and receive global prototypes."""
 
     paper = "Tan et al. 2022"
     exchanged = "class-mean features"
@@ -72,48 +111,23 @@ class FedProto(ClassMeanStrategy):
     settings_type: ClassVar[type[Settings]] = FedProtoSettings
     settings: PrototypeSettings
     evaluates_trained_model = False
-    kept: ClassVar[tuple[str, ...]] = ("prototypes",)
-    prototypes: dict[str, NDArray[np.float32]]
+    state: PrototypeState
 
-    def begin(self, initial: Arrays) -> None:
+    def begin(self, initial: Arrays) -> PrototypeState:
         """Start without prototypes."""
-        classes = self.plan.num_classes
-        self.prototypes = {
-            PROTOTYPES: np.zeros((classes, self.width), dtype=np.float32),
-            PROTOTYPE_FLAGS: np.zeros(classes, dtype=np.float32),
-        }
+        return PrototypeState(no_prototypes(self.plan.num_classes, self.width))
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the prototypes to every client, as soon as there are any."""
-        return self.prototypes if self.prototypes[PROTOTYPE_FLAGS].any() else {}
+        prototypes = self.state.prototypes
+        return prototypes if prototypes[PROTOTYPE_FLAGS].any() else {}
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the prototypes for classification."""
-        return self.prototypes
+        return self.state.prototypes
 
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
-        """Update the prototypes of the classes that the repliers hold."""
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> PrototypeState:
+        """Average the prototypes of the classes that the repliers hold."""
         means, counts = stacked(replies)
-        held = counts.sum(axis=0) > 0
-        new = self.new_prototypes(server_round, means, counts)
-        known = held | (self.prototypes[PROTOTYPE_FLAGS] > 0)
-        self.prototypes = {
-            PROTOTYPES: np.where(held[:, None], new, self.prototypes[PROTOTYPES]).astype("float32"),
-            PROTOTYPE_FLAGS: known.astype("float32"),
-        }
-
-    def new_prototypes(
-        self, server_round: int, means: NDArray[np.float32], counts: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
-        """Return the round's prototypes, (K, d); rows of classes without samples are ignored.
-
-        Parameters
-        ----------
-        server_round : int
-            Round of the run.
-        means : ndarray
-            Shape (R, K, d), the repliers' prototypes, zeros where a client lacks a class.
-        counts : ndarray
-            Shape (R, K), their numbers of samples.
-        """
-        return mean_by_class(means, counts)
+        new = mean_by_class(means, counts)
+        return PrototypeState(with_prototypes(self.state.prototypes, new, counts))

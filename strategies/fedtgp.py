@@ -19,6 +19,7 @@ Differences from the paper
   are no steps for classes that no client of the round holds.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,13 +27,17 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.randomness import random_generator
-from strategies.core.replies import Arrays
+from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
-from strategies.fedproto import FedProto, PrototypeSettings
-from strategies.prototypes import mean_by_class
-
-Generator = dict[str, NDArray[np.float32]]
-"""``vectors`` (K, d), ``hidden`` (d, d), ``hidden-bias``, ``output`` (d, d), ``output-bias``."""
+from strategies.core.server_models import ServerModels
+from strategies.fedproto import (
+    FedProto,
+    PrototypeSettings,
+    PrototypeState,
+    no_prototypes,
+    with_prototypes,
+)
+from strategies.prototypes import mean_by_class, stacked
 
 
 class FedTGPSettings(PrototypeSettings):
@@ -73,80 +78,61 @@ def adaptive_margin(means: NDArray[Any], counts: NDArray[Any], threshold: float)
     return min(float(distances.max(initial=0.0)), threshold)
 
 
-def generated(generator: Any) -> Any:
-    """Return the global prototypes g(e), shape (K, d), of a generator of tensors."""
-    hidden = (generator["vectors"] @ generator["hidden"].T + generator["hidden-bias"]).relu()
-    return hidden @ generator["output"].T + generator["output-bias"]
-
-
-def margin_loss(prototypes: Any, sent: Any, classes: Any, margin: float) -> Any:
-    """Return the contrastive loss of the prototypes that one client sent, their mean.
-
-    Parameters
-    ----------
-    prototypes, sent : Tensor
-        Shapes (K, d) and (M, d).
-    classes : Tensor
-        Shape (M,), the classes of the prototypes sent.
-    margin : float
-        Added to the distance to the correct prototype.
-    """
-    from torch.nn import functional  # deferred: clients import this module and train none of it
-
-    # The square root has no gradient at 0.
-    distances = ((sent[:, None] - prototypes[None]).square().sum(dim=-1) + 1e-12).sqrt()
-    margins = margin * functional.one_hot(classes, len(prototypes))
-    return functional.cross_entropy(-(distances + margins), classes)
-
-
-class FedTGP(FedProto):
-    """FedTGP (Algorithm 1): FedProto with prototypes that the server trains.
+@dataclass(frozen=True)
+class FedTGPState(PrototypeState):
+    """The global prototypes, and what generates them.
 
     Attributes
     ----------
     generator : dict of str to ndarray
-        Parameters of the network that generates the prototypes.
+        Parameters of the network that generates the prototypes: ``vectors`` (K, d), ``hidden``
+        (d, d), ``hidden-bias`` (d,), ``output`` (d, d) and ``output-bias`` (d,).
     """
+
+    generator: dict[str, NDArray[np.float32]]
+
+
+def new_generator(
+    num_classes: int, width: int, draw: np.random.Generator
+) -> dict[str, NDArray[np.float32]]:
+    """Draw normal vectors, and layers like linear layers of PyTorch; see `FedTGPState`."""
+    vectors = draw.normal(size=(num_classes, width))
+    shapes: dict[str, tuple[int, ...]] = {"hidden": (width, width), "hidden-bias": (width,)}
+    shapes |= {"output": (width, width), "output-bias": (width,)}
+    layers = {name: draw.uniform(-1, 1, shape) / width**0.5 for name, shape in shapes.items()}
+    return {
+        name: array.astype(np.float32) for name, array in {"vectors": vectors, **layers}.items()
+    }
+
+
+class FedTGP(FedProto):
+    """FedTGP (Algorithm 1): FedProto with prototypes that the server trains."""
 
     paper = "Zhang et al. 2024"
     settings_type = FedTGPSettings
     settings: FedTGPSettings
-    kept = (*FedProto.kept, "generator")
-    generator: Generator
+    state: FedTGPState
+    server_models: ServerModels
 
-    def begin(self, initial: Arrays) -> None:
-        """Draw normal vectors, and initialize the layers like linear layers of PyTorch."""
-        super().begin(initial)
-        draw, width = random_generator(self.plan.seed, "prototypes"), self.width
-        vectors = draw.normal(size=(self.plan.num_classes, width))
-        shapes: dict[str, tuple[int, ...]] = {"hidden": (width, width), "hidden-bias": (width,)}
-        shapes |= {"output": (width, width), "output-bias": (width,)}
-        layers = {name: draw.uniform(-1, 1, shape) / width**0.5 for name, shape in shapes.items()}
-        self.generator = {
-            name: array.astype(np.float32) for name, array in {"vectors": vectors, **layers}.items()
-        }
+    def begin(self, initial: Arrays) -> FedTGPState:
+        """Start without prototypes, and draw their generator."""
+        classes, draw = self.plan.num_classes, random_generator(self.plan.seed, "prototypes")
+        generator = new_generator(classes, self.width, draw)
+        return FedTGPState(no_prototypes(classes, self.width), generator)
 
-    def new_prototypes(
-        self, server_round: int, means: NDArray[np.float32], counts: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> FedTGPState:
         """Train the generator on the clients' prototypes, client by client."""
-        import torch  # deferred, as above
-
         settings = self.settings
-        margin = adaptive_margin(means, counts, settings.margin_threshold)
-        generator = {
-            name: torch.tensor(array, requires_grad=True) for name, array in self.generator.items()
-        }
-        optimizer = torch.optim.SGD(generator.values(), settings.server_learning_rate)
-        pairs = [
-            (torch.tensor(sent[held > 0]), torch.tensor(np.flatnonzero(held)))
-            for sent, held in zip(means, counts, strict=True)
-            if held.any()
-        ]
-        for _ in range(settings.server_epochs):
-            for sent, classes in pairs:
-                optimizer.zero_grad()
-                margin_loss(generated(generator), sent, classes, margin).backward()
-                optimizer.step()
-        self.generator = {name: tensor.detach().numpy() for name, tensor in generator.items()}
-        return generated(generator).detach().numpy()
+        means, counts = stacked(replies)
+        generator, new = self.server_models.train_prototypes(
+            self.state.generator,
+            [
+                (own[held > 0], np.flatnonzero(held))
+                for own, held in zip(means, counts, strict=True)
+                if held.any()
+            ],
+            margin=adaptive_margin(means, counts, settings.margin_threshold),
+            epochs=settings.server_epochs,
+            learning_rate=settings.server_learning_rate,
+        )
+        return FedTGPState(with_prototypes(self.state.prototypes, new, counts), generator)

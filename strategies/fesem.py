@@ -24,17 +24,18 @@ Differences from the paper
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from logging import WARNING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.clusters import ClusteredStrategy, ClusterSettings
+from strategies.clusters import ClusteredStrategy, ClusterSettings, ClusterState
 from strategies.core.flower import log
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
-from strategies.parameters import Model
+from strategies.parameters import Model, stacked
 
 WEIGHTS = "weights"
 
@@ -113,34 +114,33 @@ class FeSEM(ClusteredStrategy):
                 "round."
             )
 
-    def begin(self, initial: Arrays) -> None:
-        """Start with all centers at the initial global model."""
-        super().begin(initial)
-        shape = self.settings.clusters, 1
-        self.centers = {kind: np.tile(vector, shape) for kind, vector in initial.items()}
+    def initial_centers(self, initial: Arrays) -> Model:
+        """Return the initial global model for each center."""
+        return stacked([initial] * self.settings.clusters)
 
     def model_for(self, partition_id: int) -> Model:
         """Return the client's center, or the global mean before its first assignment."""
-        center = self.labels[partition_id]
+        center = self.state.labels[partition_id]
         if center < 0:
-            return self.model
-        return {kind: rows[center] for kind, rows in self.centers.items()}
+            return self.state.model
+        return {kind: rows[center] for kind, rows in self.state.centers.items()}
 
-    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> ClusterState:
         """Assign models to centers, move the centers, and average all for unassigned clients."""
-        super().aggregate_models(server_round, models)
-        if (self.labels < 0).all():
-            self._scatter_centers(server_round, list(models.values()))
-        weights = [model[WEIGHTS] for model in models.values()]
-        self.cluster_models(models, nearest_centers(weights, self.centers[WEIGHTS]))
+        centers = self.state.centers
+        if (self.state.labels < 0).all():
+            centers = self.scattered_centers(server_round, list(models.values()))
+        assigned = nearest_centers([model[WEIGHTS] for model in models.values()], centers[WEIGHTS])
+        return replace(self.moved(centers, models, assigned), model=self.average(models))
 
-    def welcome(self, step: int, replies: dict[int, Reply]) -> None:
+    def welcome(self, step: int, replies: dict[int, Reply]) -> ClusterState:
         """Assign each new client to its nearest center; the centers do not move."""
         weights = [reply.arrays[WEIGHTS] for reply in replies.values()]
-        self.labels[list(replies)] = nearest_centers(weights, self.centers[WEIGHTS])
+        assigned = nearest_centers(weights, self.state.centers[WEIGHTS])
+        return replace(self.state, labels=self.labels_with(replies, assigned))
 
-    def _scatter_centers(self, server_round: int, models: Sequence[Model]) -> None:
-        """Put the first centers on models of the first repliers."""
+    def scattered_centers(self, server_round: int, models: Sequence[Model]) -> Model:
+        """Return the centers, (c, length) by kind, of which the first are models of repliers."""
         generator = random_generator(self.plan.seed, "first-centers", server_round)
         seed = int(generator.integers(2**31))
         weights = [model[WEIGHTS] for model in models]
@@ -152,6 +152,8 @@ class FeSEM(ClusteredStrategy):
                 server_round,
                 len(positions),
             )
-        for center, chosen in enumerate(positions):
-            for kind, rows in self.centers.items():
-                rows[center] = models[chosen][kind]
+        chosen = stacked([models[position] for position in positions])
+        return {
+            kind: np.concatenate([chosen[kind], rows[len(positions) :]])
+            for kind, rows in self.state.centers.items()
+        }

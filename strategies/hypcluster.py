@@ -18,9 +18,10 @@ Differences from the paper
 
 import numpy as np
 
-from strategies.clusters import ClusteredStrategy, ClusterSettings
+from strategies.clusters import ClusteredStrategy, ClusterSettings, ClusterState
 from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
-from strategies.parameters import Model
+from strategies.core.server_models import ServerModels
+from strategies.parameters import Model, stacked
 
 CLUSTER = "cluster"
 """Array of a reply: the number of the hypothesis that was trained, shape (1,)."""
@@ -40,24 +41,21 @@ class HypCluster(ClusteredStrategy):
     settings_type = HypClusterSettings
     trains_new_clients = False
     settings: HypClusterSettings
+    server_models: ServerModels
 
-    def begin(self, initial: Arrays) -> None:
-        """Start with the initial global model and c - 1 further draws."""
-        super().begin(initial)
-        draws = [self.server_models.initial(k) for k in range(1, self.settings.clusters)]
-        self.centers = {
-            kind: np.stack([vector, *(draw[kind] for draw in draws)])
-            for kind, vector in self.model.items()
-        }
+    def initial_centers(self, initial: Arrays) -> Model:
+        """Return the initial global model and c - 1 further draws."""
+        further = (self.server_models.initial(k) for k in range(1, self.settings.clusters))
+        return stacked([initial, *further])
 
     def model_for(self, partition_id: int) -> Model:
         """Return all hypotheses, (c, length) by kind: the same for every client."""
-        return self.centers
+        return self.state.centers
 
     def sent_to(self, reply: Reply) -> Arrays:
         """Return the hypothesis that the client has trained."""
         cluster = reply.arrays[CLUSTER][0]
-        return {kind: rows[cluster] for kind, rows in self.centers.items()}
+        return {kind: rows[cluster] for kind, rows in self.state.centers.items()}
 
     def extra_due(self) -> dict[str, Due]:
         """Require the number of the trained hypothesis."""
@@ -70,12 +68,11 @@ class HypCluster(ClusteredStrategy):
                 f"{CLUSTER} = {reply.arrays[CLUSTER][0]} is outside 0..{self.settings.clusters - 1}"
             )
 
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> ClusterState:
         """Average the models of each hypothesis."""
-        models = {n: {kind: r.arrays[kind] for kind in self.model} for n, r in replies.items()}
-        labels = np.array([reply.arrays[CLUSTER][0] for reply in replies.values()])
-        self.cluster_models(models, labels)
+        chosen = np.array([reply.arrays[CLUSTER][0] for reply in replies.values()])
+        return self.moved(self.state.centers, self.models_in(replies), chosen)
 
     def global_model(self) -> Arrays:
         """Return all hypotheses."""
-        return self.centers
+        return self.state.centers

@@ -30,6 +30,7 @@ Differences from the paper
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -48,6 +49,7 @@ from strategies.core.simplex import (
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,
     DistillationSettings,
+    SoftPredictionState,
     SoftPredictionStrategy,
 )
 
@@ -188,10 +190,9 @@ def _log_ratio(teacher: NDArray[Any], own: NDArray[Any]) -> NDArray[Any]:
     return np.log(ratio, out=ratio)
 
 
-class PersonalTeacherStrategy(SoftPredictionStrategy):
-    """Every client has its own teacher, a mixture of all soft predictions.
-
-    A method overrides `updated_block`, the rule for the coefficients of the mixtures.
+@dataclass(frozen=True)
+class TeacherState(SoftPredictionState):
+    """The clients' teachers, (N, P, K), and how they are mixed.
 
     Attributes
     ----------
@@ -199,36 +200,46 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         c, shape (N, N) float64, rows on the simplex; starts at 1/N.
     """
 
+    coefficients: NDArray[np.float64]
+
+
+class PersonalTeacherStrategy(SoftPredictionStrategy):
+    """Every client has its own teacher, a mixture of all soft predictions.
+
+    A method overrides `updated_block`, the rule for the coefficients of the mixtures.
+    """
+
     paper = "Zhang et al. 2021, §5.1"
     color_family = "kt-pfl"
     settings_type: ClassVar[type[TeacherSettings]] = TeacherSettings
     settings: TeacherSettings
     train_metrics = DISTILLATION_METRICS
-    kept = (*SoftPredictionStrategy.kept, "coefficients")
     lessons_are_personal = True
-    coefficients: NDArray[np.float64]
+    state: TeacherState
 
-    def begin(self, initial: Arrays) -> None:
+    def begin(self, initial: Arrays) -> TeacherState:
         """Start with equal coefficients."""
-        super().begin(initial)
-        self.coefficients = equal_weights(self.plan.num_clients, self.plan.new_client_ids)
+        begun = super().begin(initial)
+        equal = equal_weights(self.plan.num_clients, self.plan.new_client_ids)
+        return TeacherState(begun.releases, begun.lessons, begun.cache, equal)
 
-    def grow(self) -> None:
+    def grown(self) -> TeacherState:
         """Give clients that join 1/N in their rows and columns of c."""
-        super().grow()
-        self.coefficients = with_equal_weights(self.coefficients, self.plan.num_clients)
+        grown, coefficients = super().grown(), self.state.coefficients
+        more = with_equal_weights(coefficients, self.plan.num_clients)
+        return TeacherState(grown.releases, grown.lessons, grown.cache, more)
 
-    def teach(self, server_round: int, replies: dict[int, Reply]) -> NDArray[Any]:
+    def teach(self, server_round: int, replies: dict[int, Reply]) -> TeacherState:
         """Update the coefficients of the repliers, then mix the teachers of all clients."""
-        repliers = list(replies)
+        repliers, coefficients = list(replies), self.state.coefficients.copy()
         predictions = self.stack_predictions(replies)
         block = np.ix_(repliers, repliers)
         shares = self.sizes(repliers) / self.sizes(self.trained).sum()
-        self.coefficients[block] = self.updated_block(self.coefficients[block], predictions, shares)
-        rows = normalized_rows(self.coefficients[:, repliers])
-        return self.mix(rows, predictions)
+        coefficients[block] = self.updated_block(coefficients[block], predictions, shares)
+        lessons = self.mix(normalized_rows(coefficients[:, repliers]), predictions)
+        return replace(self.state, coefficients=coefficients, lessons=lessons)
 
-    def welcome(self, step: int, replies: dict[int, Reply]) -> None:
+    def welcome(self, step: int, replies: dict[int, Reply]) -> TeacherState:
         """Update each new client's row, and mix its teacher.
 
         The server stores the teachers of the training clients, not their predictions. These
@@ -236,14 +247,16 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         change.
         """
         trained = self.trained
+        coefficients, lessons = self.state.coefficients.copy(), self.state.lessons.copy()
         for n, own in zip(replies, self.stack_predictions(replies), strict=True):
-            predictions = np.concatenate([self.lessons[trained], own[None]])
+            predictions = np.concatenate([lessons[trained], own[None]])
             members = [*trained, n]
-            block = self.coefficients[np.ix_(members, members)]
+            block = coefficients[np.ix_(members, members)]
             shares = self.sizes(members) / self.sizes(members).sum()
             row = self.updated_block(block, predictions, shares)[-1]
-            self.coefficients[n, members] = row
-            self.lessons[n] = self.mix(normalized_rows(row[None]), predictions)[0]
+            coefficients[n, members] = row
+            lessons[n] = self.mix(normalized_rows(row[None]), predictions)[0]
+        return replace(self.state, coefficients=coefficients, lessons=lessons)
 
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
@@ -268,7 +281,7 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
 
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return c as ``coefficients``, (N, N)."""
-        return {"coefficients": self.coefficients.copy()}
+        return {"coefficients": self.state.coefficients}
 
 
 class KTpFL(PersonalTeacherStrategy):

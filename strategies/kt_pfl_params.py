@@ -25,6 +25,7 @@ Differences from the paper
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -38,7 +39,13 @@ from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
 from strategies.core.simplex import equal_weights, normalized_rows
 from strategies.kt_pfl import projected_step
-from strategies.parameters import Model, ParameterStrategy, gram_matrix, stacked
+from strategies.parameters import (
+    Model,
+    ParameterState,
+    ParameterStrategy,
+    gram_matrix,
+    stacked,
+)
 
 
 class KTpFLParamsSettings(Settings):
@@ -82,8 +89,9 @@ def distance_gradient(
     return 2 * shares[:, None] * ((coefficients - np.eye(len(coefficients))) @ products)
 
 
-class KTpFLParams(ParameterStrategy):
-    """KT-pFL's server for parameters (Algorithm 2).
+@dataclass(frozen=True)
+class KTpFLParamsState(ParameterState):
+    """The initial model, the coefficients, and the models that they mix.
 
     Attributes
     ----------
@@ -95,48 +103,58 @@ class KTpFLParams(ParameterStrategy):
         Models of these clients by kind, each (R, length).
     """
 
+    coefficients: NDArray[np.float64]
+    repliers: NDArray[np.int64]
+    models: Model
+
+
+class KTpFLParams(ParameterStrategy):
+    """KT-pFL's server for parameters (Algorithm 2)."""
+
     paper = "Zhang et al. 2021, appendix C"
     dp_sgd = True
     color_family = "kt-pfl"
     settings_type = KTpFLParamsSettings
     settings: KTpFLParamsSettings
     evaluates_trained_model = True
-    kept = (*ParameterStrategy.kept, "coefficients", "repliers", "models")
-    coefficients: NDArray[np.float64]
-    repliers: NDArray[np.int64]
-    models: Model
+    state: KTpFLParamsState
 
-    def begin(self, initial: Arrays) -> None:
+    def begin(self, initial: Arrays) -> KTpFLParamsState:
         """Start with one model for all clients and equal coefficients."""
-        super().begin(initial)
-        self.coefficients = equal_weights(self.plan.num_clients, self.plan.new_client_ids)
-        self.repliers, self.models = np.empty(0, dtype=np.int64), {}
+        equal = equal_weights(self.plan.num_clients, self.plan.new_client_ids)
+        return KTpFLParamsState(dict(initial), equal, np.empty(0, dtype=np.int64), models={})
 
-    def grow(self) -> None:
+    def grown(self) -> KTpFLParamsState:
         """Give clients that join 1/N in their rows and columns of c."""
-        self.coefficients = with_equal_weights(self.coefficients, self.plan.num_clients)
+        more = with_equal_weights(self.state.coefficients, self.plan.num_clients)
+        return replace(self.state, coefficients=more)
 
     def model_for(self, partition_id: int) -> Model:
         """Mix the last round's models by the client's row of c."""
-        if not len(self.repliers):
-            return self.model
-        row = normalized_rows(self.coefficients[[partition_id]][:, self.repliers])[0]
+        state = self.state
+        if not len(state.repliers):
+            return state.model
+        row = normalized_rows(state.coefficients[[partition_id]][:, state.repliers])
         mix = MIXINGS[self.plan.mixing]
-        return {kind: mix(row[None], rows)[0] for kind, rows in self.models.items()}
+        return {kind: mix(row, rows)[0] for kind, rows in state.models.items()}
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send nothing: the client has its model."""
         return {}
 
-    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> KTpFLParamsState:
         """Update the repliers' coefficients, and store their models for the next round."""
-        repliers = list(models)
+        repliers, own = list(models), list(models.values())
+        coefficients = self.state.coefficients.copy()
         block = np.ix_(repliers, repliers)
         shares = self.sizes(repliers) / self.sizes(self.trained).sum()
-        self.coefficients[block] = self.updated_block(
-            self.coefficients[block], list(models.values()), shares
+        coefficients[block] = self.updated_block(coefficients[block], own, shares)
+        return replace(
+            self.state,
+            coefficients=coefficients,
+            repliers=np.array(repliers),
+            models=stacked(own),
         )
-        self.repliers, self.models = np.array(repliers), stacked(list(models.values()))
 
     def updated_block(
         self, block: NDArray[Any], models: Sequence[Model], shares: NDArray[np.float64]
@@ -153,22 +171,26 @@ class KTpFLParams(ParameterStrategy):
             self.plan.num_clients,
         )
 
-    def welcome(self, step: int, replies: dict[int, Reply]) -> None:
+    def welcome(self, step: int, replies: dict[int, Reply]) -> KTpFLParamsState:
         """Update each new client's row over the last round's models and its own model."""
-        trained = self.trained
-        kept = [m for m, n in enumerate(self.repliers) if n in trained]
-        givers = self.repliers[kept].tolist()
-        models = [{kind: rows[m] for kind, rows in self.models.items()} for m in kept]
-        for n, reply in replies.items():
+        state, trained = self.state, self.trained
+        of_trained = [m for m, n in enumerate(state.repliers) if n in trained]
+        givers = state.repliers[of_trained].tolist()
+        models = [{kind: rows[m] for kind, rows in state.models.items()} for m in of_trained]
+        own, coefficients = self.models_in(replies), state.coefficients.copy()
+        for n, model in own.items():
             members = [*givers, n]
-            block = self.coefficients[np.ix_(members, members)]
+            block = coefficients[np.ix_(members, members)]
             shares = self.sizes(members) / self.sizes([*trained, n]).sum()
-            moved = self.updated_block(block, [*models, reply.arrays], shares)
-            self.coefficients[n, members] = moved[-1]
+            coefficients[n, members] = self.updated_block(block, [*models, model], shares)[-1]
         # No row gives weight to another new client.
-        self.repliers = np.array([*givers, *replies])
-        self.models = stacked([*models, *(reply.arrays for reply in replies.values())])
+        return replace(
+            state,
+            coefficients=coefficients,
+            repliers=np.array([*givers, *own]),
+            models=stacked([*models, *own.values()]),
+        )
 
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return c as ``coefficients``, (N, N)."""
-        return {"coefficients": self.coefficients.copy()}
+        return {"coefficients": self.state.coefficients}

@@ -20,13 +20,12 @@ Differences from the paper
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from strategies.base import PersonalizedStrategy
 from strategies.core.influence_limits import with_clipped_updates
 from strategies.core.replies import Arrays, Due, Reply
 from strategies.parameters import AVERAGES
-from strategies.prototypes import HEAD_BIAS, HEAD_WEIGHT, FeatureSettings
+from strategies.prototypes import HEAD_BIAS, HEAD_WEIGHT, FeatureSettings, HeadState
 
 
 class LGFedAvgSettings(FeatureSettings):
@@ -36,13 +35,7 @@ class LGFedAvgSettings(FeatureSettings):
 
 
 class LGFedAvg(PersonalizedStrategy):
-    """LG-FedAvg: clients send heads and receive their mean.
-
-    Attributes
-    ----------
-    head : dict of str to ndarray
-        The mean head in network format; empty before the first round.
-    """
+    """LG-FedAvg: clients send heads and receive their mean."""
 
     paper = "Liang et al. 2020"
     dp_sgd = True
@@ -52,20 +45,19 @@ class LGFedAvg(PersonalizedStrategy):
     settings: LGFedAvgSettings
     averages_parameters = True
     evaluates_trained_model = False
-    kept = ("head",)
-    head: dict[str, NDArray[np.float32]]
+    state: HeadState
 
-    def begin(self, initial: Arrays) -> None:
+    def begin(self, initial: Arrays) -> HeadState:
         """Start without a head: each client has its own."""
-        self.head = {}
+        return HeadState({})
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the mean head to every client, from the second round on."""
-        return self.head
+        return self.state.head
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the mean head."""
-        return self.head
+        return self.state.head
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
         """Require a head, (K, d) and (K,)."""
@@ -73,13 +65,15 @@ class LGFedAvg(PersonalizedStrategy):
         shape = classes, self.settings.feature_width
         return {HEAD_WEIGHT: Due(shape), HEAD_BIAS: Due((classes,))}
 
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> HeadState:
         """Average the heads by the clients' training samples, or all alike by a robust rule."""
         sizes = self.sizes(replies)
         weights = sizes if self.plan.mixing == "mean" else np.ones_like(sizes)
-        self.head = AVERAGES[self.plan.mixing]([r.arrays for r in replies.values()], weights)
+        heads = [dict(reply.arrays) for reply in replies.values()]
+        return HeadState(AVERAGES[self.plan.mixing](heads, weights))
 
     def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
         """Clip updates of the head; in the first round, heads, since none was sent."""
         nothing = dict.fromkeys((HEAD_WEIGHT, HEAD_BIAS), np.zeros((), dtype=np.float32))
-        return with_clipped_updates(replies, lambda _: self.head or nothing, self.plan.update_cap)
+        sent = self.state.head or nothing
+        return with_clipped_updates(replies, lambda _: sent, self.plan.update_cap)

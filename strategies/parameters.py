@@ -6,6 +6,7 @@ vector belongs to which layer.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -19,6 +20,8 @@ from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
 from strategies.core.privacy import privacy_spent
 from strategies.core.replies import Arrays, Due, Reply
+from strategies.core.server_models import ServerModels
+from strategies.core.state import State
 
 Model = dict[str, NDArray[Any]]
 """A model in network format: float32 vectors by kind."""
@@ -115,7 +118,7 @@ AVERAGES: dict[str, Callable[[Sequence[Model], NDArray[np.float64]], Model]] = {
 """The averages of R models with weights (R,), by the names of `mixing`."""
 
 
-def stacked(models: Sequence[Model]) -> Model:
+def stacked(models: Sequence[Arrays]) -> Model:
     """Stack the vectors of R models by kind, (R, length)."""
     return {kind: np.stack([model[kind] for model in models]) for kind in models[0]}
 
@@ -177,6 +180,28 @@ def num_parameters(model: Model) -> int:
     return sum(len(vector) for kind, vector in model.items() if kind != BUFFERS)
 
 
+@dataclass(frozen=True)
+class ParameterState(State):
+    """The global model.
+
+    Attributes
+    ----------
+    model : dict of str to ndarray
+        The global model.
+    releases : ndarray or None
+        Shape (1,), rounds whose mean got noise for differential privacy of clients; None before
+        the first.
+    """
+
+    model: Model
+    releases: NDArray[np.int64] | None = field(default=None, kw_only=True)
+
+    @property
+    def num_releases(self) -> int:
+        """Number of rounds whose mean got noise."""
+        return 0 if self.releases is None else int(self.releases[0])
+
+
 class ParameterStrategy(PersonalizedStrategy):
     """A strategy whose clients reply with the parameters of one architecture.
 
@@ -184,32 +209,23 @@ class ParameterStrategy(PersonalizedStrategy):
     the training samples that they reported when they joined. A method overrides `model_for` (the
     model that a client receives), `extra_parts` and `extra_due` (further arrays), and
     `aggregate_models`.
-
-    Attributes
-    ----------
-    model : dict of str to ndarray
-        The global model.
-    releases : ndarray
-        Shape (1,), rounds whose mean got noise for differential privacy of clients.
     """
 
     exchanged = "parameters"
     needs_one_model = True
     averages_parameters = True
     evaluates_trained_model = False
-    kept: ClassVar[tuple[str, ...]] = ("model",)
-    model: Model
-    releases: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
+    state: ParameterState
 
-    def begin(self, initial: Arrays) -> None:
+    def begin(self, initial: Arrays) -> ParameterState:
         """Start from the initial global model."""
-        self.model = dict(initial)
+        return ParameterState(dict(initial))
 
     # ---- Hooks of parameter methods --------------------------------------------------
 
     def model_for(self, partition_id: int) -> Model:
         """Return the model that one client receives for training and evaluation."""
-        return self.model
+        return self.state.model
 
     def extra_parts(self, partition_id: int) -> Arrays:
         """Return the arrays that one client receives besides its model before training."""
@@ -219,9 +235,9 @@ class ParameterStrategy(PersonalizedStrategy):
         """Return the specification of the arrays besides the model in a train reply."""
         return {}
 
-    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
-        """Learn from the models of the repliers, given by ascending partition-id."""
-        self.model = self.average(models)
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> ParameterState:
+        """Return the state after a round, from the repliers' models by ascending partition-id."""
+        return replace(self.state, model=self.average(models))
 
     def sent_to(self, reply: Reply) -> Arrays:
         """Return the arrays that a reply's arrays are updates of, by their names.
@@ -232,11 +248,16 @@ class ParameterStrategy(PersonalizedStrategy):
 
     # ---- Tools for methods -----------------------------------------------------------
 
+    def models_in(self, replies: Mapping[int, Reply]) -> dict[int, Model]:
+        """Return the model of each reply, by partition-id."""
+        kinds = self.state.model
+        return {n: {kind: reply.arrays[kind] for kind in kinds} for n, reply in replies.items()}
+
     def average(self, models: Mapping[int, Model]) -> Model:
         """Average the models of some clients by the run's `mixing`, or with the run's noise."""
         if noise := self.plan.client_dp.noise_multiplier:
             own = list(models.values())
-            return noised_mean(self.model, own, self.plan.client_dp.clip_norm, noise)
+            return noised_mean(self.state.model, own, self.plan.client_dp.clip_norm, noise)
         return AVERAGES[self.plan.mixing](list(models.values()), self.weights_of(models))
 
     def weights_of(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
@@ -256,7 +277,7 @@ class ParameterStrategy(PersonalizedStrategy):
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
         """Require a model like the global one, and the extra parts."""
-        return {**model_due(self.model), **self.extra_due()}
+        return {**model_due(self.state.model), **self.extra_due()}
 
     def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
         """Clip updates of parameters to `update_cap` times the median norm.
@@ -267,42 +288,30 @@ class ParameterStrategy(PersonalizedStrategy):
             return replies
         return with_clipped_updates(replies, self.sent_to, self.plan.update_cap)
 
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> ParameterState:
         """Aggregate the models in the replies."""
-        models = {
-            n: {kind: reply.arrays[kind] for kind in self.model} for n, reply in replies.items()
-        }
-        self.aggregate_models(server_round, models)
+        return self.aggregate_models(server_round, self.models_in(replies))
 
     def global_model(self) -> Arrays:
         """Return the global model."""
-        return self.model
+        return self.state.model
 
     # ---- Differential privacy of clients -----------------------------------------------
 
-    def before_asking(self, server_round: int, sampled: Sequence[int]) -> None:
+    def before_asking(self, server_round: int, sampled: Sequence[int]) -> ParameterState:
         """Count the release of the round's mean, so that an interrupted round counts twice."""
-        super().before_asking(server_round, sampled)
-        if self.plan.client_dp.noise_multiplier:
-            self.releases = self.releases + 1
-            self.observer.about_to_ask({"releases": self.releases})
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Return the state as named arrays, with the number of releases if there is noise."""
-        has_noise = self.plan.client_dp.noise_multiplier > 0
-        return super().state() | ({"releases": self.releases} if has_noise else {})
-
-    def set_state(self, state: Arrays) -> None:
-        """Set the state, and the number of releases where it was saved."""
-        super().set_state(state)
-        self.releases = np.array(state.get("releases", self.releases))
+        if not self.plan.client_dp.noise_multiplier:
+            return self.state
+        releases = np.array([self.state.num_releases + 1])
+        self.observer.about_to_ask({"releases": releases})
+        return replace(self.state, releases=releases)
 
     def round_metrics(self) -> dict[str, float]:
         """Return ``client_dp_epsilon``, what the rounds so far have spent, if there is noise."""
         private = self.plan.client_dp
         if not private.noise_multiplier:
             return super().round_metrics()
-        spent = privacy_spent(private.noise_multiplier, int(self.releases[0]), private.delta)
+        spent = privacy_spent(private.noise_multiplier, self.state.num_releases, private.delta)
         return {**super().round_metrics(), "client_dp_epsilon": spent}
 
 
@@ -315,16 +324,30 @@ class SharedModelStrategy(ParameterStrategy):
 
     settings_type: ClassVar[type[Settings]] = SharedModelSettings
     settings: SharedModelSettings
+    server_models: ServerModels
     needs_one_model = False
     evaluates_trained_model = True
 
-    def begin(self, initial: Arrays) -> None:
+    def begin(self, initial: Arrays) -> ParameterState:
         """Start from fresh weights of the shared model."""
-        super().begin(self.server_models.initial(name=self.settings.shared_model))
+        return super().begin(self.server_models.initial(name=self.settings.shared_model))
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send nothing: the private model is evaluated."""
         return {}
+
+
+@dataclass(frozen=True)
+class LibraryState(ParameterState):
+    """The initial model, and the last model of every client.
+
+    Attributes
+    ----------
+    library : dict of int to dict
+        The last model of each client that has replied, by ascending partition-id.
+    """
+
+    library: dict[int, Model]
 
 
 class LibraryStrategy(ParameterStrategy):
@@ -333,21 +356,14 @@ class LibraryStrategy(ParameterStrategy):
     Clients continue with their own models and are evaluated after training. The server's memory
     grows by one model per client: 6.7 MB with the model `cnn`, or 6.7 GB with 1,000 clients. Such
     methods suit cross-silo learning with few clients.
-
-    Attributes
-    ----------
-    library : dict of str to ndarray
-        The vectors by ``<partition-id>/<kind>``.
     """
 
     evaluates_trained_model = True
-    kept = (*ParameterStrategy.kept, "library")
-    library: dict[str, NDArray[Any]]
+    state: LibraryState
 
-    def begin(self, initial: Arrays) -> None:
+    def begin(self, initial: Arrays) -> LibraryState:
         """Start from the initial model, with an empty library."""
-        super().begin(initial)
-        self.library = {}
+        return LibraryState(dict(initial), library={})
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send nothing: the client has its model."""
@@ -355,25 +371,15 @@ class LibraryStrategy(ParameterStrategy):
 
     def sent_to(self, reply: Reply) -> Arrays:
         """Return the client's stored model, from which it continued, or the initial one."""
-        stored = {
-            kind: self.library[key]
-            for kind in self.model
-            if (key := f"{reply.partition_id}/{kind}") in self.library
-        }
-        return stored or self.model
+        return self.state.library.get(reply.partition_id, self.state.model)
 
-    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> LibraryState:
         """Replace the stored models of the repliers."""
-        for n, model in models.items():
-            self.library |= {f"{n}/{kind}": vector for kind, vector in model.items()}
+        return replace(self.state, library=self.library_with(models))
 
-    def collected(self) -> dict[int, Model]:
-        """Return the models of the library by ascending partition-id."""
-        models: dict[int, Model] = {}
-        for name, vector in self.library.items():
-            n, _, kind = name.partition("/")
-            models.setdefault(int(n), {})[kind] = vector
-        return dict(sorted(models.items()))
+    def library_with(self, models: Mapping[int, Model]) -> dict[int, Model]:
+        """Return the library with other models of some clients, by ascending partition-id."""
+        return dict(sorted({**self.state.library, **models}.items()))
 
 
 def model_due(model: Mapping[str, NDArray[Any]]) -> dict[str, Due]:

@@ -18,6 +18,7 @@ Differences from the paper
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from logging import INFO
 from typing import Annotated, Any
 
@@ -34,7 +35,11 @@ from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Metric, Reply
 from strategies.core.search import SearchRange
 from strategies.core.simplex import normalized_rows
-from strategies.soft_predictions import SoftPredictionSettings, SoftPredictionStrategy
+from strategies.soft_predictions import (
+    SoftPredictionSettings,
+    SoftPredictionState,
+    SoftPredictionStrategy,
+)
 
 
 class PerFedCKTSettings(SoftPredictionSettings):
@@ -102,8 +107,9 @@ def cluster_predictions(
     return centroids.astype(np.float32), labels.astype(np.int64)
 
 
-class PerFedCKT(SoftPredictionStrategy):
-    """PerFed-CKT (Algorithm 1): cluster last round's predictions, broadcast the centroids.
+@dataclass(frozen=True)
+class CentroidState(SoftPredictionState):
+    """The centroids, (c, P, K), and which clients they come from.
 
     Attributes
     ----------
@@ -111,16 +117,21 @@ class PerFedCKT(SoftPredictionStrategy):
         Shape (N,), the cluster of each client that replied in the last round, else -1.
     """
 
+    labels: NDArray[np.int64]
+
+
+class PerFedCKT(SoftPredictionStrategy):
+    """PerFed-CKT (Algorithm 1): cluster last round's predictions, broadcast the centroids."""
+
     paper = "Cho et al. 2021"
     dp_sgd = True
     color_family = "perfed-ckt"
     settings_type = PerFedCKTSettings
     settings: PerFedCKTSettings
     train_metrics = (TRAIN_LOSS, Metric("cluster", averaged=False, low=0))
-    kept = (*SoftPredictionStrategy.kept, "labels")
     lesson_name = "centroids"
     draws_samples_anew = False
-    labels: NDArray[np.int64]
+    state: CentroidState
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
@@ -132,23 +143,23 @@ class PerFedCKT(SoftPredictionStrategy):
                 f"perfed-ckt.clusters = {clusters} is more than the {plan.num_training} clients."
             )
 
-    def begin(self, initial: Arrays) -> None:
+    def begin(self, initial: Arrays) -> CentroidState:
         """Start without cluster assignments."""
-        super().begin(initial)
-        self.labels = np.full(self.plan.num_clients, -1)
+        begun, unassigned = super().begin(initial), np.full(self.plan.num_clients, -1)
+        return CentroidState(begun.releases, begun.lessons, begun.cache, unassigned)
 
-    def grow(self) -> None:
+    def grown(self) -> CentroidState:
         """Add clients without a cluster."""
-        super().grow()
-        self.labels = padded(self.labels, self.plan.num_clients, -1)
+        grown, labels = super().grown(), padded(self.state.labels, self.plan.num_clients, -1)
+        return CentroidState(grown.releases, grown.lessons, grown.cache, labels)
 
     def sample(self, server_round: int, candidates: Sequence[int]) -> list[int]:
         """Sample without replacement, with probabilities proportional to the clients' data."""
         plan, sizes = self.plan, self.sizes(candidates)
         return sample_clients(candidates, plan.sample_size, plan.seed, server_round, sizes)
 
-    def teach(self, server_round: int, replies: dict[int, Reply]) -> NDArray[Any]:
-        """Cluster the predictions of this round, and return the centroids (c, A, K)."""
+    def teach(self, server_round: int, replies: dict[int, Reply]) -> CentroidState:
+        """Cluster the predictions of this round; the lessons are the centroids (c, A, K)."""
         seed = int(random_generator(self.plan.seed, "k-means", server_round).integers(2**31))
         centroids, labels = cluster_predictions(
             self.stack_predictions(replies), self.settings.clusters, seed, self.mix
@@ -162,10 +173,10 @@ class PerFedCKT(SoftPredictionStrategy):
                 self.settings.clusters,
                 len(replies),
             )
-        self.labels = np.full(self.plan.num_clients, -1)
-        self.labels[list(replies)] = labels
-        return centroids
+        of_all = np.full(self.plan.num_clients, -1)
+        of_all[list(replies)] = labels
+        return replace(self.state, lessons=centroids, labels=of_all)
 
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return the clusters of the round as ``clusters``, (N,), -1 for absent clients."""
-        return {"clusters": self.labels.copy()}
+        return {"clusters": self.state.labels}

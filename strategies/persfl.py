@@ -28,6 +28,7 @@ Differences from the paper
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from logging import INFO
 from typing import Annotated, Any, Literal
 
@@ -47,8 +48,9 @@ from strategies.core.replies import (
     TooFewRepliesError,
 )
 from strategies.core.search import SearchRange
+from strategies.core.state import unsaved
 from strategies.fedavg import AveragingSettings, FedAvg
-from strategies.parameters import Model
+from strategies.parameters import Model, ParameterState
 
 PERSONALIZE = "personalize"
 """Phase of the message that starts stage 2."""
@@ -189,16 +191,24 @@ def pair_rows(
     return rows
 
 
-class PersFL(FedAvg):
-    """FedAvg in stage 1, one message to every client in stage 2 (Algorithm 1).
-
-    Before the last round the global model is evaluated, then the personalized models.
+@dataclass(frozen=True)
+class PersFLState(ParameterState):
+    """The global model, and what stage 2 brought.
 
     Attributes
     ----------
     pairs : sequence of dict
         Rows of the run's table ``pairs``: accuracy of every pair and client on validation data,
-        which determines the choice, and on test data, which does not.
+        which determines the choice, and on test data, which does not. They are not saved.
+    """
+
+    pairs: Sequence[dict[str, Any]] = unsaved()
+
+
+class PersFL(FedAvg):
+    """FedAvg in stage 1, one message to every client in stage 2 (Algorithm 1).
+
+    Before the last round the global model is evaluated, then the personalized models.
     """
 
     paper = "Divi et al. 2021"
@@ -214,40 +224,54 @@ class PersFL(FedAvg):
         Metric("global-accuracy", low=0, high=1),
     )
     settings: PersFLSettings
-    pairs: Sequence[dict[str, Any]] = ()
+    state: PersFLState
 
     @classmethod
     def spanning_setting(cls, plan: PlanSettings, settings: Settings) -> str:
         """Return ``patience``, which compares personalized models only in the last round."""
         return "patience" if plan.patience else ""
 
-    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
+    def begin(self, initial: Arrays) -> PersFLState:
+        """Start from the initial global model."""
+        return PersFLState(dict(initial))
+
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> PersFLState:
         """Average; after the last round, start stage 2 with the final global model."""
-        super().aggregate_models(server_round, models)
-        if server_round < self.plan.num_server_rounds:
-            return
+        model = self.average(models)
+        is_last = server_round == self.plan.num_server_rounds
+        pairs = self.rows_of_stage_2(server_round, model) if is_last else ()
+        return replace(self.state, model=model, pairs=pairs)
+
+    def rows_of_stage_2(self, server_round: int, model: Model) -> list[dict[str, Any]]:
+        """Let all clients distill from their teachers, and return the rows of ``pairs``.
+
+        Raises
+        ------
+        TooFewRepliesError
+            If fewer than ``min-replies`` clients are personalized.
+        """
         clients, grid = self.reachable(), self.settings.grid()
         log(INFO, "Stage 2: %d pairs of lambda and T on each client", len(grid))
-        personalized = self.personalized(clients)
+        personalized = self.personalized(clients, model)
         if len(personalized) < self.plan.min_replies:
             raise TooFewRepliesError(
                 f"Stage 2 has {len(personalized)} valid replies and min-replies is "
                 f"{self.plan.min_replies}; {self.completed_rounds} rounds are complete. A resumed "
                 "run continues with stage 2; round-timeout has to cover it."
             )
-        self.pairs = [
+        log(INFO, "Stage 2: %d of %d clients personalized", len(personalized), len(clients))
+        return [
             {"round": server_round, **row}
             for n, reply in personalized.items()
             for row in pair_rows(grid, reply.arrays[PAIRS], self.clients[n])
         ]
-        log(INFO, "Stage 2: %d of %d clients personalized", len(personalized), len(clients))
 
-    def personalized(self, clients: Iterable[int]) -> dict[int, Reply]:
+    def personalized(self, clients: Iterable[int], model: Model) -> dict[int, Reply]:
         """Let clients distill from their teachers; the final global model is a candidate."""
         pairs = len(self.settings.grid())
         return self.exchange(
             PERSONALIZE,
-            payloads=dict.fromkeys(clients, self.model),
+            payloads=dict.fromkeys(clients, model),
             due=lambda n: {PAIRS: Due((pairs, 2), "int32")},
             check=lambda reply: check_pairs(reply, self.clients[reply.partition_id]),
         )
@@ -259,7 +283,7 @@ class PersFL(FedAvg):
     def train_new_clients(self, step: int, new_clients: Sequence[int]) -> dict[int, Reply]:
         """Send them the global model of each round, and let them distill at the end."""
         if step == self.plan.num_server_rounds:
-            return self.personalized(new_clients)
+            return self.personalized(new_clients, self.state.model)
         model = {} if self.settings.teacher == "last" else self.observer.global_model(step)
         if not model:
             return {n: Reply(n, {}, {}) for n in new_clients}
@@ -267,7 +291,7 @@ class PersFL(FedAvg):
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Return the results of every pair and client after stage 2."""
-        return {PAIRS: list(self.pairs)} if self.pairs else {}
+        return {PAIRS: list(self.state.pairs)} if self.state.pairs else {}
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the global model in stage 1; in stage 2 the client has its personalized model."""

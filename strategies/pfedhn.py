@@ -23,8 +23,10 @@ Differences from the paper
   hypernetwork is fixed. The step uses the client's own product, without averaging.
 """
 
-from collections.abc import Sequence
-from typing import Annotated
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,11 +37,46 @@ from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
-from strategies.parameters import Model, ParameterStrategy
+from strategies.core.state import named_arrays
+from strategies.parameters import Model, ParameterState, ParameterStrategy
 
-Network = dict[str, NDArray[np.float32]]
-"""A hypernetwork: ``embeddings`` (N, e), ``weight-k`` and ``bias-k`` of its layers from 0,
-``head`` (d, h) and ``head-bias`` (d,)."""
+
+@dataclass(frozen=True)
+class Network:
+    """A hypernetwork, or a gradient or velocity of one.
+
+    Attributes
+    ----------
+    embeddings : ndarray
+        v, shape (N, e).
+    weights, biases : dict of int to ndarray
+        The layers below the head, from 0: shapes (h, inputs) and (h,).
+    head : ndarray
+        Shape (d, h).
+    head_bias : ndarray
+        Shape (d,).
+    """
+
+    embeddings: NDArray[np.float32]
+    weights: dict[int, NDArray[np.float32]]
+    biases: dict[int, NDArray[np.float32]]
+    head: NDArray[np.float32]
+    head_bias: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class PFedHNState(ParameterState):
+    """The mean of the clients' models, and the hypernetwork.
+
+    Attributes
+    ----------
+    network, velocity : Network
+        The hypernetwork with the clients' embeddings, and its momentum. Both are updated in place:
+        the head alone has a hundred times the parameters of a client's model.
+    """
+
+    network: Network
+    velocity: Network
 
 
 class PFedHNSettings(Settings):
@@ -90,38 +127,32 @@ def new_network(
         Draws embeddings and hidden layers.
     """
     inputs = settings.embedding_size or 1 + num_clients // 4
-    network = {"embeddings": generator.standard_normal((num_clients, inputs), dtype=np.float32)}
+    embeddings = generator.standard_normal((num_clients, inputs), dtype=np.float32)
+    hidden_weights: dict[int, NDArray[np.float32]] = {}
+    biases: dict[int, NDArray[np.float32]] = {}
     for layer in range(settings.hidden_layers + 1):
-        bound = 1 / np.sqrt(inputs)
-        for name, shape in (
-            ("weight", (settings.hidden_size, inputs)),
-            ("bias", (settings.hidden_size,)),
-        ):
-            network[f"{name}-{layer}"] = generator.uniform(-bound, bound, shape).astype(np.float32)
-        inputs = settings.hidden_size
-    network["head"] = np.zeros((len(weights), inputs), dtype=np.float32)
-    network["head-bias"] = np.array(weights)
-    return network
+        bound, size = 1 / np.sqrt(inputs), settings.hidden_size
+        drawn = generator.uniform(-bound, bound, (size, inputs))
+        hidden_weights[layer] = drawn.astype(np.float32)
+        biases[layer] = generator.uniform(-bound, bound, size).astype(np.float32)
+        inputs = size
+    head = np.zeros((len(weights), inputs), dtype=np.float32)
+    return Network(embeddings, hidden_weights, biases, head, np.array(weights))
 
 
 def layer_inputs(network: Network, clients: Sequence[int]) -> list[NDArray[np.float32]]:
     """Return the inputs of each layer for some clients, the head last; (R, inputs) each."""
-    inputs = [network["embeddings"][list(clients)]]
-    last = num_layers(network) - 1
+    inputs = [network.embeddings[list(clients)]]
+    last = len(network.weights) - 1
     for layer in range(last + 1):
-        output = inputs[-1] @ network[f"weight-{layer}"].T + network[f"bias-{layer}"]
+        output = inputs[-1] @ network.weights[layer].T + network.biases[layer]
         inputs.append(output if layer == last else np.maximum(output, 0))
     return inputs
 
 
-def num_layers(network: Network) -> int:
-    """Return the number of layers of a hypernetwork below its head."""
-    return sum(name.startswith("weight-") for name in network)
-
-
 def generated_weights(network: Network, client: int) -> NDArray[np.float32]:
     """Return ``θ_i = h(v_i; φ)``, shape (d,)."""
-    return network["head"] @ layer_inputs(network, [client])[-1][0] + network["head-bias"]
+    return network.head @ layer_inputs(network, [client])[-1][0] + network.head_bias
 
 
 def vector_jacobian_product(
@@ -131,7 +162,7 @@ def vector_jacobian_product(
 
     Parameters
     ----------
-    network : dict of str to ndarray
+    network : Network
         The hypernetwork.
     clients : sequence of int
         R distinct partition-ids.
@@ -140,29 +171,31 @@ def vector_jacobian_product(
 
     Returns
     -------
-    dict of str to ndarray
+    Network
         Gradient with the structure of the network.
     """
     inputs = layer_inputs(network, clients)
-    gradient = {"head": vectors.T @ inputs[-1], "head-bias": vectors.sum(axis=0)}
-    upstream = vectors @ network["head"]
-    for layer in reversed(range(num_layers(network))):
-        gradient[f"weight-{layer}"] = upstream.T @ inputs[layer]
-        gradient[f"bias-{layer}"] = upstream.sum(axis=0)
-        upstream = upstream @ network[f"weight-{layer}"]
+    upstream = vectors @ network.head
+    weights: dict[int, NDArray[Any]] = {}
+    biases: dict[int, NDArray[Any]] = {}
+    for layer in reversed(range(len(network.weights))):
+        weights[layer] = upstream.T @ inputs[layer]
+        biases[layer] = upstream.sum(axis=0)
+        upstream = upstream @ network.weights[layer]
         if layer:
             # The layer's inputs are outputs of the ReLU below it.
             upstream = upstream * (inputs[layer] > 0)
-    gradient["embeddings"] = np.zeros_like(network["embeddings"])
-    gradient["embeddings"][list(clients)] = upstream
-    return gradient
+    embeddings = np.zeros_like(network.embeddings)
+    embeddings[list(clients)] = upstream
+    return Network(embeddings, weights, biases, vectors.T @ inputs[-1], vectors.sum(axis=0))
 
 
-def cut_to_norm(gradient: Network, norm: float) -> None:
-    """Clip a gradient, in place, to a norm over all its parts."""
-    squares = sum(map(_sum_of_squares, gradient.values()))
+def cut_to_norm(gradient: Iterable[NDArray[np.float32]], norm: float) -> None:
+    """Clip a gradient, in place, to a norm over all its arrays."""
+    parts = list(gradient)
+    squares = sum(map(_sum_of_squares, parts))
     factor = np.float32(min(1.0, norm / max(np.sqrt(squares), 1e-12)))
-    for part in gradient.values():
+    for part in parts:
         part *= factor
 
 
@@ -173,68 +206,63 @@ def _sum_of_squares(part: NDArray[np.float32]) -> float:
 
 
 class PFedHN(ParameterStrategy):
-    """Sends each client its generated weights (Algorithm 1).
-
-    Attributes
-    ----------
-    network, velocity : dict of str to ndarray
-        The hypernetwork with the clients' embeddings, and its momentum.
-    """
+    """Sends each client its generated weights (Algorithm 1)."""
 
     paper = "Shamsian et al. 2021"
     dp_sgd = True
     color_family = "fedkma"
     settings_type = PFedHNSettings
     averages_parameters = False
-    kept = (*ParameterStrategy.kept, "network", "velocity")
     settings: PFedHNSettings
-    network: Network
-    velocity: Network
+    state: PFedHNState
 
-    def begin(self, initial: Arrays) -> None:
+    def begin(self, initial: Arrays) -> PFedHNState:
         """Draw the hypernetwork around the initial model."""
-        super().begin(initial)
-        generator = random_generator(self.plan.seed, "hypernetwork")
-        weights = initial["weights"]
-        self.network = new_network(self.settings, self.plan.num_clients, weights, generator)
-        self.velocity = {name: np.zeros_like(part) for name, part in self.network.items()}
+        size, generator = self.plan.num_clients, random_generator(self.plan.seed, "hypernetwork")
+        network = new_network(self.settings, size, initial["weights"], generator)
+        velocity = copy.deepcopy(network)
+        for part in named_arrays(velocity).values():
+            part[:] = 0
+        return PFedHNState(dict(initial), network, velocity)
 
-    def grow(self) -> None:
+    def grown(self) -> PFedHNState:
         """Give clients that join the mean of the embeddings, without momentum."""
-        size = self.plan.num_clients
-        self.network["embeddings"] = with_means(self.network["embeddings"], size)
-        self.velocity["embeddings"] = padded(self.velocity["embeddings"], size)
+        network, velocity, size = self.state.network, self.state.velocity, self.plan.num_clients
+        return replace(
+            self.state,
+            network=replace(network, embeddings=with_means(network.embeddings, size)),
+            velocity=replace(velocity, embeddings=padded(velocity.embeddings, size)),
+        )
 
     def model_for(self, partition_id: int) -> Model:
         """Return the client's generated weights and the averaged other kinds."""
-        return {**self.model, "weights": generated_weights(self.network, partition_id)}
+        weights = generated_weights(self.state.network, partition_id)
+        return {**self.state.model, "weights": weights}
 
-    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
-        """Average, then step on the hypernetwork with the vector-Jacobian product."""
-        super().aggregate_models(server_round, models)
-        settings, clients = self.settings, list(models)
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> PFedHNState:
+        """Average, and step on the hypernetwork with the vector-Jacobian product."""
+        settings, clients, network = self.settings, list(models), self.state.network
         # The weights that were sent are generated again instead of stored.
-        changes = np.stack(
-            [generated_weights(self.network, n) - models[n]["weights"] for n in clients]
-        )
-        product = vector_jacobian_product(self.network, clients, changes / np.float32(len(clients)))
-        cut_to_norm(product, settings.gradient_norm)
+        changes = np.stack([generated_weights(network, n) - models[n]["weights"] for n in clients])
+        gradient = vector_jacobian_product(network, clients, changes / np.float32(len(clients)))
+        parts = named_arrays(gradient)
+        cut_to_norm(parts.values(), settings.gradient_norm)
         rate, momentum = np.float32(settings.learning_rate), np.float32(settings.momentum)
-        # In place: the head alone has a hundred times the parameters of a client's model.
-        for name, part in product.items():
-            velocity = self.velocity[name]
-            velocity *= momentum
-            velocity += part
-            self.network[name] -= np.multiply(velocity, rate, out=part)
+        parameters, velocities = named_arrays(network), named_arrays(self.state.velocity)
+        for name, part in parts.items():
+            velocities[name] *= momentum
+            velocities[name] += part
+            parameters[name] -= np.multiply(velocities[name], rate, out=part)
+        return replace(self.state, model=self.average(models))
 
-    def welcome(self, step: int, replies: dict[int, Reply]) -> None:
+    def welcome(self, step: int, replies: dict[int, Reply]) -> PFedHNState:
         """Take a step on each new client's embedding only; the hypernetwork is fixed."""
-        settings, embeddings = self.settings, self.network["embeddings"]
-        velocity = self.velocity["embeddings"]
+        settings, network = self.settings, self.state.network
+        velocity = self.state.velocity.embeddings
         for n, reply in replies.items():
-            change = generated_weights(self.network, n) - reply.arrays["weights"]
-            product = vector_jacobian_product(self.network, [n], change[None])
-            own = product["embeddings"][n]
-            cut_to_norm({"embedding": own}, settings.gradient_norm)
+            change = generated_weights(network, n) - reply.arrays["weights"]
+            own = vector_jacobian_product(network, [n], change[None]).embeddings[n]
+            cut_to_norm([own], settings.gradient_norm)
             velocity[n] = np.float32(settings.momentum) * velocity[n] + own
-            embeddings[n] -= np.float32(settings.learning_rate) * velocity[n]
+            network.embeddings[n] -= np.float32(settings.learning_rate) * velocity[n]
+        return self.state

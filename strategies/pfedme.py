@@ -18,6 +18,7 @@ Differences from the paper
 - Batch-normalization statistics are those of theta and are averaged.
 """
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
@@ -25,7 +26,7 @@ from pydantic import Field
 from strategies.core.metrics import GLOBAL_ACCURACY
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.search import SearchRange
-from strategies.parameters import Model, ParameterStrategy, step_towards
+from strategies.parameters import Model, ParameterState, ParameterStrategy, step_towards
 
 
 class PFedMeSettings(Settings):
@@ -77,6 +78,7 @@ class PFedMe(ParameterStrategy):
             "personal model diverges unless it is below 2."
         )
 
-    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> ParameterState:
         """Step towards the mean of the clients' w."""
-        self.model = step_towards(self.model, self.average(models), self.settings.beta)
+        moved = step_towards(self.state.model, self.average(models), self.settings.beta)
+        return replace(self.state, model=moved)

@@ -6,7 +6,7 @@ d.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from strategies.base import PersonalizedStrategy
 from strategies.core.influence_limits import with_clipped_rows
 from strategies.core.plan import Settings
 from strategies.core.replies import Due, InvalidReplyError, Reply
+from strategies.core.state import State
 
 CLASS_MEANS = "class-means"
 """Name of a reply's means, (K, d), one row per class; rows of absent classes are ignored."""
@@ -39,6 +40,19 @@ class FeatureSettings(Settings):
     """
 
     feature_width: int = Field(default=64, ge=1)
+
+
+@dataclass(frozen=True)
+class HeadState(State):
+    """A shared head.
+
+    Attributes
+    ----------
+    head : dict of str to ndarray
+        Its weight (K, d) and bias (K,), by the names of messages; empty before there is one.
+    """
+
+    head: dict[str, NDArray[Any]]
 
 
 class ClassMeanStrategy(PersonalizedStrategy):

@@ -22,6 +22,7 @@ Differences from the paper
   then stay in c for the rest of the run.
 """
 
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Due, Reply
 from strategies.core.search import SearchRange
 from strategies.parameters import (
-    Model,
+    ParameterState,
     ParameterStrategy,
     num_parameters,
     step_towards,
@@ -70,17 +71,25 @@ def counted_steps(steps: int, momentum: float) -> float:
     return float(((1 - powers) / (1 - momentum)).sum())
 
 
-class Scaffold(ParameterStrategy):
-    """SCAFFOLD's server (Algorithm 1, lines 15 to 17).
+@dataclass(frozen=True)
+class ScaffoldState(ParameterState):
+    """The global model x and the control variates.
 
     Attributes
     ----------
     control : ndarray
         c, shape (parameters,) float32, the mean of the clients' c_n.
-    controls : dict of str to ndarray
+    controls : dict of int to ndarray
         c_n by partition-id, each like `control`; a client that has not replied has none. The
         server's memory grows by one such vector per client.
     """
+
+    control: NDArray[np.float32]
+    controls: dict[int, NDArray[Any]]
+
+
+class Scaffold(ParameterStrategy):
+    """SCAFFOLD's server (Algorithm 1, lines 15 to 17)."""
 
     paper = "Karimireddy et al. 2020"
     dp_sgd = True
@@ -90,37 +99,35 @@ class Scaffold(ParameterStrategy):
     trains_new_clients = False
     settings: ScaffoldSettings
     needs_plain_descent = True
-    kept = (*ParameterStrategy.kept, CONTROL, "controls")
-    control: NDArray[np.float32]
-    controls: dict[str, NDArray[Any]]
+    state: ScaffoldState
 
-    def begin(self, initial: Arrays) -> None:
+    def begin(self, initial: Arrays) -> ScaffoldState:
         """Start from the initial model without correction."""
-        super().begin(initial)
-        self.control = np.zeros(num_parameters(self.model), dtype=np.float32)
-        self.controls = {}
+        model = dict(initial)
+        return ScaffoldState(model, np.zeros(num_parameters(model), dtype=np.float32), {})
 
     def extra_parts(self, partition_id: int) -> Arrays:
         """Send c."""
-        return {CONTROL: self.control}
+        return {CONTROL: self.state.control}
 
     def extra_due(self) -> dict[str, Due]:
         """Require c_n."""
-        return {CONTROL: Due(self.control.shape)}
+        return {CONTROL: Due(self.state.control.shape)}
 
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
-        """Update the global model, then c."""
-        super().aggregate(server_round, replies)
-        self.controls |= {str(n): reply.arrays[CONTROL] for n, reply in replies.items()}
-        zero = np.zeros_like(self.control)
-        controls = {n: {CONTROL: self.controls.get(str(n), zero)} for n in self.trained}
-        self.control = self.average(controls)[CONTROL]
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> ScaffoldState:
+        """Step towards the mean of the clients' models, and average all c_n."""
+        state, rate = self.state, self.settings.server_learning_rate
+        mean = self.average(self.models_in(replies))
+        own = {n: reply.arrays[CONTROL] for n, reply in replies.items()}
+        controls, zero = {**state.controls, **own}, np.zeros_like(state.control)
+        of_all = {n: {CONTROL: controls.get(n, zero)} for n in self.trained}
+        return replace(
+            state,
+            model=step_towards(state.model, mean, rate),
+            control=self.average(of_all)[CONTROL],
+            controls=controls,
+        )
 
     def sent_to(self, reply: Reply) -> Arrays:
         """Return the model, and zero for c_n."""
         return {**super().sent_to(reply), CONTROL: np.zeros((), dtype=np.float32)}
-
-    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> None:
-        """Step towards the mean of the clients' models."""
-        rate = self.settings.server_learning_rate
-        self.model = step_towards(self.model, self.average(models), rate)

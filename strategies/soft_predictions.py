@@ -7,7 +7,9 @@ be cached for some rounds, in which nothing about the sample is sent (`strategie
 default none of this happens.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from logging import INFO
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.base import PersonalizedStrategy
-from strategies.core.caching import ASKED, TAUGHT, are_due, packed
+from strategies.core.caching import ASKED, TAUGHT, LessonCache, packed
 from strategies.core.flower import log
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
 from strategies.core.mixing import MIXINGS
@@ -25,7 +27,9 @@ from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.privacy import privacy_spent
 from strategies.core.replies import Arrays, Due, InvalidReplyError, Metric, Reply
 from strategies.core.search import SearchRange
+from strategies.core.server_models import ServerModels
 from strategies.core.simplex import check_simplex, normalized_rows
+from strategies.core.state import State
 from strategies.core.wire import NUMBER_FORMATS, NumberFormat
 
 PREDICTIONS = "predictions"
@@ -103,11 +107,9 @@ class DistillationSettings(SoftPredictionSettings):
     t_squared: bool = True
 
 
-class SoftPredictionStrategy(PersonalizedStrategy):
-    """A strategy whose clients reply with soft predictions on public samples, and nothing else.
-
-    Models stay on the clients, so they may differ in architecture. A method overrides `teach`,
-    which computes the teachers of the next round from the predictions of a round.
+@dataclass(frozen=True)
+class SoftPredictionState(State):
+    """What clients learn from, and how often they were asked.
 
     Attributes
     ----------
@@ -116,20 +118,28 @@ class SoftPredictionStrategy(PersonalizedStrategy):
     lessons : ndarray
         Teachers or centroids on the public samples of the last round, shape (..., P, K); empty
         before the first.
-    cache : dict of str to ndarray
-        Empty without `cache_rounds`. Otherwise for each sample of the public pool: its ``lessons``
-        (..., pool, K), the round in which they were ``made`` (pool,), and the round of the lessons
-        that each client ``holds`` (N, pool), both 0 for none.
+    cache : LessonCache or None
+        The lessons on all public samples; None without `cache_rounds`.
+    """
+
+    releases: NDArray[np.int64]
+    lessons: NDArray[Any]
+    cache: LessonCache | None
+
+
+class SoftPredictionStrategy(PersonalizedStrategy):
+    """A strategy whose clients reply with soft predictions on public samples, and nothing else.
+
+    Models stay on the clients, so they may differ in architecture. A method overrides `teach`,
+    which computes the teachers of the next round from the predictions of a round.
     """
 
     exchanged = "soft predictions"
     settings_type = SoftPredictionSettings
     settings: SoftPredictionSettings
+    state: SoftPredictionState
+    server_models: ServerModels
     needs_public_data = True
-    kept: ClassVar[tuple[str, ...]] = ("releases", "lessons", "cache")
-    releases: NDArray[np.int64]
-    lessons: NDArray[Any]
-    cache: dict[str, NDArray[Any]]
 
     lesson_name: ClassVar[str] = "teacher"
     """Name of the array of lessons in messages."""
@@ -139,9 +149,6 @@ class SoftPredictionStrategy(PersonalizedStrategy):
 
     draws_samples_anew: ClassVar[bool] = True
     """Whether each round draws new public samples."""
-
-    asks_for_predictions = True
-    """Whether clients are asked for predictions; False for new clients with common lessons."""
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
@@ -153,67 +160,59 @@ class SoftPredictionStrategy(PersonalizedStrategy):
                 f"{own.table}.clip-norm above 0, since noise protects only clipped predictions."
             )
 
-    def begin(self, initial: Arrays) -> None:
+    def begin(self, initial: Arrays) -> SoftPredictionState:
         """Start without releases and lessons."""
         plan = self.plan
-        self.releases = np.zeros(plan.num_clients, dtype=np.int64)
-        self.lessons = np.empty((0, plan.public_size, plan.num_classes), dtype=np.float32)
-        self.cache = {}
-        self._sampled: Sequence[int] = ()
-        # Arrays for several clients are one object, so that traffic counts them once.
-        self._encoded: dict[Hashable, Arrays] = {}
+        cache = None
         if self.settings.cache_rounds:
-            pool = self.server_models.public_pool_size
-            self.cache["made"] = np.zeros(pool, dtype=np.int32)
-            self.cache["holds"] = np.zeros((plan.num_clients, pool), dtype=np.int32)
+            cache = LessonCache.empty(plan.num_clients, self.server_models.public_pool_size)
+        return SoftPredictionState(
+            releases=np.zeros(plan.num_clients, dtype=np.int64),
+            lessons=np.empty((0, plan.public_size, plan.num_classes), dtype=np.float32),
+            cache=cache,
+        )
 
-    def grow(self) -> None:
+    def grown(self) -> SoftPredictionState:
         """Add clients without releases; personal lessons of theirs are the mean of the others'."""
-        size = self.plan.num_clients
-        self.releases = padded(self.releases, size)
-        if self.lessons_are_personal:
-            self.lessons = with_means(self.lessons, size)
-        if not self.cache:
-            return
-        self.cache["holds"] = padded(self.cache["holds"], size)
-        if self.lessons_are_personal and "lessons" in self.cache:
-            self.cache["lessons"] = with_means(self.cache["lessons"], size)
+        state, size, are_personal = self.state, self.plan.num_clients, self.lessons_are_personal
+        return replace(
+            state,
+            releases=padded(state.releases, size),
+            lessons=with_means(state.lessons, size) if are_personal else state.lessons,
+            cache=state.cache.grown(size, are_personal) if state.cache else None,
+        )
 
     # ---- Hook of methods -------------------------------------------------------------
 
-    def teach(self, server_round: int, replies: dict[int, Reply]) -> NDArray[Any]:
-        """Return lessons, (..., A, K), from predictions on the A requested samples."""
+    def teach(self, server_round: int, replies: dict[int, Reply]) -> SoftPredictionState:
+        """Return the state with lessons, (..., A, K), from predictions on the A samples."""
         raise NotImplementedError
 
     # ---- Hooks of every strategy -----------------------------------------------------
 
-    def before_asking(self, server_round: int, sampled: Sequence[int]) -> None:
+    def before_asking(self, server_round: int, sampled: Sequence[int]) -> SoftPredictionState:
         """Count the releases before clients are asked, whether or not their replies arrive.
 
         With noise the count is saved at once, so that a round that is interrupted and repeated
         counts twice.
         """
-        self._sampled = sampled
-        if not self.asked(server_round).any():
-            return
-        self.releases[list(sampled)] += 1
+        asked = [n for n in sampled if self.asked(server_round, n).any()]
+        if not asked:
+            return self.state
+        releases = self.state.releases.copy()
+        releases[asked] += 1
         if self.settings.noise_multiplier:
-            self.observer.about_to_ask({"releases": self.releases})
+            self.observer.about_to_ask({"releases": releases})
+        return replace(self.state, releases=releases)
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the last lessons, and which samples to predict on unless all."""
-        asked = self._bits(ASKED, self.asked(server_round))
-        if not self.lessons.size:
-            return asked
-        missing = self.missing(server_round, partition_id)
-        if self.lessons_are_personal:
-            return {**self._encode(self.lessons[partition_id], missing), **asked}
-        key = missing.tobytes()
-        return {**self._once(key, lambda: self._encode(self.lessons, missing)), **asked}
+        asked = self._bits(ASKED, self.asked(server_round, partition_id))
+        return {**self._lessons_for(server_round, partition_id), **asked}
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
         """Require soft predictions, (A, K), on the requested samples."""
-        num_asked = int(self.asked(server_round).sum())
+        num_asked = int(self.asked(server_round, partition_id).sum())
         if not num_asked:
             return {}
         return self.settings.wire.due(PREDICTIONS, (num_asked, self.plan.num_classes))
@@ -228,78 +227,61 @@ class SoftPredictionStrategy(PersonalizedStrategy):
             raise InvalidReplyError(f"{PREDICTIONS} has too wide a range")
         check_simplex(predictions, PREDICTIONS, wire.tolerance(self.plan.num_classes))
 
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> SoftPredictionState:
         """Compute lessons on the requested samples; use cached lessons for the others."""
-        self._encoded.clear()
-        self._note_holders(server_round, replies)
-        asked = self.asked(server_round)
-        if not self.cache:
-            self.lessons = self.teach(server_round, replies)
-            return
-        if asked.any():
-            self._shelve(server_round, asked, self.teach(server_round, replies))
-        self.lessons = self.cache["lessons"][..., self._subset(server_round), :]
+        cache = self.state.cache
+        if cache is None:
+            return self.teach(server_round, replies)
+        samples, state = self._samples(server_round), self.state
+        due = cache.due(samples, server_round, self.settings.cache_rounds)
+        cache = cache.held(self._samples(server_round - 1), replies, self.round.exchange.failures)
+        if due.any():
+            state = self.teach(server_round, replies)
+            cache = cache.taught(samples[due], state.lessons, server_round)
+        return replace(state, lessons=cache.lessons[..., samples, :], cache=cache)
 
     # ---- New clients -----------------------------------------------------------------
 
-    def before_new_clients(self) -> None:
-        """Turn off the cache, and use the public samples of the last round.
-
-        Their predictions are not needed if all clients receive the same lessons.
-        """
-        self.cache, self._encoded = {}, {}
-        self.asks_for_predictions = self.lessons_are_personal
+    def state_for_new_clients(self) -> SoftPredictionState:
+        """Return a copy without the cache: they use the public samples of the last round."""
+        return copy.deepcopy(replace(self.state, cache=None))
 
     def new_client_payload(self, step: int, partition_id: int) -> Arrays:
         """Send lessons from the second round on, as in training."""
         if step == 1:
-            return self._bits(ASKED, self.asked(step))
+            return self._bits(ASKED, self.asked(step, partition_id))
         return self.train_payload(step, partition_id)
 
-    # ---- Which lessons there are, and who holds them ---------------------------------
+    # ---- Which samples a message is about --------------------------------------------
 
-    def asked(self, server_round: int) -> NDArray[np.bool_]:
-        """Return which of a round's public samples clients predict on, shape (P,)."""
-        if not self.asks_for_predictions:
+    def asked(self, server_round: int, partition_id: int) -> NDArray[np.bool_]:
+        """Return on which of a round's public samples a client predicts, shape (P,).
+
+        A new client predicts on none if all clients receive the same lessons.
+        """
+        if self.members.is_new(partition_id) and not self.lessons_are_personal:
             return np.zeros(self.plan.public_size, dtype=np.bool_)
-        if not self.cache:
+        if self.state.cache is None:
             return np.ones(self.plan.public_size, dtype=np.bool_)
-        made = self.cache["made"][self._subset(server_round)]
-        return are_due(made, server_round, self.settings.cache_rounds)
+        samples = self._samples(server_round)
+        return self.state.cache.due(samples, server_round, self.settings.cache_rounds)
 
-    def missing(self, server_round: int, partition_id: int) -> NDArray[np.bool_]:
-        """Return for which of the last round's samples a client lacks the teacher, (P,)."""
-        if not self.cache:
-            return np.ones(self.plan.public_size, dtype=np.bool_)
-        subset = self._subset(server_round - 1)
-        held: NDArray[np.int32] = self.cache["holds"][partition_id, subset]
-        return held != self.cache["made"][subset]
-
-    def _subset(self, server_round: int) -> NDArray[np.int64]:
+    def _samples(self, server_round: int) -> NDArray[np.int64]:
         """Return the positions of a round's public samples in the pool, (P,)."""
         drawn_in = server_round if self.draws_samples_anew else FIXED_SUBSET
         return self.server_models.public_subset(drawn_in)
 
-    def _shelve(self, server_round: int, asked: NDArray[np.bool_], lessons: NDArray[Any]) -> None:
-        """Cache new lessons, (..., A, K), of some samples of the pool."""
-        samples, made = self._subset(server_round)[asked], self.cache["made"]
-        shape = (*lessons.shape[:-2], len(made), self.plan.num_classes)
-        # If the number of clusters changes, all lessons are new.
-        if "lessons" not in self.cache or self.cache["lessons"].shape != shape:
-            self.cache["lessons"] = np.zeros(shape, dtype=lessons.dtype)
-        self.cache["lessons"][..., samples, :] = lessons
-        made[samples] = server_round
-
-    def _note_holders(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Record that repliers hold what they were sent; nothing is known about the others."""
-        if not self.cache:
-            return
-        for n in self._sampled:
-            if n not in replies:
-                self.cache["holds"][n] = 0
-            elif self.lessons.size:
-                subset = self._subset(server_round - 1)
-                self.cache["holds"][n, subset] = self.cache["made"][subset]
+    def _lessons_for(self, server_round: int, partition_id: int) -> Arrays:
+        """Encode the lessons of the last round, or those that a client lacks."""
+        state = self.state
+        if not state.lessons.size:
+            return {}
+        missing = np.ones(self.plan.public_size, dtype=np.bool_)
+        if state.cache:
+            missing = state.cache.missing(partition_id, self._samples(server_round - 1))
+        if self.lessons_are_personal:
+            return self._encode(state.lessons[partition_id], missing)
+        return self.round.once(missing.tobytes(), lambda: self._encode(state.lessons, missing))
 
     def _encode(self, lessons: NDArray[Any], missing: NDArray[np.bool_]) -> Arrays:
         """Encode the missing ones among lessons, (..., P, K)."""
@@ -313,13 +295,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         """Encode a mask; empty if all samples are selected."""
         if mask.all():
             return {}
-        return self._once((name, mask.tobytes()), lambda: {name: packed(mask)})
-
-    def _once(self, key: Hashable, make: Callable[[], Arrays]) -> Arrays:
-        """Return the encoding of a key in this round, created on first use."""
-        if key not in self._encoded:
-            self._encoded[key] = make()
-        return self._encoded[key]
+        return self.round.once((name, mask.tobytes()), lambda: {name: packed(mask)})
 
     # ---- Tools for methods -----------------------------------------------------------
 
@@ -341,7 +317,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         settings = self.settings
         if not settings.noise_multiplier:
             return {}
-        releases = int(self.releases.max())
+        releases = int(self.state.releases.max())
         epsilon = privacy_spent(settings.noise_multiplier, releases, settings.delta)
         log(
             INFO,

@@ -5,6 +5,7 @@ mixes the supernets of a round by a row-stochastic matrix. On its own the base m
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -16,7 +17,8 @@ from strategies.core.new_clients import with_equal_weights, with_means
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Reply
 from strategies.core.simplex import equal_weights
-from strategies.parameters import Model, ParameterStrategy, mix_models, mixed_model
+from strategies.core.state import unsaved
+from strategies.parameters import Model, ParameterState, ParameterStrategy, mix_models, mixed_model
 
 
 class SearchSettings(Settings):
@@ -43,10 +45,9 @@ class SearchSettings(Settings):
     alpha_share: float = Field(default=0.0, ge=0, lt=1)
 
 
-class SupernetStrategy(ParameterStrategy):
-    """Every client continues with a mixture of the supernets of the round.
-
-    A method overrides `sharing_rows` and `new_sharing_rows`, the weights of the mixtures.
+@dataclass(frozen=True)
+class SupernetState(ParameterState):
+    """The initial model, the weights of the mixtures, and the mixtures.
 
     Attributes
     ----------
@@ -56,22 +57,29 @@ class SupernetStrategy(ParameterStrategy):
     mixed : dict of str to ndarray
         The clients' mixed models by kind, shape (N, length); empty before the first round.
     last_replies : sequence of Reply
-        Replies of the last round if there are new clients; not part of the state.
+        Replies of the last round of training if there are new clients. They are not saved.
+    """
+
+    sharing: NDArray[np.float64]
+    mixed: Model
+    last_replies: Sequence[Reply] = unsaved()
+
+
+class SupernetStrategy(ParameterStrategy):
+    """Every client continues with a mixture of the supernets of the round.
+
+    A method overrides `sharing_rows` and `new_sharing_rows`, the weights of the mixtures.
     """
 
     color_family = "fedkma"
     settings_type: ClassVar[type[SearchSettings]] = SearchSettings
     settings: SearchSettings
-    kept = (*ParameterStrategy.kept, "sharing", "mixed")
-    sharing: NDArray[np.float64]
-    mixed: Model
-    last_replies: Sequence[Reply]
+    state: SupernetState
 
-    def begin(self, initial: Arrays) -> None:
+    def begin(self, initial: Arrays) -> SupernetState:
         """Start with one model for all clients and uniform weights."""
-        super().begin(initial)
-        self.sharing = equal_weights(self.plan.num_clients, self.plan.new_client_ids)
-        self.mixed = {}
+        equal = equal_weights(self.plan.num_clients, self.plan.new_client_ids)
+        return SupernetState(dict(initial), sharing=equal, mixed={})
 
     # ---- Hooks of methods ------------------------------------------------------------
 
@@ -81,51 +89,53 @@ class SupernetStrategy(ParameterStrategy):
 
     def new_sharing_rows(self, step: int, replies: dict[int, Reply]) -> NDArray[np.float64]:
         """Return a row per new client over `last_replies` and itself, shape (R, L + 1)."""
-        givers = len(self.last_replies) + 1
+        givers = len(self.state.last_replies) + 1
         return np.full((len(replies), givers), 1 / givers)
 
     # ---- Hooks of every parameter method ---------------------------------------------
 
-    def grow(self) -> None:
+    def grown(self) -> SupernetState:
         """Give clients that join 1/N in M, and the mean of the mixed models."""
         size = self.plan.num_clients
-        self.sharing = with_equal_weights(self.sharing, size)
-        self.mixed = {kind: with_means(rows, size) for kind, rows in self.mixed.items()}
+        return replace(
+            self.state,
+            sharing=with_equal_weights(self.state.sharing, size),
+            mixed={kind: with_means(rows, size) for kind, rows in self.state.mixed.items()},
+        )
 
     def model_for(self, partition_id: int) -> Model:
         """Return the client's mixed model, or the initial model before the first round."""
-        if not self.mixed:
-            return self.model
-        return {kind: rows[partition_id] for kind, rows in self.mixed.items()}
+        mixed = {kind: rows[partition_id] for kind, rows in self.state.mixed.items()}
+        return mixed or self.state.model
 
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> None:
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> SupernetState:
         """Collect the rows of M, then mix every replier's model by its row."""
-        repliers = list(replies)
-        if self.plan.num_new and server_round == self.plan.num_server_rounds:
-            self.last_replies = list(replies.values())
+        repliers, models = list(replies), list(self.models_in(replies).values())
         block = self.sharing_rows(server_round, replies)
-        self.sharing[repliers] = 0
-        self.sharing[np.ix_(repliers, repliers)] = block
-        if not self.mixed:
-            self.mixed = {
-                kind: np.tile(v, (len(self.sharing), 1)) for kind, v in self.model.items()
-            }
-        models = self._models(list(replies.values()))
-        for kind, mixed in mix_models(block, models, MIXINGS[self.plan.mixing]).items():
-            self.mixed[kind][repliers] = mixed
+        sharing = self.state.sharing.copy()
+        sharing[repliers] = 0
+        sharing[np.ix_(repliers, repliers)] = block
+        size, model = len(sharing), self.state.model
+        mixed = self.state.mixed or {kind: np.tile(v, (size, 1)) for kind, v in model.items()}
+        for kind, rows in mix_models(block, models, MIXINGS[self.plan.mixing]).items():
+            # In place, since these are N models.
+            mixed[kind][repliers] = rows
+        is_needed = self.plan.num_new and server_round == self.plan.num_server_rounds
+        last_replies = list(replies.values()) if is_needed else ()
+        return replace(self.state, sharing=sharing, mixed=mixed, last_replies=last_replies)
 
-    def welcome(self, step: int, replies: dict[int, Reply]) -> None:
+    def welcome(self, step: int, replies: dict[int, Reply]) -> SupernetState:
         """Mix each new client's model with those of the last round's repliers by its row of M."""
+        givers = dict(enumerate(self.state.last_replies))
+        models = list(self.models_in(givers).values())
         rows = self.new_sharing_rows(step, replies)
-        for (n, reply), row in zip(replies.items(), rows, strict=True):
-            models = self._models([*self.last_replies, reply])
-            for kind, mixed in mixed_model(models, row, MIXINGS[self.plan.mixing]).items():
-                self.mixed[kind][n] = mixed
+        for (n, own), row in zip(self.models_in(replies).items(), rows, strict=True):
+            mixture = mixed_model([*models, own], row, MIXINGS[self.plan.mixing])
+            for kind, vector in mixture.items():
+                self.state.mixed[kind][n] = vector
+        return self.state
 
     def matrices(self) -> dict[str, NDArray[np.float64]]:
         """Return M as ``sharing``, (N, N), and the mixed ``alphas``, (N, a)."""
-        alphas = {kind: rows.copy() for kind, rows in self.mixed.items() if kind == "alphas"}
-        return {"sharing": self.sharing.copy(), **alphas}
-
-    def _models(self, replies: Sequence[Reply]) -> list[Model]:
-        return [{kind: reply.arrays[kind] for kind in self.model} for reply in replies]
+        alphas = {kind: rows.copy() for kind, rows in self.state.mixed.items() if kind == "alphas"}
+        return {"sharing": self.state.sharing, **alphas}

@@ -1,5 +1,7 @@
 """Teachers that are reused for some rounds (SCARLET, Azuma et al. 2026): what is still sent."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from helpers import Witness, breaking, key_of, replacing, run_with
@@ -10,7 +12,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients.soft_predictions import LESSONS, SoftPredictionClient
 from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.runs import read_checkpoint
-from strategies.core.caching import are_due, packed, unpacked
+from strategies.core.caching import LessonCache, packed, unpacked
 from strategies.core.privacy import privacy_spent
 from strategies.soft_predictions import SoftPredictionStrategy
 
@@ -47,8 +49,9 @@ def asked_by_hand(rounds, cache_rounds):
 
 def test_a_teacher_prediction_is_reused_for_cache_rounds():
     made = np.array([0, 1, 2, 3], dtype=np.int32)
-    assert are_due(made, 4, 2).tolist() == [True, True, False, False]
-    assert are_due(made, 4, 0).all()
+    cache = replace(LessonCache.empty(1, 4), made=made)
+    assert cache.due(np.arange(4), 4, 2).tolist() == [True, True, False, False]
+    assert cache.due(np.arange(4), 4, 0).all()
 
 
 def test_a_mask_travels_eight_samples_a_byte():
@@ -94,8 +97,9 @@ def test_a_client_distills_from_the_teacher_that_was_sent(strategy, cached, tmp_
     aggregate, lessons = SoftPredictionStrategy.aggregate, SoftPredictionClient.lessons
 
     def watched_aggregate(self, server_round, replies):
-        aggregate(self, server_round, replies)
-        taught[server_round] = self.lessons.copy(), self.lessons_are_personal
+        state = aggregate(self, server_round, replies)
+        taught[server_round] = state.lessons.copy(), self.lessons_are_personal
+        return state
 
     def watched_lessons(self, name, received, drawn_in):
         lesson = lessons(self, name, received, drawn_in)

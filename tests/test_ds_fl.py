@@ -22,13 +22,13 @@ def test_the_teacher_of_two_clients_by_hand():
     first, second = [[0.9, 0.1, 0.0]], [[0.5, 0.2, 0.3]]
     plan = RunPlan(num_clients=2, num_classes=3, public_size=1)
     strategy = DSFL(plan, DSFLSettings(era_temperature=0.1))
-    strategy.begin({})
+    strategy.state = strategy.begin({})
     assert strategy.train_payload(1, 0) == {}
     replies = {
         n: reply_with({"predictions": np.array(rows, dtype=np.float32)})
         for n, rows in enumerate((first, second))
     }
-    strategy.aggregate(1, replies)
+    strategy.state = strategy.aggregate(1, replies)
     exponentials = np.exp(np.array([0.7, 0.15, 0.15]) / 0.1)
     expected = exponentials / exponentials.sum()
     for n in (0, 1):

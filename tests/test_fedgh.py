@@ -45,14 +45,14 @@ def test_the_server_trains_on_two_clients_for_two_epochs_without_absent_classes(
     strategy = FedGH(
         plan, FedGHSettings(feature_width=2, server_epochs=2, server_learning_rate=0.5)
     )
-    strategy.begin({})
+    strategy.state = strategy.begin({})
     head = strategy.train_payload(1, 0)
     weight, bias = (head[name].astype(float) for name in ("head-weight", "head-bias"))
     assert np.abs(weight).max() <= 2**-0.5
     means = np.random.default_rng(1).normal(size=(2, 3, 2)).astype(np.float32)
     counts = np.array([[3, 0, 1], [0, 2, 0]], dtype=np.float32)
     replies = {n: reply_with({"class-means": means[n], "class-counts": counts[n]}) for n in (0, 1)}
-    strategy.aggregate(1, replies)
+    strategy.state = strategy.aggregate(1, replies)
     for _ in range(2):
         for n, held in enumerate(([0, 2], [1])):
             stepped = torch_step(weight, bias, means[n][held].astype(float), held, 0.5)

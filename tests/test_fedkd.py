@@ -161,9 +161,9 @@ class SmallModels:
     ],
 )
 def test_invalid_factors_are_refused(arrays, reason):
-    strategy = FedKD(RunPlan(num_clients=1, num_classes=2), FedKDSettings())
-    strategy.server_models = SmallModels()
-    strategy.begin({})
+    plan = RunPlan(num_clients=1, num_classes=2)
+    strategy = FedKD(plan, FedKDSettings(), server_models=SmallModels())
+    strategy.state = strategy.begin({})
     honest = {"factors": np.ones(14, np.float32), "ranks": np.array([1, 0], np.int32)}
     strategy.check_reply(reply_with(honest))
     with pytest.raises(InvalidReplyError, match=reason), np.errstate(all="ignore"):

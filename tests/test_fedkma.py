@@ -1,6 +1,7 @@
 """FedKMA: mathematics against plain loops, the search's two parts, messages and failures."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -517,13 +518,15 @@ def test_state_brings_back_matrix_and_mixed_models():
     rng = np.random.default_rng(0)
     plan = RunPlan(num_clients=3, num_classes=3)
     strategy, restored = (FedKMA(plan, FedKMASettings()) for _ in range(2))
-    for either in (strategy, restored):
-        either.begin({"weights": np.zeros(4, dtype=np.float32)})
-    strategy.sharing = rng.dirichlet(np.ones(3), size=3)
-    strategy.mixed = {"weights": rng.normal(size=(3, 4)).astype(np.float32)}
-    restored.restore(2, strategy.state())
+    strategy.state = strategy.begin({"weights": np.zeros(4, dtype=np.float32)})
+    strategy.state = replace(
+        strategy.state,
+        sharing=rng.dirichlet(np.ones(3), size=3),
+        mixed={"weights": rng.normal(size=(3, 4)).astype(np.float32)},
+    )
+    restored.restore(2, strategy.saved_arrays(), {})
     assert restored.completed_rounds == 2
-    np.testing.assert_array_equal(restored.matrices()["sharing"], strategy.sharing)
+    np.testing.assert_array_equal(restored.matrices()["sharing"], strategy.state.sharing)
     for n in range(3):
         before, after = strategy.train_payload(3, n), restored.train_payload(3, n)
         assert before.keys() == after.keys()

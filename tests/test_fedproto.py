@@ -43,15 +43,17 @@ def replies_of(*clients):
 def test_two_clients_prototypes_are_weighed_by_samples_and_kept_where_nobody_holds_a_class():
     plan = RunPlan(num_clients=2, num_classes=3)
     strategy = FedProto(plan, FedProtoSettings(feature_width=2))
-    strategy.begin({})
+    strategy.state = strategy.begin({})
     assert strategy.train_payload(1, 0) == {}
     first = ([[1, 2], [9, 9], [5, 5]], [3, 0, 2])
     second = ([[5, 6], [9, 9], [9, 9]], [1, 0, 0])
-    strategy.aggregate(1, replies_of(first, second))
+    strategy.state = strategy.aggregate(1, replies_of(first, second))
     sent = strategy.train_payload(2, 0)
     np.testing.assert_allclose(sent["prototypes"], [[2, 3], [0, 0], [5, 5]])
     np.testing.assert_array_equal(sent["prototype-flags"], [1, 0, 1])
-    strategy.aggregate(2, replies_of(second, ([[0, 0], [7, 8], [0, 0]], [0, 4, 0])))
+    strategy.state = strategy.aggregate(
+        2, replies_of(second, ([[0, 0], [7, 8], [0, 0]], [0, 4, 0]))
+    )
     sent = strategy.evaluate_payload(2, 1)
     np.testing.assert_allclose(sent["prototypes"], [[5, 6], [7, 8], [5, 5]])
     np.testing.assert_array_equal(sent["prototype-flags"], [1, 1, 1])

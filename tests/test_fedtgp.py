@@ -8,13 +8,21 @@ from helpers import Witness, reply_with, run_with
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
+from fedkd_flwr.server_models import RunModels
+from fedkd_flwr.training.prototypes import margin_loss
 from strategies.core.plan import RunPlan
-from strategies.fedtgp import FedTGP, FedTGPSettings, adaptive_margin, margin_loss
+from strategies.fedtgp import FedTGP, FedTGPSettings, adaptive_margin
 
 
 @pytest.fixture
 def small(small):
     return {**small, "strategy": "fedtgp", "fedtgp.feature-width": 12, "fedtgp.server-epochs": 5}
+
+
+def server_of(small, settings):
+    """Return a server of two clients and three classes."""
+    models = RunModels(read_config(small).run)
+    return FedTGP(RunPlan(num_clients=2, num_classes=3), settings, server_models=models)
 
 
 def prototypes_by_hand(generator):
@@ -49,12 +57,12 @@ def test_the_loss_by_hand():
     assert found.item() == pytest.approx(loss_by_hand(prototypes, sent, [3, 1], 0.7))
 
 
-def test_the_server_takes_a_gradient_step_for_each_of_two_clients():
+def test_the_server_takes_a_gradient_step_for_each_of_two_clients(small):
     """Against differences of the loss by hand in every entry of the generator."""
     settings = FedTGPSettings(feature_width=2, server_epochs=1, server_learning_rate=0.1)
-    strategy = FedTGP(RunPlan(num_clients=2, num_classes=3), settings)
-    strategy.begin({})
-    generator = {name: array.astype(float) for name, array in strategy.generator.items()}
+    strategy = server_of(small, settings)
+    strategy.state = strategy.begin({})
+    generator = {name: array.astype(float) for name, array in strategy.state.generator.items()}
     means = np.random.default_rng(1).normal(size=(2, 3, 2)).astype(np.float32)
     counts = np.array([[2, 0, 1], [0, 3, 1]], dtype=np.float32)
     margin = adaptive_margin(np.where(counts[..., None] > 0, means, 0), counts, 100.0)
@@ -71,16 +79,16 @@ def test_the_server_takes_a_gradient_step_for_each_of_two_clients():
                 gradient[name][place] = (ends[0] - ends[1]) / 2e-6
         generator = {name: array - 0.1 * gradient[name] for name, array in generator.items()}
     replies = {n: reply_with({"class-means": means[n], "class-counts": counts[n]}) for n in (0, 1)}
-    strategy.aggregate(1, replies)
+    strategy.state = strategy.aggregate(1, replies)
     for name, array in generator.items():
-        np.testing.assert_allclose(strategy.generator[name], array, atol=1e-5)
+        np.testing.assert_allclose(strategy.state.generator[name], array, atol=1e-5)
     sent = strategy.train_payload(2, 0)["prototypes"]
     np.testing.assert_allclose(sent, prototypes_by_hand(generator), atol=1e-5)
 
 
-def test_training_brings_prototypes_to_their_class_and_apart_from_others():
-    strategy = FedTGP(RunPlan(num_clients=2, num_classes=3), FedTGPSettings(feature_width=4))
-    strategy.begin({})
+def test_training_brings_prototypes_to_their_class_and_apart_from_others(small):
+    strategy = server_of(small, FedTGPSettings(feature_width=4))
+    strategy.state = strategy.begin({})
     centers = np.eye(3, 4, dtype=np.float32)
     noise = np.random.default_rng(2).normal(scale=0.1, size=(2, 3, 4)).astype(np.float32)
     counts = np.ones(3, dtype=np.float32)
@@ -88,7 +96,7 @@ def test_training_brings_prototypes_to_their_class_and_apart_from_others():
         n: reply_with({"class-means": centers + noise[n], "class-counts": counts}) for n in (0, 1)
     }
     for server_round in range(1, 11):
-        strategy.aggregate(server_round, replies)
+        strategy.state = strategy.aggregate(server_round, replies)
     found = strategy.train_payload(11, 0)["prototypes"]
     nearest = np.linalg.norm(centers[:, None] - found[None], axis=-1).argmin(axis=1)
     assert nearest.tolist() == [0, 1, 2]

@@ -1,5 +1,7 @@
 """KT-pFL's mathematics against independent derivations."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -26,7 +28,7 @@ from strategies.sim_pfl import (
 def strategy_with_clients(kind=KTpFL, num_clients=4, samples=6, classes=3, **settings):
     plan = RunPlan(num_clients=num_clients, num_classes=classes, public_size=samples)
     strategy = kind(plan, kind.settings_type(**settings))
-    strategy.begin({})
+    strategy.state = strategy.begin({})
     strategy.members.clients = {
         n: ClientInfo(n, 100 + n, "lenet", num_examples=10 * (n + 1)) for n in range(num_clients)
     }
@@ -152,8 +154,10 @@ def test_similar_clients_end_with_larger_mutual_weights():
     predictions = 0.95 * predictions + 0.05 * random_simplex(rng, 4, 30, 4)
     strategy = strategy_with_clients(samples=30, classes=4)
     for server_round in range(1, 6):
-        strategy.aggregate(server_round, {n: predicting(predictions[n]) for n in range(4)})
-    c = strategy.coefficients
+        strategy.state = strategy.aggregate(
+            server_round, {n: predicting(predictions[n]) for n in range(4)}
+        )
+    c = strategy.state.coefficients
     np.testing.assert_allclose(c.sum(axis=1), 1)
     assert (c >= 0).all()
     for n, like, unlike in ((0, 1, (2, 3)), (1, 0, (2, 3)), (2, 3, (0, 1)), (3, 2, (0, 1))):
@@ -167,9 +171,9 @@ def test_second_round_depends_on_the_first():
     ends = []
     for start in (first, other):
         strategy = strategy_with_clients()
-        strategy.aggregate(1, {n: predicting(start[n]) for n in range(4)})
-        strategy.aggregate(2, {n: predicting(second[n]) for n in range(4)})
-        ends.append(strategy.coefficients)
+        strategy.state = strategy.aggregate(1, {n: predicting(start[n]) for n in range(4)})
+        strategy.state = strategy.aggregate(2, {n: predicting(second[n]) for n in range(4)})
+        ends.append(strategy.state.coefficients)
     assert not np.allclose(ends[0], ends[1])
 
 
@@ -178,11 +182,13 @@ def test_only_repliers_move_and_everybody_gets_a_teacher_from_them(kind):
     rng = np.random.default_rng(5)
     strategy = strategy_with_clients(kind, num_clients=5)
     before = random_simplex(rng, 5, 5)
-    strategy.coefficients = before.copy()
+    strategy.state = replace(strategy.state, coefficients=before)
     predictions = random_simplex(rng, 3, 6, 3)
     repliers = [0, 2, 3]
-    strategy.aggregate(1, dict(zip(repliers, map(predicting, predictions), strict=True)))
-    after = strategy.coefficients
+    strategy.state = strategy.aggregate(
+        1, dict(zip(repliers, map(predicting, predictions), strict=True))
+    )
+    after = strategy.state.coefficients
     moved = np.zeros((5, 5), dtype=bool)
     moved[np.ix_(repliers, repliers)] = True
     np.testing.assert_array_equal(after[~moved], before[~moved])
@@ -232,7 +238,7 @@ def test_fedmd_sends_one_mean_to_all_clients():
     rng = np.random.default_rng(7)
     predictions = random_simplex(rng, 4, 6, 3)
     strategy = strategy_with_clients(FedMD)
-    strategy.aggregate(1, {n: predicting(predictions[n]) for n in (0, 1, 3)})
+    strategy.state = strategy.aggregate(1, {n: predicting(predictions[n]) for n in (0, 1, 3)})
     teacher = strategy.train_payload(2, 2)["teacher"]
     np.testing.assert_allclose(teacher, predictions[[0, 1, 3]].mean(axis=0), rtol=1e-6)
     # One object for all, so that traffic counts it once as a broadcast.
@@ -244,10 +250,10 @@ def test_a_restored_strategy_continues_identically():
     rng = np.random.default_rng(8)
     first, second = random_simplex(rng, 2, 4, 6, 3)
     whole = strategy_with_clients()
-    whole.aggregate(1, {n: predicting(first[n]) for n in range(4)})
+    whole.state = whole.aggregate(1, {n: predicting(first[n]) for n in range(4)})
     resumed = strategy_with_clients()
-    resumed.restore(1, whole.state())
+    resumed.restore(1, whole.saved_arrays(), {})
     for strategy in (whole, resumed):
         assert set(strategy.train_payload(2, 0)) == {"teacher"}
-        strategy.aggregate(2, {n: predicting(second[n]) for n in range(4)})
-    np.testing.assert_array_equal(whole.coefficients, resumed.coefficients)
+        strategy.state = strategy.aggregate(2, {n: predicting(second[n]) for n in range(4)})
+    np.testing.assert_array_equal(whole.state.coefficients, resumed.state.coefficients)

@@ -252,9 +252,9 @@ def test_absent_silos_are_said_by_name(caplog):
 def test_the_binding_is_part_of_the_state_of_a_strategy():
     plan = RunPlan(num_clients=3, num_classes=10, connect_timeout=0.01)
     strategy = FedAvg(plan, AveragingSettings())
-    strategy.begin({})
+    strategy.state = strategy.begin({})
     strategy.members.meet(FakeGrid(**ALL), 1)
     other = FedAvg(plan, AveragingSettings())
-    other.restore(1, strategy.state())
+    other.restore(1, strategy.saved_arrays(), {})
     assert isinstance(other.members, Membership)
     assert other.members.owners.state().keys() == {"members/keys"}

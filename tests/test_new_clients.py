@@ -98,9 +98,9 @@ def test_a_new_client_is_personalized_once_and_does_not_change_the_server(
     rounds = []
 
     def watched(server, server_round):
-        before = copy.deepcopy(server.state())
+        before = copy.deepcopy(server.saved_arrays())
         reception = receive(server, server_round)
-        after = server.state()
+        after = server.saved_arrays()
         assert before.keys() == after.keys()
         for name in before:
             np.testing.assert_array_equal(before[name], after[name])

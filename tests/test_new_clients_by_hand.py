@@ -1,5 +1,8 @@
 """Personalization of new clients by each family of methods, computed by hand."""
 
+import copy
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +15,7 @@ from fedkd_flwr.clients.request import Request
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
+from strategies.core.state import named_arrays
 from strategies.fedamp import FedAMP, FedAMPSettings
 from strategies.fedfomo import WEIGHTS_OF_OTHERS, FedFomo, FedFomoSettings
 from strategies.fedkma import sharing_row
@@ -30,7 +34,9 @@ TRAINED = sorted({*range(5)} - {FIRST, SECOND})
 def server(kind, settings, **initial):
     """Return a strategy with five clients of 10 to 50 samples."""
     strategy = kind(PLAN, settings)
-    strategy.begin({name: np.array(array, dtype=np.float32) for name, array in initial.items()})
+    strategy.state = strategy.begin(
+        {name: np.array(array, dtype=np.float32) for name, array in initial.items()}
+    )
     strategy.members.clients = {n: ClientInfo(n, n, "mlp", 10 * (n + 1)) for n in range(5)}
     return strategy
 
@@ -51,8 +57,8 @@ def predictions():
 def taught(kind, predictions, **settings):
     """Return a server after its last round."""
     strategy = server(kind, kind.settings_type(**settings))
-    strategy.aggregate(1, {n: predictions[n] for n in TRAINED})
-    strategy.before_new_clients()
+    strategy.state = strategy.aggregate(1, {n: predictions[n] for n in TRAINED})
+    strategy.state = strategy.state_for_new_clients()
     return strategy
 
 
@@ -62,7 +68,7 @@ def stacked(predictions, *clients):
 
 def test_fedmd_teaches_the_mean_of_trained_clients(predictions):
     strategy = taught(FedMD, predictions)
-    strategy.welcome(1, {FIRST: predictions[FIRST]})
+    strategy.state = strategy.welcome(1, {FIRST: predictions[FIRST]})
     mean = stacked(predictions, *TRAINED).mean(axis=0)
     for n in (FIRST, SECOND):
         np.testing.assert_allclose(strategy.new_client_payload(2, n)["teacher"], mean, rtol=1e-6)
@@ -72,11 +78,11 @@ def test_fedmd_teaches_the_mean_of_trained_clients(predictions):
 
 def test_kt_pfl_updates_its_row_by_eq_7(predictions):
     strategy = taught(KTpFL, predictions, coefficient_learning_rate=0.05, public_batch_size=2)
-    before = strategy.coefficients.copy()
+    before = strategy.state.coefficients.copy()
     np.testing.assert_allclose(before[np.ix_(TRAINED, TRAINED)].sum(axis=1), 1)
     np.testing.assert_array_equal(before[TRAINED][:, [FIRST, SECOND]], 0)
-    givers = np.concatenate([strategy.lessons[TRAINED], stacked(predictions, FIRST)])
-    strategy.welcome(1, {FIRST: predictions[FIRST], SECOND: predictions[SECOND]})
+    givers = np.concatenate([strategy.state.lessons[TRAINED], stacked(predictions, FIRST)])
+    strategy.state = strategy.welcome(1, {FIRST: predictions[FIRST], SECOND: predictions[SECOND]})
     row = torch.full((4,), 0.25, dtype=torch.float64, requires_grad=True)
     teacher = torch.tensordot(row, torch.tensor(givers).double(), dims=1)
     own = torch.tensor(givers[-1]).double()
@@ -87,20 +93,22 @@ def test_kt_pfl_updates_its_row_by_eq_7(predictions):
     moved = (row.detach() - step + step.mean()).numpy()
     assert moved.min() > 0
     members = [*TRAINED, FIRST]
-    np.testing.assert_allclose(strategy.coefficients[FIRST, members], moved, rtol=1e-5)
+    np.testing.assert_allclose(strategy.state.coefficients[FIRST, members], moved, rtol=1e-5)
     np.testing.assert_allclose(
-        strategy.lessons[FIRST], np.tensordot(moved, givers, axes=1), rtol=1e-5
+        strategy.state.lessons[FIRST], np.tensordot(moved, givers, axes=1), rtol=1e-5
     )
-    assert strategy.coefficients[FIRST, SECOND] == 0
-    np.testing.assert_array_equal(strategy.coefficients[TRAINED], before[TRAINED])
+    assert strategy.state.coefficients[FIRST, SECOND] == 0
+    np.testing.assert_array_equal(strategy.state.coefficients[TRAINED], before[TRAINED])
 
 
 def test_topk_pfl_uses_the_teacher_of_the_most_similar_client(predictions):
     strategy = taught(TopKPFL, predictions, top_k=1)
-    lessons = strategy.lessons.copy()
+    lessons = strategy.state.lessons.copy()
     nearly = lessons[TRAINED[1]] * 0.999 + 0.001 / 3
-    strategy.welcome(1, {FIRST: reply_with({"predictions": nearly.astype(np.float32)})})
-    np.testing.assert_allclose(strategy.lessons[FIRST], lessons[TRAINED[1]], rtol=1e-6)
+    strategy.state = strategy.welcome(
+        1, {FIRST: reply_with({"predictions": nearly.astype(np.float32)})}
+    )
+    np.testing.assert_allclose(strategy.state.lessons[FIRST], lessons[TRAINED[1]], rtol=1e-6)
 
 
 def test_public_samples_are_those_of_the_last_round():
@@ -130,11 +138,13 @@ def test_kt_pfl_params_mixes_last_models_with_its_own():
     settings = KTpFLParamsSettings(coefficient_learning_rate=0.0)
     strategy = server(KTpFLParams, settings, weights=[0, 0])
     models = {n: [float(n), 1.0] for n in range(5)}
-    strategy.aggregate(1, {n: weights(models[n]) for n in TRAINED})
+    strategy.state = strategy.aggregate(1, {n: weights(models[n]) for n in TRAINED})
     mean = np.mean([models[n] for n in TRAINED], axis=0)
     np.testing.assert_allclose(strategy.model_for(FIRST)["weights"], mean)
     for _ in range(2):
-        strategy.welcome(1, {n: weights([100.0 * n, 9.0]) for n in (FIRST, SECOND)})
+        strategy.state = strategy.welcome(
+            1, {n: weights([100.0 * n, 9.0]) for n in (FIRST, SECOND)}
+        )
         for n in (FIRST, SECOND):
             mixed = np.mean([*(models[m] for m in TRAINED), [100.0 * n, 9.0]], axis=0)
             np.testing.assert_allclose(strategy.model_for(n)["weights"], mixed, rtol=1e-6)
@@ -144,9 +154,9 @@ def test_fedamp_uses_only_the_last_models():
     settings = FedAMPSettings(attention_step=0.1, sigma=2.0)
     strategy = server(FedAMP, settings, weights=[0, 0])
     models = {n: np.array([n / 4, 0.5]) for n in range(5)}
-    strategy.aggregate(1, {n: weights(models[n]) for n in TRAINED})
+    strategy.state = strategy.aggregate(1, {n: weights(models[n]) for n in TRAINED})
     for _ in range(2):
-        strategy.welcome(1, {n: weights(models[n]) for n in (FIRST, SECOND)})
+        strategy.state = strategy.welcome(1, {n: weights(models[n]) for n in (FIRST, SECOND)})
     for n in (FIRST, SECOND):
         pulls = {m: 0.1 * np.exp(-np.square(models[n] - models[m]).sum() / 2) / 2 for m in TRAINED}
         mixed = (1 - sum(pulls.values())) * models[n] + sum(pulls[m] * models[m] for m in TRAINED)
@@ -155,8 +165,9 @@ def test_fedamp_uses_only_the_last_models():
 
 def test_fesem_sends_the_nearest_center():
     strategy = server(FeSEM, FeSEMSettings(clusters=2), weights=[0, 0])
-    strategy.centers = {"weights": np.array([[0, 0], [4, 0]], dtype=np.float32)}
-    strategy.welcome(1, {FIRST: weights([1.9, 5]), SECOND: weights([2.1, 5])})
+    centers = {"weights": np.array([[0, 0], [4, 0]], dtype=np.float32)}
+    strategy.state = replace(strategy.state, centers=centers)
+    strategy.state = strategy.welcome(1, {FIRST: weights([1.9, 5]), SECOND: weights([2.1, 5])})
     assert strategy.model_for(FIRST)["weights"].tolist() == [0, 0]
     assert strategy.model_for(SECOND)["weights"].tolist() == [4, 0]
 
@@ -164,11 +175,12 @@ def test_fesem_sends_the_nearest_center():
 def test_fedfomo_sends_the_models_with_the_largest_weights():
     settings = FedFomoSettings(models_sent=2, exploration=0.0)
     strategy = server(FedFomo, settings, weights=[0, 0])
-    strategy.library = {f"{n}/weights": np.full(2, n, dtype=np.float32) for n in TRAINED}
+    library = {n: {"weights": np.full(2, n, dtype=np.float32)} for n in TRAINED}
+    strategy.state = replace(strategy.state, library=library)
     sent = strategy.new_client_payload(1, FIRST)
     assert list(sent) == ["weights", "0/weights", "1/weights"]
     reply = reply_with({WEIGHTS_OF_OTHERS: np.array([0.0, 1.0], dtype=np.float32)})
-    strategy.welcome(1, {FIRST: reply})
+    strategy.state = strategy.welcome(1, {FIRST: reply})
     best = strategy.new_client_payload(2, FIRST)
     assert list(best) == ["0/weights", "1/weights"]
     np.testing.assert_array_equal(best["0/weights"], sent["1/weights"])
@@ -178,33 +190,34 @@ def test_pfedhn_updates_only_the_embedding():
     settings = PFedHNSettings(hidden_size=5, hidden_layers=1, learning_rate=0.1, momentum=0.5)
     strategy = server(PFedHN, settings, weights=np.ones(7))
     generator = np.random.default_rng(0)
-    strategy.network["head"] = generator.normal(size=(7, 5)).astype(np.float32)
-    before = {name: part.copy() for name, part in strategy.network.items()}
+    network = strategy.state.network
+    network.head[:] = generator.normal(size=(7, 5))
+    before = copy.deepcopy(network)
     goal = generator.normal(size=7).astype(np.float32)
-    embedding, velocity = before["embeddings"][FIRST].copy(), 0.0
+    embedding, velocity = before.embeddings[FIRST].copy(), 0.0
     for step in (1, 2):
         leaf = torch.tensor(embedding, requires_grad=True)
         hidden = leaf
         for layer in (0, 1):
-            linear = torch.tensor(before[f"weight-{layer}"]) @ hidden
-            hidden = linear + torch.tensor(before[f"bias-{layer}"])
+            linear = torch.tensor(before.weights[layer]) @ hidden
+            hidden = linear + torch.tensor(before.biases[layer])
             hidden = torch.relu(hidden) if layer == 0 else hidden
-        made = torch.tensor(before["head"]) @ hidden + torch.tensor(before["head-bias"])
+        made = torch.tensor(before.head) @ hidden + torch.tensor(before.head_bias)
         # The product with the change is the gradient of half the squared distance.
         (0.5 * (made - torch.tensor(goal)).square().sum()).backward()
         velocity = 0.5 * velocity + leaf.grad.numpy()
         embedding = embedding - 0.1 * velocity
-        strategy.welcome(step, {FIRST: weights(goal)})
-        np.testing.assert_allclose(strategy.network["embeddings"][FIRST], embedding, rtol=1e-4)
+        strategy.state = strategy.welcome(step, {FIRST: weights(goal)})
+        np.testing.assert_allclose(network.embeddings[FIRST], embedding, rtol=1e-4)
     np.testing.assert_allclose(
-        strategy.model_for(FIRST)["weights"], generated_weights(strategy.network, FIRST)
+        strategy.model_for(FIRST)["weights"], generated_weights(network, FIRST)
     )
-    embeddings = strategy.network.pop("embeddings")
     np.testing.assert_array_equal(
-        np.delete(embeddings, FIRST, axis=0), np.delete(before["embeddings"], FIRST, axis=0)
+        np.delete(network.embeddings, FIRST, axis=0), np.delete(before.embeddings, FIRST, axis=0)
     )
-    for name, part in strategy.network.items():
-        np.testing.assert_array_equal(part, before[name])
+    parts, unchanged = named_arrays(network), named_arrays(before)
+    for name in parts.keys() - {"embeddings"}:
+        np.testing.assert_array_equal(parts[name], unchanged[name])
 
 
 def test_fedkma_weights_clients_of_the_last_round_by_label_similarity(small, tmp_path):

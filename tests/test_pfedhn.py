@@ -1,5 +1,7 @@
 """pFedHN (Shamsian et al. 2021): the hypernetwork's step, against autograd and by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.randomness import random_generator
+from strategies.core.state import named_arrays
 from strategies.pfedhn import (
     PFedHNSettings,
     cut_to_norm,
@@ -36,23 +39,24 @@ def random_network(num_clients=3, length=7):
     generator = np.random.default_rng(0)
     settings = PFedHNSettings(embedding_size=2, hidden_size=5, hidden_layers=2)
     network = new_network(settings, num_clients, np.ones(length, dtype=np.float32), generator)
-    network["head"] = generator.normal(size=(length, 5)).astype(np.float32)
-    return network
+    return replace(network, head=generator.normal(size=(length, 5)).astype(np.float32))
 
 
 def forward(parts, client):
     """Return the client's weights from a hypernetwork of tensors."""
-    layers = sum(name.startswith("weight-") for name in parts)
+    layers = sum(name.startswith("weights/") for name in parts)
     features = parts["embeddings"][client]
     for layer in range(layers):
-        features = parts[f"weight-{layer}"] @ features + parts[f"bias-{layer}"]
+        features = parts[f"weights/{layer}"] @ features + parts[f"biases/{layer}"]
         if layer < layers - 1:
             features = torch.relu(features)
-    return parts["head"] @ features + parts["head-bias"]
+    return parts["head"] @ features + parts["head_bias"]
 
 
 def as_leaves(network):
-    return {name: torch.tensor(part, requires_grad=True) for name, part in network.items()}
+    return {
+        name: torch.tensor(part, requires_grad=True) for name, part in named_arrays(network).items()
+    }
 
 
 # ---- The mathematics -----------------------------------------------------------------
@@ -70,21 +74,21 @@ def test_the_vector_jacobian_product_is_that_of_autograd():
     )
     total.backward()
     product = vector_jacobian_product(network, [0, 2], vectors)
-    assert product.keys() == network.keys()
-    for name, part in product.items():
+    assert named_arrays(product).keys() == parts.keys()
+    for name, part in named_arrays(product).items():
         assert np.abs(part).max() > 0
         np.testing.assert_allclose(part, parts[name].grad, atol=1e-5)
-    assert not product["embeddings"][1].any()
+    assert not product.embeddings[1].any()
 
 
 def test_gradient_clipping_uses_the_norm_over_all_parts():
-    gradient = {"a": np.array([3.0], np.float32), "b": np.array([[0.0, 4.0]], np.float32)}
+    gradient = [np.array([3.0], np.float32), np.array([[0.0, 4.0]], np.float32)]
     cut_to_norm(gradient, 6.0)
-    np.testing.assert_array_equal(gradient["a"], [3])
-    np.testing.assert_array_equal(gradient["b"], [[0, 4]])
+    np.testing.assert_array_equal(gradient[0], [3])
+    np.testing.assert_array_equal(gradient[1], [[0, 4]])
     cut_to_norm(gradient, 1.0)
-    np.testing.assert_allclose(gradient["a"], [0.6], rtol=1e-6)
-    np.testing.assert_allclose(gradient["b"], [[0, 0.8]], rtol=1e-6)
+    np.testing.assert_allclose(gradient[0], [0.6], rtol=1e-6)
+    np.testing.assert_allclose(gradient[1], [[0, 0.8]], rtol=1e-6)
 
 
 # ---- The update ----------------------------------------------------------------------
@@ -177,9 +181,9 @@ def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
 
 def test_embeddings_are_as_long_as_the_paper_says_unless_set():
     weights, generator = np.zeros(3, dtype=np.float32), np.random.default_rng(0)
-    assert new_network(PFedHNSettings(), 20, weights, generator)["embeddings"].shape == (20, 6)
+    assert new_network(PFedHNSettings(), 20, weights, generator).embeddings.shape == (20, 6)
     chosen = PFedHNSettings(embedding_size=4)
-    assert new_network(chosen, 20, weights, generator)["embeddings"].shape == (20, 4)
+    assert new_network(chosen, 20, weights, generator).embeddings.shape == (20, 4)
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,14 @@ As in the released implementation, the server tracks which teachers each client 
 client that was absent the missing teachers on the round's samples.
 """
 
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from strategies.core.new_clients import padded, with_means
 
 ASKED = "asked"
 """Name of a message's bit mask: the samples of the round on which to predict; all if absent."""
@@ -37,24 +41,87 @@ TAUGHT = "taught"
 if absent."""
 
 
-def are_due(made: NDArray[np.int32], server_round: int, cache_rounds: int) -> NDArray[np.bool_]:
-    """Return which samples have no teacher or an expired one.
+@dataclass(frozen=True)
+class LessonCache:
+    """The teachers on the samples of the public pool, and which of them each client has.
 
-    Parameters
+    Attributes
     ----------
     made : ndarray
-        Shape (P,), the round of each sample's teacher, 0 for none.
-    server_round : int
-        The current round.
-    cache_rounds : int
-        D: a teacher of round s is valid in rounds s + 1 to s + D.
-
-    Returns
-    -------
-    ndarray
-        Shape (P,).
+        Shape (pool,), the round of each sample's teacher; 0 for none.
+    holds : ndarray
+        Shape (N, pool), the round of the teacher that each client has; 0 for none.
+    lessons : ndarray
+        The teachers, shape (..., pool, K); (0,) before the first.
     """
-    return (made == 0) | (server_round - made > cache_rounds)
+
+    made: NDArray[np.int32]
+    holds: NDArray[np.int32]
+    lessons: NDArray[Any]
+
+    @classmethod
+    def empty(cls, num_clients: int, pool: int) -> "LessonCache":
+        """Return a cache for N clients and a pool of public samples, without a teacher."""
+        none = np.zeros((num_clients, pool), dtype=np.int32)
+        return cls(np.zeros(pool, dtype=np.int32), none, np.empty(0, dtype=np.float32))
+
+    def due(
+        self, samples: NDArray[np.int64], server_round: int, cache_rounds: int
+    ) -> NDArray[np.bool_]:
+        """Return which samples have no teacher or an expired one.
+
+        Parameters
+        ----------
+        samples : ndarray
+            Shape (P,), positions in the pool.
+        server_round : int
+            The current round.
+        cache_rounds : int
+            D: a teacher of round s is valid in rounds s + 1 to s + D.
+
+        Returns
+        -------
+        ndarray
+            Shape (P,).
+        """
+        made = self.made[samples]
+        return (made == 0) | (server_round - made > cache_rounds)
+
+    def missing(self, partition_id: int, samples: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return for which samples, (P,), a client lacks the newest teacher, (P,)."""
+        lacks: NDArray[np.bool_] = self.holds[partition_id, samples] != self.made[samples]
+        return lacks
+
+    def taught(
+        self, samples: NDArray[np.int64], lessons: NDArray[Any], server_round: int
+    ) -> "LessonCache":
+        """Return the cache with the teachers, (..., A, K), that a round made on some samples."""
+        shape = (*lessons.shape[:-2], len(self.made), lessons.shape[-1])
+        # If the number of clusters changes, all lessons are new.
+        known = self.lessons.shape == shape
+        cached = self.lessons.copy() if known else np.zeros(shape, dtype=lessons.dtype)
+        cached[..., samples, :] = lessons
+        made = self.made.copy()
+        made[samples] = server_round
+        return replace(self, lessons=cached, made=made)
+
+    def held(
+        self, samples: NDArray[np.int64], heard: Iterable[int], silent: Iterable[int]
+    ) -> "LessonCache":
+        """Return the cache after clients were sent what they lacked on some samples, (P,).
+
+        Those that replied have it. Nothing is known about the silent ones.
+        """
+        holds = self.holds.copy()
+        for n in heard:
+            holds[n, samples] = self.made[samples]
+        holds[list(silent)] = 0
+        return replace(self, holds=holds)
+
+    def grown(self, num_clients: int, are_personal: bool) -> "LessonCache":
+        """Return the cache for more clients; personal teachers of theirs are the others' mean."""
+        lessons = with_means(self.lessons, num_clients) if are_personal else self.lessons
+        return replace(self, holds=padded(self.holds, num_clients), lessons=lessons)
 
 
 def packed(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:

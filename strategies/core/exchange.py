@@ -95,6 +95,8 @@ class Exchange:
 
     Attributes
     ----------
+    server_round : int
+        The round of its messages.
     traffic : Traffic
         Training traffic.
     failures : dict of int to str
@@ -112,7 +114,7 @@ class Exchange:
         self.traffic = Traffic()
         self.failures: dict[int, str] = {}
         self._clients = clients
-        self._round = server_round
+        self.server_round = server_round
         self._run_id = plan.run_id
         self._min_replies = plan.min_replies
         self._best_round = best_round
@@ -130,7 +132,7 @@ class Exchange:
     def further(self, server_round: int) -> "Exchange":
         """Return the exchange of another round that adds to the same traffic and failures."""
         other = copy.copy(self)
-        other._round, other._sent, other._encodings = server_round, {}, Encodings()
+        other.server_round, other._sent, other._encodings = server_round, {}, Encodings()
         other.traffic.let_go()
         return other
 
@@ -159,7 +161,7 @@ class Exchange:
         return [self._message(message_type, n, arrays, config) for n, arrays in payloads.items()]
 
     def to_evaluate(
-        self, asked: Iterable[int], payload_for: Callable[[int], Arrays], grid: Grid
+        self, asked: Iterable[int], payload_for: Callable[[int], Arrays], grid: Grid | None
     ) -> Collection[Message] | InTurn:
         """Address an evaluation message to each client, created when it is sent.
 
@@ -195,7 +197,7 @@ class Exchange:
         """Return the config of every message of a phase."""
         return ConfigRecord(
             {
-                "server-round": self._round,
+                "server-round": self.server_round,
                 "phase": phase,
                 "run-id": self._run_id,
                 "last-round": self._is_last,
@@ -216,7 +218,7 @@ class Exchange:
             config = ConfigRecord({**config, DROPPED: reason})
         content = RecordDict({"arrays": ArrayRecord(dict(payload)), "config": config})
         node_id = self._clients[partition_id].node_id
-        return Message(content, node_id, message_type, group_id=str(self._round))
+        return Message(content, node_id, message_type, group_id=str(self.server_round))
 
     def encoded(self, arrays: Arrays) -> Payload:
         """Encode arrays for the network; an array for several clients is encoded once."""
@@ -280,7 +282,7 @@ class Exchange:
             f"{self._clients[n].label}, {reason}" for n, reason in self.failures.items()
         )
         raise TooFewRepliesError(
-            f"Round {self._round} has {num_valid} valid replies and min-replies is "
+            f"Round {self.server_round} has {num_valid} valid replies and min-replies is "
             f"{self._min_replies} ({reasons}); {completed_rounds} rounds are complete."
         )
 

@@ -152,9 +152,9 @@ class Membership:
         self._is_resumed = completed_rounds > 0
         self.owners.set_state(state)
 
-    def reachable(self, grid: Grid) -> list[int]:
+    def reachable(self, grid: Grid | None) -> list[int]:
         """Return the partition-ids of the connected clients, in ascending order."""
-        online = set(grid.get_node_ids())
+        online = set(grid.get_node_ids()) if grid else set()
         return sorted(n for n, client in self.clients.items() if client.node_id in online)
 
     @property

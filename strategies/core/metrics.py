@@ -64,7 +64,7 @@ def add_to_metrics(
     metrics: dict[int, dict[str, float]],
     clients: Mapping[int, ClientInfo],
     replies: Mapping[int, Reply],
-    grid: Grid,
+    grid: Grid | None,
 ) -> None:
     """Add gradient steps and times of a further exchange to the metrics of a round."""
     for n, reply in replies.items():
@@ -77,7 +77,7 @@ def add_times(
     metrics: dict[int, dict[str, float]],
     clients: Mapping[int, ClientInfo],
     replies: Iterable[int],
-    grid: Grid,
+    grid: Grid | None,
 ) -> None:
     """Add how long the replies of an exchange took to the metrics of a round, if it is known.
 

@@ -19,11 +19,12 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from strategies.core.current_round import CurrentRound
 from strategies.core.exchange import Exchange
 from strategies.core.flower import log
 from strategies.core.membership import ClientInfo
@@ -31,6 +32,7 @@ from strategies.core.metrics import GRADIENT_STEPS, gradient_steps
 from strategies.core.plan import RunPlan
 from strategies.core.replies import Reply
 from strategies.core.rounds import Evaluation, accuracy_statistics, client_rows
+from strategies.core.state import State
 
 NEW_CLIENTS = "new_clients"
 """The table of the new clients, one row each."""
@@ -56,7 +58,8 @@ class Host(Protocol):
     """What new clients need of a server: its members, its exchanges, and the hooks for them."""
 
     plan: RunPlan
-    kept: ClassVar[tuple[str, ...]]
+    state: State | None
+    round: CurrentRound
 
     @property
     def clients(self) -> dict[int, ClientInfo]:
@@ -65,14 +68,11 @@ class Host(Protocol):
     def reachable(self, new: bool = False) -> list[int]:
         """Return the partition-ids of the connected training clients, or of the new ones."""
 
-    def before_new_clients(self) -> None:
-        """Prepare the copy of the server that serves new clients."""
+    def state_for_new_clients(self) -> State:
+        """Return the state from which new clients are served, independent of the server's own."""
 
     def new_client_rounds(self) -> int:
         """Return the number of training rounds of new clients."""
-
-    def begin_round(self, exchange: Exchange) -> None:
-        """Reset the messages, replies and times of the previous round."""
 
     def train_new_clients(self, step: int, new_clients: Sequence[int]) -> dict[int, Reply]:
         """Train new clients for one round, and return the valid replies."""
@@ -82,9 +82,6 @@ class Host(Protocol):
 
     def round_metrics(self) -> dict[str, float]:
         """Return further columns of the round's row, by name."""
-
-
-AnyHost = TypeVar("AnyHost", bound=Host)
 
 
 def receive_new_clients(strategy: Host, server_round: int) -> Reception:
@@ -101,8 +98,8 @@ def receive_new_clients(strategy: Host, server_round: int) -> Reception:
     if server_round < plan.num_server_rounds or not plan.num_new:
         return Reception()
     started_at = time.perf_counter()
-    host = copy_of(strategy)
-    host.before_new_clients()
+    host = copy.copy(strategy)
+    host.state = strategy.state_for_new_clients()
     rounds = host.new_client_rounds()
     log(INFO, "%d new clients run %d rounds each", plan.num_new, rounds)
     exchange = Exchange(clients, 0, plan, trained_rounds=server_round)
@@ -110,13 +107,13 @@ def receive_new_clients(strategy: Host, server_round: int) -> Reception:
     metrics: dict[int, dict[str, float]] = {}
     steps = 0
     for step in range(1, rounds + 1):
-        host.begin_round(exchange.further(step))
+        host.round = CurrentRound(exchange.further(step), strategy.round.grid)
         replies = host.train_new_clients(step, present) if present else {}
         metrics |= {n: reply.metrics for n, reply in replies.items()}
         steps += gradient_steps(reply.metrics for reply in replies.values())
         present = list(replies)
     # Without training, new clients are evaluated in the round of the other clients.
-    host.begin_round(exchange.further(rounds or server_round))
+    host.round = CurrentRound(exchange.further(rounds or server_round), strategy.round.grid)
     evaluations = host.evaluations_of(present, rounds or server_round) if present else {}
     columns: dict[str, Any] = {
         **accuracy_statistics(evaluations.values()),
@@ -135,14 +132,6 @@ def receive_new_clients(strategy: Host, server_round: int) -> Reception:
         server_round, clients, metrics, evaluations, exchange.traffic.by_client, exchange.failures
     )
     return Reception({f"new_{key}": v for key, v in columns.items()}, {NEW_CLIENTS: rows})
-
-
-def copy_of(strategy: AnyHost) -> AnyHost:
-    """Return a copy of a server whose state is independent of the original."""
-    host = copy.copy(strategy)
-    for name in strategy.kept:
-        setattr(host, name, copy.deepcopy(getattr(strategy, name)))
-    return host
 
 
 def padded(rows: NDArray[Any], size: int, value: float = 0, axes: int = 1) -> NDArray[Any]:

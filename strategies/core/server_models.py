@@ -1,5 +1,6 @@
 """Protocol by which strategies use models and public samples on the server."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -74,4 +75,36 @@ class ServerModels(Protocol):
         -------
         dict of str to ndarray
             The trained model, or the initial one if training diverged.
+        """
+
+    def train_prototypes(
+        self,
+        generator: Arrays,
+        sent: Sequence[tuple[NDArray[Any], NDArray[Any]]],
+        *,
+        margin: float,
+        epochs: int,
+        learning_rate: float,
+    ) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
+        """Train the generator of global prototypes on those of the clients, as FedTGP does.
+
+        Parameters
+        ----------
+        generator : mapping of str to ndarray
+            See `strategies.fedtgp.FedTGPState`; not modified.
+        sent : sequence of (ndarray, ndarray)
+            For each client the prototypes that it sent, (M, d), and their classes, (M,).
+        margin : float
+            Added to the distance of a prototype to that of its class.
+        epochs : int
+            Passes over the clients, with one step of gradient descent each.
+        learning_rate : float
+            Its step size.
+
+        Returns
+        -------
+        dict of str to ndarray
+            The trained generator.
+        ndarray
+            The prototypes that it generates, (K, d).
         """

@@ -1,7 +1,14 @@
-"""Saving and restoring the state of a strategy."""
+"""The state of a strategy: a dataclass of arrays, saved by names and read back by its types.
+
+A method declares its state as a frozen dataclass derived from `State`. A field is an array, or a
+dict by int or str of arrays, of dicts or of dataclasses, or such a dataclass itself; it may be
+None. An array's name consists of the field and of the keys, as in ``library/3/weights``.
+"""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,37 +16,108 @@ from numpy.typing import NDArray
 from strategies.core.replies import Arrays
 
 
-class KeepsState:
-    """Saves and restores the attributes in `kept` as named arrays."""
+@dataclass(frozen=True)
+class State:
+    """The state of a method that has none, and the base of all others."""
 
-    kept: ClassVar[tuple[str, ...]] = ()
-    """Attributes that form the state: arrays, or dicts of arrays by name."""
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Return the state as named arrays."""
-        arrays: dict[str, NDArray[Any]] = {}
-        for name in self.kept:
-            value = getattr(self, name)
-            if isinstance(value, Mapping):
-                arrays |= {f"{name}/{key}": array for key, array in value.items()}
-            else:
-                arrays[name] = value
-        return arrays
+AnyState = TypeVar("AnyState", bound=State)
 
-    def set_state(self, state: Arrays) -> None:
-        """Set the attributes of `kept` from the arrays that `state` returned; ignore others."""
-        parts: dict[str, dict[str, NDArray[Any]]] = {}
-        for key, array in state.items():
-            name, slash, part = key.partition("/")
-            if name not in self.kept:
-                continue
-            if slash:
-                parts.setdefault(name, {})[part] = np.array(array)
-            else:
-                setattr(self, name, np.array(array))
-        for name, arrays in parts.items():
-            setattr(self, name, arrays)
-        self.grow()
 
-    def grow(self) -> None:
-        """Extend a restored state to `num_clients`, which may be more than when it was saved."""
+class OtherStateError(ValueError):
+    """Saved arrays that are not those of a method's state, as from another version."""
+
+
+def unsaved() -> Any:
+    """Declare a field that is not saved, by default an empty tuple.
+
+    A run that is interrupted repeats its last round, and so computes the field again.
+    """
+    return field(default=(), metadata={"unsaved": True})
+
+
+def named_arrays(value: Any) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a dataclass or a dict by their names.
+
+    Parameters
+    ----------
+    value : dataclass or mapping
+        A state, or a part of it.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    parts = (
+        value
+        if isinstance(value, Mapping)
+        else {f.name: getattr(value, f.name) for f in _saved(value)}
+    )
+    for key, part in parts.items():
+        if isinstance(part, np.ndarray):
+            arrays[str(key)] = part
+        elif part is not None:
+            arrays |= {f"{key}/{name}": array for name, array in named_arrays(part).items()}
+    return arrays
+
+
+def read_state(kind: type[AnyState], arrays: Arrays) -> AnyState:
+    """Return the state whose `named_arrays` were saved. Fields with a default may be missing.
+
+    Parameters
+    ----------
+    kind : type of State
+        The method's dataclass.
+    arrays : mapping of str to ndarray
+        The saved arrays, which are copied.
+
+    Raises
+    ------
+    OtherStateError
+        If an array is missing, or is not part of the state.
+    """
+    state: AnyState = _read(kind, _nested(arrays), "")
+    for name in arrays.keys() - named_arrays(state).keys():
+        raise OtherStateError(f"it holds {name}, which this version does not know")
+    return state
+
+
+def _saved(kind: Any) -> list[Any]:
+    """Return the fields of a dataclass that are saved."""
+    return [f for f in fields(kind) if "unsaved" not in f.metadata]
+
+
+def _nested(arrays: Arrays) -> dict[str, Any]:
+    """Return arrays as nested dicts, by the parts of their names."""
+    tree: dict[str, Any] = {}
+    for name, array in arrays.items():
+        *path, last = name.split("/")
+        branch = tree
+        for key in path:
+            branch = branch.setdefault(key, {})
+        branch[last] = array
+    return tree
+
+
+def _read(hint: Any, tree: Any, name: str) -> Any:
+    """Return a value of a type from nested dicts of arrays; `tree` is None if nothing was saved."""
+    kinds = get_args(hint)
+    if NoneType in kinds:
+        return None if tree is None else _read(kinds[0], tree, name)
+    if get_origin(hint) is dict:
+        of_key, of_value = kinds
+        parts = {of_key(key): part for key, part in (tree or {}).items()}
+        return {key: _read(of_value, parts[key], f"{name}{key}/") for key in sorted(parts)}
+    if is_dataclass(hint):
+        return _read_fields(hint, tree or {}, name)
+    if tree is None:
+        raise OtherStateError(f"it lacks {name[:-1]}")
+    return np.array(tree)
+
+
+def _read_fields(kind: Any, tree: dict[str, Any], name: str) -> Any:
+    hints = get_type_hints(kind)
+    return kind(
+        **{
+            f.name: _read(hints[f.name], tree.get(f.name), f"{name}{f.name}/")
+            for f in _saved(kind)
+            if f.name in tree or (f.default is MISSING and f.default_factory is MISSING)
+        }
+    )

@@ -75,7 +75,7 @@ def measure_server(num_clients: int) -> dict[str, float]:
     plan = RunPlan(num_clients=num_clients, num_server_rounds=1, num_classes=CLASSES)
     strategy = WithoutClients(plan, FedKMASettings())
     strategy.seconds = seconds = {}
-    strategy.begin(model)
+    strategy.state = strategy.begin(model)
     received = {}
     for n in range(num_clients):
         generator = np.random.default_rng(n)
@@ -92,7 +92,7 @@ def measure_server(num_clients: int) -> dict[str, float]:
             for n, arrays in received.items()
         }
     with measured(seconds, "aggregate"):
-        strategy.aggregate(1, replies)
+        strategy.state = strategy.aggregate(1, replies)
     return seconds
 
 
