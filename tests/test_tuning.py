@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated
@@ -32,8 +33,8 @@ from fedkd_flwr.tuning import study as studies
 from fedkd_flwr.tuning.budget import steps_of_local
 from fedkd_flwr.tuning.halving import (
     bracket_cost,
-    continuing,
     largest_bracket,
+    number_continuing,
     ranked,
     rungs_of,
 )
@@ -122,31 +123,37 @@ def test_a_range_is_not_widened_beyond_the_limits_of_its_setting():
 # ---- Halving -------------------------------------------------------------------------
 
 
-def test_rungs_are_a_sixth_and_half_of_the_rounds_where_clients_are_evaluated():
-    assert rungs_of(18, 1) == [3, 9, 18]
-    assert rungs_of(18, 2) == [4, 8, 18]
-    assert rungs_of(20, 20) == [20]
-    assert rungs_of(1, 1) == [1]
+def test_trials_are_judged_twice_before_their_end_where_clients_are_evaluated():
+    five, three = Fraction(5, 8), Fraction(3, 5)
+    assert rungs_of(18, 1) == {1: five, 7: three, 18: 1}
+    assert rungs_of(40, 2) == {2: five, 14: three, 40: 1}
+    # Two rungs in one evaluated round keep three of eight trials.
+    assert rungs_of(20, 10) == {10: Fraction(3, 8), 20: 1}
+    assert rungs_of(20, 20) == {20: 1}
+    assert rungs_of(1, 1) == {1: 1}
 
 
-def test_half_of_the_trials_continues_the_earlier_of_equals():
+def test_of_eight_trials_five_continue_and_then_three_the_earlier_of_equals():
     assert ranked({4: 0.5, 2: 0.5, 3: 0.9}) == [3, 2, 4]
-    assert continuing([3, 2, 4]) == [3, 2]
-    assert continuing([3]) == [3]
+    assert number_continuing(8, Fraction(5, 8)) == 5
+    assert number_continuing(5, Fraction(3, 5)) == 3
+    assert number_continuing(1, Fraction(3, 8)) == 1
 
 
 def test_a_full_bracket_takes_less_than_half_of_the_steps_of_its_trials():
-    # Eight trials of 3 steps, four of 6 more, two of 9 more.
-    assert bracket_cost(8, [3, 9, 18]) == 8 * 3 + 4 * 6 + 2 * 9 == 66
-    assert 66 < 8 * 18 / 2
+    shares = list(rungs_of(18, 1).values())
+    # Eight trials of 1 step, five of 6 more, three of 11 more.
+    assert bracket_cost(8, shares, [1, 7, 18]) == 8 * 1 + 5 * 6 + 3 * 11 == 71
+    assert 71 < 8 * 18 / 2
 
 
 def test_the_last_bracket_is_as_large_as_what_is_left():
-    assert largest_bracket([3, 9, 18], 1000) == 8
-    # Four trials of 3 steps, two of 6 more, one of 9 more.
-    assert largest_bracket([3, 9, 18], 33) == 4
-    assert largest_bracket([3, 9, 18], 32.9) == 3
-    assert largest_bracket([3, 9, 18], 17.9) == 0
+    shares, costs = list(rungs_of(18, 1).values()), [1, 7, 18]
+    assert largest_bracket(shares, costs, 1000) == 8
+    # Four trials of 1 step, two of 6 more, one of 11 more.
+    assert largest_bracket(shares, costs, 27) == 4
+    assert largest_bracket(shares, costs, 26.9) == 3
+    assert largest_bracket(shares, costs, 17.9) == 0
 
 
 # ---- Searches ------------------------------------------------------------------------
@@ -181,7 +188,7 @@ def test_all_methods_get_the_same_gradient_steps_and_as_many_trials_as_they_allo
 
 
 def test_a_search_pays_for_the_fine_tuning_that_it_judges_by(base, tmp_path):
-    """Each trial is judged after rounds 1, 3 and 6, and a client is fine-tuned before each."""
+    """Each trial is judged after rounds 1, 2 and 6, and a client is fine-tuned before each."""
     tuning = tune(base, ["fedavg-ft"], tmp_path, budget=4, seeds=1)
     tuned = next(tuned for tuned in tuning.methods if tuned.strategy == "fedavg-ft")
     an_epoch = steps_of_local(base, 0) // 6
@@ -189,7 +196,7 @@ def test_a_search_pays_for_the_fine_tuning_that_it_judges_by(base, tmp_path):
     for path in (tmp_path / "fedavg-ft").glob("trial-*"):
         run = load_run(path)
         rounds, epochs = len(run.round_rows), run.config["fedavg-ft.epochs"]
-        judged = [1, 3, 6].index(rounds) + 1
+        judged = [1, 2, 6].index(rounds) + 1
         costs.append((rounds + epochs * judged) * an_epoch)
     assert tuned.steps == sum(costs)
     assert tuned.run_steps == (6 + tuned.settings["fedavg-ft.epochs"]) * an_epoch
@@ -302,11 +309,11 @@ def test_a_range_is_widened_late_where_the_best_value_lies_at_its_edge(base, tmp
     assert search.widened(study)[STEP_SIZE].low == 0.001
 
 
-def test_each_rung_keeps_the_better_half_of_a_bracket(base, tmp_path, monkeypatch):
-    search = a_search(base, tmp_path, budget=4 * 1 + 2 * 2 + 3, steps_of_local=6)
+def test_each_rung_keeps_the_best_of_a_bracket(base, tmp_path, monkeypatch):
+    search = a_search(base, tmp_path, budget=4 * 1 + 2 * 1 + 4, steps_of_local=6)
     reached = {
         1: {0: 0.1, 1: 0.4, 2: 0.3, 3: 0.2},
-        3: {1: 0.5, 2: 0.6},
+        2: {1: 0.5, 2: 0.6},
         6: {2: 0.7},
     }
     monkeypatch.setattr(
@@ -332,7 +339,7 @@ def test_a_method_that_is_costlier_than_expected_stops_at_its_budget(base, tmp_p
     monkeypatch.setattr(studies.MethodSearch, "_advance", advance)
     search.run()
     # Four trials use the budget up at the first rung; the first of them is completed.
-    assert calls == [(0, 1), (1, 1), (2, 1), (3, 1), (0, 3), (0, 6)]
+    assert calls == [(0, 1), (1, 1), (2, 1), (3, 1), (0, 2), (0, 6)]
 
 
 def test_a_study_with_a_larger_budget_continues_and_with_a_smaller_one_is_refused(base, tmp_path):

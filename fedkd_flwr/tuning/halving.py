@@ -1,26 +1,27 @@
-"""Synchronous successive halving: a bracket of trials starts together, and half of it continues.
+"""Synchronous successive halving: a bracket of trials starts together, and its best continue.
 
 All trials of a bracket are judged at a rung before any continues, so each is compared with all
 others of its bracket. Judging trials as they come would compare early ones with few others, and
 its cost would depend on their order.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from fractions import Fraction
 
 BRACKET = 8
 """Trials of a full bracket."""
 
-REDUCTION = 2
-"""Of two trials at a rung, one continues."""
+EARLY_RUNGS = ((Fraction(1, 18), Fraction(5, 8)), (Fraction(7, 18), Fraction(3, 5)))
+"""Share of the rounds at which a bracket is judged, and share of its trials that continue.
 
-SHARES = (1 / 6, 1 / 2)
-"""Shares of the rounds after which a bracket is halved; after fewer, slow starters lose."""
+Of eight trials five continue, and three have all rounds. Learning curves cross late, so that three
+finalists miss less than two that were chosen after more rounds, at the same cost. See
+``docs/how-to/tune.md``.
+"""
 
 
-def rungs_of(rounds: int, evaluate_every: int) -> list[int]:
-    """Return the rounds at which trials are judged, ascending; the last is all rounds.
+def rungs_of(rounds: int, evaluate_every: int) -> dict[int, Fraction]:
+    """Return the rounds at which trials are judged, and the share of them that continues.
 
     Parameters
     ----------
@@ -28,9 +29,18 @@ def rungs_of(rounds: int, evaluate_every: int) -> list[int]:
         Rounds of a run.
     evaluate_every : int
         Interval of the evaluations; a rung has to be an evaluated round.
+
+    Returns
+    -------
+    dict of int to Fraction
+        By ascending round. All trials of the last one, all rounds, are finalists.
     """
-    early = [max(1, round(rounds * share / evaluate_every)) * evaluate_every for share in SHARES]
-    return [*sorted({rung for rung in early if rung < rounds}), rounds]
+    rungs: dict[int, Fraction] = {}
+    for when, kept in EARLY_RUNGS:
+        rung = max(1, int(rounds * when / evaluate_every)) * evaluate_every
+        if rung < rounds:
+            rungs[rung] = rungs.get(rung, Fraction(1)) * kept
+    return {**rungs, rounds: Fraction(1)}
 
 
 def ranked(accuracies: Mapping[int, float]) -> list[int]:
@@ -38,29 +48,31 @@ def ranked(accuracies: Mapping[int, float]) -> list[int]:
     return sorted(accuracies, key=lambda number: (-accuracies[number], number))
 
 
-def continuing(trials: Sequence[int]) -> Sequence[int]:
-    """Return which of the ranked trials of a rung continue."""
-    return trials[: math.ceil(len(trials) / REDUCTION)]
+def number_continuing(number: int, share: Fraction) -> int:
+    """Return how many trials of a rung continue, at least one."""
+    return max(1, round(number * share))
 
 
-def bracket_cost(size: int, costs: Sequence[float]) -> float:
+def bracket_cost(size: int, shares: Sequence[Fraction], costs: Sequence[float]) -> float:
     """Return what a bracket costs.
 
     Parameters
     ----------
     size : int
         Its trials.
+    shares : sequence of Fraction
+        Share of the trials that continues at each rung.
     costs : sequence of float
         What one trial has cost when it reaches each rung, ascending.
     """
-    total, alive = 0.0, size
-    for before, cost in pairwise([0.0, *costs]):
+    total, before, alive = 0.0, 0.0, size
+    for share, cost in zip(shares, costs, strict=True):
         total += alive * (cost - before)
-        alive = math.ceil(alive / REDUCTION)
+        before, alive = cost, number_continuing(alive, share)
     return total
 
 
-def largest_bracket(costs: Sequence[float], left: float) -> int:
+def largest_bracket(shares: Sequence[Fraction], costs: Sequence[float], left: float) -> int:
     """Return the size of the largest bracket that costs at most what is left; 0 for none."""
     sizes = range(BRACKET, 0, -1)
-    return next((size for size in sizes if bracket_cost(size, costs) <= left), 0)
+    return next((size for size in sizes if bracket_cost(size, shares, costs) <= left), 0)

@@ -9,6 +9,7 @@ notes alone. So a study that was killed continues as if it had never stopped.
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from logging import WARNING
 from pathlib import Path
@@ -27,7 +28,7 @@ from fedkd_flwr.flat import Scalar
 from fedkd_flwr.methods import find_method
 from fedkd_flwr.runs import Run, RunDirectoryError, changeable, load_run, names_of_code
 from fedkd_flwr.sweeps.earlier import finished_run, move_aside, rounds_to_continue_from
-from fedkd_flwr.tuning.halving import BRACKET, continuing, largest_bracket, ranked, rungs_of
+from fedkd_flwr.tuning.halving import BRACKET, largest_bracket, number_continuing, ranked, rungs_of
 from fedkd_flwr.tuning.space import Dimension, search_space
 from strategies.core.flower import log
 from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
@@ -78,10 +79,14 @@ class MethodSearch:
     folder: Path
 
     @property
-    def rungs(self) -> list[int]:
-        """Rounds at which trials are judged, ascending; the last is all rounds of a run."""
-        rounds, every = int(self.values["num-server-rounds"]), int(self.values["evaluate-every"])
-        return rungs_of(rounds, every)
+    def rungs(self) -> dict[int, Fraction]:
+        """Rounds at which trials are judged, and the share of them that continues."""
+        return rungs_of(self.rounds, int(self.values["evaluate-every"]))
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of a whole run, the last rung."""
+        return int(self.values["num-server-rounds"])
 
     def run(self) -> None:
         """Do the brackets that are missing, as long as the budget allows one."""
@@ -178,10 +183,10 @@ class MethodSearch:
         costs: list[float] = []
         for rung in self.rungs:
             known = [note[STEPS] for trial in trials if (note := _note(trial, rung))]
-            guess = self.steps_of_local * rung / self.rungs[-1]
+            guess = self.steps_of_local * rung / self.rounds
             # A method may turn out to be costlier after a rung, but no rung is free.
             costs.append(sum(known) / len(known) if known else max([guess, *costs[-1:]]))
-        return largest_bracket(costs, self.budget - steps_taken(trials))
+        return largest_bracket(list(self.rungs.values()), costs, self.budget - steps_taken(trials))
 
     def _may_continue(self, study: Study, is_first: bool) -> bool:
         """Return whether a trial may go to the next rung.
@@ -209,15 +214,14 @@ class MethodSearch:
         end = sum(brackets)
         chosen = self._asked(study, range(end - brackets[-1], end))
         alive: Sequence[int] = list(chosen)
-        for rung in self.rungs:
+        for rung, share in self.rungs.items():
             reached = {}
             for number in alive:
                 is_first = number == alive[0]
                 accuracy = self._judged(study, number, chosen[number], rung, is_first)
                 if accuracy is not None:
                     reached[number] = accuracy
-            is_last = rung == self.rungs[-1]
-            going_on = list(reached) if is_last else continuing(ranked(reached))
+            going_on = ranked(reached)[: number_continuing(len(reached), share)]
             for number in set(alive) - set(going_on):
                 study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
             alive = going_on
@@ -267,7 +271,7 @@ class MethodSearch:
     def _steps_of_failure(self, trial: FrozenTrial) -> int:
         """Return what a failed trial is charged: at least the steps of `local` to a first rung."""
         taken = sum(self._steps(run.round_rows) for run in self.runs(trial))
-        return max(taken, self.steps_of_local * self.rungs[0] // self.rungs[-1])
+        return max(taken, self.steps_of_local * min(self.rungs) // self.rounds)
 
     def _advance(
         self, number: int, seed: int, chosen: Mapping[str, Scalar], rung: int
@@ -277,7 +281,7 @@ class MethodSearch:
         values = read_config(
             {**self.values, **chosen, "strategy": self.strategy, "seed": seed}
         ).flat()
-        is_last = rung == self.rungs[-1]
+        is_last = rung == self.rounds
         stop = partial(_stop_at, None if is_last else rung)
         if not (finished_run(path, values) or (not is_last and _has_rounds(path, rung))):
             try:
