@@ -10,12 +10,13 @@ from fedkd_flwr.runs import load_run, read_checkpoint
 from fedkd_flwr.runs.reading import in_one_shape
 from fedkd_flwr.server_app import check_run
 from strategies.core.new_clients import padded, with_equal_weights, with_means
+from tests.stored_runs import SUPERNET
 
 BEFORE, AFTER = 3, 4
 METHODS_THAT_GROW = [
     "kt-pfl", "sim-pfl", "topk-pfl", "perfed-ckt", "fedmd", "kt-pfl-params", "fedavg", "fedper",
     "scaffold", "ditto", "fedamp", "fedfomo", "pfedhn", "hypcluster", "fesem", "fd", "lg-fedavg",
-    "feddf", "fml",
+    "feddf", "fml", "fedkma", "fednas",
 ]  # fmt: skip
 
 
@@ -38,7 +39,7 @@ def settings_of(small, folder, strategy):
     return {
         **small, **clusters, "strategy": strategy, "models": "mlp", "num-clients": BEFORE,
         "num-server-rounds": 1, "state-dir": str(folder / "state"), "connect-timeout": 0.1,
-        "kt-pfl.top-k": 1,
+        "kt-pfl.top-k": 1, **(SUPERNET if strategy in ("fedkma", "fednas") else {}),
     }  # fmt: skip
 
 
@@ -86,6 +87,17 @@ def test_the_model_of_a_silo_that_joins_is_mixed_by_one_nth(small, tmp_path, sil
     sent = np.stack([witness.up[1, "train", n]["weights"] for n in range(BEFORE)])
     received = witness.down[2, "train", 3]["weights"]
     np.testing.assert_allclose(received, sent.mean(axis=0), atol=1e-6)
+
+
+def test_the_supernet_of_a_silo_that_joins_is_the_mean_of_the_others(small, tmp_path, silos):
+    settings = settings_of(small, tmp_path, "fedkma")
+    witness = Witness()
+    run_with(witness, settings, tmp_path / "run", node_configs=silos)
+    grown(witness, settings, tmp_path, silos)
+    for kind in ("weights", "alphas"):
+        mixed = np.stack([witness.down[2, "train", n][kind] for n in range(BEFORE)])
+        received = witness.down[2, "train", 3][kind]
+        np.testing.assert_allclose(received, mixed.mean(axis=0), atol=1e-6)
 
 
 def test_earlier_rows_keep_their_proportions():

@@ -5,9 +5,12 @@ import pytest
 import torch
 from helpers import write_image_folder
 from sklearn.datasets import load_digits
+from typer.testing import CliRunner
 
 import fedkd_flwr
 from fedkd_flwr.analysis.personalization import personalize
+from fedkd_flwr.cli import app
+from fedkd_flwr.clients.node import NodeConfigError
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.export import load_model
@@ -65,6 +68,28 @@ def test_an_image_folder_can_be_used(finished, own_folder):
     correct = int((predictions == data.test_labels).sum())
     assert joined.accuracy == correct / len(data.test_labels)
     assert joined.accuracy > 0.5
+
+
+def test_the_images_of_a_patient_stay_together(finished, own_folder):
+    """Two images of each digit are one patient's; without a pattern some of them are parted."""
+    for number, file in enumerate(sorted(own_folder.rglob("*.png"))):
+        file.rename(file.with_name(f"P{number // 2:02d}_{number % 2}.png"))
+    alone = personalize(finished.path, data_path=own_folder)
+    joined = personalize(finished.path, data_path=own_folder, group_pattern="^(P[0-9]+)_")
+    grouped = [len(part) for part in parts_of(joined.client.data)]
+    assert sum(grouped) == 80
+    assert all(size % 2 == 0 for size in grouped)
+    assert grouped != [len(part) for part in parts_of(alone.client.data)]
+    with pytest.raises(NodeConfigError, match="not both"):
+        personalize(finished.path, 0, own_folder, group_pattern="^P", group_column="patient")
+    arguments = ["personalize", str(finished.path), "--data-path", str(own_folder)]
+    result = CliRunner().invoke(app, [*arguments, "--group-pattern", "^X"])
+    assert result.exit_code == 1
+    assert "group-pattern fits 0 of 80 file names" in result.output
+
+
+def parts_of(data):
+    return data.train_labels, data.validation_labels, data.test_labels
 
 
 def test_another_seed_gives_data_from_outside_the_run(finished):

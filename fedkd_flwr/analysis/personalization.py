@@ -86,6 +86,8 @@ def personalize(
     partition_id: int | None = None,
     data_path: str | Path = "",
     *,
+    group_column: str = "",
+    group_pattern: str = "",
     allow_code: str | Iterable[str] = (),
     **settings: Any,
 ) -> PersonalizedClient:
@@ -100,6 +102,8 @@ def personalize(
         training. With `data_path` it only sets the random seed; 0 by default.
     data_path : str or Path, optional
         Image folder or Parquet file with the new client's data, instead of a partition.
+    group_column, group_pattern : str, optional
+        Which samples of `data_path` belong to one patient, as in a node's config. One of both.
     allow_code : str or iterable of str
         Code that the run's config may name, see `fedkd_flwr.load_run`.
     **settings
@@ -120,7 +124,9 @@ def personalize(
     changes = {kebab_case(name): value for name, value in settings.items()}
     # A new client must not read the stored state of the run's clients.
     recorded = recorded_config(stored, names_of_code(changes))
-    client = _new_client({**recorded, **changes, "state-dir": ""}, partition_id, data_path)
+    own = {"data-path": str(data_path), "group-column": group_column}
+    own |= {"group-pattern": group_pattern}
+    client = _new_client({**recorded, **changes, "state-dir": ""}, partition_id, own)
     *earlier, last = _global_models(stored)
     for file in earlier:
         client.receive_model(_read(file, client))
@@ -143,11 +149,11 @@ def personalize(
 
 
 def _new_client(
-    flat: Mapping[str, Any], partition_id: int | None, data_path: str | Path
+    flat: Mapping[str, Any], partition_id: int | None, own: Mapping[str, str]
 ) -> PersFLClient:
-    """Build a client without stored state."""
+    """Build a client without stored state; `own` are the keys of a node config about its data."""
     configuration = read_config(flat)
-    if partition_id is None and not data_path:
+    if partition_id is None and not own["data-path"]:
         raise ConfigError(
             "A new client needs data: give a partition (--partition) or a data path (--data-path)."
         )
@@ -160,7 +166,7 @@ def _new_client(
         node_config={
             **OURS,
             "partition-id": partition_id or 0,
-            "data-path": str(data_path),
+            **own,
             "model": configuration.run.models.models[0],
         },
         state=RecordDict(),

@@ -182,6 +182,13 @@ def personalize(
     data_path: Annotated[
         Path | None, typer.Option(help="The new client's folder of images or Parquet file.")
     ] = None,
+    group_pattern: Annotated[
+        str,
+        typer.Option(help="Which images of the folder are one patient's: a regular expression."),
+    ] = "",
+    group_column: Annotated[
+        str, typer.Option(help="Column of the table that names the patient of each row.")
+    ] = "",
     models_dir: Annotated[
         Path | None, typer.Option(help="Save the personalized model in this folder.")
     ] = None,
@@ -196,7 +203,13 @@ def personalize(
         settings = read_assignments(assignments)
         with flower_log_level(logging.WARNING):
             joined = personalization.personalize(
-                run, partition, data_path or "", allow_code=allow_code or (), **settings
+                run,
+                partition,
+                data_path or "",
+                group_column=group_column,
+                group_pattern=group_pattern,
+                allow_code=allow_code or (),
+                **settings,
             )
         row = (
             f"{joined.accuracy:.1%}",
