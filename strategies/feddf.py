@@ -138,30 +138,21 @@ class FedDF(ParameterStrategy):
         averages = {name: self.average(models) for name, models in members.items()}
         models = {**self.state.models, **averages}
         if self.settings.distillation_steps:
-            models = self.distilled(server_round, models, members)
+            models = self.distilled(server_round, models, replies)
         return replace(self.state, models=models)
 
     def distilled(
-        self, server_round: int, models: dict[str, Model], members: dict[str, dict[int, Model]]
+        self, server_round: int, models: dict[str, Model], replies: dict[int, Reply]
     ) -> dict[str, Model]:
-        """Return the global models after each was trained towards the ensemble.
-
-        Parameters
-        ----------
-        server_round : int
-            Round of the run.
-        models : dict of str to dict
-            The averages, by architecture.
-        members : dict of str to dict
-            The models of the repliers, by architecture and partition-id.
-        """
+        """Return the model of each architecture, trained towards the ensemble of the replies."""
         predict, settings = self.server_models.predict, self.settings
-        predictions = {
-            n: predict(name, model, server_round)
-            for name, own in members.items()
-            for n, model in own.items()
-        }
-        logits = ensemble_logits(dict(sorted(predictions.items())), MIXINGS[self.plan.mixing])
+        logits = ensemble_logits(
+            {
+                n: predict(self.architecture_of(n), reply.arrays, server_round)
+                for n, reply in replies.items()
+            },
+            MIXINGS[self.plan.mixing],
+        )
         if logits is None:
             log(WARNING, "Round %d: no distillation, since no model has finite predictions",
                 server_round)  # fmt: skip

@@ -13,7 +13,7 @@ from strategies.core.exchange import Exchange, InTurn
 from strategies.core.membership import ClientInfo
 from strategies.core.metrics import add_times, columns_of_training
 from strategies.core.replies import Arrays, Metric, Reply
-from strategies.core.rounds import Evaluation, client_rows, mean_metrics, read_evaluation
+from strategies.core.rounds import Evaluation, mean_metrics, read_evaluation
 
 
 @dataclass
@@ -110,16 +110,30 @@ class CurrentRound:
     def client_rows(
         self, clients: Mapping[int, ClientInfo], evaluations: Mapping[int, Evaluation]
     ) -> list[dict[str, Any]]:
-        """Return one row per client that was evaluated, sampled or failed in the round."""
-        exchange = self.exchange
-        return client_rows(
-            exchange.server_round,
-            clients,
-            self.metrics,
-            evaluations,
-            exchange.traffic.by_client,
-            exchange.failures,
-        )
+        """Return one row per client that was evaluated, sampled or failed in the round.
+
+        Parameters
+        ----------
+        clients : mapping of int to ClientInfo
+            All clients that have joined, by partition-id.
+        evaluations : mapping of int to dict
+            The evaluations of the round, by partition-id.
+        """
+        traffic, failures = self.exchange.traffic.by_client, self.exchange.failures
+        return [
+            {
+                "round": self.exchange.server_round,
+                "partition_id": n,
+                **({"name": clients[n].name} if clients[n].name else {}),
+                "model": clients[n].model,
+                "num_examples": clients[n].num_examples,
+                **{name.replace("-", "_"): v for name, v in self.metrics.get(n, {}).items()},
+                **evaluations.get(n, {}),
+                **traffic.get(n, {}),
+                "failure": failures.get(n),
+            }
+            for n in sorted({*evaluations, *failures, *traffic})
+        ]
 
     def once(self, key: Hashable, make: Callable[[], Arrays]) -> Arrays:
         """Return a payload for several clients, made on first use in this round.

@@ -31,7 +31,7 @@ from strategies.core.membership import ClientInfo
 from strategies.core.metrics import GRADIENT_STEPS, gradient_steps
 from strategies.core.plan import RunPlan
 from strategies.core.replies import Reply
-from strategies.core.rounds import Evaluation, accuracy_statistics, client_rows
+from strategies.core.rounds import Evaluation, accuracy_statistics
 from strategies.core.state import State
 
 NEW_CLIENTS = "new_clients"
@@ -102,7 +102,7 @@ def receive_new_clients(strategy: Host, server_round: int) -> Reception:
     host.state = strategy.state_for_new_clients()
     rounds = host.new_client_rounds()
     log(INFO, "%d new clients run %d rounds each", plan.num_new, rounds)
-    exchange = Exchange(clients, 0, plan, trained_rounds=server_round)
+    exchange = Exchange(clients, server_round, plan, trained_rounds=server_round)
     present = strategy.reachable(new=True)
     metrics: dict[int, dict[str, float]] = {}
     steps = 0
@@ -128,9 +128,7 @@ def receive_new_clients(strategy: Host, server_round: int) -> Reception:
         mean, worst = 100 * columns["accuracy_mean"], 100 * columns["accuracy_min"]
         log(INFO, "New clients: accuracy mean %.1f%%, worst %.1f%%, %d of %d",
             mean, worst, len(evaluations), plan.num_new)  # fmt: skip
-    rows = client_rows(
-        server_round, clients, metrics, evaluations, exchange.traffic.by_client, exchange.failures
-    )
+    rows = CurrentRound(exchange, metrics=metrics).client_rows(clients, evaluations)
     return Reception({f"new_{key}": v for key, v in columns.items()}, {NEW_CLIENTS: rows})
 
 

@@ -290,45 +290,6 @@ def mean_metrics(
     return means
 
 
-def client_rows(
-    server_round: int,
-    clients: Mapping[int, ClientInfo],
-    metrics: Mapping[int, Mapping[str, float]],
-    evaluations: Mapping[int, Evaluation],
-    traffic: Mapping[int, Mapping[str, int]],
-    failures: Mapping[int, str],
-) -> list[dict[str, Any]]:
-    """Return one row per client that was evaluated, sampled or failed in a round.
-
-    Parameters
-    ----------
-    server_round : int
-        The round.
-    clients : mapping of int to ClientInfo
-        All clients that have joined; all mappings are by partition-id.
-    metrics, evaluations : mapping of int to mapping
-        Metrics of the train replies, and evaluations.
-    traffic : mapping of int to mapping
-        Traffic per client.
-    failures : mapping of int to str
-        Reasons of dropped clients.
-    """
-    return [
-        {
-            "round": server_round,
-            "partition_id": n,
-            **({"name": clients[n].name} if clients[n].name else {}),
-            "model": clients[n].model,
-            "num_examples": clients[n].num_examples,
-            **{name.replace("-", "_"): value for name, value in metrics.get(n, {}).items()},
-            **evaluations.get(n, {}),
-            **traffic.get(n, {}),
-            "failure": failures.get(n),
-        }
-        for n in sorted({*evaluations, *failures, *traffic})
-    ]
-
-
 def log_round(row: Mapping[str, Any], num_rounds: int) -> None:
     """Log a round's accuracy in one line."""
     if row["accuracy_mean"] is None:
