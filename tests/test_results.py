@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -143,3 +144,30 @@ def test_a_run_that_lacks_a_client_is_refused(runs_script, small, tmp_path):
     (run.path / "clients.jsonl").write_text("\n".join(lines[:-1]) + "\n")
     with pytest.raises(ValueError, match="local has 3 of 4 clients' results"):
         runs_script.published(fedkd_flwr.load_run(run.path))
+
+
+# ---- The commands on the pages -------------------------------------------------------------
+
+# Commands of benchmark-tuned have NAME in the place of its eight comparisons.
+PAGES = sorted({*RESULTS.glob("*/README.md")} - {RESULTS / "benchmark-tuned" / "README.md"})
+WITHOUT_COMMANDS = {"persfl/ds1-best-epoch", "persfl/ds2-best-epoch", "persfl/ds3-best-epoch"}
+"""Sets of sweeps that are part of others by now."""
+
+
+def commands_of(page):
+    """Return the words of each command of a page, as bash expands its loops."""
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
+    script = "\n".join(['uv() { echo "$@"; }', *blocks])
+    ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    return [line.split()[1:] for line in ran.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_every_set_of_a_page_is_made_by_one_of_its_commands(page):
+    commands = commands_of(page)
+    made = {words[-1] for words in commands if words[1].endswith("runs.py")}
+    calls = re.findall(r"<!-- from: tables\.table (.*?) -->", page.read_text())
+    read = {word for call in calls for word in call.split() if "/" in word and "=" not in word}
+    assert read - made <= WITHOUT_COMMANDS
+    sweeps = {words[2] for words in commands if words[:2] == ["fedkd", "sweep"]}
+    assert {sweep for sweep in sweeps if not (RESULTS.parents[1] / sweep).exists()} == set()
