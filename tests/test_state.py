@@ -1,5 +1,6 @@
 """A strategy's state: saved as named arrays and read back by the types of its dataclass."""
 
+import copy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.methods import METHODS
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.runs.checkpoint import server_file
 from strategies.core.state import OtherStateError, State, named_arrays, read_state, unsaved
@@ -85,3 +87,24 @@ def test_a_checkpoint_of_another_version_is_refused_in_one_sentence(small, tmp_p
         RunDirectoryError, match=r"another version .*it lacks targets.*run it again"
     ):
         run_with(client_app, {**settings, **more}, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "strategy", ["kt-pfl", "fedamp", "fedfomo", "hypcluster", "kt-pfl-params", "scaffold"]
+)
+def test_aggregation_leaves_the_state_before_it_as_it_was(strategy, small, tmp_path, monkeypatch):
+    kind = METHODS[strategy].strategy
+    aggregate, changed = kind.aggregate, []
+
+    def watched(self, server_round, replies):
+        before = copy.deepcopy(named_arrays(self.state))
+        after = aggregate(self, server_round, replies)
+        for name, array in named_arrays(self.state).items():
+            np.testing.assert_array_equal(array, before[name])
+        changed.append(after is not self.state)
+        return after
+
+    monkeypatch.setattr(kind, "aggregate", watched)
+    settings = {**small, "strategy": strategy, "models": "mlp", "hypcluster.clusters": 2}
+    run_with(client_app, settings, tmp_path / "run")
+    assert changed == [True, True]
