@@ -71,6 +71,23 @@ class Configuration(BaseModel):
         settings = settings.resolved(self.run.models.models)
         return self.model_copy(update={"of_methods": {**self.of_methods, type(settings): settings}})
 
+    def with_run(self, **changes: Any) -> "Configuration":
+        """Return the same with other values of some fields of `run`."""
+        return self.model_copy(update={"run": self.run.model_copy(update=changes)})
+
+    def with_clients(self, number: int) -> "Configuration":
+        """Return the same with another number of clients.
+
+        Raises
+        ------
+        ConfigError
+            If the run is impossible with this number.
+        """
+        plan = self.run.plan.model_copy(update={"num_clients": number})
+        configuration = self.with_run(plan=plan)
+        _check_combinations(configuration)
+        return configuration
+
     @property
     def unread(self) -> list[str]:
         """The keys that the user has set and this run does not read."""

@@ -100,7 +100,7 @@ def with_connected_clients(grid: Grid, configuration: Configuration) -> Configur
         return configuration
     if configuration.run.resume:
         number = load_run(configuration.run.output_dir).config["num-clients"]
-        return read_config({**configuration.flat(), "num-clients": number})
+        return configuration.with_clients(number)
     deadline = time.monotonic() + plan.connect_timeout
     connected, same_since = len(list(grid.get_node_ids())), time.monotonic()
     while connected < plan.min_replies or time.monotonic() < same_since + SETTLED_SECONDS:
@@ -116,7 +116,7 @@ def with_connected_clients(grid: Grid, configuration: Configuration) -> Configur
             f"{plan.connect_timeout:g} s, and min-replies is {plan.min_replies}."
         )
     log(INFO, "%d clients are connected; the run has %d clients", connected, connected)
-    return read_config({**configuration.flat(), "num-clients": connected})
+    return configuration.with_clients(connected)
 
 
 def require_simulated(grid: Grid, num_clients: int) -> None:

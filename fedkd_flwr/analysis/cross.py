@@ -22,7 +22,7 @@ from torch import nn
 from fedkd_flwr.analysis.columns import MISSING
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.policy import OURS
-from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.export import load_model
 from fedkd_flwr.files import write_text
@@ -226,7 +226,7 @@ def cross(
         If there are no models, or this machine does not have the data.
     """
     stored = run if isinstance(run, Run) else load_run(run, allow_code)
-    configuration = read_config(recorded_config(stored))
+    configuration = recorded_config(stored)
     plan = configuration.run.data_plan
     if plan.num_clients < 2:
         raise ConfigError(
@@ -253,8 +253,7 @@ def _models(run: Run, models_dir: str) -> Iterator[nn.Module]:
 
     A model is valid until the next one is requested.
     """
-    config = recorded_config(run)
-    folder = models_dir or str(config["models-dir"])
+    folder = models_dir or recorded_config(run).run.models_dir
     if folder:
         files = [Path(folder).expanduser() / f"{n}.safetensors" for n in range(_clients(run))]
         yield from (_exported_model(file, run) for file in files)
@@ -284,7 +283,7 @@ def _custom_builder(name: str, run: Run) -> Callable[[Shape, int], nn.Module] | 
 
     A model file may come from an untrusted source, so its card alone must not import code.
     """
-    if not is_own(name) or name not in read_config(recorded_config(run)).run.models.models:
+    if not is_own(name) or name not in recorded_config(run).run.models.models:
         return None
     builder: Callable[[Shape, int], nn.Module] = find_callable(name, SIGNATURE)
     return builder
@@ -292,7 +291,7 @@ def _custom_builder(name: str, run: Run) -> Callable[[Shape, int], nn.Module] | 
 
 def _models_from_state(run: Run) -> Iterator[nn.Module]:
     """Yield the models from the clients' stored state, as they were evaluated."""
-    configuration = read_config({**recorded_config(run), "models-dir": ""})
+    configuration = recorded_config(run).with_run(models_dir="")
     strategy = configuration.run.method.strategy
     rounds = len(run.round_rows)
     export = "run again with models-dir=FOLDER (a sweep with --save-models)"

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-from fedkd_flwr.config import read_config
 from fedkd_flwr.models.darts.derivation import Rule, derive_genotype
 from fedkd_flwr.models.darts.genotype import Genotype
 from fedkd_flwr.models.darts.supernet import Supernet
@@ -36,7 +35,7 @@ def client_genotypes(run: Run, rule: Rule = "every-edge") -> list[Genotype]:
             f"{run.path} has no architecture weights. Only runs of fedkma and fednas with "
             "models = darts have them."
         )
-    settings = read_config(recorded_config(run)).run.models.search_space.settings
+    settings = recorded_config(run).run.models.search_space.settings
     # The rules only read the architecture weights, so the smallest network suffices.
     supernet = Supernet(replace(settings, channels=1, cells=3), (1, 8, 8), 2)
     genotypes = []

@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 
-from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import client_indices
 from fedkd_flwr.data.sources import load_labels
 from fedkd_flwr.runs import Run, recorded_config
@@ -22,7 +21,7 @@ def label_counts(run: Run) -> pd.DataFrame:
     ConfigError, DataError
         If the data of the run cannot be rebuilt on this machine.
     """
-    plan = read_config(recorded_config(run)).run.data_plan
+    plan = recorded_config(run).run.data_plan
     labels = load_labels(plan.settings.dataset, plan.settings.data_root, plan.settings.wanted)
     counts = [
         np.bincount(labels[indices], minlength=plan.settings.num_classes)

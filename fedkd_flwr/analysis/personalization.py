@@ -123,7 +123,7 @@ def personalize(
     stored = run if isinstance(run, Run) else load_run(run, allow_code)
     changes = {kebab_case(name): value for name, value in settings.items()}
     # A new client must not read the stored state of the run's clients.
-    recorded = recorded_config(stored, names_of_code(changes))
+    recorded = recorded_config(stored, names_of_code(changes)).flat()
     own = {"data-path": str(data_path), "group-column": group_column}
     own |= {"group-pattern": group_pattern}
     client = _new_client({**recorded, **changes, "state-dir": ""}, partition_id, own)

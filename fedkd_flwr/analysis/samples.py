@@ -1,6 +1,5 @@
 """Rebuild the data of a client of a run, for example to inspect its model."""
 
-from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import ClientData, load_client
 from fedkd_flwr.runs import Run, recorded_config
 
@@ -25,4 +24,4 @@ def client_data(run: Run, partition_id: int) -> ClientData:
     ConfigError, DataError
         If the data of the run cannot be rebuilt on this machine.
     """
-    return load_client(read_config(recorded_config(run)).run.data_plan, partition_id)
+    return load_client(recorded_config(run).run.data_plan, partition_id)

@@ -174,8 +174,7 @@ def new_configuration(values: Mapping[str, Any], save_models: bool) -> "Configur
     if not save_models:
         return configuration
     models_dir = str(Path(configuration.run.output_dir) / "models")
-    changed = configuration.run.model_copy(update={"models_dir": models_dir})
-    return configuration.model_copy(update={"run": changed})
+    return configuration.with_run(models_dir=models_dir)
 
 
 def continued_configuration(

@@ -137,7 +137,7 @@ def with_clients_of_column(configuration: Configuration) -> Configuration:
     from fedkd_flwr.data.by_column import client_values
 
     number = len(set(client_values(data).tolist()))
-    return read_config({**configuration.flat(), "num-clients": number})
+    return configuration.with_clients(number)
 
 
 def resumed(
@@ -168,8 +168,8 @@ def resumed(
     place = {"output-dir": str(stopped.path)}
     recorded = recorded_config(stopped, names_of_code(changes or {}))
     if "models-dir" not in (changes or {}):
-        _require_own_folder(stopped, str(recorded["models-dir"]))
-    configuration = read_config({**recorded, **place, **(changes or {}), "resume": True})
+        _require_own_folder(stopped, recorded.run.models_dir)
+    configuration = read_config({**recorded.flat(), **place, **(changes or {}), "resume": True})
     if absolute(configuration.run.output_dir) != stopped.path:
         raise ConfigError(
             f"{stopped.path} is continued in place, so output-dir must not change; "
@@ -195,9 +195,7 @@ def with_absolute_folders(configuration: Configuration, **update: str) -> Config
     names = ("output_dir", "models_dir", "state_dir")
     folders = {name: _absolute(getattr(run, name)) for name in names}
     data = run.data.model_copy(update={"data_root": _absolute(run.data.data_root)})
-    return configuration.model_copy(
-        update={"run": run.model_copy(update={**folders, "data": data})}
-    )
+    return configuration.with_run(**(update | folders), data=data)
 
 
 def _kebab(settings: Mapping[str, Any]) -> dict[str, Any]:

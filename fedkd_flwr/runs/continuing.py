@@ -49,8 +49,8 @@ Changes = dict[str, tuple[Any, Any]]
 """Old and new value of each key that differs."""
 
 
-def recorded_config(run: Run, named: Collection[str] = ()) -> dict[str, Any]:
-    """Return the flat config of a run, which may have been moved.
+def recorded_config(run: Run, named: Collection[str] = ()) -> Configuration:
+    """Return the config of a run, which may have been moved.
 
     This is the only reader of recorded configs. It refuses code that the user has not named
     before anything is imported.
@@ -74,18 +74,18 @@ def recorded_config(run: Run, named: Collection[str] = ()) -> dict[str, Any]:
     try:
         require_named(run.path, run.config, (*run.allow_code, *named))
         _require_objects(run)
-        recorded = dict(read_config(run.config).flat())
+        recorded = read_config(run.config)
     except ConfigError as error:
         raise DamagedRunError(
             f"{run.path / 'config.json'} holds no valid run config: {error} "
             "Continue with the version of fedkd-flwr that wrote it, or run it again."
         ) from None
-    was = Path(str(recorded["output-dir"]))
-    for key in ("state-dir", "models-dir"):
-        folder = Path(str(recorded[key]))
-        if recorded["output-dir"] and folder.is_relative_to(was):
-            recorded[key] = str(run.path / folder.relative_to(was))
-    return recorded
+    was = recorded.run.output_dir
+    folders = {name: Path(getattr(recorded.run, name)) for name in ("state_dir", "models_dir")}
+    inside = {n: folder for n, folder in folders.items() if was and folder.is_relative_to(was)}
+    return recorded.with_run(
+        **{name: str(run.path / folder.relative_to(was)) for name, folder in inside.items()}
+    )
 
 
 def _require_objects(run: Run) -> None:
@@ -159,7 +159,8 @@ def changed_settings(run: Run, wanted: Configuration) -> Changes:
     ConfigError
         If a key differs that must not change.
     """
-    recorded = recorded_config(run, names_of_code(wanted.flat()))
+    before = recorded_config(run, names_of_code(wanted.flat()))
+    recorded, plan = before.flat(), before.run.plan
     changes = {
         key: (recorded.get(key), value)
         for key, value in wanted.flat().items()
@@ -171,9 +172,9 @@ def changed_settings(run: Run, wanted: Configuration) -> Changes:
             f"{run.path} cannot be continued with another {', '.join(refused)}; "
             f"only {', '.join(MAY_CHANGE)} may change."
         )
-    _require_more_clients(wanted, recorded[CLIENTS])
+    _require_more_clients(wanted, plan.num_clients)
     _require_same_versions(run, wanted)
-    _require_growth(wanted, recorded[ROUNDS])
+    _require_growth(wanted, plan.num_server_rounds)
     _require_continuable(run, wanted)
     return changes
 
