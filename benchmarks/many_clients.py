@@ -70,7 +70,7 @@ def growth_and_stored(method: str) -> tuple[int, int, int]:
         )
         for client in range(CLIENTS):
             load_client(configuration.run.data_plan, client)
-        grid = InProcessGrid(app, CLIENTS, configuration.flat(), live=True, together=train_together)
+        grid = InProcessGrid(app, CLIENTS, configuration, together=train_together)
         before = resident_bytes("VmRSS")
         with flower_log_level(WARNING):
             run = serve(grid, configuration)

@@ -84,8 +84,8 @@ def serve_run(settings: Mapping[str, Any], folder: Path) -> "InProcessGrid":
     from fedkd_flwr.server_app import serve
 
     configuration = resolve_output(read_config(dict(settings)), folder)
-    clients, flat = configuration.run.plan.num_clients, configuration.flat()
-    grid = InProcessGrid(app, clients, flat, live=True, together=train_together)
+    clients = configuration.run.plan.num_clients
+    grid = InProcessGrid(app, clients, configuration, together=train_together)
     with flower_log_level(WARNING):
         serve(grid, configuration)
     return grid

@@ -21,6 +21,7 @@ from fedkd_flwr.clients.reply import TrainReply
 from fedkd_flwr.clients.request import Request
 from fedkd_flwr.clients.tracebacks import Tracebacks, failure_to_send
 from fedkd_flwr.config import Configuration, read_config
+from fedkd_flwr.memory import InProcessContext
 from fedkd_flwr.models.pool import Architecture, lay_out
 from fedkd_flwr.training.cohort import cohort_size, run_together
 from fedkd_flwr.training.loop import computing_in
@@ -73,6 +74,7 @@ def _as_sent(error: Exception, context: Context) -> Exception:
 app = ClientApp(mods=[explain_failures, log_work])
 
 
+# A process that handles many messages of a run reads its config once.
 @lru_cache(maxsize=4)
 def _read_once(items: tuple[tuple[str, Any], ...]) -> Configuration:
     return read_config(dict(items))
@@ -90,10 +92,12 @@ def build_client(context: Context) -> PersonalClient:
     """
     policy = read_policy(context.node_config)
     data_path = str(context.node_config.get("data-path", ""))
-    policy.check_names(context.run_config, data_path)
-    # A process that handles many messages of a run reads its config once.
-    flat = with_known_clients(context.run_config, context.node_config)
-    configuration = _read_once(tuple(flat.items()))
+    if isinstance(context, InProcessContext):
+        configuration = context.configuration
+    else:
+        policy.check_names(context.run_config, data_path)
+        flat = with_known_clients(context.run_config, context.node_config)
+        configuration = _read_once(tuple(flat.items()))
     run = configuration.run
     policy.check_run(run, configuration.settings)
     data = split_for_use(run.data, data_path, policy)

@@ -7,6 +7,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import save_file
 
 import fedkd_flwr
+from fedkd_flwr.config import read_config
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.memory import (
     DamagedMemoryError,
@@ -70,7 +71,7 @@ def test_two_messages_to_a_client_build_on_each_other():
         return [serve(*pair) for pair in zip(messages, contexts, strict=True)]
 
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-    grid = InProcessGrid(serve, 2, {}, live=True, together=together)
+    grid = InProcessGrid(serve, 2, read_config({}), together=together)
     first, second = grid.get_node_ids()
     for nodes in ((first, second), (first, first), (second, second, first)):
         grid.send_and_receive([Message(RecordDict(), n, MessageType.TRAIN) for n in nodes])

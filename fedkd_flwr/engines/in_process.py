@@ -57,8 +57,7 @@ def run_in_process(
     grid = InProcessGrid(
         client_app,
         started,
-        configuration.flat(),
-        live=True,
+        configuration,
         together=together,
         observer=observer,
     )

@@ -16,6 +16,7 @@ from flwr.clientapp import ClientApp
 
 from fedkd_flwr.clients.policy import OURS
 from fedkd_flwr.clients.tracebacks import Tracebacks
+from fedkd_flwr.config import Configuration
 from fedkd_flwr.grids.base import MessageGrid
 from fedkd_flwr.memory import InProcessContext
 from strategies.core.flower import ErrorCode, Run, TaskIdentity
@@ -46,14 +47,13 @@ class InProcessGrid(MessageGrid):
         Handles the messages.
     num_clients : int
         N. Client n gets partition-id n.
-    run_config : mapping
-        Flower's flat run config for all clients.
+    run_config : Configuration or mapping
+        The run config for all clients. With one that this process has read, clients keep their
+        memory as tensors. With Flower's flat one it is arrays in their contexts, as on the nodes
+        of a federation.
     node_configs : dict of int to mapping, optional
         Further node config of some clients, by partition-id. By default clients trust the
         server, since both are of this process.
-    live : bool
-        Whether clients keep their memory as tensors. Otherwise it is arrays in their contexts, as
-        on the nodes of a federation.
     together : callable, optional
         Handles the train messages of one exchange at once, instead of `client_app`.
     observer : Observer, optional
@@ -67,9 +67,8 @@ class InProcessGrid(MessageGrid):
         self,
         client_app: ClientApp | ClientCall,
         num_clients: int,
-        run_config: UserConfig,
+        run_config: Configuration | UserConfig,
         node_configs: dict[int, UserConfig] | None = None,
-        live: bool = False,
         together: TogetherCall | None = None,
         observer: Observer | None = None,
     ) -> None:
@@ -79,22 +78,21 @@ class InProcessGrid(MessageGrid):
         self._run = Run.create_empty(1)
         # Flower's Message reads its sender from here.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-        context_kind = InProcessContext if live else Context
-        self._contexts = {
-            # Node ids are arbitrary. They differ from partition-ids so that mix-ups are visible.
-            1000 + n: context_kind(
-                run_id=1,
-                node_id=1000 + n,
-                node_config={
-                    **OURS,
-                    "partition-id": n,
-                    "num-partitions": num_clients,
-                    **(node_configs or {}).get(n, {}),
-                },
-                state=RecordDict(),
-                run_config=run_config,
-            )
+        # Node ids are arbitrary. They differ from partition-ids so that mix-ups are visible.
+        nodes: dict[int, UserConfig] = {
+            1000 + n: {
+                **OURS,
+                "partition-id": n,
+                "num-partitions": num_clients,
+                **(node_configs or {}).get(n, {}),
+            }
             for n in range(num_clients)
+        }
+        self._contexts = {
+            node_id: InProcessContext(run_config, node_id, node)
+            if isinstance(run_config, Configuration)
+            else Context(1, node_id, node, RecordDict(), run_config)
+            for node_id, node in nodes.items()
         }
         self._message_ids = itertools.count(1)
         self._replies: dict[str, Message] = {}

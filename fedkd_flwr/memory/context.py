@@ -4,16 +4,24 @@ Flower hands ``context.state`` from one message of a node to the next, also betw
 machines. If one process handles all messages, its contexts hold the memory itself.
 """
 
-from typing import Any
-
 import torch
-from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from flwr.app import Array, ArrayRecord, Context, MetricRecord, RecordDict, UserConfig
 
+from fedkd_flwr.config import Configuration
 from fedkd_flwr.memory.memory import Memory
 
 
 class InProcessContext(Context):
     """A context of a client whose messages are all handled by this process.
+
+    Parameters
+    ----------
+    configuration : Configuration
+        The run config, which this process has read already; Flower's flat one is empty.
+    node_id : int
+        The node.
+    node_config : mapping
+        Its config.
 
     Attributes
     ----------
@@ -21,8 +29,9 @@ class InProcessContext(Context):
         The client's memory, as tensors on their device.
     """
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, configuration: Configuration, node_id: int, node_config: UserConfig) -> None:
+        super().__init__(1, node_id, node_config, RecordDict(), {})
+        self.configuration = configuration
         self.memory = Memory()
 
 
