@@ -215,6 +215,10 @@ COLUMNS: dict[str, tuple[str, Callable[[list[Result]], str]]] = {
         "epsilon:",
         lambda own: f"{max(r.run.kept.get('epsilon', np.inf) for r in own):,.1f}",
     ),
+    "dp-epsilon": (
+        "epsilon for a sample:",
+        lambda own: f"{max(r.run.kept.get('dp_epsilon', np.inf) for r in own):,.1f}",
+    ),
     "private": ("moved by private steps:", _mean("moved_private", "{:.1g}".format)),
     "public": (
         "moved by distillation:",

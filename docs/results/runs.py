@@ -121,6 +121,8 @@ def published(run: Run) -> dict[str, Any]:
             result[f"new_{column}"] = run.summary["new_clients"][column]
     if "epsilon" in run.rounds:
         result["epsilon"] = round(float(run.rounds["epsilon"].iloc[-1]), 3)
+    if "dp_epsilon_max" in run.rounds:
+        result["dp_epsilon"] = round(float(run.rounds["dp_epsilon_max"].iloc[-1]), 3)
     return result
 
 
