@@ -10,7 +10,7 @@ evaluated; the accuracy of w is reported as ``global-accuracy``.
 Differences from the paper
 --------------------------
 - v is trained for as many epochs or iterations as w, on the same batches, with the run's
-  optimizer; its momentum is reset in each round.
+  optimizer. Its momentum is kept; that of w starts anew in each round.
 - v starts from the first global model that the client receives. A client that was never sampled is
   evaluated with the global model.
 - lambda is constant and the same for all clients; in the paper a client may also choose it on

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.plan import Settings
-from strategies.core.replies import Metric
 from strategies.core.search import SearchRange
 from strategies.parameters import ParameterStrategy
 
@@ -75,4 +74,3 @@ class FedAvgFineTuned(FedAvg):
     client_dp = True
     settings_type = FineTuningSettings
     settings: FineTuningSettings
-    evaluation_metrics = (Metric("fine-tuning-loss", averaged=False),)

@@ -33,7 +33,7 @@ from pydantic import Field
 from strategies.core.flower import log
 from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
-from strategies.core.replies import Arrays, Due, Metric, Reply
+from strategies.core.replies import Arrays, Due, Reply
 from strategies.core.search import SearchRange
 from strategies.core.server_models import ServerModels
 from strategies.core.state import named_arrays
@@ -194,4 +194,3 @@ class PFedDF(FedDF):
     paper = "Zhang et al. 2021, §5.1"
     settings_type = PFedDFSettings
     settings: PFedDFSettings
-    evaluation_metrics = (Metric("fine-tuning-loss", averaged=False),)

@@ -11,7 +11,7 @@ Differences from the paper
 - The server takes one step on all pairs of a client, client by client, in ``server-epochs`` passes.
   The paper takes one step per pair, once.
 - A client is evaluated with the head after local training.
-- Momentum is kept from round to round, including that of the head, although the head is replaced.
+- Momentum of the body is kept from round to round. The head's starts anew, since it is replaced.
 - Models with different feature widths get a linear layer. The paper's models have equal widths.
 """
 

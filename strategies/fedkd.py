@@ -20,7 +20,8 @@ Differences from the paper
   hidden states and attention.
 - Imitation is divided by the sum of both task losses as in Eqs. 2 to 4, without a gradient through
   that sum. The divisor is at least a tenth; otherwise the term would grow without bound.
-- The mentor is evaluated, and momentum is reset in each round.
+- The mentor is evaluated. Momentum of the mentor is kept; that of the mentee, which is
+  replaced, starts anew.
 """
 
 from dataclasses import replace

@@ -14,7 +14,7 @@ The server averages the memes as in FedAvg; private models may have any architec
 Differences from the paper
 --------------------------
 - Both models take their steps on the same batch; each loss updates only its own model.
-- Momentum is reset in each round, since the meme is replaced.
+- Momentum of the private model is kept. The meme's starts anew, since the meme is replaced.
 - Private label sets are not implemented: all clients share the classes.
 """
 

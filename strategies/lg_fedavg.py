@@ -14,7 +14,7 @@ Differences from the paper
   architecture and share two or more of their last layers.
 - Clients start from different heads. The paper's better results start from a model trained by
   FedAvg, which is not done here.
-- Momentum is kept from round to round, including that of the head, although the head is replaced.
+- Momentum of the body is kept from round to round. The head's starts anew, since it is replaced.
 - A client is evaluated with its own body and the mean head, the paper's *local test*. Its test on
   new clients by an ensemble and its adversarial term for fairness are not implemented.
 """

@@ -5,7 +5,7 @@ another model than the one the client keeps. ``batch-norm-statistics`` selects t
 which batch normalization is evaluated. The default is fresh statistics of the training images.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,14 @@ from fedkd_flwr.data.clients import ClientData, load_client, public_samples
 from fedkd_flwr.models.pool import Architecture, borrow, give_back
 from fedkd_flwr.models.vectors import fill_model
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob
-from fedkd_flwr.training.loop import Batch, Loss, gathered, seeded
+from fedkd_flwr.training.loop import (
+    Batch,
+    Loss,
+    epoch_batches,
+    gathered,
+    seeded,
+    train_on,
+)
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 from fedkd_flwr.training.regularizers import parameters_of, relative_distance
@@ -54,9 +61,6 @@ class PersonalClient(ServingClient):
 
     needs_head = False
     """Whether the method uses the input of the model's head. Models without a head are refused."""
-
-    keeps_optimizer = True
-    """Whether the optimizer's state, such as momentum, is kept between rounds."""
 
     # ---- Hooks that a method may override --------------------------------------------
 
@@ -94,6 +98,13 @@ class PersonalClient(ServingClient):
         Batches of a training go through `gradient_steps.counted`, which counts its steps.
         """
         return {}
+
+    def replaced_parameters(self, model: nn.Module) -> Collection[nn.Parameter]:
+        """Return the parameters of a trained model that the server replaces before the next round.
+
+        Momentum lives as long as the weights it belongs to: theirs starts anew.
+        """
+        return ()
 
     # ---- Data and model --------------------------------------------------------------
 
@@ -133,8 +144,12 @@ class PersonalClient(ServingClient):
         return Architecture(self.model_name, data.shape, data.classes, search_space, self.device)
 
     def new_model(self) -> nn.Module:
-        """Build the client's architecture with its initial weights."""
-        with seeded("cpu", self.run.plan.seed, "initial-weights", self.partition_id):
+        """Build the client's architecture with its initial weights.
+
+        Draw 0 is common to all clients, and is the initial global model of a method that has one.
+        """
+        draw = 0 if self.run.models.initial_weights == "common" else self.partition_id
+        with seeded("cpu", self.run.plan.seed, "initial-weights", draw):
             model = self.architecture.build()
         return model.to(self.device)
 
@@ -194,6 +209,7 @@ class PersonalClient(ServingClient):
         loss: Loss = cross_entropy,
         beside: Iterator[Batch] | None = None,
         model: nn.Module | None = None,
+        replaced: Collection[nn.Parameter] | None = None,
     ) -> Steps[float]:
         """Train a model on private data with the settings of the run config.
 
@@ -207,6 +223,8 @@ class PersonalClient(ServingClient):
             Endless batches, one of which the loss takes after each private batch.
         model : nn.Module, optional
             The model to train. The default is the client's model.
+        replaced : collection of nn.Parameter, optional
+            Parameters whose momentum is not kept; by default the `replaced_parameters`.
 
         Returns
         -------
@@ -215,8 +233,8 @@ class PersonalClient(ServingClient):
         """
         model = self.model if model is None else model
         optimizer = self.private_optimizer(model.parameters(), server_round)
-        if self.keeps_optimizer:
-            self.memory.load_optimizer("optimizer", optimizer)
+        replaced = self.replaced_parameters(model) if replaced is None else replaced
+        self.memory.load_optimizer("optimizer", optimizer, without=replaced)
         run_id = self.request.run_id
         gradients = self.local.gradients(model, self.num_examples, server_round, run_id)
         batches = self.private_batches(server_round)
@@ -224,13 +242,34 @@ class PersonalClient(ServingClient):
             # The private batches come first because they end and the others do not.
             batches = ((*own, *other) for own, other in zip(batches, beside, strict=False))
         mean_loss: float = yield TrainJob(model, loss, optimizer, batches, gradients)
-        if self.keeps_optimizer:
-            self.memory.save_optimizer("optimizer", optimizer)
+        self.memory.save_optimizer("optimizer", optimizer, without=replaced)
         return mean_loss
+
+    @property
+    def fine_tune_epochs(self) -> int:
+        """Epochs of training on private data before an evaluation."""
+        return self.run.training.fine_tune_epochs
+
+    def fine_tune_for_evaluation(self, server_round: int) -> None:
+        """Train the model for `fine_tune_epochs`. The result is evaluated, not kept."""
+        if not self.fine_tune_epochs:
+            return
+        generator = self.generator("fine-tuning-batches", server_round)
+        size = self.run.training.batch_size
+        positions = epoch_batches(self.num_examples, size, self.fine_tune_epochs, generator)
+        optimizer = self.private_optimizer(self.model.parameters(), server_round)
+        self.fine_tune(optimizer, self.batches_at(positions))
+
+    def fine_tune(self, optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> None:
+        """Train `model` before it is evaluated, and count the steps."""
+        train_on(self.model, cross_entropy, optimizer, self.gradient_steps.counted(batches))
 
     def private_batches(self, server_round: int) -> Iterator[Batch]:
         """Yield a round's private batches of images and labels."""
-        positions = self.private_positions(server_round, self.num_examples)
+        return self.batches_at(self.private_positions(server_round, self.num_examples))
+
+    def batches_at(self, positions: Iterator[Tensor]) -> Iterator[Batch]:
+        """Yield private batches of images and labels by their positions."""
         return gathered(positions, self.data.train_images, self.data.train_labels)
 
     def private_positions(self, server_round: int, num_samples: int) -> Iterator[Tensor]:

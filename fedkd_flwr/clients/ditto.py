@@ -21,5 +21,5 @@ class DittoClient(PersonalModelClient):
         arrays = self.model_arrays()
         self.recall_personal_model(received)
         held = Proximal(center, self.settings.personalization_weight)
-        personal_loss = yield from self.train_locally(server_round, held)
+        personal_loss = yield from self.train_locally(server_round, held, replaced=())
         return TrainReply(arrays, {"train-loss": loss, "personal-loss": personal_loss})

@@ -1,9 +1,10 @@
 """The client of FedFomo."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
@@ -18,6 +19,10 @@ class FedFomoClient(ParameterClient):
     """Weighs the received models, mixes them into its own, and trains the result."""
 
     settings: FedFomoSettings
+
+    def replaced_parameters(self, model: nn.Module) -> Collection[nn.Parameter]:
+        """Return no parameter: the client mixes other models into its own."""
+        return ()
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:

@@ -1,11 +1,11 @@
 """The client of FedGH (Yi et al. 2023)."""
 
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
-from fedkd_flwr.clients.prototypes import CommonWidthClient
+from fedkd_flwr.clients.prototypes import SharedHeadClient
 from fedkd_flwr.clients.steps import yields_jobs
 
 
-class FedGHClient(CommonWidthClient):
+class FedGHClient(SharedHeadClient):
     """Uses the global head, trains, and replies with its mean features (Algorithm 1)."""
 
     @yields_jobs

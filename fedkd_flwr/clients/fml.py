@@ -1,6 +1,6 @@
 """The client of FML (Shen et al. 2020), and the base class of clients with two models."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -72,9 +72,12 @@ class SharedModelClient(PersonalClient):
     """A client that trains a copy of the shared model together with its own."""
 
     settings: SharedModelSettings
-    # The shared model is replaced in each round, so old momentum is meaningless.
-    keeps_optimizer = False
     trains_alone = True
+
+    def replaced_parameters(self, model: nn.Module) -> Collection[nn.Parameter]:
+        """Return the parameters of the shared model of a pair."""
+        assert isinstance(model, Pair)
+        return list(model.shared.parameters())
 
     @contextmanager
     def shared_model(self, received: Arrays) -> Iterator[nn.Module]:

@@ -1,13 +1,13 @@
 """The client of LG-FedAvg (Liang et al. 2020)."""
 
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
-from fedkd_flwr.clients.prototypes import CommonWidthClient
+from fedkd_flwr.clients.prototypes import SharedHeadClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.parts import head_of
 from strategies.prototypes import HEAD_BIAS, HEAD_WEIGHT
 
 
-class LGFedAvgClient(CommonWidthClient):
+class LGFedAvgClient(SharedHeadClient):
     """Trains the averaged head and its own body together, and sends the head back."""
 
     @yields_jobs

@@ -1,16 +1,17 @@
 """Base classes of clients that receive a model, train it and send it back."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextlib import nullcontext
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.optim import Optimizer
+from torch import nn
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient, Training, TrainReply
 from fedkd_flwr.clients.steps import yields_jobs
+from fedkd_flwr.models.parts import layers_of
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
-from fedkd_flwr.training.loop import Batch, Evaluation, Loss, evaluate, statistics_of, train_on
+from fedkd_flwr.training.loop import Evaluation, Loss, evaluate, statistics_of
 from fedkd_flwr.training.losses import cross_entropy
 
 
@@ -19,9 +20,6 @@ class ParameterClient(PersonalClient):
 
     A method overrides `local_loss`, `extra_parts`, or `train` itself.
     """
-
-    # The model is replaced in each round, so old momentum is meaningless.
-    keeps_optimizer = False
 
     # ---- Hooks of parameter methods --------------------------------------------------
 
@@ -47,6 +45,11 @@ class ParameterClient(PersonalClient):
         self.receive_model(received)
         return {}
 
+    def replaced_parameters(self, model: nn.Module) -> Collection[nn.Parameter]:
+        """Return the parameters of the exchanged layers."""
+        layers = layers_of(model)[self.shared_layers]
+        return [parameter for layer in layers for parameter in layer.parameters(recurse=False)]
+
     @property
     def shared_layers(self) -> slice:
         """The layers of the model that are exchanged."""
@@ -59,11 +62,6 @@ class ParameterClient(PersonalClient):
     def model_arrays(self) -> dict[str, NDArray[np.float32]]:
         """Return the shared part of the model as flat vectors by kind."""
         return model_vectors(self.model, self.shared_layers)
-
-    def fine_tune(self, optimizer: Optimizer, batches: Iterable[Batch]) -> float:
-        """Train `model` before it is evaluated, count the steps, and return the mean loss."""
-        batches = self.gradient_steps.counted(batches)
-        return train_on(self.model, cross_entropy, optimizer, batches)
 
     def test_result(self) -> Evaluation:
         """Evaluate `model` on the client's test split, as in an evaluation.

@@ -1,5 +1,6 @@
 """Base classes of clients that exchange class means or features of a common width."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -88,14 +89,6 @@ class CommonWidthClient(ClassMeanClient):
         """The architecture of the client's model, with a projection if its own width differs."""
         return replace(super().architecture, feature_width=self.settings.feature_width)
 
-    @torch.no_grad()
-    def receive_head(self, received: Arrays) -> None:
-        """Overwrite the model's head if one was received."""
-        if HEAD_WEIGHT in received:
-            head = head_of(self.model)
-            head.weight.copy_(self.tensor(received[HEAD_WEIGHT]))
-            head.bias.copy_(self.tensor(received[HEAD_BIAS]))
-
     @yields_jobs
     def features(self) -> Steps[Tensor]:
         """Return the features of the training samples, shape (D_n, d)."""
@@ -111,3 +104,19 @@ class CommonWidthClient(ClassMeanClient):
     def exported_model(self) -> nn.Module:
         """The evaluated model in its plain architecture, with the projection in its head."""
         return fold_into(super().architecture.build(), self.model, self.evaluated_head)
+
+
+class SharedHeadClient(CommonWidthClient):
+    """A client whose head the server replaces."""
+
+    def replaced_parameters(self, model: nn.Module) -> Collection[nn.Parameter]:
+        """Return the parameters of the head, if one was received."""
+        return list(head_of(model).parameters()) if HEAD_WEIGHT in self.request.arrays else ()
+
+    @torch.no_grad()
+    def receive_head(self, received: Arrays) -> None:
+        """Overwrite the model's head if one was received."""
+        if HEAD_WEIGHT in received:
+            head = head_of(self.model)
+            head.weight.copy_(self.tensor(received[HEAD_WEIGHT]))
+            head.bias.copy_(self.tensor(received[HEAD_BIAS]))

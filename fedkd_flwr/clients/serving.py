@@ -94,6 +94,10 @@ class ServingClient(NumPyClient):
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
         """Prepare the classifier for its evaluation, and return further metrics."""
 
+    @abstractmethod
+    def fine_tune_for_evaluation(self, server_round: int) -> None:
+        """Train the model further before it is evaluated, if the run or the method asks for it."""
+
     @property
     @abstractmethod
     def data(self) -> ClientData:
@@ -231,6 +235,7 @@ class ServingClient(NumPyClient):
         """Count the classifier's correct predictions, and export the model if the run asks."""
         trained = self.gradient_steps.taken
         further = self.prepare_evaluation(received, server_round)
+        self.fine_tune_for_evaluation(server_round)
         if steps := self.gradient_steps.taken - trained:
             further = {**further, FINE_TUNING_STEPS.name: steps}
         if self.run.models.batch_norm_statistics == "fresh":

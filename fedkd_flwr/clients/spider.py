@@ -1,6 +1,6 @@
 """The client of SPIDER: train the shared supernet, train and prune the personal one."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -61,18 +61,30 @@ class SpiderClient(ParameterClient):
         with borrowed(self.architecture) as shared:
             fill_from_vectors(shared, received)
             loss = Proximal(tie_to(shared, self.model), self.settings.proximal_weight)
-            yield from self.train_weights(shared, cross_entropy, server_round)
+            everything = list(shared.parameters())
+            yield from self.train_weights(shared, cross_entropy, server_round, everything)
             mean_loss = yield from self.train_weights(self.model, loss, server_round)
             arrays = dict(model_vectors(shared))
         return TrainReply(arrays, {"train-loss": mean_loss, "operations": self.num_operations()})
 
     @yields_jobs
-    def train_weights(self, model: nn.Module, loss: Loss, server_round: int) -> Steps[float]:
-        """Train a supernet on private data, except its architecture weights."""
+    def train_weights(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        server_round: int,
+        replaced: Collection[nn.Parameter] = (),
+    ) -> Steps[float]:
+        """Train a supernet on private data, except its architecture weights.
+
+        Momentum is kept but for `replaced` parameters, as in `train_locally`.
+        """
         _, weights = split_parameters(model)
         optimizer = self.private_optimizer(weights, server_round)
+        self.memory.load_optimizer("optimizer", optimizer, without=replaced)
         batches = self.private_batches(server_round)
         mean_loss: float = yield TrainJob(model, loss, optimizer, batches)
+        self.memory.save_optimizer("optimizer", optimizer, without=replaced)
         return mean_loss
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:

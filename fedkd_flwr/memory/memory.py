@@ -1,6 +1,6 @@
 """A client's memory: named groups of tensors, and named groups of numbers."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -91,28 +91,65 @@ class Memory:
         fill_model(model, tensors)
         return True
 
-    def save_optimizer(self, group: str, optimizer: torch.optim.Optimizer) -> None:
+    def save_optimizer(
+        self,
+        group: str,
+        optimizer: torch.optim.Optimizer,
+        without: Collection[nn.Parameter] = (),
+    ) -> None:
         """Store an optimizer's state, such as momenta and step counts.
 
-        An entry's name is its parameter's position and its own name, such as ``3/exp_avg``.
+        An entry's name is its parameter's place and its own name, such as ``3/exp_avg``.
+
+        Parameters
+        ----------
+        group : str
+            The group, which is replaced.
+        optimizer : torch.optim.Optimizer
+            The optimizer.
+        without : collection of nn.Parameter
+            Parameters whose state is left out.
         """
+        left_out = _places(optimizer, without)
         entries = {
-            f"{position}/{name}": torch.as_tensor(value)
-            for position, state in optimizer.state_dict()["state"].items()
+            f"{place}/{name}": torch.as_tensor(value)
+            for place, state in optimizer.state_dict()["state"].items()
             for name, value in state.items()
-            if value is not None
+            if value is not None and place not in left_out
         }
         if entries:
             self.save(group, entries)
 
-    def load_optimizer(self, group: str, optimizer: torch.optim.Optimizer) -> None:
-        """Load the stored state into an optimizer, if any. Its learning rate does not change."""
-        entries = self.load(group)
-        if entries is None:
-            return
+    def load_optimizer(
+        self,
+        group: str,
+        optimizer: torch.optim.Optimizer,
+        without: Collection[nn.Parameter] = (),
+    ) -> None:
+        """Load the stored state into an optimizer, if any. Its learning rate does not change.
+
+        Parameters
+        ----------
+        group : str
+            The group.
+        optimizer : torch.optim.Optimizer
+            The optimizer.
+        without : collection of nn.Parameter
+            Parameters that start without state.
+        """
+        starts_anew = _places(optimizer, without)
         state: dict[int, dict[str, Tensor]] = {}
-        for entry, value in entries.items():
-            position, _, name = entry.partition("/")
-            # The optimizer changes its state in place, but the memory must not change.
-            state.setdefault(int(position), {})[name] = value.clone()
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+        for entry, value in (self.load(group) or {}).items():
+            place, _, name = entry.partition("/")
+            if int(place) not in starts_anew:
+                # The optimizer changes its state in place, but the memory must not change.
+                state.setdefault(int(place), {})[name] = value.clone()
+        if state:
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def _places(optimizer: torch.optim.Optimizer, chosen: Collection[nn.Parameter]) -> set[int]:
+    """Return the places of some parameters among those of an optimizer."""
+    ids = set(map(id, chosen))
+    parameters = (p for part in optimizer.param_groups for p in part["params"])
+    return {place for place, parameter in enumerate(parameters) if id(parameter) in ids}

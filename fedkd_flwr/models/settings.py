@@ -41,6 +41,8 @@ class ModelSettings(Slice):
         ``digits`` for ``none,max_pool_3x3,skip_connect,sep_conv_3x3``.
     genotype : str
         JSON of the cells of ``darts-fixed``; empty for the cells that DARTS published.
+    initial_weights : str
+        ``common``, one draw for all clients of an architecture, or ``own``, one for each client.
     batch_norm_statistics : str
         With which means and variances a network with batch normalization is evaluated, whatever
         the method: ``fresh``, those of the client's own training images under the final
@@ -55,6 +57,7 @@ class ModelSettings(Slice):
     supernet_stem_stride: int = Field(default=0, ge=0)
     supernet_operations: Words = ()
     genotype: str = ""
+    initial_weights: Literal["common", "own"] = "common"
     batch_norm_statistics: Literal["fresh", "kept"] = "fresh"
 
     @field_validator("models")

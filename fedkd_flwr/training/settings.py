@@ -46,6 +46,8 @@ class TrainingSettings(Slice):
         E, epochs on private data per round.
     local_iterations : int
         tau, random private batches per round instead of epochs; 0 for epochs.
+    fine_tune_epochs : int
+        Epochs on private data before each evaluation, for any method; the result is not kept.
     batch_size : int
         Batch size on private data.
     batch_order : int
@@ -69,6 +71,7 @@ class TrainingSettings(Slice):
 
     local_epochs: int = Field(default=2, ge=1)
     local_iterations: int = Field(default=0, ge=0)
+    fine_tune_epochs: int = Field(default=0, ge=0)
     batch_size: int = Field(default=8, ge=1)
     batch_order: int = Field(default=0, ge=0)
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"

@@ -1,0 +1,144 @@
+"""One protocol for all methods: a method without its exchange is `local`, to the last digit."""
+
+import numpy as np
+import pytest
+
+import fedkd_flwr
+from fedkd_flwr.clients.fedfomo import FedFomoClient
+from fedkd_flwr.config import read_config
+from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.features import feature_width
+from strategies.lg_fedavg import LGFedAvg
+
+WIDTH = feature_width(build_model("mlp", (1, 28, 28), 10))
+
+
+@pytest.fixture(scope="module")
+def settings():
+    """Three rounds with momentum, in which every client takes part."""
+    from conftest import SMALL
+
+    changes = {"models": "mlp", "num-server-rounds": 3, "momentum": 0.9, "learning-rate": 0.02}
+    return {**SMALL, **changes}
+
+
+@pytest.fixture(scope="module")
+def trained_alone(settings, tmp_path_factory):
+    return run_of(settings, tmp_path_factory.mktemp("local"), "local")
+
+
+def run_of(settings, folder, method, **changes):
+    return fedkd_flwr.run({**settings, "strategy": method, **changes}, output_dir=folder / method)
+
+
+def nothing_sent(monkeypatch, strategy):
+    for hook in ("train_payload", "evaluate_payload"):
+        monkeypatch.setattr(strategy, hook, lambda *_: {})
+
+
+def without_averaged_head(monkeypatch):
+    nothing_sent(monkeypatch, LGFedAvg)
+
+
+def without_mixing(monkeypatch):
+    monkeypatch.setattr(
+        FedFomoClient, "weigh", lambda client, own, loss, others: np.zeros(len(others))
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "arrange"),
+    [
+        ("fedper", {"fedper.personal-layers": 99}, None),
+        ("lg-fedavg", {"lg-fedavg.feature-width": WIDTH}, without_averaged_head),
+        ("fml", {"fml.alpha": 1.0, "fml.shared-model": "mlp"}, None),
+        ("fd", {"fd.gamma": 0.0}, None),
+        (
+            "fedproto",
+            {
+                "fedproto.prototype-weight": 0.0,
+                "fedproto.predict": "head",
+                "fedproto.feature-width": WIDTH,
+            },
+            None,
+        ),
+        ("ditto", {"ditto.personalization-weight": 0.0}, None),
+        ("fedfomo", {}, without_mixing),
+        ("kt-pfl", {"kt-pfl.distillation-epochs": 0}, None),
+    ],
+)
+def test_a_method_without_its_exchange_is_local(
+    method, changes, arrange, settings, trained_alone, tmp_path, monkeypatch
+):
+    if arrange:
+        arrange(monkeypatch)
+    run = run_of(settings, tmp_path, method, **changes)
+    for column in ("correct", "loss"):
+        expected = list(trained_alone.clients[column])
+        assert list(run.clients[column]) == expected, column
+
+
+def test_fedmd_is_ds_fl_without_sharpening(settings, tmp_path):
+    runs = [
+        run_of(settings, tmp_path, "fedmd", **{"kt-pfl.temperature": 1.0}),
+        run_of(settings, tmp_path, "ds-fl", **{"ds-fl.aggregation": "simple"}),
+    ]
+    assert list(runs[0].clients["loss"]) == list(runs[1].clients["loss"])
+
+
+def test_kt_pfl_params_with_frozen_coefficients_is_fedavg(settings, tmp_path):
+    frozen = {"kt-pfl-params.coefficient-learning-rate": 0.0}
+    runs = [
+        run_of(settings, tmp_path, "kt-pfl-params", **frozen),
+        run_of(settings, tmp_path, "fedavg", **{"fedavg.weighting": "uniform"}),
+    ]
+    # One is evaluated after local training, the other before; both train the same models.
+    np.testing.assert_allclose(*(list(run.clients["train_loss"]) for run in runs), rtol=1e-5)
+
+
+@pytest.mark.parametrize("weights", ["common", "own"])
+def test_initial_weights_are_one_draw_or_one_for_each_client(weights, settings):
+    from helpers import client_of
+
+    flat = read_config({**settings, "initial-weights": weights}).flat()
+    first, second = (client_of(flat, n).new_model().state_dict() for n in (0, 1))
+    equal = all(first[name].equal(second[name]) for name in first)
+    assert equal == (weights == "common")
+
+
+def test_momentum_of_replaced_weights_is_not_kept(settings):
+    from helpers import client_of
+
+    from fedkd_flwr.training.jobs import complete
+
+    kept = {}
+    for method, changes in {
+        "local": {},
+        "fedavg": {},
+        "fedper": {"fedper.personal-layers": 1},
+    }.items():
+        client = client_of({**settings, "strategy": method, **changes})
+        complete(client.train_locally(1))
+        state = client.memory.load("optimizer") or {}
+        kept[method] = {int(name.partition("/")[0]) for name in state}
+    parameters = len(list(client.model.parameters()))
+    assert kept["local"] == set(range(parameters))
+    assert kept["fedavg"] == set()
+    # Weight and bias of the head stay on the client.
+    assert kept["fedper"] == {parameters - 2, parameters - 1}
+
+
+def test_fedavg_with_fine_tuning_is_fedavg_ft(settings, tmp_path):
+    runs = [
+        run_of(settings, tmp_path, "fedavg", **{"fine-tune-epochs": 2}),
+        run_of(settings, tmp_path, "fedavg-ft", **{"fedavg-ft.epochs": 2}),
+    ]
+    for column in ("loss", "fine_tuning_steps"):
+        assert list(runs[0].clients[column]) == list(runs[1].clients[column])
+
+
+def test_fine_tuning_before_an_evaluation_does_not_change_the_training(settings, tmp_path):
+    plain = run_of(settings, tmp_path / "plain", "kt-pfl")
+    tuned = run_of(settings, tmp_path / "tuned", "kt-pfl", **{"fine-tune-epochs": 1})
+    assert list(plain.clients["train_loss"]) == list(tuned.clients["train_loss"])
+    assert (plain.clients["loss"] != tuned.clients["loss"]).all()
