@@ -41,6 +41,20 @@ def test_a_service_is_confined(service):
     assert not any(line.startswith("User=root") for line in lines)
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@pytest.mark.parametrize("service", SERVICES, ids=lambda path: path.name)
+def test_systemd_finds_nothing_wrong_with_a_service(service, tmp_path):
+    """Names of settings and their values; the programs are those of this environment."""
+    programs = str(Path(sys.executable).parent)
+    for shipped in SERVICES:
+        text = shipped.read_text().replace("/opt/fedkd/.venv/bin", programs)
+        (tmp_path / shipped.name).write_text(text)
+    unit = tmp_path / service.name.replace("@.", "@hospital-a.")
+    command = ["systemd-analyze", "verify", "--man=no", unit]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout + found.stderr) == (0, "")
+
+
 def test_the_node_and_its_app_are_different_users():
     def read(name):
         return (DEPLOY / name).read_text()
