@@ -13,6 +13,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 import torch
+from xdist.scheduler import LoadFileScheduling
 
 from fedkd_flwr.models import pool
 
@@ -44,9 +45,13 @@ SMALL = {
 
 
 def pytest_xdist_auto_num_workers(config):
-    """Use two processes for the whole fast suite; slow proofs start processes of their own."""
-    is_whole = config.args_source == pytest.Config.ArgsSource.TESTPATHS
-    return 2 if is_whole and config.option.markexpr == "not slow" else 0
+    """Use two processes for a whole suite, and none for a choice of files or tests."""
+    return 2 if config.args_source == pytest.Config.ArgsSource.TESTPATHS else 0
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """Keep the slow proofs of a file in one process: they share a federation or a cluster."""
+    return LoadFileScheduling(config, log) if config.option.markexpr == "slow" else None
 
 
 def pytest_collection_finish():

@@ -5,8 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from federation import SMALL as SILOS
-from federation import Federation, patience
 from flwr.app import Context, RecordDict
 from helpers import client_of, write_image_folder
 
@@ -151,23 +149,3 @@ def test_the_log_names_whom_a_federation_waits_for(everybody, logged, tmp_path):
         serve(InProcessGrid(client_app, 2, asked.flat()), asked)
     (said,) = [line for line in logged(logging.INFO) if line.startswith("Waiting")]
     assert "for 3 clients: 2 are connected (num-clients=0 takes all" in said
-
-
-@pytest.mark.slow
-def test_two_silos_start_by_number_or_as_connected(tmp_path):
-    """What a federation of two nodes does with eight clients, and with the default."""
-    with Federation(tmp_path, nodes=2) as federation:
-        for n, node_config in federation.node_configs.items():
-            node_config |= {"num-partitions": 2, "partition-id": n}
-        federation.start_all()
-        settings = {name: value for name, value in SILOS.items() if name != "num-clients"}
-        settings |= {"output-dir": str(tmp_path / "run"), "num-server-rounds": 1}
-        eight = federation.start_run({**settings, "num-clients": 8, "connect-timeout": 5.0})
-        text = "Waiting up to 5 s for 8 clients: 2 are connected (num-clients=0 takes"
-        federation.wait_for_text(eight, text, patience(120))
-        text = "The run stopped: The run needs 8 clients and 2 are connected"
-        federation.wait_for_text(eight, text, patience(60))
-        assert eight.wait(timeout=patience(60)) is not None
-        two = federation.start_run(settings)
-        federation.wait_for_text(two, "Finished. Run directory", patience(300))
-    assert fedkd_flwr.load_run(tmp_path / "run").config["num-clients"] == 2

@@ -9,6 +9,7 @@ import pytest
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import run_deployment, simulation
+from strategies.core.new_clients import NEW_CLIENTS
 
 
 def in_both_engines(settings, folder):
@@ -26,6 +27,13 @@ def assert_same_numbers(simulated, here):
         assert list(simulated.rounds[column]) == list(here.rounds[column])
     for name, matrix in here.matrices.items():
         np.testing.assert_array_equal(simulated.matrices[name], matrix)
+
+
+def assert_same_new_clients(there, here):
+    mine, expected = there.table(NEW_CLIENTS), here.table(NEW_CLIENTS)
+    assert len(mine) and mine["failure"].isna().all()
+    assert list(mine["partition_id"]) == list(expected["partition_id"])
+    np.testing.assert_allclose(mine["loss"], expected["loss"], rtol=1e-5)
 
 
 def test_ray_and_one_process_give_the_same_numbers(small, tmp_path):
@@ -49,6 +57,20 @@ def test_ray_and_one_process_give_the_same_numbers(small, tmp_path):
 def test_each_family_gives_the_same_numbers_under_ray(changes, small, tmp_path):
     simulated, here, _ = in_both_engines({**small, "fraction-train": 0.75, **changes}, tmp_path)
     assert_same_numbers(simulated, here)
+
+
+@pytest.mark.slow
+def test_custom_code_and_new_clients_give_the_same_numbers_under_ray(small, tmp_path):
+    own = {
+        "strategy": "examples.own_method:nearest",
+        "models": "mlp,examples.own_model:TinyNet",
+        "nearest.sharpness": 3.0,
+        "new-clients": 0.25,
+    }
+    simulated, here, _ = in_both_engines({**small, **own}, tmp_path)
+    assert_same_numbers(simulated, here)
+    assert_same_new_clients(simulated, here)
+    assert simulated.config["nearest.sharpness"] == 3.0
 
 
 @pytest.mark.parametrize(

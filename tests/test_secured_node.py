@@ -140,8 +140,9 @@ def test_the_proxy_answers_everything_but_the_fleet_itself(secured):
 def test_a_node_executes_a_bundle_once_it_is_approved(secured):
     refused = secured.start_run({**CONFIG, "output-dir": str(secured.folder / "refused")})
     refused.wait(timeout=fed.patience(300))
-    subprocess.run([PROGRAMS / "flwr", "build"], cwd=ROOT, env=secured.env, check=True)
-    built = sorted(ROOT.glob("*.fab"), key=lambda file: file.stat().st_mtime)[-1]
+    build = [PROGRAMS / "flwr", "build", "--app", ROOT]
+    subprocess.run(build, cwd=secured.folder, env=secured.env, check=True)
+    (built,) = secured.folder.glob("*.fab")
     digest = digest_of(built.read_bytes())
     for app in secured.started[1:]:
         assert f"does not execute the bundle {digest}" in app.log_path.read_text()
@@ -150,7 +151,6 @@ def test_a_node_executes_a_bundle_once_it_is_approved(secured):
 
     approve = [PROGRAMS / "fedkd", "bundles", "approve", built, "--list", secured.approved]
     subprocess.run(approve, env=secured.env, check=True)
-    built.unlink()
     process = secured.start_run({**CONFIG, "output-dir": str(secured.folder / "run")})
     run = secured.finished_run(process, secured.folder / "run", 600)
     assert list(run.rounds["replies"]) == [2]
