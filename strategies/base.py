@@ -251,7 +251,7 @@ class PersonalizedStrategy(Traits, Strategy):
 
     @property
     def trained(self) -> list[int]:
-        """All clients that have joined, except the new clients."""
+        """All clients that have joined, except the new clients, in ascending order."""
         return self.members.trained
 
     def reachable(self, new: bool = False) -> list[int]:

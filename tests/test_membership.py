@@ -60,6 +60,12 @@ ALL = {"n11": (0, "a"), "n12": (1, "b"), "n13": (2, "c")}
 RESTARTING = {"n11": (0, "a"), "n13": (2, "c")}
 
 
+def test_training_clients_are_listed_in_ascending_order_however_they_joined():
+    members = membership()
+    members.meet(FakeGrid(n11=(2, "c"), n12=(0, "a"), n13=(1, "b")), 1)
+    assert members.trained == [0, 1, 2]
+
+
 # ---- A partition belongs to a key ------------------------------------------------------
 
 

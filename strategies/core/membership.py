@@ -159,8 +159,11 @@ class Membership:
 
     @property
     def trained(self) -> list[int]:
-        """All clients that have joined, except the new clients."""
-        return [n for n in self.clients if not self.is_new(n)]
+        """All clients that have joined, except the new clients, in ascending order.
+
+        Nodes of a simulation join in any order, and sums over clients depend on theirs.
+        """
+        return sorted(n for n in self.clients if not self.is_new(n))
 
     def is_new(self, partition_id: int) -> bool:
         """Return whether a client joins only after the training."""
