@@ -10,6 +10,7 @@ import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import run_deployment, simulation
 from strategies.core.new_clients import NEW_CLIENTS
+from strategies.core.rounds import Observer
 
 
 def in_both_engines(settings, folder):
@@ -118,4 +119,4 @@ def test_an_unknown_superlink_is_refused(small, tmp_path, monkeypatch):
 def test_the_line_that_explains_a_failed_simulation_is_returned(lines, reason, tmp_path):
     command = [sys.executable, "-X", "utf8", "-c", "import sys; print(*sys.argv[1:], sep=chr(10))"]
     command += lines
-    assert simulation._follow(command, dict(os.environ), tmp_path, None, None) == reason
+    assert simulation._follow(command, dict(os.environ), tmp_path, Observer()) == reason

@@ -29,6 +29,7 @@ from fedkd_flwr.runs import RunDirectory, RunDirectoryError, lock
 from fedkd_flwr.runs import directory as directory_module
 from fedkd_flwr.server_app import serve
 from strategies.core.replies import TooFewRepliesError
+from strategies.core.rounds import RowObserver
 
 HOSTILE = 1
 SAME = ["round", "accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"]
@@ -570,7 +571,8 @@ def test_two_hundred_rounds_of_fifty_clients_with_every_fifth_reply_lost(strateg
     grid = InProcessGrid(app, 50, configuration.flat())
     memories = []
     with flower_log_level(logging.CRITICAL):
-        run = serve(grid, configuration, lambda row: memories.append(memory("VmRSS")))
+        measured = RowObserver(lambda row: memories.append(memory("VmRSS")))
+        run = serve(grid, configuration, measured)
     assert list(run.rounds["round"]) == list(range(1, 201))
     share = run.rounds["failures"].sum() / (50 * 200)
     assert 0.18 < share < 0.22
