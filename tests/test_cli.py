@@ -41,7 +41,8 @@ def test_square_brackets_are_printed_as_they_are(tmp_path, monkeypatch):
     assert "needs a table [grid]" in refusal("sweep", tmp_path / "sweep.toml")
     assert "There is no preset kt[red]/a[b]" in refusal("run", "kt[red]/a[b]")
     assert "[base] and [grid]" in command("sweep", "--help").stdout
-    node = ["--node-config", 'partition-id=0 num-partitions=8 data-path="/no[where]"']
+    node = 'partition-id=0 num-partitions=8 data-path="/no[where]" epsilon-budget=inf'
+    node = ["--node-config", node]
     assert "'/no[where]'" in command("doctor", *node, "-c", "models=mlp").stdout
 
 

@@ -165,7 +165,7 @@ def test_a_hostile_node_does_not_affect_others_for_twenty_rounds(strategy, small
     assert peak < 1.5 * 200, f"{peak:.0f} MB"
     # The others end exactly as if it had been silent.
     assert honest_accuracy(hostile) == honest_accuracy(without)
-    assert abs(honest_accuracy(hostile) - honest_accuracy(honest)) < 0.05
+    assert honest_accuracy(hostile) > honest_accuracy(honest) - 0.05
 
 
 def test_poisoned_predictions_pass_the_checks_and_do_limited_harm(small, tmp_path):
