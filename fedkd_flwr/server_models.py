@@ -15,6 +15,7 @@ from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.clients import public_pool, public_pool_size
 from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.features import common_width, with_common_width
 from fedkd_flwr.models.vectors import ALL, fill_from_vectors, matrix_shapes, model_vectors
 from fedkd_flwr.training.loop import (
     DivergedError,
@@ -54,6 +55,11 @@ class RunModels:
     def names(self) -> tuple[str, ...]:
         """The distinct architectures of the run."""
         return tuple(dict.fromkeys(self.run.models.models))
+
+    @property
+    def feature_width(self) -> int:
+        """Number of features that enter the head, for methods that need the same of all clients."""
+        return common_width(self.run.models, self.run.data.image_shape, self.run.data.num_classes)
 
     @property
     def public_pool_size(self) -> int:
@@ -141,4 +147,6 @@ class RunModels:
             network = build_model(
                 name, data.image_shape, data.num_classes, self.run.models.search_space
             )
+            if self.run.models.feature_width:
+                with_common_width(network, self.run.models.feature_width)
         return network.to(self.run.server_device)

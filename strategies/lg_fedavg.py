@@ -24,6 +24,7 @@ import numpy as np
 from strategies.base import PersonalizedStrategy
 from strategies.core.influence_limits import with_clipped_updates
 from strategies.core.replies import Arrays, Due, Reply
+from strategies.core.server_models import ServerModels
 from strategies.parameters import AVERAGES
 from strategies.prototypes import HEAD_BIAS, HEAD_WEIGHT, FeatureSettings, HeadState
 
@@ -46,6 +47,7 @@ class LGFedAvg(PersonalizedStrategy):
     averages_parameters = True
     evaluates_trained_model = False
     state: HeadState
+    server_models: ServerModels
 
     def begin(self, initial: Arrays) -> HeadState:
         """Start without a head: each client has its own."""
@@ -62,7 +64,7 @@ class LGFedAvg(PersonalizedStrategy):
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
         """Require a head, (K, d) and (K,)."""
         classes = self.plan.num_classes
-        shape = classes, self.settings.feature_width
+        shape = classes, self.settings.feature_width or self.server_models.feature_width
         return {HEAD_WEIGHT: Due(shape), HEAD_BIAS: Due((classes,))}
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> HeadState:

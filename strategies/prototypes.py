@@ -17,6 +17,7 @@ from strategies.base import PersonalizedStrategy
 from strategies.core.influence_limits import with_clipped_rows
 from strategies.core.plan import Settings
 from strategies.core.replies import Due, InvalidReplyError, Reply
+from strategies.core.server_models import ServerModels
 from strategies.core.state import State
 
 CLASS_MEANS = "class-means"
@@ -36,10 +37,11 @@ class FeatureSettings(Settings):
     ----------
     feature_width : int
         d, the number of features that enter the head. A model with another number gets a linear
-        layer before its head.
+        layer before its head. 0 for the run's ``feature-width``; if that is 0 too, the models' own
+        number where they agree, else 64.
     """
 
-    feature_width: int = Field(default=64, ge=1)
+    feature_width: int = Field(default=0, ge=0)
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,13 @@ class HeadState(State):
 class ClassMeanStrategy(PersonalizedStrategy):
     """A strategy whose clients reply with class means and counts, and nothing else."""
 
+    server_models: ServerModels
+
     @property
     def width(self) -> int:
         """d, the length of a mean."""
         width: int = self.settings.feature_width  # type: ignore[attr-defined]
-        return width
+        return width or self.server_models.feature_width
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
         """Require class means, (K, d), and counts, (K,)."""

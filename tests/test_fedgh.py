@@ -96,7 +96,7 @@ def test_the_head_is_all_that_is_kept(small, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"fedgh.feature-width": 0}, r"fedgh\.feature-width = 0: it should be greater than"),
+        ({"fedgh.feature-width": -1}, r"fedgh\.feature-width = -1: it should be greater than"),
         ({"fedgh.server-learning-rate": 0}, r"fedgh\.server-learning-rate = 0"),
         ({"fedgh.server-epochs": 0}, r"fedgh\.server-epochs = 0"),
     ],

@@ -104,7 +104,7 @@ def test_mixed_models_agree_on_a_width_and_send_their_mean_features(small, tmp_p
 
 def test_without_its_term_it_trains_as_local_does(small, tmp_path):
     """A width that the model has by itself needs no projection; predictions are the head's."""
-    small |= {"models": "mlp", "fedproto.feature-width": 100, "fedproto.predict": "head"}
+    small |= {"models": "mlp", "fedproto.feature-width": 0, "fedproto.predict": "head"}
     columns = ["round", "partition_id", "accuracy", "loss"]
     local, without, pulled = (
         fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / str(name)).clients[columns]
@@ -174,7 +174,7 @@ def test_the_prototypes_are_all_that_is_kept(small, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"fedproto.feature-width": 0}, "fedproto.feature-width = 0: it should be greater than"),
+        ({"fedproto.feature-width": -1}, "fedproto.feature-width = -1: it should be greater than"),
         ({"fedproto.prototype-weight": -1}, "fedproto.prototype-weight = -1"),
         ({"fedproto.predict": "both"}, "fedproto.predict = 'both'.*'prototype' or 'head'"),
     ],

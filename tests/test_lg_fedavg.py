@@ -55,7 +55,7 @@ def test_bodies_stay_and_are_trained_from_round_to_round(small, tmp_path):
 
 def test_a_single_client_without_momentum_equals_local(small, tmp_path):
     """With momentum it does not: that of the head starts anew when the head is replaced."""
-    small |= {"num-clients": 1, "models": "mlp", "lg-fedavg.feature-width": 100, "momentum": 0.0}
+    small |= {"num-clients": 1, "models": "mlp", "lg-fedavg.feature-width": 0, "momentum": 0.0}
     columns = ["round", "accuracy", "loss"]
     local, alone = (
         fedkd_flwr.run({**small, "strategy": strategy}, output_dir=tmp_path / strategy)
@@ -81,7 +81,7 @@ def test_the_head_is_all_that_is_kept(small, tmp_path):
         assert not np.array_equal(after_one[name], array)
 
 
-def test_a_width_below_one_is_refused_in_one_line(small):
-    with pytest.raises(ConfigError, match=r"lg-fedavg\.feature-width = 0") as caught:
-        read_config({**small, "lg-fedavg.feature-width": 0})
+def test_a_negative_width_is_refused_in_one_line(small):
+    with pytest.raises(ConfigError, match=r"lg-fedavg\.feature-width = -1") as caught:
+        read_config({**small, "lg-fedavg.feature-width": -1})
     assert "\n" not in str(caught.value)

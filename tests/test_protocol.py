@@ -2,15 +2,13 @@
 
 import numpy as np
 import pytest
+from helpers import client_of
 
 import fedkd_flwr
 from fedkd_flwr.clients.fedfomo import FedFomoClient
 from fedkd_flwr.config import read_config
-from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.features import feature_width
+from fedkd_flwr.training.loop import count_correct
 from strategies.lg_fedavg import LGFedAvg
-
-WIDTH = feature_width(build_model("mlp", (1, 28, 28), 10))
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +48,12 @@ def without_mixing(monkeypatch):
     ("method", "changes", "arrange"),
     [
         ("fedper", {"fedper.personal-layers": 99}, None),
-        ("lg-fedavg", {"lg-fedavg.feature-width": WIDTH}, without_averaged_head),
+        ("lg-fedavg", {}, without_averaged_head),
         ("fml", {"fml.alpha": 1.0, "fml.shared-model": "mlp"}, None),
         ("fd", {"fd.gamma": 0.0}, None),
         (
             "fedproto",
-            {
-                "fedproto.prototype-weight": 0.0,
-                "fedproto.predict": "head",
-                "fedproto.feature-width": WIDTH,
-            },
+            {"fedproto.prototype-weight": 0.0, "fedproto.predict": "head"},
             None,
         ),
         ("ditto", {"ditto.personalization-weight": 0.0}, None),
@@ -98,8 +92,6 @@ def test_kt_pfl_params_with_frozen_coefficients_is_fedavg(settings, tmp_path):
 
 @pytest.mark.parametrize("weights", ["common", "own"])
 def test_initial_weights_are_one_draw_or_one_for_each_client(weights, settings):
-    from helpers import client_of
-
     flat = read_config({**settings, "initial-weights": weights}).flat()
     first, second = (client_of(flat, n).new_model().state_dict() for n in (0, 1))
     equal = all(first[name].equal(second[name]) for name in first)
@@ -107,8 +99,6 @@ def test_initial_weights_are_one_draw_or_one_for_each_client(weights, settings):
 
 
 def test_momentum_of_replaced_weights_is_not_kept(settings):
-    from helpers import client_of
-
     from fedkd_flwr.training.jobs import complete
 
     kept = {}
@@ -142,3 +132,24 @@ def test_fine_tuning_before_an_evaluation_does_not_change_the_training(settings,
     tuned = run_of(settings, tmp_path / "tuned", "kt-pfl", **{"fine-tune-epochs": 1})
     assert list(plain.clients["train_loss"]) == list(tuned.clients["train_loss"])
     assert (plain.clients["loss"] != tuned.clients["loss"]).all()
+
+
+@pytest.mark.parametrize("models", ["mlp", "mlp,lenet"])
+def test_local_with_the_same_projection_is_fedproto_without_its_term(models, settings, tmp_path):
+    """Widths differ between mlp and lenet, so that both methods need the projection."""
+    wide = {**settings, "models": models, "feature-width": 32}
+    trained_alone = run_of(wide, tmp_path, "local")
+    changes = {"fedproto.prototype-weight": 0.0, "fedproto.predict": "head"}
+    run = run_of(wide, tmp_path, "fedproto", **changes)
+    assert list(run.clients["loss"]) == list(trained_alone.clients["loss"])
+
+
+def test_a_model_with_a_projection_is_exported_in_its_plain_architecture(settings, tmp_path):
+    models = {"feature-width": 32, "models-dir": str(tmp_path / "models")}
+    for method in ("local", "fedavg"):
+        run = run_of(settings, tmp_path, method, **models)
+        last = run.clients[run.clients["round"] == 3].set_index("partition_id")
+        model = fedkd_flwr.load_model(tmp_path / "models" / "0.safetensors")
+        client = client_of({**settings, "strategy": method}, 0)
+        correct = count_correct(model(client.data.test_images), client.data.test_labels).correct
+        assert correct == last.loc[0, "correct"]

@@ -6,6 +6,7 @@ which batch normalization is evaluated. The default is fresh statistics of the t
 """
 
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedkd_flwr.clients.reply import TrainReply as TrainReply
 from fedkd_flwr.clients.serving import ServingClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.data.clients import ClientData, load_client, public_samples
+from fedkd_flwr.models.features import fold_into
 from fedkd_flwr.models.pool import Architecture, borrow, give_back
 from fedkd_flwr.models.vectors import fill_model
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob
@@ -140,8 +142,24 @@ class PersonalClient(ServingClient):
     @property
     def architecture(self) -> Architecture:
         """The architecture of the client's model, without its weights."""
-        data, search_space = self.data, self.run.models.search_space
-        return Architecture(self.model_name, data.shape, data.classes, search_space, self.device)
+        data, models = self.data, self.run.models
+        return Architecture(
+            self.model_name,
+            data.shape,
+            data.classes,
+            models.search_space,
+            self.device,
+            models.feature_width,
+        )
+
+    @property
+    def exported_model(self) -> nn.Module:
+        """The evaluated model in its plain architecture, with any projection in its head."""
+        return self._without_projection() if self.architecture.feature_width else self.model
+
+    def _without_projection(self, head: nn.Linear | None = None) -> nn.Module:
+        plain = replace(self.architecture, feature_width=0).build()
+        return fold_into(plain, self.model, head)
 
     def new_model(self) -> nn.Module:
         """Build the client's architecture with its initial weights.

@@ -13,7 +13,7 @@ from torch.nn import functional
 from fedkd_flwr.clients.base import Arrays, PersonalClient
 from fedkd_flwr.clients.policy import NodePolicy
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.models.features import FeatureExtractor, fold_into
+from fedkd_flwr.models.features import FeatureExtractor, common_width
 from fedkd_flwr.models.parts import head_of
 from fedkd_flwr.models.pool import Architecture
 from fedkd_flwr.training.jobs import PredictJob, Steps
@@ -87,7 +87,10 @@ class CommonWidthClient(ClassMeanClient):
     @property
     def architecture(self) -> Architecture:
         """The architecture of the client's model, with a projection if its own width differs."""
-        return replace(super().architecture, feature_width=self.settings.feature_width)
+        plain = super().architecture
+        width = self.settings.feature_width
+        width = width or common_width(self.run.models, plain.shape, plain.classes)
+        return replace(plain, feature_width=width)
 
     @yields_jobs
     def features(self) -> Steps[Tensor]:
@@ -103,7 +106,7 @@ class CommonWidthClient(ClassMeanClient):
     @property
     def exported_model(self) -> nn.Module:
         """The evaluated model in its plain architecture, with the projection in its head."""
-        return fold_into(super().architecture.build(), self.model, self.evaluated_head)
+        return self._without_projection(self.evaluated_head)
 
 
 class SharedHeadClient(CommonWidthClient):

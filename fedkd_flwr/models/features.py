@@ -1,9 +1,18 @@
 """A model's features, the input of its head, and a common feature width for all models."""
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 
+from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.common import Shape
+from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.parts import head_of, mark_head
+from fedkd_flwr.models.settings import ModelSettings
+
+WIDTH_OF_PROJECTIONS = 64
+"""Features that enter the head if they have to be the same, and models differ in their own."""
 
 
 def feature_width(model: nn.Module) -> int:
@@ -74,6 +83,34 @@ def with_common_width(model: nn.Module, width: int) -> nn.Module:
     if "name_of_head" in vars(model):
         mark_head(model, f"{name}.1")
     return model
+
+
+def common_width(models: ModelSettings, shape: Shape, classes: int) -> int:
+    """Return the number of features that enter the head, where it has to be the same for all.
+
+    Parameters
+    ----------
+    models : ModelSettings
+        The run's architectures, and the width if it is set.
+    shape, classes
+        Shape of a sample, and number of classes.
+
+    Returns
+    -------
+    int
+        The width that is set, else the models' own where they agree, else `WIDTH_OF_PROJECTIONS`.
+    """
+    return models.feature_width or _own_width(models.models, shape, classes, models.search_space)
+
+
+@cache
+def _own_width(
+    names: tuple[str, ...], shape: Shape, classes: int, search_space: SearchSpace
+) -> int:
+    with torch.random.fork_rng(devices=[]):
+        built = [build_model(name, shape, classes, search_space) for name in dict.fromkeys(names)]
+    widths = {feature_width(model) for model in built}
+    return widths.pop() if len(widths) == 1 else WIDTH_OF_PROJECTIONS
 
 
 @torch.no_grad()

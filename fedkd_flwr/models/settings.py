@@ -41,6 +41,9 @@ class ModelSettings(Slice):
         ``digits`` for ``none,max_pool_3x3,skip_connect,sep_conv_3x3``.
     genotype : str
         JSON of the cells of ``darts-fixed``; empty for the cells that DARTS published.
+    feature_width : int
+        Features that enter the head of every model, whatever the method. A model with another
+        number gets a linear layer before its head. 0 for the models' own numbers.
     initial_weights : str
         ``common``, one draw for all clients of an architecture, or ``own``, one for each client.
     batch_norm_statistics : str
@@ -57,6 +60,7 @@ class ModelSettings(Slice):
     supernet_stem_stride: int = Field(default=0, ge=0)
     supernet_operations: Words = ()
     genotype: str = ""
+    feature_width: int = Field(default=0, ge=0)
     initial_weights: Literal["common", "own"] = "common"
     batch_norm_statistics: Literal["fresh", "kept"] = "fresh"
 

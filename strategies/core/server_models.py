@@ -25,6 +25,10 @@ class ServerModels(Protocol):
     def public_pool_size(self) -> int:
         """Number of samples in the whole public set."""
 
+    @property
+    def feature_width(self) -> int:
+        """Number of features that enter the head, for methods that need the same of all clients."""
+
     def public_subset(self, server_round: int) -> NDArray[Any]:
         """Return the positions of a round's samples in the public set, (P,), ascending."""
 
