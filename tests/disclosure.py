@@ -37,7 +37,7 @@ EVALUATED = {"correct", "total", "loss"}
 SEARCHES = ("fedkma", "fednas", "spider")
 """Methods that search architectures, and so send those of a supernet."""
 
-SYMBOLS = {40: "P", 5: "P/8", 10: "K", 64: "h", 12: "b", 2: "C", 7: "M", 3: "R", 4: "R"}
+SYMBOLS = {40: "P", 5: "P/8", 10: "K", 6: "h", 12: "b", 2: "C", 7: "M", 3: "R", 4: "R"}
 """Sizes in these runs: all differ, so that a size tells its meaning."""
 
 SIZES = {"pairs": "(S, 2)", "ranks": "(L,)", "factors": "(f,)"}
