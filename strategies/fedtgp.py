@@ -10,10 +10,13 @@ on each client's prototype P of class c by
 
     -log exp(-(|P - g_c| + margin)) / (exp(-(|P - g_c| + margin)) + Σ_{k≠c} exp(-|P - g_k|)),
 
-where the margin is the largest distance between two classes' mean prototypes, at most a threshold.
+where the margin is the largest distance of a class's mean prototype to its nearest one, at most a
+threshold.
 
 Differences from the paper
 --------------------------
+- The margin follows the authors' code. The paper's formula has the largest distance between any two
+  classes.
 - Those of `strategies.fedproto`, whose client is used with the trained prototypes.
 - The server takes one step per client on all its prototypes; the paper draws batches of ten. There
   are no steps for classes that no client of the round holds.
@@ -62,7 +65,7 @@ class FedTGPSettings(PrototypeSettings):
 
 
 def adaptive_margin(means: NDArray[Any], counts: NDArray[Any], threshold: float) -> float:
-    """Return the largest distance between two classes' mean prototypes, at most a threshold.
+    """Return the largest distance of a class's mean prototype to its nearest one.
 
     Parameters
     ----------
@@ -71,11 +74,14 @@ def adaptive_margin(means: NDArray[Any], counts: NDArray[Any], threshold: float)
     counts : ndarray
         Shape (R, K), 0 where a client lacks a class; clients with the class have equal weights.
     threshold : float
-        tau.
+        tau, the largest margin.
     """
     centers = mean_by_class(means, (counts > 0).astype(np.float64))[counts.any(axis=0)]
+    if len(centers) < 2:
+        return 0.0
     distances = np.linalg.norm(centers[:, None] - centers[None], axis=-1)
-    return min(float(distances.max(initial=0.0)), threshold)
+    np.fill_diagonal(distances, np.inf)
+    return min(float(distances.min(axis=0).max()), threshold)
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,10 @@ def loss_by_hand(prototypes, sent, classes, margin):
 # ---- The update ----------------------------------------------------------------------
 
 
-def test_the_margin_is_the_largest_distance_between_present_classes():
-    means = np.array([[[0.0, 0], [3, 4], [90, 90]], [[0, 0], [9, 12], [90, 90]]])
-    counts = np.array([[5, 1, 0], [1, 9, 0]])
+def test_the_margin_is_the_largest_distance_to_the_nearest_present_class():
+    means = np.array([[[0.0, 0], [3, 4], [90, 90], [6, 11]], [[0, 0], [9, 12], [90, 90], [6, 11]]])
+    counts = np.array([[5, 1, 0, 1], [1, 9, 0, 1]])
+    # Centers (0, 0), (6, 8) and (6, 11): nearest at 10, 3 and 3; the farthest pair is at 12.5.
     assert adaptive_margin(means, counts, 100.0) == pytest.approx(10)
     assert adaptive_margin(means, counts, 4.0) == 4
     assert adaptive_margin(means[:, :1], counts[:, :1], 100.0) == 0
