@@ -1,25 +1,25 @@
-"""FedFomo: clients weight the models of others by the decrease of their validation loss.
+"""FedFomo: clients weight models by the decrease of their validation loss.
 
 Michael Zhang, Karan Sapra, Sanja Fidler, Serena Yeung, Jose M. Alvarez, *Personalized Federated
 Learning with First Order Model Optimization*, ICLR 2021, arXiv:2012.08565.
 
-Client i receives the models of M other clients and weights each by ``max(0, (L_i(w_i) - L_i(w_j)) /
-||w_j - w_i||)`` with its validation loss L_i. It scales the weights to sum 1, if any is positive,
-and continues from ``w_i + Σ_j weight_j (w_j - w_i)`` (Eqs. 4 and 5). The server accumulates the
-weights in a matrix of affinities and sends a client the models with the largest ones; with
-probability epsilon it sends a random model instead.
+Client i receives the models of M other clients. Its own last model is a candidate too. Each
+candidate has the gain ``(L_i(w_i) - L_i(w_j)) / ||w_j - w_i||``, with the validation loss L_i and
+the model w_i from which the client started its last training. The positive gains, scaled to sum 1,
+are the weights of the mean from which it continues (Eqs. 4 and 5). The server accumulates the gains
+in a matrix of affinities and sends a client the models with the largest ones; with probability
+epsilon it sends a random model instead.
 
 Differences from the paper
 --------------------------
-- w_i is the client's last model. In the paper it is the model of the previous round, and the last
-  model is a candidate.
 - A client mixes before it trains, so it receives models of the previous round. This takes one
   message per direction and round instead of two.
-- Affinities grow by the scaled weights. A client's reply changes only its own row, and so only what
-  it receives itself.
+- A client without any positive gain continues from its last model, not from the one before.
+- A client's reply changes only its own row of the affinities, and so only what it receives itself.
+  Equal affinities are ordered at random.
 - epsilon decreases by ``exploration-decay`` per round; the paper gives no rate.
 - Batch-normalization statistics are mixed like parameters, but do not count in distances.
-- A client whose own loss is not finite continues from the mean of the received models with a finite
+- A client whose loss at w_i is not finite continues from the mean of the candidates with a finite
   loss.
 - Accuracy is that of the model after local training.
 """
@@ -34,13 +34,13 @@ from pydantic import Field
 from strategies.core.new_clients import padded
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
-from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
+from strategies.core.replies import Arrays, Due, Reply
 from strategies.core.search import SearchRange
 from strategies.core.state import named_arrays
 from strategies.parameters import LibraryState, LibraryStrategy, model_due
 
-WEIGHTS_OF_OTHERS = "weights-of-others"
-"""Name of the array of weights of the received models, (M,), padded with 0."""
+GAINS_OF_OTHERS = "gains-of-others"
+"""Name of the array of gains of the received models, (M,), of any sign, padded with 0."""
 
 
 class FedFomoSettings(Settings):
@@ -62,25 +62,31 @@ class FedFomoSettings(Settings):
     exploration_decay: float = Field(default=0.05, ge=0, le=1)
 
 
-def weights_of_others(
+def gains_of(
     loss: float, losses: NDArray[np.float64], distances: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return ``max(0, (L(w_i) - L(w_j)) / ||w_j - w_i||)``, scaled to sum 1, or all 0.
+    """Return ``(L(w_i) - L(w_j)) / ||w_j - w_i||`` of candidates, 0 for those that are not usable.
 
     Parameters
     ----------
     loss : float
-        L(w_i) of the client's own model. If it is not finite, all usable models get equal weights.
+        L(w_i). If it is not finite, the gains of candidates with a finite loss are 1.
     losses, distances : ndarray
-        L(w_j) and ||w_j - w_i||, shape (M,). A model is usable if both are finite and it differs
-        from the client's own model.
+        L(w_j) and ||w_j - w_i||, shape (M,). A candidate is usable if both are finite and it
+        differs from w_i.
     """
-    is_usable = np.isfinite(losses) & np.isfinite(distances) & (distances > 0)
     if not np.isfinite(loss):
-        return is_usable / max(is_usable.sum(), 1)
-    gains = np.where(is_usable, loss - losses, 0.0) / np.where(is_usable, distances, 1.0)
+        return np.isfinite(losses).astype(np.float64)
+    is_usable = np.isfinite(losses) & np.isfinite(distances) & (distances > 0)
+    gains: NDArray[np.float64] = np.zeros(len(losses))
+    gains[is_usable] = (loss - losses[is_usable]) / distances[is_usable]
+    return gains
+
+
+def weights_of(gains: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the positive gains, (M,), scaled to sum 1; all 0 if there are none."""
     weights = np.maximum(gains, 0.0)
-    return weights / weights.sum() if weights.sum() > 0 else weights
+    return weights / weights.sum() if weights.any() else weights
 
 
 def chosen_models(
@@ -99,7 +105,7 @@ def chosen_models(
     generator : numpy.random.Generator
         Source of randomness.
     """
-    ranking = np.argsort(-affinities, kind="stable")
+    ranking = np.lexsort((generator.random(len(affinities)), -affinities))
     best = max(0, min(size, len(ranking)) - int((generator.random(size) < epsilon).sum()))
     left = generator.permutation(ranking[best:])
     return np.concatenate([ranking[:best], left])[:size]
@@ -112,7 +118,7 @@ class FedFomoState(LibraryState):
     Attributes
     ----------
     affinities : ndarray
-        Sums of weights, shape (N, N): receiver, giver.
+        Sums of gains, shape (N, N): receiver, giver.
     """
 
     affinities: NDArray[np.float64]
@@ -123,7 +129,7 @@ class FedFomo(LibraryStrategy):
 
     paper = "Zhang et al. 2021 (FedFomo)"
     dp_sgd = True
-    exchanged = "parameters and weights of others"
+    exchanged = "parameters and gains of others"
     color_family = "hypcluster"
     settings_type = FedFomoSettings
     averages_parameters = False
@@ -158,17 +164,11 @@ class FedFomo(LibraryStrategy):
         return {**own, **named_arrays(dict(enumerate(others)))}
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
-        """Require the model and the weights of the models that were sent."""
-        return {**model_due(self.state.model), WEIGHTS_OF_OTHERS: Due((self.settings.models_sent,))}
-
-    def check_reply(self, reply: Reply) -> None:
-        """Refuse weights that are negative or sum to more than 1."""
-        weights = reply.arrays[WEIGHTS_OF_OTHERS]
-        if weights.min() < 0 or weights.sum() > 1 + 1e-3:
-            raise InvalidReplyError(f"{WEIGHTS_OF_OTHERS} are negative or sum to more than 1")
+        """Require the model and the gains of the models that were sent."""
+        return {**model_due(self.state.model), GAINS_OF_OTHERS: Due((self.settings.models_sent,))}
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> FedFomoState:
-        """Accumulate the weights, and store the models."""
+        """Accumulate the gains, and store the models."""
         library = self.library_with(self.models_in(replies))
         return replace(self.accumulated(server_round, replies), library=library)
 
@@ -182,17 +182,17 @@ class FedFomo(LibraryStrategy):
         )
 
     def welcome(self, step: int, replies: dict[int, Reply]) -> FedFomoState:
-        """Accumulate the weights of each new client, which determine what it receives next."""
+        """Accumulate the gains of each new client, which determine what it receives next."""
         return self.accumulated(step, replies)
 
     def accumulated(self, server_round: int, replies: dict[int, Reply]) -> FedFomoState:
-        """Return the state with the weights of some replies added to the affinities."""
+        """Return the state with the gains of some replies added to the affinities."""
         affinities = self.state.affinities.copy()
         for n, reply in replies.items():
             others = self.others_for(server_round, n)
-            affinities[n, others] += reply.arrays[WEIGHTS_OF_OTHERS][: len(others)]
+            affinities[n, others] += reply.arrays[GAINS_OF_OTHERS][: len(others)]
         return replace(self.state, affinities=affinities)
 
     def matrices(self) -> dict[str, NDArray[Any]]:
-        """Return the sums of weights as ``affinities``, (N, N)."""
+        """Return the sums of gains as ``affinities``, (N, N)."""
         return {"affinities": self.state.affinities}

@@ -19,7 +19,7 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.randomness import random_generator
-from strategies.fedfomo import chosen_models, weights_of_others
+from strategies.fedfomo import chosen_models, gains_of, weights_of
 
 
 @pytest.fixture
@@ -33,13 +33,14 @@ def validation_loss(weights, flat, n):
     return float(loss_of(torch.from_numpy(np.array(weights)), images, labels))
 
 
-def weights_by_hand(own, others, flat, n):
-    loss = validation_loss(own, flat, n)
+def gains_by_hand(start, candidates, flat, n):
+    loss = validation_loss(start, flat, n)
+    distances = [np.linalg.norm(candidate - start) for candidate in candidates]
     gains = [
-        max(0.0, (loss - validation_loss(other, flat, n)) / np.linalg.norm(other - own))
-        for other in others
+        (loss - validation_loss(candidate, flat, n)) / distance if distance else 0.0
+        for candidate, distance in zip(candidates, distances, strict=True)
     ]
-    return np.array(gains) / (sum(gains) or 1)
+    return np.array(gains)
 
 
 # ---- The update ----------------------------------------------------------------------
@@ -49,55 +50,60 @@ def test_clients_move_towards_models_with_lower_validation_loss(small, tmp_path)
     small |= {"num-server-rounds": 3, "partition": "two-groups"}
     run, finished = witnessed(small, tmp_path / "run")
     models = [run.down[1, "train", n]["weights"] for n in (0, 1, 2)]
-    affinities, mixtures = np.zeros((3, 3)), 0
+    starts, affinities, mixtures, signs = list(models), np.zeros((3, 3)), 0, set()
     for t in (1, 2, 3):
-        starts = list(models)
+        last = list(models)
         for n in (0, 1, 2):
             sent = {k: v for k, v in run.down[t, "train", n].items() if "/" in k}
-            if t > 1:
+            if t == 1:
+                assert not sent
+            else:
                 others = [m for m in (0, 1, 2) if m != n]
                 found = [
-                    next(m for m in others if np.array_equal(models[m], sent[f"{p}/weights"]))
+                    next(m for m in others if np.array_equal(last[m], sent[f"{p}/weights"]))
                     for p in (0, 1)
                 ]
                 assert sorted(found) == others
-                weights = weights_by_hand(models[n], [models[m] for m in found], small, n)
-                reported = run.up[t, "train", n]["weights-of-others"]
-                np.testing.assert_allclose(reported, [*weights, 0, 0, 0], atol=2e-3)
-                pairs = zip(found, reported[:2], strict=True)
-                starts[n] = models[n] + sum(w * (models[m] - models[n]) for m, w in pairs)
+                candidates = [*(last[m] for m in found), last[n]]
+                gains = gains_by_hand(starts[n], candidates, small, n)
+                reported = run.up[t, "train", n]["gains-of-others"]
+                np.testing.assert_allclose(reported, [*gains[:2], 0, 0, 0], atol=2e-3)
                 affinities[n, found] += reported[:2]
-                mixtures += weights.sum() > 0
-            else:
-                assert not sent
-        for n in (0, 1, 2):
+                weights = np.maximum(gains, 0)
+                signs |= set(np.sign(reported[:2]))
+                mixtures += weights[:2].any()
+                starts[n] = last[n]
+                if weights.any():
+                    pairs = zip(weights / weights.sum(), candidates, strict=True)
+                    starts[n] = np.float32(sum(w * candidate for w, candidate in pairs))
             weights = starts[n]
             for _ in range(3):
                 weights = weights - np.float32(0.2) * gradient(weights, *training_data(small, n))
             returned = run.up[t, "train", n]["weights"]
-            np.testing.assert_allclose(returned, weights, atol=3e-6)
+            np.testing.assert_allclose(returned, weights, atol=1e-5)
             models[n] = returned
         np.testing.assert_allclose(finished.matrices["affinities"][t - 1], affinities, atol=1e-6)
-    assert mixtures > 0
+    assert mixtures > 0 and signs == {-1.0, 1.0}
 
 
-def test_weights_are_gains_by_distance_and_nothing_for_worse_models():
-    weights = weights_of_others(1.0, np.array([0.4, 0.8, 1.5]), np.array([2.0, 1.0, 0.1]))
-    np.testing.assert_allclose(weights, [0.6, 0.4, 0.0])
-    np.testing.assert_array_equal(weights_of_others(1.0, np.array([2.0]), np.array([1.0])), [0.0])
-    odd = weights_of_others(1.0, np.array([np.nan, 0.5, 0.9]), np.array([1.0, 0.0, 1.0]))
-    np.testing.assert_array_equal(odd, [0.0, 0.0, 1.0])
-    assert weights_of_others(1.0, np.empty(0), np.empty(0)).shape == (0,)
+def test_gains_are_per_distance_and_negative_for_worse_models():
+    gains = gains_of(1.0, np.array([0.4, 0.8, 1.5]), np.array([2.0, 1.0, 0.1]))
+    np.testing.assert_allclose(gains, [0.3, 0.2, -5.0])
+    np.testing.assert_allclose(weights_of(gains), [0.6, 0.4, 0.0])
+    np.testing.assert_array_equal(weights_of(np.array([-1.0, 0.0])), [0.0, 0.0])
+    odd = gains_of(1.0, np.array([np.nan, 0.5, 0.9]), np.array([1.0, 0.0, 1.0]))
+    np.testing.assert_allclose(odd, [0.0, 0.0, 0.1])
+    assert gains_of(1.0, np.empty(0), np.empty(0)).shape == (0,)
 
 
 @pytest.mark.parametrize("own_loss", [np.inf, np.nan])
 def test_usable_models_get_equal_weights_if_the_own_loss_is_not_finite(own_loss):
     losses = np.array([0.4, 9.0, np.nan, 0.5, 0.5])
     distances = np.array([2.0, 0.1, 1.0, np.inf, 0.0])
-    weights = weights_of_others(own_loss, losses, distances)
-    np.testing.assert_array_equal(weights, [0.5, 0.5, 0.0, 0.0, 0.0])
-    none = weights_of_others(own_loss, losses[2:], distances[2:])
-    np.testing.assert_array_equal(none, [0.0, 0.0, 0.0])
+    weights = weights_of(gains_of(own_loss, losses, distances))
+    np.testing.assert_array_equal(weights, [0.25, 0.25, 0.0, 0.25, 0.25])
+    none = weights_of(gains_of(own_loss, losses[2:3], distances[2:3]))
+    np.testing.assert_array_equal(none, [0.0])
 
 
 def test_a_client_without_a_finite_loss_continues_from_the_received_models(small):
@@ -106,8 +112,8 @@ def test_a_client_without_a_finite_loss_continues_from_the_received_models(small
     fill_from_vectors(client.model, {"weights": others[0] * np.float32(1e30)})
     client.memory.save_model("model", client.model)
     call = {"names": ["0/weights", "1/weights"], "server-round": 2, "phase": "train"}
-    (returned, weights), _, _ = client.fit(others, call)
-    np.testing.assert_array_equal(weights, [0.5, 0.5, 0, 0, 0])
+    (returned, gains), _, _ = client.fit(others, call)
+    np.testing.assert_array_equal(gains, [1, 1, 0, 0, 0])
     expected = (others[0] + others[1]) / 2
     for _ in range(3):
         expected = expected - np.float32(0.2) * gradient(expected, *training_data(small, 0))
@@ -141,12 +147,18 @@ def test_at_most_m_models_are_sent_and_never_the_own_one(small, tmp_path):
             assert not any(np.array_equal(vector, own) for vector in sent.values())
 
 
-@pytest.mark.parametrize("numbers", [[-0.5, 0, 0, 0, 0], [0.9, 0.9, 0, 0, 0]])
-def test_invalid_weights_drop_the_reply(numbers, small, tmp_path):
-    lie = replacing(**{"weights-of-others": Array(np.array(numbers, dtype=np.float32))})
+def test_models_with_equal_affinities_are_drawn_at_random():
+    """Otherwise the clients with the smallest numbers would be sent first, and to everybody."""
+    generator = random_generator(0, "test")
+    drawn = [chosen_models(np.zeros(4), 1, 0.0, generator)[0] for _ in range(400)]
+    assert np.bincount(drawn).min() > 70
+
+
+def test_gains_that_are_no_numbers_drop_the_reply(small, tmp_path):
+    lie = replacing(**{"gains-of-others": Array(np.full(5, np.nan, dtype=np.float32))})
     finished, _ = run_with(breaking(lie), small, tmp_path / "run")
     failures = finished.clients.set_index(["round", "partition_id"])["failure"]
-    assert "negative or sum to more than 1" in failures.loc[1][1]
+    assert "gains-of-others" in failures.loc[1][1]
     assert failures.loc[2][[0, 2]].isna().all()
     assert not finished.matrices["affinities"][:, 1].any()
 

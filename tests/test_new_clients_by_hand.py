@@ -17,7 +17,7 @@ from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.state import named_arrays
 from strategies.fedamp import FedAMP, FedAMPSettings
-from strategies.fedfomo import WEIGHTS_OF_OTHERS, FedFomo, FedFomoSettings
+from strategies.fedfomo import GAINS_OF_OTHERS, FedFomo, FedFomoSettings
 from strategies.fedkma import sharing_row
 from strategies.fedmd import FedMD
 from strategies.fesem import FeSEM, FeSEMSettings
@@ -179,7 +179,7 @@ def test_fedfomo_sends_the_models_with_the_largest_weights():
     strategy.state = replace(strategy.state, library=library)
     sent = strategy.new_client_payload(1, FIRST)
     assert list(sent) == ["weights", "0/weights", "1/weights"]
-    reply = reply_with({WEIGHTS_OF_OTHERS: np.array([0.0, 1.0], dtype=np.float32)})
+    reply = reply_with({GAINS_OF_OTHERS: np.array([0.0, 1.0], dtype=np.float32)})
     strategy.state = strategy.welcome(1, {FIRST: reply})
     best = strategy.new_client_payload(2, FIRST)
     assert list(best) == ["0/weights", "1/weights"]

@@ -40,7 +40,7 @@ def without_averaged_head(monkeypatch):
 
 def without_mixing(monkeypatch):
     monkeypatch.setattr(
-        FedFomoClient, "weigh", lambda client, own, loss, others: np.zeros(len(others))
+        FedFomoClient, "weigh", lambda client, candidates: np.zeros(len(candidates))
     )
 
 

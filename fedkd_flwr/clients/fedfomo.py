@@ -1,6 +1,6 @@
 """The client of FedFomo."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +11,15 @@ from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.vectors import KINDS, fill_from_vectors, model_vectors
 from fedkd_flwr.training.loop import evaluate
-from strategies.fedfomo import WEIGHTS_OF_OTHERS, FedFomoSettings, weights_of_others
+from strategies.fedfomo import GAINS_OF_OTHERS, FedFomoSettings, gains_of, weights_of
 from strategies.parameters import BUFFERS, Model
+
+EARLIER = "earlier"
+"""Name in a client's memory of the model from which it started its last training."""
 
 
 class FedFomoClient(ParameterClient):
-    """Weighs the received models, mixes them into its own, and trains the result."""
+    """Mixes the received models and its own by their validation losses, and trains the result."""
 
     settings: FedFomoSettings
 
@@ -26,40 +29,37 @@ class FedFomoClient(ParameterClient):
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Mix, train, and reply with the model and the weights of the other clients."""
+        """Mix, train, and reply with the model and the gains of the other clients."""
         if "model" not in self.memory.tensors:
             self.receive_model(received)
-        others = models_by_position(received)
-        own, own_loss = model_vectors(self.model), self.validation_loss()
-        # With extremely large weights, rounding would erase the other models.
-        start = own if np.isfinite(own_loss) else zeros_like(own)
-        weights = self.weigh(start, own_loss, others)
-        fill_from_vectors(self.model, mixed(start, others, weights) if weights.any() else own)
+        others, last = models_by_position(received), model_vectors(self.model)
+        gains = self.weigh([*others, last])
+        weights = weights_of(gains)
+        fill_from_vectors(self.model, mean_of([*others, last], weights) if weights.any() else last)
+        self.memory.save_model(EARLIER, self.model)
         loss = yield from self.train_locally(server_round)
         reported = np.zeros(self.settings.models_sent, dtype=np.float32)
-        reported[: len(weights)] = weights
-        return TrainReply(
-            {**self.model_arrays(), WEIGHTS_OF_OTHERS: reported}, {"train-loss": loss}
-        )
+        reported[: len(others)] = gains[:-1]
+        return TrainReply({**self.model_arrays(), GAINS_OF_OTHERS: reported}, {"train-loss": loss})
 
-    def weigh(self, own: Model, loss: float, others: Sequence[Model]) -> NDArray[np.float64]:
-        """Return the weight of each model, (M,), by its loss on the validation data.
+    def weigh(self, candidates: Sequence[Model]) -> NDArray[np.float64]:
+        """Return the gain of each model, (M,), over the start of the last training.
 
         Parameters
         ----------
-        own : dict of str to ndarray
-            The model into which the others are mixed. `model` is overwritten.
-        loss : float
-            Loss of the client's model.
-        others : sequence of dict
-            M models.
+        candidates : sequence of dict
+            M models, the client's last one included. `model` is overwritten.
         """
+        if not self.memory.load_model(EARLIER, self.model):
+            # Before the first training, the last model is the start, and gains nothing.
+            fill_from_vectors(self.model, candidates[-1])
+        start, loss = model_vectors(self.model), self.validation_loss()
         losses = []
-        for other in others:
-            fill_from_vectors(self.model, other)
+        for candidate in candidates:
+            fill_from_vectors(self.model, candidate)
             losses.append(self.validation_loss())
-        distances = [distance(own, other) for other in others]
-        return weights_of_others(loss, np.array(losses), np.array(distances))
+        distances = [distance(start, candidate) for candidate in candidates]
+        return gains_of(loss, np.array(losses), np.array(distances))
 
     def validation_loss(self) -> float:
         """Return the model's cross-entropy on the validation data."""
@@ -77,23 +77,16 @@ def models_by_position(received: Arrays) -> list[Model]:
     return [models[position] for position in sorted(models)]
 
 
-def zeros_like(model: Model) -> Model:
-    """Return a model whose entries are all 0."""
-    return {kind: np.zeros_like(vector) for kind, vector in model.items()}
-
-
 def distance(one: Model, other: Model) -> float:
     """Return the distance between the parameters of two models."""
     squares = (np.square(one[kind] - other[kind]).sum() for kind in one if kind != BUFFERS)
     return float(np.sqrt(sum(squares)))
 
 
-def mixed(
-    own: Mapping[str, NDArray[np.float32]], others: Sequence[Model], weights: NDArray[np.float64]
-) -> Model:
-    """Return ``w_i + Σ_j weight_j (w_j - w_i)`` for the vectors of each kind."""
-    result = {kind: vector.copy() for kind, vector in own.items()}
-    for other, weight in zip(others, weights, strict=True):
-        for kind, vector in own.items():
-            result[kind] += np.float32(weight) * (other[kind] - vector)
-    return result
+def mean_of(models: Sequence[Model], weights: NDArray[np.float64]) -> Model:
+    """Return ``Σ_j weight_j w_j`` for the vectors of each kind; models without weight are ignored.
+
+    With weights that sum to 1 it equals ``w_i + Σ_j weight_j (w_j - w_i)``.
+    """
+    chosen = [(np.float32(w), model) for w, model in zip(weights, models, strict=True) if w]
+    return {kind: np.sum([w * model[kind] for w, model in chosen], axis=0) for kind in models[0]}
