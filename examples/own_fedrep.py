@@ -1,4 +1,4 @@
-"""FedRep (Collins et al. 2021, arXiv:2102.07078) in about twenty lines.
+"""FedRep (Collins et al. 2021, arXiv:2102.07078) in about twenty lines; also built in as `fedrep`.
 
 Clients share the body of a network and keep its head, as in FedPer. In each round a client first
 trains its head on the body that it received, then the body below that head.
@@ -42,4 +42,4 @@ class FedRepClient(ParameterClient):
         return TrainReply(self.model_arrays(), {"train-loss": loss})
 
 
-fedrep = fedkd_flwr.register("fedrep", strategy=FedPer, client=FedRepClient)
+fedrep = fedkd_flwr.register("own-fedrep", strategy=FedPer, client=FedRepClient)

@@ -1,10 +1,11 @@
 """Stored results of two rounds of every method on digits, which refactoring must not change.
 
-``python -m tests.stored_runs`` rewrites `STORED`. Use it only if numbers change on purpose, and
-say in the commit which and why.
+``python -m tests.stored_runs METHOD...`` stores the runs of some methods in `STORED`, or of all if
+none is named. Replace numbers only if they change on purpose, and say in the commit which and why.
 """
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 
@@ -83,17 +84,18 @@ def kernels():
     return total
 
 
-def main():
+def main(strategies):
     torch.set_num_threads(1)
+    here = {"torch": torch.__version__, "kernels": kernels()}
+    kept = json.loads(STORED.read_text()) if strategies else {**here, "runs": {}}
+    if {name: kept[name] for name in here} != here:
+        sys.exit("other kernels made the stored runs: name no method, to store all again")
     with tempfile.TemporaryDirectory() as folder:
-        runs = {name: numbers_of(name, folder) for name in METHODS}
-    stored = {
-        "torch": torch.__version__,
-        "kernels": kernels(),
-        "runs": runs,
-    }
+        new = {name: numbers_of(name, folder) for name in strategies or METHODS}
+    runs = {**kept["runs"], **new}
+    stored = {**here, "runs": {name: runs[name] for name in METHODS if name in runs}}
     STORED.write_text(json.dumps(stored, indent=0) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,0 +1,178 @@
+"""FedRep (Collins et al. 2021): a head is fitted to the shared body, then the body to the head."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import breaking, client_of, replacing, run_with
+from torch import nn
+from two_clients import (
+    CHANGES,
+    gradient,
+    loss_on_test_data,
+    sizes_of,
+    training_data,
+    witnessed,
+)
+
+import fedkd_flwr
+from fedkd_flwr.clients.fedrep import body_loss, head_loss
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.models.parts import head_of
+from fedkd_flwr.models.vectors import model_vectors
+from fedkd_flwr.runs import read_checkpoint
+from fedkd_flwr.training.jobs import complete
+from fedkd_flwr.training.losses import cross_entropy
+
+BODY = 785 * 100
+"""Numbers of the mlp's hidden layer, which come first in its vector."""
+
+
+class OneLayer(nn.Module):
+    """Softmax regression, which is all head."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.head = nn.Linear(int(np.prod(shape)), classes)
+
+    def forward(self, images):
+        return self.head(images.flatten(1))
+
+
+@pytest.fixture
+def small(small):
+    return {**small, **CHANGES, "strategy": "fedrep", "fedrep.head-epochs": 2}
+
+
+# ---- The losses ----------------------------------------------------------------------
+
+
+def test_each_loss_has_the_gradient_of_the_cross_entropy_for_its_part_alone(small):
+    model, data = client_of(small).model, client_of(small).data
+    found = {}
+    for loss in (cross_entropy, head_loss, body_loss):
+        model.zero_grad()
+        loss(model, data.train_images, data.train_labels).backward()
+        found[loss] = [parameter.grad for parameter in model.parameters()]
+    whole, head, body = found.values()
+    assert head[:2] == [None, None] and body[2:] == [None, None]
+    for part, expected in zip([*body[:2], *head[2:]], whole, strict=True):
+        torch.testing.assert_close(part, expected)
+
+
+# ---- The update ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cohort", ["off", "on"])
+def test_heads_take_their_steps_before_the_bodies_and_keep_their_momentum(cohort, small, tmp_path):
+    small |= {"momentum": 0.9, "learning-rate": 0.05, "cohort": cohort}
+    run, finished = witnessed(small, tmp_path / "run")
+    shares = sizes_of(small) / sizes_of(small).sum()
+    body = run.down[1, "train", 0]["weights"]
+    heads = [model_vectors(client_of(small, n).model)["weights"][BODY:] for n in (0, 1)]
+    speeds = [np.zeros_like(head) for head in heads]
+    losses = finished.clients.set_index(["round", "partition_id"])["loss"]
+    for t in (1, 2):
+        ends = []
+        for n in (0, 1):
+            np.testing.assert_allclose(run.down[t, "train", n]["weights"], body, atol=2e-6)
+            weights = np.concatenate([body, heads[n]])
+            for _ in range(2):
+                step = gradient(weights, *training_data(small, n))[BODY:]
+                speeds[n] = np.float32(0.9) * speeds[n] + step
+                weights[BODY:] -= np.float32(0.05) * speeds[n]
+            speed = np.zeros_like(body)  # the body was replaced
+            for _ in range(3):
+                step = gradient(weights, *training_data(small, n))[:BODY]
+                speed = np.float32(0.9) * speed + step
+                weights[:BODY] -= np.float32(0.05) * speed
+            assert run.up[t, "train", n]["weights"].shape == (BODY,)
+            np.testing.assert_allclose(run.up[t, "train", n]["weights"], weights[:BODY], atol=2e-6)
+            assert run.metrics[t, "train", n]["gradient-steps"] == 2 + 3
+            ends.append(weights[:BODY])
+            heads[n] = weights[BODY:]
+        body = (shares @ ends).astype(np.float32)
+        for n in (0, 1):
+            expected = loss_on_test_data(np.concatenate([body, heads[n]]), small, n)
+            assert losses[t, n] == pytest.approx(expected, abs=1e-5)
+
+
+# ---- Limits --------------------------------------------------------------------------
+
+
+def test_training_the_head_is_regression_on_features_and_leaves_the_body_alone(small):
+    """Not even weight decay moves the frozen body."""
+    client = client_of({**small, "weight-decay": 0.1})
+    model, data = client.model, client.data
+    before, head = model_vectors(model, slice(None, -1))["weights"].copy(), nn.Linear(100, 10)
+    head.load_state_dict(head_of(model).state_dict())
+    entered = []
+    hook = head_of(model).register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
+    model(data.train_images)
+    hook.remove()
+    features = entered[0].detach()
+    optimizer = torch.optim.SGD(head.parameters(), 0.2, weight_decay=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(head(features), data.train_labels).backward()
+        optimizer.step()
+    complete(client.train_head(1))
+    torch.testing.assert_close(head_of(model).weight, head.weight)
+    torch.testing.assert_close(head_of(model).bias, head.bias)
+    np.testing.assert_array_equal(model_vectors(model, slice(None, -1))["weights"], before)
+
+
+def test_a_model_of_one_layer_is_trained_as_under_local_and_nothing_is_sent(small, tmp_path):
+    small |= {"models": "tests.test_fedrep:OneLayer", "fedrep.head-epochs": 3, "momentum": 0.9}
+    run, finished = witnessed(small, tmp_path / "run")
+    _, local = witnessed(small, tmp_path / "local", strategy="local")
+    assert all(not arrays for arrays in (*run.up.values(), *run.down.values()))
+    np.testing.assert_allclose(finished.clients["loss"], local.clients["loss"], rtol=1e-4)
+
+
+# ---- State ---------------------------------------------------------------------------
+
+
+def test_momentum_of_the_head_alone_is_kept(small):
+    client = client_of({**small, "momentum": 0.9})
+    complete(client.train(client.model_arrays(), 1, "train"))
+    kept = client.memory.load("optimizer")
+    assert {int(name.partition("/")[0]) for name in kept} == {2, 3}
+
+
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
+    small |= {"momentum": 0.9}
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    assert read_checkpoint(run.path).state["model/weights"].shape == (BODY,)
+    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
+
+
+# ---- What is refused -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "weights", [np.zeros(BODY + 1010, np.float32), np.full(BODY, np.nan, np.float32)]
+)
+def test_a_whole_model_or_a_body_that_is_not_finite_is_refused(weights, small, tmp_path):
+    run, grid = run_with(breaking(replacing(weights=weights)), small, tmp_path / "run")
+    assert list(run.rounds["failures"]) == [1, 1]
+    failed = run.clients[run.clients["failure"].notna()]
+    assert list(failed["partition_id"]) == [1, 1]
+    alone = client_of(small, 0, grid.contexts[0]).memory.load("model")
+    assert all(tensor.isfinite().all() for tensor in alone.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"fedrep.head-epochs": 0}, "fedrep.head-epochs = 0: it should be greater than"),
+        ({"fedrep.head-epochs": 1.5}, "fedrep.head-epochs = 1.5: "),
+        ({"models": "mlp,lenet"}, "fedrep averages parameters and needs one architecture"),
+        ({"dp-sgd-noise-multiplier": 1.0}, "fedrep uses training samples outside of plain local"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)
