@@ -33,7 +33,7 @@ def notes_on_provenance(runs: Iterable[Run]) -> list[str]:
         )
     modified = sum(run.description.get("project", {}).get("modified", False) for run in runs)
     if modified:
-        notes.append(f"{modified} of the runs were made by code that differs from its commit.")
+        notes.append(f"Runs that code other than its recorded commit made: {modified}.")
     return notes
 
 
