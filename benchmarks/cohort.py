@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from benchmarks.bare import TRAINING, random_samples
 from benchmarks.images import SOURCE
 from benchmarks.pairs import Result, time_alternately
-from fedkd_flwr.models.pool import Architecture
+from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.cohort import train_together
 from fedkd_flwr.training.jobs import TrainJob

@@ -13,7 +13,7 @@ import fedkd_flwr
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.models.features import features
-from fedkd_flwr.models.parts import head_of
+from fedkd_flwr.models.layers import head_of
 from strategies.fedper import FedPer
 
 

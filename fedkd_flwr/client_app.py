@@ -22,7 +22,7 @@ from fedkd_flwr.clients.request import Request
 from fedkd_flwr.clients.tracebacks import Tracebacks, failure_to_send
 from fedkd_flwr.config import Configuration, read_config
 from fedkd_flwr.memory import InProcessContext
-from fedkd_flwr.models.pool import Architecture, lay_out
+from fedkd_flwr.models.model_pool import Architecture, lay_out
 from fedkd_flwr.training.cohort import cohort_size, run_together
 from fedkd_flwr.training.loop import computing_in
 from strategies.core.answers import ANSWERS

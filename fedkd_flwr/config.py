@@ -13,22 +13,22 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from fedkd_flwr.custom_objects import is_of_this_process, is_own
 from fedkd_flwr.data.catalogue import DATASETS, NO_PUBLIC_SET
 from fedkd_flwr.data.splits import read_split
-from fedkd_flwr.flat import Scalar, as_scalar, flatten
+from fedkd_flwr.flat_config import Scalar, as_scalar, flatten
 from fedkd_flwr.hints import either, suggestions
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
 from fedkd_flwr.models.registry import DARTS, model_name
-from fedkd_flwr.own import is_of_this_process, is_own
 from fedkd_flwr.run_config import DATA_KEYS as DATA_KEYS
 from fedkd_flwr.run_config import PLACE_KEYS as PLACE_KEYS
 from fedkd_flwr.run_config import RunConfig as RunConfig
 from strategies.core.plan import Settings
-from strategies.core.slices import Slice, kebab_case
+from strategies.core.settings_groups import SettingsGroup, kebab_case
 from strategies.parameters import SharedModelSettings
 from strategies.spider import SpiderSettings
 
-Part = TypeVar("Part", bound=Slice)
+Part = TypeVar("Part", bound=SettingsGroup)
 
 OWN_SETTINGS = "own-settings"
 """Key for the settings of a custom method, since Flower accepts no further keys."""
@@ -278,11 +278,11 @@ def _unknown(name: str, flat: Mapping[str, Any], known: Sequence[str]) -> str:
 
 
 def _read(kind: type[Part], flat: Mapping[str, Any]) -> Part:
-    """Validate one slice or table of a flat run config, including its nested slices."""
-    slices = kind.slices()
-    values: dict[str, Any] = {name: _read(part, flat) for name, part in slices.items()}
+    """Validate one group or table of a flat run config, including its nested groups."""
+    groups = kind.nested_groups()
+    values: dict[str, Any] = {name: _read(part, flat) for name, part in groups.items()}
     keys = {
-        kebab_case(name): kind.key_of(name) for name in kind.model_fields.keys() - slices.keys()
+        kebab_case(name): kind.key_of(name) for name in kind.model_fields.keys() - groups.keys()
     }
     values |= {name: flat[key] for name, key in keys.items() if key in flat}
     try:

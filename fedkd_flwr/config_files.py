@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedkd_flwr.config import ConfigError, RunConfig, read_config, settings_types
-from fedkd_flwr.flat import Scalar, flatten
+from fedkd_flwr.flat_config import Scalar, flatten
 from fedkd_flwr.presets import close_names, find_preset, find_sweep, preset_names
-from strategies.core.slices import Slice
+from strategies.core.settings_groups import SettingsGroup
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -113,14 +113,14 @@ def parse_assignment(text: str) -> tuple[str, Scalar]:
 @functools.cache
 def _text_keys() -> frozenset[str]:
     """Return the keys of text settings, including lists separated by commas."""
-    kinds: list[type[Slice]] = [RunConfig, *settings_types()]
+    kinds: list[type[SettingsGroup]] = [RunConfig, *settings_types()]
     return frozenset(key for kind in kinds for key in _text_keys_of(kind))
 
 
-def _text_keys_of(kind: type[Slice]) -> list[str]:
+def _text_keys_of(kind: type[SettingsGroup]) -> list[str]:
     texts = [
         kind.key_of(name)
         for name, field in kind.model_fields.items()
         if field.annotation in (str, tuple[str, ...])
     ]
-    return [*texts, *(key for part in kind.slices().values() for key in _text_keys_of(part))]
+    return [*texts, *(key for part in kind.nested_groups().values() for key in _text_keys_of(part))]

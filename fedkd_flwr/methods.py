@@ -13,7 +13,7 @@ from functools import cached_property
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from fedkd_flwr.own import OwnError, find_own, is_own
+from fedkd_flwr.custom_objects import OwnError, find_own, is_own
 
 if TYPE_CHECKING:
     from strategies.base import PersonalizedStrategy
@@ -130,7 +130,7 @@ def find_method(name: str) -> Method:
     if name in REGISTERED:
         return REGISTERED[name]
     if not is_own(name):
-        from strategies.core.slices import NoneOfTheAllowedError
+        from strategies.core.settings_groups import NoneOfTheAllowedError
 
         raise NoneOfTheAllowedError([*METHODS, *REGISTERED, "or your own as module:object"], name)
     method = find_own(name)

@@ -1,4 +1,4 @@
-"""The keys that all methods share, as slices that are declared beside the code that reads them."""
+"""The keys that all methods share, as groups that are declared beside the code that reads them."""
 
 from typing import Annotated, Literal
 
@@ -11,13 +11,13 @@ from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.trackers.settings import TrackerSettings
 from fedkd_flwr.training.settings import DPSGDSettings, TrainingSettings
 from strategies.core.plan import PlanSettings, RunPlan
-from strategies.core.slices import PLACE, Slice
+from strategies.core.settings_groups import PLACE, SettingsGroup
 
 MOST_THREADS = 1024
 """Upper limit of threads: PyTorch crashes without a message when the machine cannot start them."""
 
 
-class RunConfig(Slice):
+class RunConfig(SettingsGroup):
     """A validated run config, without the methods' tables.
 
     Attributes

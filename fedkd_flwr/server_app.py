@@ -12,16 +12,16 @@ from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
 from fedkd_flwr.config import ConfigError, Configuration, read_config
+from fedkd_flwr.custom_objects import is_own
 from fedkd_flwr.data.catalogue import DATASETS, DataError
 from fedkd_flwr.data.clients import check_data
 from fedkd_flwr.data.record import DataRecord
 from fedkd_flwr.grids.base import MessageGrid
 from fedkd_flwr.grids.duration import DurationEstimate
+from fedkd_flwr.grids.fast_polling import FastPollingGrid
 from fedkd_flwr.grids.longest_first import LongestFirstGrid
-from fedkd_flwr.grids.prompt import PromptGrid
 from fedkd_flwr.models.fit import build_fitting, returns_probabilities
-from fedkd_flwr.models.parts import head_of
-from fedkd_flwr.own import is_own
+from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.runs import (
     Checkpoint,
     Run,
@@ -73,7 +73,7 @@ def main(grid: Grid, context: Context) -> None:
             return
         if configuration.run.method.strategy.distills_on_server:
             check_server_data(configuration)
-        serve(PromptGrid(grid), configuration)
+        serve(FastPollingGrid(grid), configuration)
     except (ConfigError, DataError, RunDirectoryError, TooFewRepliesError) as error:
         # The message for the user comes before Flower's traceback.
         log(ERROR, "The run stopped: %s", error)
@@ -246,7 +246,7 @@ def serve(
     if run.torch_threads:
         torch.set_num_threads(run.torch_threads)
     data = None
-    if not isinstance(grid, PromptGrid):  # the data of a federation are in its nodes
+    if not isinstance(grid, FastPollingGrid):  # the data of a federation are in its nodes
         # Where this machine lacks the data, clients say so themselves.
         with suppress(DataError):
             data = DataRecord.of(run.server_data_plan)

@@ -1,6 +1,6 @@
 """Reference of all settings: default, range and meaning, read from their declarations.
 
-Fields and limits come from the slices of the run config, meanings from their docstrings.
+Fields and limits come from the groups of the run config, meanings from their docstrings.
 """
 
 import inspect
@@ -16,10 +16,10 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from fedkd_flwr.config import OWN_SETTINGS, ConfigError, RunConfig, settings_types
-from fedkd_flwr.flat import as_scalar
+from fedkd_flwr.custom_objects import OwnError
+from fedkd_flwr.flat_config import as_scalar
 from fedkd_flwr.methods import METHODS, REGISTERED, find_method
-from fedkd_flwr.own import OwnError
-from strategies.core.slices import NoneOfTheAllowedError, Slice, kebab_case
+from strategies.core.settings_groups import NoneOfTheAllowedError, SettingsGroup, kebab_case
 
 BOUNDS = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<"))
 """Limits of a number: pydantic's class, its attribute, and the sign that is shown."""
@@ -83,7 +83,7 @@ OF_OWN = Setting(
     "Settings of a custom method, such as my-method.mu = 0.1, under flwr run, which accepts only "
     "the keys of pyproject.toml.",
 )
-"""The only key that no slice declares."""
+"""The only key that no group declares."""
 
 
 def settings_reference(method: str = "") -> list[Section]:
@@ -118,14 +118,14 @@ def settings_reference(method: str = "") -> list[Section]:
 
 def _common_sections() -> list[Section]:
     own = Section("The method, and where the run takes place", [*_settings(RunConfig), OF_OWN])
-    return [own, *(Section(_title(kind), _settings(kind)) for kind in _slices_in(RunConfig))]
+    return [own, *(Section(_title(kind), _settings(kind)) for kind in _groups_in(RunConfig))]
 
 
-def _slices_in(kind: type[Slice]) -> Iterator[type[Slice]]:
-    """Yield the slices in a slice, each before those in it."""
-    for part in kind.slices().values():
+def _groups_in(kind: type[SettingsGroup]) -> Iterator[type[SettingsGroup]]:
+    """Yield the groups in a group, each before those in it."""
+    for part in kind.nested_groups().values():
         yield part
-        yield from _slices_in(part)
+        yield from _groups_in(part)
 
 
 def _method_sections() -> list[Section]:
@@ -155,14 +155,14 @@ def _without_repetition(sections: Sequence[Section]) -> list[Section]:
     return [replace(s, settings=[distinct(setting) for setting in s.settings]) for s in sections]
 
 
-def _title(kind: type[Slice]) -> str:
+def _title(kind: type[SettingsGroup]) -> str:
     summary = parse(inspect.getdoc(kind) or "", DocstringStyle.NUMPYDOC).short_description or ""
     return summary.removesuffix(".")
 
 
-def _settings(kind: type[Slice]) -> list[Setting]:
+def _settings(kind: type[SettingsGroup]) -> list[Setting]:
     meanings = _meanings(kind)
-    slices = kind.slices()
+    groups = kind.nested_groups()
     return [
         Setting(
             kind.key_of(name),
@@ -171,12 +171,12 @@ def _settings(kind: type[Slice]) -> list[Setting]:
             meanings.get(name, ""),
         )
         for name, field in kind.model_fields.items()
-        if name not in slices
+        if name not in groups
     ]
 
 
-def _meanings(kind: type[Slice]) -> dict[str, str]:
-    """Return the description of each field in the docstrings of a slice and of its bases."""
+def _meanings(kind: type[SettingsGroup]) -> dict[str, str]:
+    """Return the description of each field in the docstrings of a group and of its bases."""
     meanings: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         # inspect.getdoc would return the docstring of a base class.
@@ -187,7 +187,7 @@ def _meanings(kind: type[Slice]) -> dict[str, str]:
     return meanings
 
 
-def _in_one_line(text: str, kind: type[Slice]) -> str:
+def _in_one_line(text: str, kind: type[SettingsGroup]) -> str:
     """Return a description in one line without markup, with fields named as in a run config."""
     plain = re.sub(r"`+", "", " ".join(text.split()))
     return re.sub(
@@ -205,7 +205,7 @@ def _written(value: Any) -> str:
     return f'"{scalar}"' if isinstance(scalar, str) else repr(scalar)
 
 
-def _allowed(kind: type[Slice], name: str, field: FieldInfo) -> str:
+def _allowed(kind: type[SettingsGroup], name: str, field: FieldInfo) -> str:
     """Return the range of a field, or its allowed words."""
     annotation = field.annotation
     if typing.get_origin(annotation) is Literal:
@@ -228,7 +228,7 @@ def _limits(metadata: Iterable[Any]) -> list[str]:
     ]
 
 
-def _words(kind: type[Slice], name: str) -> Sequence[str]:
+def _words(kind: type[SettingsGroup], name: str) -> Sequence[str]:
     """Return the allowed words of a field, as listed when it refuses one."""
     try:
         kind.model_validate({name: NO_WORD})

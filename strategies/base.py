@@ -24,6 +24,7 @@ from strategies.core.current_round import CurrentRound
 from strategies.core.exchange import Exchange
 from strategies.core.flower import log
 from strategies.core.membership import ClientInfo, Membership
+from strategies.core.method_properties import MethodProperties
 from strategies.core.metrics import OF_TRAINING, add_to_metrics
 from strategies.core.new_clients import Reception, receive_new_clients
 from strategies.core.partition_owners import KEYS
@@ -43,10 +44,9 @@ from strategies.core.rounds import (
 )
 from strategies.core.server_models import ServerModels
 from strategies.core.state import State, named_arrays, read_state
-from strategies.core.traits import Traits
 
 
-class PersonalizedStrategy(Traits, Strategy):
+class PersonalizedStrategy(MethodProperties, Strategy):
     """A Flower strategy in which every client has a personalized model.
 
     Without overrides it exchanges nothing. This is the baseline `local`.

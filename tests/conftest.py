@@ -15,7 +15,7 @@ import pytest
 import torch
 from xdist.scheduler import LoadFileScheduling
 
-from fedkd_flwr.models import pool
+from fedkd_flwr.models import model_pool
 
 SMALL = {
     "dataset": "digits",
@@ -80,9 +80,9 @@ def one_thread():
 @pytest.fixture
 def empty_pool():
     """No models of other tests to borrow, and none left to them."""
-    pool.clear()
+    model_pool.clear()
     yield
-    pool.clear()
+    model_pool.clear()
 
 
 @pytest.fixture

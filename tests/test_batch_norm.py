@@ -9,7 +9,7 @@ from stored_runs import SUPERNET
 from fedkd_flwr.config import read_config
 from fedkd_flwr.memory import memory_of
 from fedkd_flwr.methods import METHODS
-from fedkd_flwr.models.pool import Architecture, borrow, give_back
+from fedkd_flwr.models.model_pool import Architecture, borrow, give_back
 from fedkd_flwr.models.vectors import model_vectors
 from strategies.parameters import ParameterStrategy, SharedModelStrategy
 

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 import fedkd_flwr
 from fedkd_flwr.clients.fedproto import TowardsPrototypes
-from fedkd_flwr.models.pool import Architecture
+from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training import cohort, loop
 from fedkd_flwr.training.cohort import cohort_size, kind_of, run_together, train_together

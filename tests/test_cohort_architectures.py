@@ -7,7 +7,7 @@ import torch
 
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.darts.settings import SupernetSettings
-from fedkd_flwr.models.pool import Architecture
+from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.registry import MODELS
 from fedkd_flwr.training.cohort import predict_together, train_together
 from fedkd_flwr.training.jobs import PredictJob, TrainJob

@@ -10,12 +10,12 @@ from torch.nn import functional
 import fedkd_flwr
 from fedkd_flwr.clients.fedavg import FedAvgClient
 from fedkd_flwr.methods import METHODS, REGISTERED
-from fedkd_flwr.models import pool
-from fedkd_flwr.models.pool import Architecture, borrow, give_back, lay_out
+from fedkd_flwr.models import model_pool
+from fedkd_flwr.models.model_pool import Architecture, borrow, give_back, lay_out
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.cohort import run_together, train_together
+from fedkd_flwr.training.job_kinds import kind_of
 from fedkd_flwr.training.jobs import TrainJob
-from fedkd_flwr.training.kinds import kind_of
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import SGD
 
@@ -194,7 +194,7 @@ class Forgetful(FedAvgClient):
 
 def test_a_client_that_fails_returns_its_model(small, tmp_path, monkeypatch):
     sizes = []
-    find = pool.parameters_side_by_side
+    find = model_pool.parameters_side_by_side
     told = lambda models: sizes.append(find(models) is not None) or find(models)  # noqa: E731
     monkeypatch.setattr("fedkd_flwr.training.cohort.parameters_side_by_side", told)
     fedkd_flwr.register("own", METHODS["fedavg"].strategy, Forgetful)
@@ -212,12 +212,12 @@ def test_models_that_were_not_returned_are_replaced():
     lost = borrow(MLP)
     lay_out(MLP, 3)
     models = [borrow(MLP) for _ in range(3)]
-    assert pool.parameters_side_by_side(models) is not None
+    assert model_pool.parameters_side_by_side(models) is not None
     assert lost not in models
 
 
 def test_a_borrowed_model_is_returned_after_an_error():
-    with pytest.raises(OSError, match="gone"), pool.borrowed(MLP) as first:
+    with pytest.raises(OSError, match="gone"), model_pool.borrowed(MLP) as first:
         raise OSError("gone")
     assert borrow(MLP) is first
     give_back(first)
@@ -229,6 +229,6 @@ def test_clients_that_run_in_turn_need_one_model(small, tmp_path):
     fedkd_flwr.run(
         {**small, **changes},
         output_dir=tmp_path / "run",
-        on_round=lambda row: kept.append(sum(map(len, pool._FREE.values()))),
+        on_round=lambda row: kept.append(sum(map(len, model_pool._FREE.values()))),
     )
     assert kept == [1, 1]

@@ -11,13 +11,13 @@ from torch import nn
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError
+from fedkd_flwr.custom_objects import HELD
 from fedkd_flwr.data import sources
 from fedkd_flwr.data import warnings as warnings_module
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.warnings import warnings_about_data
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.fit import fitting_models, returns_probabilities
-from fedkd_flwr.own import HELD
 
 HERE = "test_custom_data_warnings"
 CALLS = []

@@ -11,12 +11,12 @@ from helpers import image_rows, write_image_folder
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.custom_objects import hold
 from fedkd_flwr.data.by_column import values_of_clients
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.clients import client_indices
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import load_labels
-from fedkd_flwr.own import hold
 
 HERE = "test_custom_partitions"
 WRITERS = np.array(["w10", "w2", "w1", "w2", "w10", "w1", "w3", "w3"] * 15)

@@ -8,7 +8,7 @@ from helpers import client_of
 from torch import nn
 
 from fedkd_flwr.models.darts.search_space import SearchSpace
-from fedkd_flwr.models.pool import Architecture
+from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.training.cohort import train_together
 from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.loop import DivergedError

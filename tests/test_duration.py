@@ -9,9 +9,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from helpers import run_with
 
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.grids import in_process, prompt
+from fedkd_flwr.grids import fast_polling, in_process
 from fedkd_flwr.grids.duration import DurationEstimate, duration
-from fedkd_flwr.grids.prompt import PromptGrid
+from fedkd_flwr.grids.fast_polling import FastPollingGrid
 
 
 def announced(logged):
@@ -71,7 +71,7 @@ def test_an_in_process_run_logs_the_estimate_after_the_first_client(
 def test_a_federation_logs_the_estimate_after_the_first_exchange(logged, monkeypatch):
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     clock = SlowClock()
-    monkeypatch.setattr(prompt, "time", clock)
+    monkeypatch.setattr(fast_polling, "time", clock)
 
     def push_messages(messages):
         for number, message in enumerate(messages):
@@ -86,7 +86,7 @@ def test_a_federation_logs_the_estimate_after_the_first_exchange(logged, monkeyp
     sent = []
     nodes = SimpleNamespace(push_messages=push_messages, pull_messages=pull_messages)
     content = RecordDict({"config": ConfigRecord({})})
-    grid = PromptGrid(nodes)
+    grid = FastPollingGrid(nodes)
     grid.duration = DurationEstimate(rounds=4)
     grid.send_and_receive([Message(content, node, MessageType.QUERY) for node in (1, 2)])
     assert announced(logged) == []

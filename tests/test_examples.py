@@ -9,8 +9,8 @@ from examples import own_data, own_fedrep, own_method, own_parquet, own_series
 from fedkd_flwr.data.clients import client_indices
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import load_images
-from fedkd_flwr.models.own import checked_own
-from fedkd_flwr.models.parts import head_of
+from fedkd_flwr.models.custom_models import checked_own
+from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.training.losses import cross_entropy
 
 FEDREP = "examples.own_fedrep:fedrep"

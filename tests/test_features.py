@@ -13,7 +13,7 @@ from fedkd_flwr.models.features import (
     fold_into,
     with_common_width,
 )
-from fedkd_flwr.models.parts import head_of
+from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.models.registry import MODELS
 
 SPACE = SearchSpace(SupernetSettings(channels=2, cells=3, nodes=1))

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.models.parts import head_of
+from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.plan import RunPlan
 from strategies.fedgh import FedGH, FedGHSettings, head_step

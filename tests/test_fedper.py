@@ -17,7 +17,7 @@ from two_clients import (
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.parts import head_of
+from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.runs import read_checkpoint
 

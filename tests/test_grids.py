@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedkd_flwr.engines import superlink
-from fedkd_flwr.grids.prompt import LONGEST_PAUSE, SHORTEST_PAUSE, PromptGrid
+from fedkd_flwr.grids.fast_polling import LONGEST_PAUSE, SHORTEST_PAUSE, FastPollingGrid
 
 
 class SlowNodes:
@@ -40,27 +40,27 @@ def messages_to(*nodes):
 def test_replies_are_collected_as_they_arrive():
     nodes = SlowNodes()
     started_at = time.monotonic()
-    replies = PromptGrid(nodes).send_and_receive(messages_to(1, 3, 2))
+    replies = FastPollingGrid(nodes).send_and_receive(messages_to(1, 3, 2))
     assert [reply.metadata.src_node_id for reply in replies] == [1, 2, 3]
     assert nodes.looks == 3
     assert 2 * SHORTEST_PAUSE <= time.monotonic() - started_at < 2
 
 
 def test_it_tells_how_long_each_node_took():
-    grid = PromptGrid(SlowNodes())
+    grid = FastPollingGrid(SlowNodes())
     grid.send_and_receive(messages_to(1, 3))
     assert list(grid.waited) == [1, 3]
     assert grid.waited[3] >= grid.waited[1] + 2 * SHORTEST_PAUSE
 
 
 def test_late_replies_are_not_waited_for():
-    replies = PromptGrid(SlowNodes()).send_and_receive(messages_to(1, 999), timeout=0.3)
+    replies = FastPollingGrid(SlowNodes()).send_and_receive(messages_to(1, 999), timeout=0.3)
     assert [reply.metadata.src_node_id for reply in replies] == [1]
 
 
 def test_the_last_poll_is_at_the_deadline():
     """A longer pause is shortened, and replies that arrived meanwhile are collected."""
-    grid = PromptGrid(SlowNodes())
+    grid = FastPollingGrid(SlowNodes())
     grid.pause = lambda waited: 5.0
     started_at = time.monotonic()
     replies = grid.send_and_receive(messages_to(1, 2), timeout=0.3)
@@ -69,7 +69,7 @@ def test_the_last_poll_is_at_the_deadline():
 
 
 def test_the_pause_between_polls_is_a_share_of_the_wait():
-    grid = PromptGrid(SlowNodes())
+    grid = FastPollingGrid(SlowNodes())
     assert grid.pause(0.0) == SHORTEST_PAUSE
     assert grid.pause(20.0) == pytest.approx(1.0)
     assert grid.pause(3600.0) == LONGEST_PAUSE

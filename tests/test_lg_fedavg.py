@@ -7,7 +7,7 @@ from helpers import Witness, client_of, run_with
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.models.parts import head_of
+from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.runs import read_checkpoint
 
 

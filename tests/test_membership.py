@@ -11,8 +11,8 @@ from helpers import run_with
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.engines import InProcessGrid
+from fedkd_flwr.grids.fast_polling import FastPollingGrid
 from fedkd_flwr.grids.longest_first import LongestFirstGrid
-from fedkd_flwr.grids.prompt import PromptGrid
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.membership import Membership, valid_name
 from strategies.core.plan import RunPlan
@@ -115,7 +115,7 @@ def test_a_node_without_a_key_is_bound_to_nothing():
 def test_keys_of_a_federation_count_and_those_of_a_simulation_do_not():
     """A simulation draws new keys each time, and a resumed one would exclude everybody."""
     grid = FakeGrid(**ALL)
-    assert [node.public_key for node in PromptGrid(grid).get_nodes()] == [b"a", b"b", b"c"]
+    assert [node.public_key for node in FastPollingGrid(grid).get_nodes()] == [b"a", b"b", b"c"]
     assert [node.public_key for node in LongestFirstGrid(grid).get_nodes()] == [b"", b"", b""]
 
 

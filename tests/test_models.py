@@ -9,7 +9,7 @@ from torch import nn
 
 from fedkd_flwr.models.assignment import ASSIGNMENTS, assign_models
 from fedkd_flwr.models.build import build_model, num_parameters
-from fedkd_flwr.models.parts import head_of, layers_of
+from fedkd_flwr.models.layers import head_of, layers_of
 from fedkd_flwr.models.registry import MODELS
 
 GRAY = (1, 28, 28)

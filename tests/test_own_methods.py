@@ -13,9 +13,9 @@ from examples import own_method
 from fedkd_flwr.clients.fedprox import FedProxClient
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
 from fedkd_flwr.config import ConfigError, known_names, read_config
+from fedkd_flwr.custom_objects import OwnError
 from fedkd_flwr.engines import run_deployment
 from fedkd_flwr.methods import METHODS, REGISTERED
-from fedkd_flwr.own import OwnError
 from fedkd_flwr.sweeps.grid import read_sweep
 from strategies.core.plan import Settings
 from strategies.core.replies import TooFewRepliesError

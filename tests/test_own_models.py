@@ -10,11 +10,11 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.export import save_personalized_model
 from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.custom_models import build_own, checked_own
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.features import features_and_logits, fold_into, with_common_width
-from fedkd_flwr.models.own import build_own, checked_own
-from fedkd_flwr.models.parts import head_of
-from fedkd_flwr.models.pool import Architecture, borrow, give_back
+from fedkd_flwr.models.layers import head_of
+from fedkd_flwr.models.model_pool import Architecture, borrow, give_back
 
 TINY = "examples.own_model:TinyNet"
 HERE = "test_own_models"
@@ -266,7 +266,7 @@ def test_a_file_of_other_tensors_is_refused_in_one_line(stored, builder, sentenc
 def test_a_model_name_in_a_reply_is_never_imported(small, tmp_path, monkeypatch):
     """A reply's model name is only ever compared; FedDF keeps a model an architecture."""
     imported = []
-    monkeypatch.setattr("fedkd_flwr.own.resolve_name", imported.append)
+    monkeypatch.setattr("fedkd_flwr.custom_objects.resolve_name", imported.append)
 
     def lying(message, context):
         reply = client_app(message, context)

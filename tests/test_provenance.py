@@ -67,6 +67,4 @@ def test_a_comparison_says_in_what_runs_differ(finished, small, tmp_path):
 
 def test_a_modified_checkout_is_named(finished):
     run = changed(finished, project={"version": "1", "commit": "2" * 40, "modified": True})
-    assert notes_on_provenance([run]) == [
-        "Runs that code other than its recorded commit made: 1."
-    ]
+    assert notes_on_provenance([run]) == ["Runs that code other than its recorded commit made: 1."]

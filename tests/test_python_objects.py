@@ -17,10 +17,10 @@ from examples.own_data import wines
 from examples.own_model import TinyNet
 from fedkd_flwr.clients.fedprox import FedProxClient
 from fedkd_flwr.config import ConfigError, read_config, require_importable
+from fedkd_flwr.custom_objects import HELD, OwnError, find_own
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.sources import load_images
 from fedkd_flwr.methods import REGISTERED
-from fedkd_flwr.own import HELD, OwnError, find_own
 from fedkd_flwr.runs import RunDirectoryError
 from strategies.fedprox import FedProx
 

@@ -12,7 +12,7 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import resolve_output
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.methods import METHODS
-from fedkd_flwr.models import pool
+from fedkd_flwr.models import model_pool
 from fedkd_flwr.runs import RunDirectory, RunDirectoryError, directory
 from fedkd_flwr.server_app import serve
 
@@ -59,10 +59,10 @@ def interrupted(settings, folder, at_round, at_client):
 @pytest.mark.parametrize("strategy", METHODS)
 def test_a_resumed_run_equals_an_uninterrupted_one(strategy, small, tmp_path):
     settings = settings_for(strategy, small)
-    pool.clear()
+    model_pool.clear()
     whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
     interrupted(settings, tmp_path / "cut", at_round=3, at_client=2)
-    pool.clear()
+    model_pool.clear()
     assert len((tmp_path / "cut" / "rounds.jsonl").read_text().splitlines()) == 2
     resumed = fedkd_flwr.resume(tmp_path / "cut")
     assert resumed.finished

@@ -14,7 +14,7 @@ from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import load_run
 from fedkd_flwr.runs.lock import lock_directory
 from fedkd_flwr.sweeps import read_sweep, run_name, run_sweep
-from fedkd_flwr.sweeps.earlier import done_without
+from fedkd_flwr.sweeps.earlier_attempts import done_without
 
 ROOT = Path(__file__).parent.parent
 SWEEPS = sorted((ROOT / "conf" / "sweeps").glob("*.toml"))

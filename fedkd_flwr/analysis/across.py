@@ -15,7 +15,7 @@ from scipy import stats
 from fedkd_flwr.analysis.columns import MISSING, points
 from fedkd_flwr.analysis.comparison import Comparison, compare
 from fedkd_flwr.analysis.ranking import settings_by_method
-from fedkd_flwr.analysis.references import REFERENCE
+from fedkd_flwr.analysis.reference_runs import REFERENCE
 from fedkd_flwr.analysis.rendering import in_markdown
 from fedkd_flwr.analysis.significance import LEVEL, holm
 from fedkd_flwr.config import ConfigError

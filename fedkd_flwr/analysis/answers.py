@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedkd_flwr.analysis.references import References
+from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.results import last_evaluations
 from fedkd_flwr.runs import Run
 from fedkd_flwr.runs.reading import damaged

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedkd_flwr.analysis.references import REFERENCE
+from fedkd_flwr.analysis.reference_runs import REFERENCE
 
 MISSING = "-"
 """Text of a missing number."""

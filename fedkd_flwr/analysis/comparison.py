@@ -27,7 +27,7 @@ from fedkd_flwr.analysis.loading import load_runs
 from fedkd_flwr.analysis.notes import notes_on_groups, notes_on_seconds
 from fedkd_flwr.analysis.provenance import notes_on_provenance
 from fedkd_flwr.analysis.ranking import reading_order
-from fedkd_flwr.analysis.references import REFERENCE, References
+from fedkd_flwr.analysis.reference_runs import REFERENCE, References
 from fedkd_flwr.analysis.rendering import in_latex, in_markdown, rendered
 from fedkd_flwr.analysis.results import client_results, means_over_seeds, run_results
 from fedkd_flwr.analysis.settings import (

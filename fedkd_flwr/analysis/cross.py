@@ -23,13 +23,13 @@ from fedkd_flwr.analysis.columns import MISSING
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.policy import OURS
 from fedkd_flwr.config import ConfigError
+from fedkd_flwr.custom_objects import find_callable, is_own
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.export import load_model
 from fedkd_flwr.files import write_text
 from fedkd_flwr.memory import MemoryFolder
-from fedkd_flwr.models.common import Shape
-from fedkd_flwr.models.own import SIGNATURE
-from fedkd_flwr.own import find_callable, is_own
+from fedkd_flwr.models.custom_models import SIGNATURE
+from fedkd_flwr.models.sample_shapes import Shape
 from fedkd_flwr.runs import Run, RunDirectoryError, load_run, recorded_config
 from fedkd_flwr.training.loop import computing_in, evaluate
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedkd_flwr.analysis.references import References
+from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.results import (
     client_accuracies,
     last_evaluations,

@@ -21,7 +21,7 @@ from fedkd_flwr.clients.persfl import PersFLClient
 from fedkd_flwr.clients.policy import OURS
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import Run, RunDirectoryError, load_run, names_of_code, recorded_config
-from strategies.core.slices import kebab_case
+from strategies.core.settings_groups import kebab_case
 from strategies.persfl import PERSONALIZE
 
 

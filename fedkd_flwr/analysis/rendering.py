@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from fedkd_flwr.analysis.columns import MISSING, columns_of, percent
-from fedkd_flwr.analysis.references import REFERENCE
+from fedkd_flwr.analysis.reference_runs import REFERENCE
 
 
 def rendered(table: pd.DataFrame, against: str = REFERENCE) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedkd_flwr.analysis.references import REFERENCE, References
+from fedkd_flwr.analysis.reference_runs import REFERENCE, References
 from fedkd_flwr.analysis.spread import bottom_decile, jains_index, mean_of_worst_tenth
 from fedkd_flwr.analysis.targets import cost_to_target, without_partial_means
 from fedkd_flwr.runs import Run

@@ -8,7 +8,7 @@ import pandas as pd
 
 from fedkd_flwr.analysis.columns import points
 from fedkd_flwr.analysis.effects import effects_on_clients
-from fedkd_flwr.analysis.references import REFERENCE
+from fedkd_flwr.analysis.reference_runs import REFERENCE
 from fedkd_flwr.analysis.results import client_results, new_client_accuracies
 from fedkd_flwr.analysis.significance import (
     FEWEST_SEEDS,

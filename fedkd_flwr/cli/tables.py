@@ -7,7 +7,7 @@ from rich.text import Text
 
 from fedkd_flwr.analysis.columns import COLUMNS
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.references import REFERENCE
+from fedkd_flwr.analysis.reference_runs import REFERENCE
 from fedkd_flwr.cli.output import console, say, say_paragraph
 from strategies.core.printable_text import printable
 

@@ -23,7 +23,7 @@ from fedkd_flwr.clients.serving import ServingClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.data.clients import ClientData, load_client, public_samples
 from fedkd_flwr.models.features import fold_into
-from fedkd_flwr.models.pool import Architecture, borrow, give_back
+from fedkd_flwr.models.model_pool import Architecture, borrow, give_back
 from fedkd_flwr.models.vectors import fill_model
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob
 from fedkd_flwr.training.loop import (

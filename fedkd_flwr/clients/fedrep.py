@@ -6,7 +6,7 @@ from torch.func import functional_call
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.models.parts import layers_of
+from fedkd_flwr.models.layers import layers_of
 from fedkd_flwr.training.jobs import Steps, TrainJob
 from fedkd_flwr.training.loop import epoch_batches
 from strategies.fedrep import FedRepSettings

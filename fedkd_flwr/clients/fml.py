@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient, Training, TrainReply
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.models.pool import borrowed
+from fedkd_flwr.models.model_pool import borrowed
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.losses import kl_to_teacher
 from strategies.fml import FMLSettings

@@ -3,7 +3,7 @@
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.prototypes import SharedHeadClient
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.models.parts import head_of
+from fedkd_flwr.models.layers import head_of
 from strategies.prototypes import HEAD_BIAS, HEAD_WEIGHT
 
 

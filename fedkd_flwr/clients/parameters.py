@@ -9,7 +9,7 @@ from torch import nn
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient, Training, TrainReply
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.models.parts import layers_of
+from fedkd_flwr.models.layers import layers_of
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.loop import Evaluation, Loss, evaluate, statistics_of
 from fedkd_flwr.training.losses import cross_entropy

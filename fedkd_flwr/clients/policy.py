@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationError
 
+from fedkd_flwr.custom_objects import is_own
 from fedkd_flwr.data.catalogue import (
     DATASETS,
     FOLDER,
@@ -28,11 +29,16 @@ from fedkd_flwr.data.catalogue import (
 )
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.methods import FAMILIES, METHODS
-from fedkd_flwr.own import is_own
 from fedkd_flwr.run_config import PLACE_KEYS, RunConfig
 from strategies.core.measures import MEASURES
 from strategies.core.plan import Settings
-from strategies.core.slices import NoneOfTheAllowedError, Slice, Words, kebab_case, some_of
+from strategies.core.settings_groups import (
+    NoneOfTheAllowedError,
+    SettingsGroup,
+    Words,
+    kebab_case,
+    some_of,
+)
 from strategies.soft_predictions import SoftPredictionSettings
 
 ALL = "all"
@@ -73,7 +79,7 @@ def _known_methods(words: tuple[str, ...]) -> tuple[str, ...]:
     return words
 
 
-class NodePolicy(Slice):
+class NodePolicy(SettingsGroup):
     """The policy of a node, with the defaults of a deployment.
 
     Attributes

@@ -14,8 +14,8 @@ from fedkd_flwr.clients.base import Arrays, PersonalClient
 from fedkd_flwr.clients.policy import NodePolicy
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.features import FeatureExtractor, common_width
-from fedkd_flwr.models.parts import head_of
-from fedkd_flwr.models.pool import Architecture
+from fedkd_flwr.models.layers import head_of
+from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.training.jobs import PredictJob, Steps
 from strategies.prototypes import CLASS_COUNTS, CLASS_MEANS, HEAD_BIAS, HEAD_WEIGHT
 

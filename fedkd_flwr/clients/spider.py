@@ -9,7 +9,7 @@ from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.clients.supernets import split_parameters
-from fedkd_flwr.models.pool import borrowed
+from fedkd_flwr.models.model_pool import borrowed
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.jobs import Steps, TrainJob
 from fedkd_flwr.training.loop import Evaluation, Loss, evaluate, refresh_statistics

@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedkd_flwr.own import is_own
-from strategies.core.slices import NoneOfTheAllowedError
+from fedkd_flwr.custom_objects import is_own
+from strategies.core.settings_groups import NoneOfTheAllowedError
 
 Shape = tuple[int, ...]
 """Of a sample: channels, height and width of an image; own data may have any."""

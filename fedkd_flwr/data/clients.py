@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkd_flwr.custom_objects import is_own
 from fedkd_flwr.data.catalogue import (
     BY_COLUMN,
     DATASETS,
@@ -22,8 +23,8 @@ from fedkd_flwr.data.catalogue import (
     DataError,
     Shape,
 )
+from fedkd_flwr.data.custom_partition import call_for_partition
 from fedkd_flwr.data.identity import share_samples
-from fedkd_flwr.data.own_partition import call_for_partition
 from fedkd_flwr.data.own_split import UNGROUPED, Grouping, parts_by_content
 from fedkd_flwr.data.partitioners import partition_indices
 from fedkd_flwr.data.public import (
@@ -39,7 +40,6 @@ from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import ImageSet, load_images, load_labels, load_own_data
 from fedkd_flwr.data.splits import read_split, split_client, stratified_order
 from fedkd_flwr.data.warnings import check_scales, warnings_about_data
-from fedkd_flwr.own import is_own
 from strategies.core.flower import log
 from strategies.core.randomness import random_generator
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedkd_flwr.data.catalogue import BY_COLUMN, DATASETS, HELD_OUT, NO_PUBLIC_SET
 from fedkd_flwr.data.clients import client_indices
-from fedkd_flwr.data.own import content_digest
+from fedkd_flwr.data.custom_data import content_digest
 from fedkd_flwr.data.settings import DataPlan
 from fedkd_flwr.data.sources import load_images
 

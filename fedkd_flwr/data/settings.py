@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from fedkd_flwr.custom_objects import OwnError, find_own, is_of_this_process
 from fedkd_flwr.data.catalogue import (
     BY_COLUMN,
     DATASETS,
@@ -18,11 +19,10 @@ from fedkd_flwr.data.catalogue import (
     hub_id_of,
     partition_name,
 )
-from fedkd_flwr.own import OwnError, find_own, is_of_this_process
-from strategies.core.slices import PLACE, Slice, kebab_case
+from strategies.core.settings_groups import PLACE, SettingsGroup, kebab_case
 
 
-class DataSettings(Slice):
+class DataSettings(SettingsGroup):
     """Which samples there are, who gets which, and what is public.
 
     Attributes

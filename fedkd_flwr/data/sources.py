@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkd_flwr.custom_objects import is_own
 from fedkd_flwr.data.cache import cache_folder, keep_arrays, read_array
 from fedkd_flwr.data.catalogue import (
     FOLDER,
@@ -27,13 +28,12 @@ from fedkd_flwr.data.catalogue import (
     find_source,
     is_function,
 )
+from fedkd_flwr.data.custom_data import call_for_data
 from fedkd_flwr.data.decoding import convert_images, decode_images
 from fedkd_flwr.data.folders import folders_and_paths, read_image_folder, tables_at
 from fedkd_flwr.data.origin import digest_of, fingerprint
-from fedkd_flwr.data.own import call_for_data
 from fedkd_flwr.data.own_split import UNGROUPED, Grouping, content_keys, groups_of_files
 from fedkd_flwr.files import plain_name
-from fedkd_flwr.own import is_own
 
 BUNDLED_DIGITS = "sklearn/datasets/data/digits.csv.gz"
 """File of scikit-learn with one row per digit: 64 brightnesses from 0 to 16, and the class."""
@@ -284,7 +284,7 @@ def load_own_data(
         numbers; else by alphabetical order, and then there must be one for every class, if
         need be empty, so that all nodes number the classes alike. A Parquet file has the
         columns of the Hugging Face hub: ``image`` or ``img``, and ``label`` or ``fine_label``. Or
-        a function, as ``module:object``; see `fedkd_flwr.data.own.call_for_data`.
+        a function, as ``module:object``; see `fedkd_flwr.data.custom_data.call_for_data`.
     shape : tuple of int
         Channels, height and width that the images are converted to.
     classes : int

@@ -5,11 +5,11 @@ from logging import WARNING
 
 from torch import Tensor
 
+from fedkd_flwr.custom_objects import OBJECT
 from fedkd_flwr.data.catalogue import DATASETS, SYMMETRIC, DataError, Wanted, is_function
-from fedkd_flwr.data.own import call_for_data, content_digest
+from fedkd_flwr.data.custom_data import call_for_data, content_digest
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.sources import load_images
-from fedkd_flwr.own import OBJECT
 from strategies.core.flower import log
 
 CHANNELS = (1, 3, 4)

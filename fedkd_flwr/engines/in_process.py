@@ -12,7 +12,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import train_together
 from fedkd_flwr.config import ConfigError, Configuration
 from fedkd_flwr.grids.in_process import InProcessGrid
-from fedkd_flwr.models import pool
+from fedkd_flwr.models import model_pool
 from fedkd_flwr.runs import Run
 from fedkd_flwr.server_app import serve
 from fedkd_flwr.training.cohort import cohort_size
@@ -69,7 +69,7 @@ def run_in_process(
             # The next run may not set their number.
             torch.set_num_threads(threads)
             # A custom network may have changed by the next run and keep its name.
-            pool.clear()
+            model_pool.clear()
             cohort_size.cache_clear()
 
 

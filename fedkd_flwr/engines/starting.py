@@ -7,7 +7,7 @@ from typing import Any
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.config_files import upon_preset
 from fedkd_flwr.engines.table import find_engine
-from fedkd_flwr.objects import name_objects
+from fedkd_flwr.python_objects import name_objects
 from fedkd_flwr.runs import (
     Run,
     absolute,
@@ -20,7 +20,7 @@ from fedkd_flwr.runs.checkpoint import clients_folder
 from fedkd_flwr.runs.continuing import require_same_objects
 from fedkd_flwr.server_app import check_run
 from strategies.core.rounds import OnRound, RowObserver
-from strategies.core.slices import kebab_case
+from strategies.core.settings_groups import kebab_case
 
 
 def run(
@@ -47,7 +47,7 @@ def run(
     **settings
         Further run config values, with underscores for dashes; names with dots through a
         dictionary, ``**{"kt-pfl.rho": 0.7}``. Python objects are accepted where names are, as
-        `fedkd_flwr.objects.name_objects` takes them: ``models=TinyNet, dataset=(X, y)``.
+        `fedkd_flwr.python_objects.name_objects` takes them: ``models=TinyNet, dataset=(X, y)``.
 
     Returns
     -------

@@ -13,16 +13,16 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fedkd_flwr.config import RunConfig
+from fedkd_flwr.custom_objects import is_own
 from fedkd_flwr.data.folders import class_names
 from fedkd_flwr.data.scaling import scaling_of
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.common import Shape
+from fedkd_flwr.models.custom_models import checked_own
 from fedkd_flwr.models.darts.genotype import Genotype
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.darts.settings import SupernetSettings
-from fedkd_flwr.models.own import checked_own
 from fedkd_flwr.models.registry import DARTS_MODELS
-from fedkd_flwr.own import is_own
+from fedkd_flwr.models.sample_shapes import Shape
 from strategies.core.versions import installed_versions
 
 CONVERSION = {

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fedkd_flwr.grids.prompt import PromptGrid
+from fedkd_flwr.grids.fast_polling import FastPollingGrid
 from strategies.core.flower import InMemoryGrid, NodeInfo
 
 PAUSE = 0.05
@@ -22,7 +22,7 @@ LONGEST_WAIT = 2.0
 """Seconds after which messages are sent although earlier ones were not taken yet."""
 
 
-class LongestFirstGrid(PromptGrid):
+class LongestFirstGrid(FastPollingGrid):
     """A simulation's grid that sends messages to the slowest clients first.
 
     Flower distributes waiting messages by partition-id, whatever their order. So messages to

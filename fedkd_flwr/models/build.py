@@ -4,11 +4,11 @@ from pkgutil import resolve_name
 
 from torch import nn
 
-from fedkd_flwr.models.common import Shape
+from fedkd_flwr.custom_objects import is_own
+from fedkd_flwr.models.custom_models import build_own
 from fedkd_flwr.models.darts.search_space import SearchSpace
-from fedkd_flwr.models.own import build_own
 from fedkd_flwr.models.registry import ANY_SHAPE, DARTS_MODELS, MODELS, model_name
-from fedkd_flwr.own import is_own
+from fedkd_flwr.models.sample_shapes import Shape
 
 
 def build_model(

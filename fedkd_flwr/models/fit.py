@@ -3,11 +3,11 @@
 import torch
 from torch import nn
 
+from fedkd_flwr.custom_objects import is_own
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.common import Shape
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.registry import MODELS
-from fedkd_flwr.own import is_own
+from fedkd_flwr.models.sample_shapes import Shape
 
 
 def build_fitting(

@@ -1,10 +1,10 @@
 """The models by name. To add a model, write a builder and add a line to `MODELS`.
 
-A custom model needs no line. It is named ``module:object`` (`fedkd_flwr.own`).
+A custom model needs no line. It is named ``module:object`` (`fedkd_flwr.custom_objects`).
 """
 
-from fedkd_flwr.own import is_own
-from strategies.core.slices import NoneOfTheAllowedError
+from fedkd_flwr.custom_objects import is_own
+from strategies.core.settings_groups import NoneOfTheAllowedError
 
 MODELS: dict[str, str] = {
     "lenet": "fedkd_flwr.models.small:lenet",

@@ -9,13 +9,13 @@ from fedkd_flwr.models.darts.genotype import PUBLISHED_GENOTYPE, Genotype
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.darts.settings import SMALL, STANDARD, SupernetSettings
 from fedkd_flwr.models.registry import ALLOWED, DARTS, model_name
-from strategies.core.slices import Slice, Words, one_of
+from strategies.core.settings_groups import SettingsGroup, Words, one_of
 
 DIGITS = "digits"
 """The bundled data set, on which `SMALL` supernets are the default."""
 
 
-class ModelSettings(Slice):
+class ModelSettings(SettingsGroup):
     """Which architectures there are, and who gets which.
 
     Attributes

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from fedkd_flwr.models.common import Shape, require_side, with_he_weights
+from fedkd_flwr.models.sample_shapes import Shape, require_side, with_he_weights
 
 _KERNEL = 5
 

@@ -9,7 +9,7 @@ from torch import nn
 from torchvision import models
 from torchvision.models import vgg
 
-from fedkd_flwr.models.common import Shape, require_side, with_he_weights
+from fedkd_flwr.models.sample_shapes import Shape, require_side, with_he_weights
 
 
 def resnet18(shape: Shape, classes: int) -> nn.Module:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedkd_flwr.models.parts import layers_of, own_tensors
+from fedkd_flwr.models.layers import layers_of, own_tensors
 
 WEIGHTS, BUFFERS, ALPHAS = "weights", "buffers", "alphas"
 """The kinds: network weights, running statistics, architecture weights of a search."""

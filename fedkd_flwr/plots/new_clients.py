@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.figures import WHOSE, over_seeds
-from fedkd_flwr.analysis.references import REFERENCE
+from fedkd_flwr.analysis.reference_runs import REFERENCE
 from fedkd_flwr.analysis.styles import styled
 from fedkd_flwr.plots.style import (
     FIGURE_WIDTH,

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedkd_flwr.config import PLACE_KEYS, unpacked
+from fedkd_flwr.custom_objects import OBJECT, is_named, is_own
 from fedkd_flwr.data.catalogue import DATA, is_function
-from fedkd_flwr.own import OBJECT, is_named, is_own
 from fedkd_flwr.runs.errors import CodeNotNamedError
 
 

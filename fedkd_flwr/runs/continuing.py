@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkd_flwr.config import PLACE_KEYS, ConfigError, Configuration, read_config
+from fedkd_flwr.custom_objects import OBJECT, not_held
 from fedkd_flwr.memory import (
     DamagedMemoryError,
     ForgottenRunError,
@@ -16,7 +17,6 @@ from fedkd_flwr.memory import (
     require_readable,
 )
 from fedkd_flwr.methods import METHODS, NAME, REGISTERED
-from fedkd_flwr.own import OBJECT, not_held
 from fedkd_flwr.runs.checkpoint import (
     Checkpoint,
     before_the_first_round,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from fedkd_flwr import engines
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
-from fedkd_flwr.flat import Scalar
+from fedkd_flwr.flat_config import Scalar
 from fedkd_flwr.runs import (
     DamagedRunError,
     Run,
@@ -25,7 +25,7 @@ from fedkd_flwr.runs import (
     remove_checkpoint,
     require_writable,
 )
-from fedkd_flwr.sweeps.earlier import (
+from fedkd_flwr.sweeps.earlier_attempts import (
     done_without,
     finished_run,
     move_aside,

@@ -5,10 +5,10 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from fedkd_flwr.trackers.catalogue import TRACKERS
-from strategies.core.slices import PLACE, Slice, Words, some_of
+from strategies.core.settings_groups import PLACE, SettingsGroup, Words, some_of
 
 
-class TrackerSettings(Slice):
+class TrackerSettings(SettingsGroup):
     """Trackers of experiments.
 
     Attributes

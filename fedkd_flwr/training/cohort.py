@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim.sgd import sgd
 
-from fedkd_flwr.models.pool import Architecture, borrow, give_back, parameters_side_by_side
-from fedkd_flwr.own import is_own
+from fedkd_flwr.custom_objects import is_own
+from fedkd_flwr.models.model_pool import Architecture, borrow, give_back, parameters_side_by_side
+from fedkd_flwr.training.batched_functions import BatchedFunctions, Objective
+from fedkd_flwr.training.job_kinds import kind_of
 from fedkd_flwr.training.jobs import Job, PredictJob, Steps, TrainJob, run_job
-from fedkd_flwr.training.kinds import kind_of
 from fedkd_flwr.training.loop import (
     INFERENCE_BATCH,
     RUNNING_STATISTICS,
@@ -30,7 +31,6 @@ from fedkd_flwr.training.loop import (
     require_finite,
     require_finite_weights,
 )
-from fedkd_flwr.training.stackable import Objective, StackableFunctions
 
 Answer = TypeVar("Answer")
 
@@ -346,7 +346,7 @@ def predict_together(jobs: Sequence[PredictJob]) -> Iterator[Tensor]:
     stack = Stack([job.model for job in jobs], training=False)
 
     def model(parameters: Tensors, buffers: Tensors, images: Tensor) -> Tensor:
-        with StackableFunctions():
+        with BatchedFunctions():
             outputs: Tensor = functional_call(stack.skeleton, (parameters, buffers), (images,))
         return outputs
 

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from fedkd_flwr.training.batched_functions import Objective
 from fedkd_flwr.training.loop import Batch, Loss
-from fedkd_flwr.training.stackable import Objective
 
 PRIVATE_COLUMNS = 2
 """Images and labels: the first tensors of a batch, with one row per private sample."""

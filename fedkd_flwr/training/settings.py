@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from strategies.core.search import SearchRange
-from strategies.core.slices import Slice
+from strategies.core.settings_groups import SettingsGroup
 
 
-class DPSGDSettings(Slice):
+class DPSGDSettings(SettingsGroup):
     """Differential privacy of training samples, by clipped and noised gradients (DP-SGD).
 
     Attributes
@@ -37,7 +37,7 @@ class DPSGDSettings(Slice):
         return f"dp-sgd-{super().key_of(name)}"
 
 
-class TrainingSettings(Slice):
+class TrainingSettings(SettingsGroup):
     """Settings of a client's training on its private data in a round.
 
     Attributes

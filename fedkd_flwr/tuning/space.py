@@ -9,11 +9,11 @@ from optuna.trial import Trial
 from pydantic.fields import FieldInfo
 
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.flat import Scalar
+from fedkd_flwr.flat_config import Scalar
 from fedkd_flwr.methods import Method
 from fedkd_flwr.training.settings import TrainingSettings
 from strategies.core.search import SearchRange
-from strategies.core.slices import Slice
+from strategies.core.settings_groups import SettingsGroup
 
 STEP_SIZE = "learning-rate"
 """The setting that every search includes."""
@@ -103,7 +103,7 @@ def search_space(method: Method) -> dict[str, Dimension]:
     return space
 
 
-def _declared(settings: type[Slice]) -> dict[str, Dimension]:
+def _declared(settings: type[SettingsGroup]) -> dict[str, Dimension]:
     """Return the dimensions that the fields of some settings declare."""
     space = {}
     for name, field in settings.model_fields.items():

@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.privacy import NormalDraws, secret_normal
-from strategies.core.slices import Slice
+from strategies.core.settings_groups import SettingsGroup
 
 Model = dict[str, NDArray[Any]]
 """Vectors of a model by kind."""
 
 
-class ClientPrivacySettings(Slice):
+class ClientPrivacySettings(SettingsGroup):
     """Differential privacy of clients in the global model, towards those who receive it.
 
     Attributes

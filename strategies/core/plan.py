@@ -13,14 +13,14 @@ from pydantic import AfterValidator, Field
 from strategies.core.client_privacy import ClientPrivacySettings
 from strategies.core.measures import MEASURES
 from strategies.core.randomness import random_generator
-from strategies.core.slices import PLACE, Slice, Words, kebab_case, some_of
+from strategies.core.settings_groups import PLACE, SettingsGroup, Words, kebab_case, some_of
 
 
 class ImpossiblePlanError(ValueError):
     """An impossible combination of settings; the message says what is allowed."""
 
 
-class Settings(Slice):
+class Settings(SettingsGroup):
     """A method's own settings, read from its table of the run config.
 
     A subclass names the table and declares one field per setting. Fields that it inherits stay
@@ -54,7 +54,7 @@ def multiple_or_none(value: float) -> float:
     return value
 
 
-class PlanSettings(Slice):
+class PlanSettings(SettingsGroup):
     """Number of clients and rounds, client sampling, and timeouts.
 
     Attributes

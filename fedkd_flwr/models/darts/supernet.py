@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fedkd_flwr.models.common import Shape
 from fedkd_flwr.models.darts.operations import build_operation
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.darts.settings import CELL_INPUTS, NONE, POOLING, SupernetSettings
 from fedkd_flwr.models.darts.skeleton import CellInputs, CellPlan, Stem, plan_cells
+from fedkd_flwr.models.sample_shapes import Shape
 
 INITIAL_ALPHA_SCALE = 1e-3
 """Standard deviation of initial architecture weights, which mix nearly equally."""

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from fedkd_flwr.models.pool import Architecture, borrow, give_back, lay_out, parameters_side_by_side
+from fedkd_flwr.models.model_pool import (
+    Architecture,
+    borrow,
+    give_back,
+    lay_out,
+    parameters_side_by_side,
+)
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.cohort import predict_together, train_together
 from fedkd_flwr.training.jobs import PredictJob, TrainJob

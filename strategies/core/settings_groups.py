@@ -1,4 +1,4 @@
-"""Slices of the run config: groups of settings that are passed on as one object."""
+"""Groups of settings of the run config, which are passed on as one object."""
 
 import functools
 from collections.abc import Callable, Collection
@@ -17,10 +17,10 @@ def kebab_case(name: str) -> str:
     return name.replace("_", "-")
 
 
-class Slice(BaseModel):
+class SettingsGroup(BaseModel):
     """A group of validated, immutable settings.
 
-    A field ``local_epochs`` is the flat key ``local-epochs``. A field that is itself a slice has
+    A field ``local_epochs`` is the flat key ``local-epochs``. A field that is itself a group has
     no key; its fields have.
     """
 
@@ -43,13 +43,13 @@ class Slice(BaseModel):
 
     @classmethod
     @functools.cache
-    def slices(cls) -> dict[str, type["Slice"]]:
-        """Return the fields that are slices themselves."""
+    def nested_groups(cls) -> dict[str, type["SettingsGroup"]]:
+        """Return the fields that are groups themselves."""
         kinds = {name: field.annotation for name, field in cls.model_fields.items()}
         return {
             name: kind
             for name, kind in kinds.items()
-            if isinstance(kind, type) and issubclass(kind, Slice)
+            if isinstance(kind, type) and issubclass(kind, SettingsGroup)
         }
 
     @classmethod
@@ -72,7 +72,9 @@ class Slice(BaseModel):
         values: dict[str, Any] = {}
         for name in type(self).model_fields:
             value = getattr(self, name)
-            values |= value.flat() if isinstance(value, Slice) else {self.key_of(name): value}
+            values |= (
+                value.flat() if isinstance(value, SettingsGroup) else {self.key_of(name): value}
+            )
         return values
 
     @classmethod
@@ -80,10 +82,10 @@ class Slice(BaseModel):
     def _fields(cls) -> dict[str, list[Any]]:
         """Return the metadata in the annotation of each flat key."""
         fields: dict[str, list[Any]] = {}
-        slices = cls.slices()
+        groups = cls.nested_groups()
         for name, field in cls.model_fields.items():
             own = {cls.key_of(name): field.metadata}
-            fields |= slices[name]._fields() if name in slices else own
+            fields |= groups[name]._fields() if name in groups else own
         return fields
 
 

@@ -21,7 +21,7 @@ SHARE_OF_WAITING = 0.05
 """Pause between two polls, as a share of the time waited so far."""
 
 
-class PromptGrid(MessageGrid):
+class FastPollingGrid(MessageGrid):
     """A grid that polls for replies often at first, and less often the longer they take.
 
     Parameters

@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedkd_flwr.training import stackable
-from fedkd_flwr.training.stackable import StackableFunctions
+from fedkd_flwr.training.batched_functions import BatchedFunctions
 
 TOGETHER = """
 import sys
 import torch
-from fedkd_flwr.models.pool import Architecture
+from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.cohort import train_together
 from fedkd_flwr.training.jobs import TrainJob
@@ -36,7 +35,7 @@ def samples():
 def test_loss_and_gradient_are_those_of_pytorch():
     logits, labels = samples()
     expected = functional.cross_entropy(logits, labels)
-    with StackableFunctions():
+    with BatchedFunctions():
         found = functional.cross_entropy(logits, labels)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     gradients = [torch.autograd.grad(loss, logits)[0] for loss in (found, expected)]
@@ -45,8 +44,9 @@ def test_loss_and_gradient_are_those_of_pytorch():
 
 @pytest.mark.parametrize("named", [{}, {"reduction": "mean"}])
 def test_the_plain_cross_entropy_is_decomposed(monkeypatch, named):
-    monkeypatch.setattr(stackable, "mean_cross_entropy", lambda logits, labels: "taken apart")
-    with StackableFunctions():
+    name = "fedkd_flwr.training.batched_functions.mean_cross_entropy"
+    monkeypatch.setattr(name, lambda logits, labels: "taken apart")
+    with BatchedFunctions():
         assert functional.cross_entropy(*samples(), **named) == "taken apart"
 
 
@@ -62,7 +62,7 @@ def test_the_plain_cross_entropy_is_decomposed(monkeypatch, named):
 def test_any_other_cross_entropy_is_pytorchs(named):
     logits, labels = samples()
     expected = functional.cross_entropy(logits, labels, **named)
-    with StackableFunctions():
+    with BatchedFunctions():
         assert torch.equal(functional.cross_entropy(logits, labels, **named), expected)
 
 
@@ -70,7 +70,7 @@ def test_labels_that_are_distributions_are_pytorchs():
     logits, _ = samples()
     teacher = torch.softmax(torch.randn(13, 10), dim=1)
     expected = functional.cross_entropy(logits, teacher)
-    with StackableFunctions():
+    with BatchedFunctions():
         assert torch.equal(functional.cross_entropy(logits, teacher), expected)
 
 
@@ -84,7 +84,7 @@ def test_samples_without_a_label_are_ignored():
     logits, labels = samples()
     labels[[2, 5]] = -100
     expected = functional.cross_entropy(logits, labels)
-    with StackableFunctions():
+    with BatchedFunctions():
         found = functional.cross_entropy(logits, labels)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     gradients = [torch.autograd.grad(loss, logits)[0] for loss in (found, expected)]
@@ -105,7 +105,7 @@ def test_samples_without_a_label_are_ignored():
 )
 def test_a_linear_layer_equals_pytorchs_in_every_call_form(arguments, named):
     expected = functional.linear(*arguments, **named)
-    with StackableFunctions():
+    with BatchedFunctions():
         found = functional.linear(*arguments, **named)
     torch.testing.assert_close(found, expected)
     assert found.view(-1).shape == (expected.numel(),)

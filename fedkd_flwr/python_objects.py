@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from fedkd_flwr.config import ConfigError
+from fedkd_flwr.custom_objects import OBJECT, hold, name_in_module
 from fedkd_flwr.data.catalogue import DATA
-from fedkd_flwr.data.own import as_data_set, content_digest
+from fedkd_flwr.data.custom_data import as_data_set, content_digest
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, register
-from fedkd_flwr.own import OBJECT, hold, name_in_module
 
 STRATEGY = "strategy"
 """Key of a run config that names a method."""

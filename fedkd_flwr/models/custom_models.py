@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from fedkd_flwr.models.common import Shape
-from fedkd_flwr.models.parts import mark_head
-from fedkd_flwr.own import OwnError, find_callable
+from fedkd_flwr.custom_objects import OwnError, find_callable
+from fedkd_flwr.models.layers import mark_head
+from fedkd_flwr.models.sample_shapes import Shape
 
 SIGNATURE = "(shape, classes) -> torch.nn.Module"
 

@@ -25,7 +25,7 @@ USUAL = {
 """PyTorch's defaults for a cross-entropy."""
 
 
-class StackableFunctions(TorchFunctionMode):
+class BatchedFunctions(TorchFunctionMode):
     """While active, replaces some functions by forms that are fast for several clients.
 
     Cross-entropy with integer labels is decomposed. Under `torch.func.vmap` PyTorch does so
@@ -101,6 +101,6 @@ class Objective(nn.Module):
         """Return the loss. `tensors` replace those of the loss, if there are any."""
         loss: Any = self.loss
         own = replace(loss, tensors=tensors) if tensors else loss
-        with StackableFunctions():
+        with BatchedFunctions():
             value: Tensor = own(self.model, *batch)
         return value

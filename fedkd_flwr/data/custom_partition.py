@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkd_flwr.custom_objects import OwnError, find_callable
 from fedkd_flwr.data.catalogue import DataError
-from fedkd_flwr.own import OwnError, find_callable
 
 SIGNATURE = "(labels, num_clients, seed) -> list of index arrays"
 

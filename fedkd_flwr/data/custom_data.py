@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkd_flwr.custom_objects import OwnError, find_callable
 from fedkd_flwr.data.catalogue import DataError
-from fedkd_flwr.own import OwnError, find_callable
 
 SIGNATURE = "() -> (samples (n, ...), labels (n,))"
 

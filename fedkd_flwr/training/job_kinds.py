@@ -4,7 +4,7 @@ from collections.abc import Hashable
 
 import torch
 
-from fedkd_flwr.models.pool import Architecture
+from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.training import optimizers
 from fedkd_flwr.training.jobs import Job, PredictJob, TrainJob
 from fedkd_flwr.training.loop import backpropagate, draws_while_training

@@ -7,7 +7,7 @@ from strategies.core.plan import PlanSettings, Settings
 from strategies.core.replies import Metric
 
 
-class Traits:
+class MethodProperties:
     """Source and requirements of a method, and the metrics that its clients report."""
 
     paper: ClassVar[str] = "own"

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedkd_flwr.models.adjacent_weights import Rows
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.common import Shape
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.features import with_common_width
-from fedkd_flwr.models.rows import Rows
+from fedkd_flwr.models.sample_shapes import Shape
 
 FREE_MODELS = 64
 """Largest number of free models of one architecture that a process keeps."""
