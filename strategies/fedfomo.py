@@ -128,7 +128,6 @@ class FedFomo(LibraryStrategy):
     """FedFomo's server: learns which models to send to whom."""
 
     paper = "Zhang et al. 2021 (FedFomo)"
-    dp_sgd = True
     exchanged = "parameters and gains of others"
     color_family = "hypcluster"
     settings_type = FedFomoSettings

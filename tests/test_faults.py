@@ -165,7 +165,8 @@ def test_a_hostile_node_does_not_affect_others_for_twenty_rounds(strategy, small
     assert peak < 1.5 * 200, f"{peak:.0f} MB"
     # The others end exactly as if it had been silent.
     assert honest_accuracy(hostile) == honest_accuracy(without)
-    assert honest_accuracy(hostile) > honest_accuracy(honest) - 0.05
+    # At most 3 of the 60 test images differ, in either direction.
+    assert round(abs(honest_accuracy(hostile) - honest_accuracy(honest)), 9) <= 0.05
 
 
 def test_poisoned_predictions_pass_the_checks_and_do_limited_harm(small, tmp_path):
@@ -264,6 +265,7 @@ CUTS = {
     "in a client's memory": cut_in_safetensors(client_memory, half=True),
     "before a client's memory is in place": cut_in_safetensors(client_memory, half=False),
     "in a node's memory": cut_in_safetensors(client_memory, half=True),
+    "before a node's memory is in place": cut_in_safetensors(client_memory, half=False),
     "in matrices.npz": cut_in_matrices(half=True),
     "after matrices.npz": cut_in_matrices(half=False),
 }

@@ -43,19 +43,7 @@ from strategies.core.randomness import random_generator
 class PersonalClient(ServingClient):
     """A client that trains its own model on its own data: the baseline `local`.
 
-    Parameters
-    ----------
-    context : Context
-        Flower's context, with the client's memory.
-    run : RunConfig
-        The common run config.
-    settings : Settings
-        The settings of the method.
-
-    Notes
-    -----
-    `NumPyClient` exchanges lists of arrays. Their names are sent under ``names``, in
-    the config of a call and in the metrics of its result.
+    The parameters are those of `ServingClient`.
     """
 
     trains_alone = False

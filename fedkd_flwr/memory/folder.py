@@ -206,9 +206,8 @@ def read_memory(file: Path) -> Memory:
                 group, _, name = key.partition("/")
                 groups[group][name] = torch.from_numpy(stored.get_tensor(key))
     except (SafetensorError, OSError, ValueError, KeyError) as error:
-        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
-        remedy = "restore it from a backup, or repeat the run"
-        raise DamagedMemoryError(f"{file} is damaged ({reason}); {remedy}.") from None
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise _damaged(file, reason) from None
     return Memory(groups, numbers)
 
 
@@ -224,8 +223,12 @@ def require_readable(file: Path) -> None:
         with safe_open(file, framework="numpy"):
             pass
     except (SafetensorError, OSError) as error:
-        remedy = "restore it from a backup, or repeat the run"
-        raise DamagedMemoryError(f"{file} is damaged ({error}); {remedy}.") from None
+        raise _damaged(file, str(error)) from None
+
+
+def _damaged(file: Path, reason: str) -> DamagedMemoryError:
+    remedy = "restore it from a backup, or repeat the run"
+    return DamagedMemoryError(f"{file} is damaged ({reason}); {remedy}.")
 
 
 # ---- The last few runs -------------------------------------------------------------------
