@@ -28,7 +28,7 @@ _EXPORTS = {
     "ConfigError": "fedkd_flwr.config",
     "METHODS": "fedkd_flwr.methods",
     "register": "fedkd_flwr.methods",
-    "name_objects": "fedkd_flwr.python_objects",
+    "name_objects": "fedkd_flwr.custom_objects.naming",
 }
 
 __all__ = [

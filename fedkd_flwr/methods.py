@@ -13,7 +13,7 @@ from functools import cached_property
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from fedkd_flwr.custom_objects import OwnError, find_own, is_own
+from fedkd_flwr.custom_objects.importing import CustomObjectError, find_custom, is_custom
 
 if TYPE_CHECKING:
     from strategies.base import PersonalizedStrategy
@@ -129,13 +129,13 @@ def find_method(name: str) -> Method:
         return METHODS[name]
     if name in REGISTERED:
         return REGISTERED[name]
-    if not is_own(name):
+    if not is_custom(name):
         from strategies.core.settings_groups import NoneOfTheAllowedError
 
         raise NoneOfTheAllowedError([*METHODS, *REGISTERED, "or your own as module:object"], name)
-    method = find_own(name)
+    method = find_custom(name)
     if not isinstance(method, Method):
-        raise OwnError(
+        raise CustomObjectError(
             f"{name} is a {type(method).__name__}; it should be what fedkd_flwr.register returns"
         )
     return method
@@ -163,14 +163,14 @@ def register(
 
     Raises
     ------
-    OwnError
+    CustomObjectError
         With one sentence, if an argument is invalid.
     """
     from fedkd_flwr.clients.base import PersonalClient
     from strategies.base import PersonalizedStrategy
 
     if not NAME.fullmatch(name) or name in METHODS:
-        raise OwnError(
+        raise CustomObjectError(
             f"{name!r} cannot be registered: use lowercase letters, digits and dashes, and not the "
             "name of a built-in method"
         )
@@ -194,7 +194,9 @@ def _place_of(kind: type) -> str:
 
 def _require_subclass(name: str, role: str, given: object, base: type) -> None:
     if not (isinstance(given, type) and issubclass(given, base)):
-        raise OwnError(f"{name}: {role} is {given!r}; it should be a subclass of {base.__name__}")
+        raise CustomObjectError(
+            f"{name}: {role} is {given!r}; it should be a subclass of {base.__name__}"
+        )
 
 
 def _require_own_table(name: str, settings: "type[Settings]") -> None:
@@ -203,10 +205,12 @@ def _require_own_table(name: str, settings: "type[Settings]") -> None:
 
     _require_subclass(name, "settings", settings, Settings)
     if not NAME.fullmatch(settings.table):
-        raise OwnError(f"{name}: {settings.__name__} needs a table, such as table = {name!r}")
+        raise CustomObjectError(
+            f"{name}: {settings.__name__} needs a table, such as table = {name!r}"
+        )
     types = (method.strategy.settings_type for method in METHODS.values())
     owners = [kind for kind in types if kind.table == settings.table]
     if owners and not issubclass(settings, tuple(owners)):
-        raise OwnError(
+        raise CustomObjectError(
             f"{name}: the table {settings.table} belongs to {owners[0].__name__}; choose another"
         )

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
 from fedkd_flwr.config import ConfigError, Configuration, read_config
-from fedkd_flwr.custom_objects import is_own
+from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.catalogue import DATASETS, DataError
 from fedkd_flwr.data.clients import check_data
 from fedkd_flwr.data.record import DataRecord
@@ -36,9 +36,9 @@ from fedkd_flwr.runs import (
     require_same_clients,
     require_writable,
 )
-from fedkd_flwr.server_models import RunModels
 from fedkd_flwr.trackers.observing import require_trackers, trackers_of
 from fedkd_flwr.training.dp_sgd import require_separate_samples
+from fedkd_flwr.training.server_models import RunModels
 from strategies.core.flower import InMemoryGrid, log
 from strategies.core.patience import StoppedEarly
 from strategies.core.replies import TooFewRepliesError
@@ -189,7 +189,7 @@ def check_models(configuration: Configuration) -> None:
     is_own_data = run.data.dataset not in DATASETS
     is_private = bool(run.dp_sgd.noise_multiplier or run.plan.client_dp.noise_multiplier)
     for name in dict.fromkeys((*run.models.models, *shared)):
-        if not (is_own(name) or is_own_data or is_private):
+        if not (is_custom(name) or is_own_data or is_private):
             continue
         shape, classes = run.data.image_shape, run.data.num_classes
         try:
@@ -200,7 +200,7 @@ def check_models(configuration: Configuration) -> None:
                 require_separate_samples(model, name)
         except ValueError as error:
             raise ConfigError(f"{run.strategy}: {error}.") from None
-        if is_own(name) and returns_probabilities(model, shape):
+        if is_custom(name) and returns_probabilities(model, shape):
             log(
                 WARNING,
                 "%s returns rows that sum to one, as after a softmax: return logits, since "

@@ -12,7 +12,7 @@ from helpers import image_rows, run_with, write_image_folder, write_parquet
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.data.folders import class_names, hash_of_names
-from fedkd_flwr.doctor import check_node
+from fedkd_flwr.engines.doctor import check_node
 
 SILOS = {"num-clients": 3, "max-samples": 360, "held-out-size": 60, "partition": "iid"}
 NAMES = ["Ankle boot", "Bag", "Coat", "Dress", "Pullover", "Sandal", "Shirt", "Sneaker", "T-shirt"]

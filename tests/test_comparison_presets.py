@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedkd_flwr.config import read_config
-from fedkd_flwr.config_files import read_toml
+from fedkd_flwr.config.toml_files import read_toml
 from fedkd_flwr.data.partitioners import partition_indices
 from fedkd_flwr.data.splits import split_client
 

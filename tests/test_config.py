@@ -21,10 +21,10 @@ from fedkd_flwr.config import (
     known_names,
     read_config,
 )
-from fedkd_flwr.config_files import parse_assignment, read_toml, upon_preset
+from fedkd_flwr.config.settings_reference import settings_reference
+from fedkd_flwr.config.toml_files import parse_assignment, read_toml, upon_preset
 from fedkd_flwr.methods import FAMILIES, METHODS
 from fedkd_flwr.models.darts.settings import OPERATIONS, SMALL, STANDARD
-from fedkd_flwr.settings_reference import settings_reference
 
 ROOT = Path(__file__).parent.parent
 PRESETS = sorted(path for path in ROOT.glob("conf/*/*.toml") if path.parent.name != "sweeps")

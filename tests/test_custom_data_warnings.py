@@ -11,7 +11,7 @@ from torch import nn
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.custom_objects import HELD
+from fedkd_flwr.custom_objects.importing import HELD
 from fedkd_flwr.data import sources
 from fedkd_flwr.data import warnings as warnings_module
 from fedkd_flwr.data.settings import DataSettings

@@ -11,7 +11,7 @@ from helpers import image_rows, write_image_folder
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.custom_objects import hold
+from fedkd_flwr.custom_objects.importing import hold
 from fedkd_flwr.data.by_column import values_of_clients
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.clients import client_indices

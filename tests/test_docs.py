@@ -13,8 +13,7 @@ import typer
 
 import fedkd_flwr
 from fedkd_flwr.cli import app
-from fedkd_flwr.config import read_config
-from fedkd_flwr.flat_config import flatten
+from fedkd_flwr.config import flatten, read_config
 from fedkd_flwr.methods import METHODS, REGISTERED
 
 ROOT = Path(__file__).parent.parent

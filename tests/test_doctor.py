@@ -8,7 +8,7 @@ from federation import images_of
 from helpers import write_image_folder, write_parquet
 
 from fedkd_flwr.clients.ledger import PrivacyLedger
-from fedkd_flwr.doctor import check_node
+from fedkd_flwr.engines.doctor import check_node
 from strategies.core.privacy import privacy_spent
 
 OWN = {"partition": "iid", "client-split": "60/20/20", "held-out-size": 60, "max-samples": 460}

@@ -238,7 +238,7 @@ def test_two_runs_with_secret_noise_differ(private, tmp_path):
 ALLOWED = methods_with("dp_sgd")
 
 
-def is_own(own, images):
+def is_custom(own, images):
     return any(row.numpy().tobytes() in own for row in images)
 
 
@@ -261,11 +261,11 @@ def test_replies_of_private_training_tell_nothing_else(strategy, private, tmp_pa
     def train(job):
         batches = list(job.batches)
         if not isinstance(job.gradients, PrivateGradients):
-            unprotected.extend(is_own(own, images) for images, *_ in batches)
+            unprotected.extend(is_custom(own, images) for images, *_ in batches)
         return train_on(job.model, job.loss, job.optimizer, batches, job.gradients)
 
     def predict(job):
-        unprotected.append(is_own(own, job.images))
+        unprotected.append(is_custom(own, job.images))
         return predict_logits(job.model, job.images)
 
     monkeypatch.setattr(TrainJob, "run", train)

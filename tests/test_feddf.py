@@ -15,8 +15,8 @@ from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.runs import read_checkpoint
 from fedkd_flwr.server_app import main
-from fedkd_flwr.server_models import RunModels
 from fedkd_flwr.training.jobs import complete
+from fedkd_flwr.training.server_models import RunModels
 from strategies.feddf import ensemble_logits
 
 

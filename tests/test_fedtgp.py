@@ -8,8 +8,8 @@ from helpers import Witness, reply_with, run_with
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
-from fedkd_flwr.server_models import RunModels
 from fedkd_flwr.training.prototypes import margin_loss
+from fedkd_flwr.training.server_models import RunModels
 from strategies.core.plan import RunPlan
 from strategies.fedtgp import FedTGP, FedTGPSettings, adaptive_margin
 

@@ -13,7 +13,7 @@ from examples import own_method
 from fedkd_flwr.clients.fedprox import FedProxClient
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
 from fedkd_flwr.config import ConfigError, known_names, read_config
-from fedkd_flwr.custom_objects import OwnError
+from fedkd_flwr.custom_objects.importing import CustomObjectError
 from fedkd_flwr.engines import run_deployment
 from fedkd_flwr.methods import METHODS, REGISTERED
 from fedkd_flwr.sweeps.grid import read_sweep
@@ -195,7 +195,7 @@ class TakenTable(Settings):
 )
 def test_invalid_methods_are_not_registered(changes, sentence):
     given = {"name": "mine", "strategy": FedProx, "client": FedProxClient, **changes}
-    with pytest.raises(OwnError, match=sentence):
+    with pytest.raises(CustomObjectError, match=sentence):
         fedkd_flwr.register(**given)
     assert "mine" not in REGISTERED
     assert "kt-pfl" in METHODS

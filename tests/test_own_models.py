@@ -266,7 +266,7 @@ def test_a_file_of_other_tensors_is_refused_in_one_line(stored, builder, sentenc
 def test_a_model_name_in_a_reply_is_never_imported(small, tmp_path, monkeypatch):
     """A reply's model name is only ever compared; FedDF keeps a model an architecture."""
     imported = []
-    monkeypatch.setattr("fedkd_flwr.custom_objects.resolve_name", imported.append)
+    monkeypatch.setattr("fedkd_flwr.custom_objects.importing.resolve_name", imported.append)
 
     def lying(message, context):
         reply = client_app(message, context)

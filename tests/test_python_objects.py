@@ -17,7 +17,7 @@ from examples.own_data import wines
 from examples.own_model import TinyNet
 from fedkd_flwr.clients.fedprox import FedProxClient
 from fedkd_flwr.config import ConfigError, read_config, require_importable
-from fedkd_flwr.custom_objects import HELD, OwnError, find_own
+from fedkd_flwr.custom_objects.importing import HELD, CustomObjectError, find_custom
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.sources import load_images
 from fedkd_flwr.methods import REGISTERED
@@ -67,7 +67,7 @@ def test_a_list_may_mix_names_and_objects():
     assert (names[0], names[2]) == ("mlp", "examples.own_model:TinyNet")
     assert names[4] == names[1] != names[3]
     assert all(re.fullmatch("object:build_[0-9a-f]{12}", names[n]) for n in (1, 3))
-    assert (find_own(names[1]), find_own(names[3])) == (small, large)
+    assert (find_custom(names[1]), find_custom(names[3])) == (small, large)
     assert read_config(named).run.models.models == names
 
 
@@ -204,7 +204,7 @@ def test_a_pair_or_a_registered_method_is_a_strategy(own, tmp_path):
     ],
 )
 def test_an_object_that_cannot_be_used_is_refused_in_one_line(settings, sentence):
-    with pytest.raises((ConfigError, DataError, OwnError), match=sentence) as refused:
+    with pytest.raises((ConfigError, DataError, CustomObjectError), match=sentence) as refused:
         fedkd_flwr.name_objects(settings)
     assert "\n" not in str(refused.value)
 

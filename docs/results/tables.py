@@ -17,8 +17,8 @@ from runs import set_names
 
 from fedkd_flwr.analysis.columns import COLUMNS as COMPARED
 from fedkd_flwr.analysis.significance import Effect, effects_of
-from fedkd_flwr.config_files import load_toml
-from fedkd_flwr.flat_config import flatten
+from fedkd_flwr.config.flat_config import flatten
+from fedkd_flwr.config.toml_files import load_toml
 
 HERE = Path(__file__).parent
 PAPERS = (HERE / "papers", HERE.parents[1] / "conf" / "sweeps" / "papers")

@@ -23,7 +23,7 @@ from fedkd_flwr.analysis.columns import MISSING
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.policy import OURS
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.custom_objects import find_callable, is_own
+from fedkd_flwr.custom_objects.importing import find_callable, is_custom
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.export import load_model
 from fedkd_flwr.files import write_text
@@ -283,7 +283,7 @@ def _custom_builder(name: str, run: Run) -> Callable[[Shape, int], nn.Module] | 
 
     A model file may come from an untrusted source, so its card alone must not import code.
     """
-    if not is_own(name) or name not in recorded_config(run).run.models.models:
+    if not is_custom(name) or name not in recorded_config(run).run.models.models:
         return None
     builder: Callable[[Shape, int], nn.Module] = find_callable(name, SIGNATURE)
     return builder

@@ -27,8 +27,8 @@ from typing import Any
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError, known_names
-from fedkd_flwr.config_files import load_toml
-from fedkd_flwr.flat_config import flatten
+from fedkd_flwr.config.flat_config import flatten
+from fedkd_flwr.config.toml_files import load_toml
 from fedkd_flwr.runs import Run
 
 ACCURACY = "accuracy"

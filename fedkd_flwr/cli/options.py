@@ -62,14 +62,14 @@ Engine = Annotated[
 
 def read_assignments(assignments: list[str] | None) -> dict[str, Any]:
     """Read every ``KEY=VALUE`` of a repeated option."""
-    from fedkd_flwr.config_files import parse_assignment
+    from fedkd_flwr.config.toml_files import parse_assignment
 
     return dict(parse_assignment(text) for text in assignments or [])
 
 
 def read_choices(choices: list[str] | None) -> dict[str, list[Any]]:
     """Read every ``KEY=VALUE`` of a repeated option; a key may occur with several values."""
-    from fedkd_flwr.config_files import parse_assignment
+    from fedkd_flwr.config.toml_files import parse_assignment
 
     values: dict[str, list[Any]] = {}
     for name, value in map(parse_assignment, choices or []):
@@ -79,7 +79,7 @@ def read_choices(choices: list[str] | None) -> dict[str, list[Any]]:
 
 def read_values(preset: Path | None, assignments: list[str] | None) -> dict[str, Any]:
     """Return a preset with overrides: a flat run config that is not validated yet."""
-    from fedkd_flwr.config_files import upon_preset
+    from fedkd_flwr.config.toml_files import upon_preset
 
     values = read_assignments(assignments)
     return upon_preset(preset, values) if preset else values

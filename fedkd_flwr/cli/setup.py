@@ -30,7 +30,7 @@ def doctor(
     """Check on a node whether it can take part in a run."""
     with one_clear_line():
         from fedkd_flwr.config import ALL_CONNECTED
-        from fedkd_flwr.doctor import check_node
+        from fedkd_flwr.engines.doctor import check_node
         from strategies.core.flower import parse_config_args
 
         values = {**ALL_CONNECTED, **read_values(preset, assignments)}
@@ -100,7 +100,7 @@ def _list_data() -> None:
 
 
 def _list_presets() -> None:
-    from fedkd_flwr.presets import preset_names, sweep_names
+    from fedkd_flwr.config.presets import preset_names, sweep_names
 
     _say_names("Presets, for run", preset_names())
     _say_names("Sweeps, for sweep", sweep_names())
@@ -121,7 +121,7 @@ def _say_names(title: str, names: Iterable[str]) -> None:
 
 def _list_settings(method: str) -> None:
     """Print settings as paragraphs on a terminal, otherwise as Markdown tables."""
-    from fedkd_flwr.settings_reference import in_markdown, settings_reference
+    from fedkd_flwr.config.settings_reference import in_markdown, settings_reference
 
     sections = settings_reference(method)
     if not sections:

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationError
 
-from fedkd_flwr.custom_objects import is_own
+from fedkd_flwr.config.run_config import PLACE_KEYS, RunConfig
+from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.catalogue import (
     DATASETS,
     FOLDER,
@@ -29,7 +30,6 @@ from fedkd_flwr.data.catalogue import (
 )
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.methods import FAMILIES, METHODS
-from fedkd_flwr.run_config import PLACE_KEYS, RunConfig
 from strategies.core.measures import MEASURES
 from strategies.core.plan import Settings
 from strategies.core.settings_groups import (
@@ -74,7 +74,7 @@ class NodeConfigError(ValueError):
 def _known_methods(words: tuple[str, ...]) -> tuple[str, ...]:
     allowed = (ALL, *FAMILY_WORDS, *METHODS)
     for word in words:
-        if word not in allowed and not is_own(word):
+        if word not in allowed and not is_custom(word):
             raise NoneOfTheAllowedError([*allowed, "module:object"], word)
     return words
 
@@ -346,7 +346,7 @@ def code_names(run_config: Mapping[str, Any]) -> Iterator[str]:
         if key in PLACE_KEYS or not isinstance(value, str):
             continue
         for word in map(str.strip, value.split(",")):
-            if is_function(word) if key in DATA_KEYS else is_own(word):
+            if is_function(word) if key in DATA_KEYS else is_custom(word):
                 yield word
 
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedkd_flwr.custom_objects import is_own
+from fedkd_flwr.custom_objects.importing import is_custom
 from strategies.core.settings_groups import NoneOfTheAllowedError
 
 Shape = tuple[int, ...]
@@ -134,14 +134,14 @@ def partition_name(name: str) -> str:
     NoneOfTheAllowedError
         If it is none of these.
     """
-    if name in PARTITIONS or name == BY_COLUMN or is_own(name):
+    if name in PARTITIONS or name == BY_COLUMN or is_custom(name):
         return name
     raise NoneOfTheAllowedError([*PARTITIONS, BY_COLUMN, "or a custom one as module:object"])
 
 
 def is_function(name: str) -> bool:
     """Return whether a name is that of a function which returns the data."""
-    return is_own(name) and not name.startswith((HUB, FOLDER))
+    return is_custom(name) and not name.startswith((HUB, FOLDER))
 
 
 def hub_id_of(name: str) -> str:

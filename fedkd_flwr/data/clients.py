@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkd_flwr.custom_objects import is_own
+from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.catalogue import (
     BY_COLUMN,
     DATASETS,
@@ -139,7 +139,7 @@ def client_indices(plan: DataPlan) -> list[NDArray[np.int64]]:
         from fedkd_flwr.data.by_column import split_by_column
 
         shares = split_by_column(settings, private, plan.num_clients, plan.seed)
-    elif is_own(settings.partition):
+    elif is_custom(settings.partition):
         shares = call_for_partition(settings.partition, labels, plan.num_clients, plan.seed)
     else:
         shares = partition_indices(labels, settings, plan.num_clients, plan.seed)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkd_flwr.custom_objects import OwnError, find_callable
+from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable
 from fedkd_flwr.data.catalogue import DataError
 
 SIGNATURE = "() -> (samples (n, ...), labels (n,))"
@@ -37,7 +37,7 @@ def call_for_data(name: str) -> tuple[Tensor, Tensor]:
     """
     try:
         load = find_callable(name, SIGNATURE)
-    except OwnError as error:
+    except CustomObjectError as error:
         raise DataError(str(error)) from error
     try:
         returned = load()

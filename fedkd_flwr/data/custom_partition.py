@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkd_flwr.custom_objects import OwnError, find_callable
+from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable
 from fedkd_flwr.data.catalogue import DataError
 
 SIGNATURE = "(labels, num_clients, seed) -> list of index arrays"
@@ -37,7 +37,7 @@ def call_for_partition(
     """
     try:
         split = find_callable(name, SIGNATURE)
-    except OwnError as error:
+    except CustomObjectError as error:
         raise DataError(f"partition: {error}") from error
     try:
         returned = list(split(labels.copy(), num_clients, seed))

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from fedkd_flwr.custom_objects import OwnError, find_own, is_of_this_process
+from fedkd_flwr.custom_objects.importing import CustomObjectError, find_custom, is_of_this_process
 from fedkd_flwr.data.catalogue import (
     BY_COLUMN,
     DATASETS,
@@ -221,5 +221,5 @@ class DataPlan:
         # Another function may get the same name in this process, as when a notebook cell is
         # changed; the plans are not equal then.
         if is_of_this_process(self.settings.partition):
-            with suppress(OwnError):  # reported when the samples are split
-                object.__setattr__(self, "_partition", find_own(self.settings.partition))
+            with suppress(CustomObjectError):  # reported when the samples are split
+                object.__setattr__(self, "_partition", find_custom(self.settings.partition))

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkd_flwr.custom_objects import is_own
+from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.cache import cache_folder, keep_arrays, read_array
 from fedkd_flwr.data.catalogue import (
     FOLDER,
@@ -299,7 +299,7 @@ def load_own_data(
         sample's group cannot be told.
     """
     name, path = str(path), Path(path).expanduser()
-    if is_own(name) and not path.exists():
+    if is_custom(name) and not path.exists():
         if grouping != UNGROUPED:
             raise DataError("data of a function have no file names or columns to group them by")
         samples, own_labels = call_for_data(name)

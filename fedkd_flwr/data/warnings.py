@@ -5,7 +5,7 @@ from logging import WARNING
 
 from torch import Tensor
 
-from fedkd_flwr.custom_objects import OBJECT
+from fedkd_flwr.custom_objects.importing import OBJECT
 from fedkd_flwr.data.catalogue import DATASETS, SYMMETRIC, DataError, Wanted, is_function
 from fedkd_flwr.data.custom_data import call_for_data, content_digest
 from fedkd_flwr.data.settings import DataSettings

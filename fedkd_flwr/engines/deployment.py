@@ -10,7 +10,7 @@ from pathlib import Path
 import tomli_w
 
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
-from fedkd_flwr.config_files import load_toml
+from fedkd_flwr.config.toml_files import load_toml
 from fedkd_flwr.engines.simulation import APP_FOLDER
 from fedkd_flwr.engines.superlink import quiet_environment
 from strategies.core.flower import get_flwr_home

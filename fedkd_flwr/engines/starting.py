@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from fedkd_flwr.config import ConfigError, Configuration, read_config
-from fedkd_flwr.config_files import upon_preset
+from fedkd_flwr.config.toml_files import upon_preset
+from fedkd_flwr.custom_objects.naming import name_objects
 from fedkd_flwr.engines.table import find_engine
-from fedkd_flwr.python_objects import name_objects
 from fedkd_flwr.runs import (
     Run,
     absolute,
@@ -47,7 +47,7 @@ def run(
     **settings
         Further run config values, with underscores for dashes; names with dots through a
         dictionary, ``**{"kt-pfl.rho": 0.7}``. Python objects are accepted where names are, as
-        `fedkd_flwr.python_objects.name_objects` takes them: ``models=TinyNet, dataset=(X, y)``.
+        `fedkd_flwr.name_objects` takes them: ``models=TinyNet, dataset=(X, y)``.
 
     Returns
     -------

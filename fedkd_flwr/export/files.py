@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fedkd_flwr.config import RunConfig
-from fedkd_flwr.custom_objects import is_own
+from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.folders import class_names
 from fedkd_flwr.data.scaling import scaling_of
 from fedkd_flwr.models.build import build_model
@@ -223,7 +223,7 @@ def load_model(
     shape = tuple(card["shape"])
     if builder is not None:
         model = checked_own(builder(shape, card["classes"]), card["model"], shape, card["classes"])
-    elif is_own(card["model"]):
+    elif is_custom(card["model"]):
         raise ValueError(
             f"{weights} is a {card['model']}: pass its builder to load_model, "
             "since names in files are not imported"

@@ -4,7 +4,7 @@ from pkgutil import resolve_name
 
 from torch import nn
 
-from fedkd_flwr.custom_objects import is_own
+from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.models.custom_models import build_own
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.registry import ANY_SHAPE, DARTS_MODELS, MODELS, model_name
@@ -43,7 +43,7 @@ def build_model(
     except ValueError as error:
         raise ValueError(f"model {name!r} {error}") from None
     is_image = len(shape) == 3
-    takes_any = is_own(name) or name in ANY_SHAPE
+    takes_any = is_custom(name) or name in ANY_SHAPE
     if not shape or min(shape) < 1 or not (is_image or takes_any):
         raise ValueError(
             f"an image shape is (channels, height, width), each at least 1, got {tuple(shape)}: "
@@ -51,7 +51,7 @@ def build_model(
         )
     if classes < 2:
         raise ValueError(f"a model needs at least 2 classes, got {classes}")
-    if is_own(name):
+    if is_custom(name):
         return build_own(name, shape, classes)
     further = (search_space or SearchSpace(),) if name in DARTS_MODELS else ()
     model: nn.Module = resolve_name(MODELS[name])(shape, classes, *further)

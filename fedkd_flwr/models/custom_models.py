@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fedkd_flwr.custom_objects import OwnError, find_callable
+from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable
 from fedkd_flwr.models.layers import mark_head
 from fedkd_flwr.models.sample_shapes import Shape
 
@@ -31,7 +31,7 @@ def build_own(name: str, shape: Shape, classes: int) -> nn.Module:
 
     Raises
     ------
-    OwnError
+    CustomObjectError
         If the builder or the model cannot be used, in one sentence.
     """
     builder = find_callable(name, SIGNATURE)
@@ -39,7 +39,7 @@ def build_own(name: str, shape: Shape, classes: int) -> nn.Module:
         model = builder(shape, classes)
     # A user's builder may raise anything.
     except Exception as error:
-        raise OwnError(f"{name}({shape}, {classes}) fails: {_told(error)}") from error
+        raise CustomObjectError(f"{name}({shape}, {classes}) fails: {_told(error)}") from error
     return checked_own(model, name, shape, classes)
 
 
@@ -55,11 +55,11 @@ def checked_own(model: object, name: str, shape: Shape, classes: int) -> nn.Modu
 
     Raises
     ------
-    OwnError
+    CustomObjectError
         If it does not fit, in one sentence.
     """
     if not isinstance(model, nn.Module):
-        raise OwnError(
+        raise CustomObjectError(
             f"{name}{shape, classes} is a {type(model).__name__}; it should be {SIGNATURE}"
         )
     mark_head(model, _name_of_head(model, name, shape, classes))
@@ -82,14 +82,16 @@ def _name_of_head(model: nn.Module, name: str, shape: Shape, classes: int) -> st
         with torch.no_grad():
             logits = model.eval()(torch.zeros(1, *shape))
     except Exception as error:
-        raise OwnError(f"{name} fails on samples (n, {_listed(shape)}): {_told(error)}") from error
+        raise CustomObjectError(
+            f"{name} fails on samples (n, {_listed(shape)}): {_told(error)}"
+        ) from error
     finally:
         model.train(was_training)
         for hook in hooks:
             hook.remove()
     if not isinstance(logits, Tensor) or logits.shape != (1, classes):
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise OwnError(
+        raise CustomObjectError(
             f"{name} should map samples (n, {_listed(shape)}) to logits (n, {classes}), and "
             f"returns {got} for n = 1"
         )
@@ -104,15 +106,17 @@ def _require_parameters(model: nn.Module, name: str) -> None:
     """Refuse weights that cannot be sent as one vector or saved in a file."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     if not parameters:
-        raise OwnError(f"{name} has no parameters to train")
+        raise CustomObjectError(f"{name} has no parameters to train")
     for part, parameter in parameters.items():
         if parameter.dtype != torch.float32:
-            raise OwnError(f"{name}: {part} is {parameter.dtype}, and should be torch.float32")
+            raise CustomObjectError(
+                f"{name}: {part} is {parameter.dtype}, and should be torch.float32"
+            )
     parts: dict[int, str] = {}
     for part, parameter in parameters.items():
         first = parts.setdefault(id(parameter), part)
         if first != part:
-            raise OwnError(f"{name}: {first} and {part} are one tensor, and should be two")
+            raise CustomObjectError(f"{name}: {first} and {part} are one tensor, and should be two")
 
 
 def _listed(shape: Shape) -> str:

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from fedkd_flwr.custom_objects import is_own
+from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.registry import MODELS
@@ -25,7 +25,7 @@ def build_fitting(
     ValueError
         If it does not; with the built-in models that do.
     """
-    if is_own(name):
+    if is_custom(name):
         return build_model(name, shape, classes)
     try:
         return _tried(name, shape, classes, search_space)

@@ -1,9 +1,9 @@
 """The models by name. To add a model, write a builder and add a line to `MODELS`.
 
-A custom model needs no line. It is named ``module:object`` (`fedkd_flwr.custom_objects`).
+A custom model needs no line. It is named ``module:object`` (`fedkd_flwr.custom_objects.importing`).
 """
 
-from fedkd_flwr.custom_objects import is_own
+from fedkd_flwr.custom_objects.importing import is_custom
 from strategies.core.settings_groups import NoneOfTheAllowedError
 
 MODELS: dict[str, str] = {
@@ -46,6 +46,6 @@ def model_name(name: str) -> str:
     NoneOfTheAllowedError
         If it is neither.
     """
-    if name in MODELS or is_own(name):
+    if name in MODELS or is_custom(name):
         return name
     raise NoneOfTheAllowedError(ALLOWED, name)

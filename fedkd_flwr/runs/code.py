@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkd_flwr.config import PLACE_KEYS, unpacked
-from fedkd_flwr.custom_objects import OBJECT, is_named, is_own
+from fedkd_flwr.custom_objects.importing import OBJECT, is_custom, is_named
 from fedkd_flwr.data.catalogue import DATA, is_function
 from fedkd_flwr.runs.errors import CodeNotNamedError
 
@@ -29,7 +29,7 @@ def names_of_code(config: Mapping[str, Any]) -> dict[str, list[str]]:
     """
     names: dict[str, list[str]] = defaultdict(list)
     for key, value in unpacked(config).items():
-        is_code = is_function if key in DATA else is_own
+        is_code = is_function if key in DATA else is_custom
         for name in _parts(value):
             if key not in PLACE_KEYS and is_code(name) and not name.startswith(f"{OBJECT}:"):
                 names[name].append(key)

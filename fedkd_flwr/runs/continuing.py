@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkd_flwr.config import PLACE_KEYS, ConfigError, Configuration, read_config
-from fedkd_flwr.custom_objects import OBJECT, not_held
+from fedkd_flwr.custom_objects.importing import OBJECT, not_held
 from fedkd_flwr.memory import (
     DamagedMemoryError,
     ForgottenRunError,

@@ -35,11 +35,11 @@ from fedkd_flwr.config import (
     read_config,
     unpacked,
 )
-from fedkd_flwr.config_files import load_toml, read_toml
+from fedkd_flwr.config.flat_config import Scalar, flatten
+from fedkd_flwr.config.presets import close_names, find_sweep, sweep_names
+from fedkd_flwr.config.suggestions import either
+from fedkd_flwr.config.toml_files import load_toml, read_toml
 from fedkd_flwr.files import plain_name
-from fedkd_flwr.flat_config import Scalar, flatten
-from fedkd_flwr.hints import either
-from fedkd_flwr.presets import close_names, find_sweep, sweep_names
 from strategies.core.flower import log
 
 COMBINATIONS = "combinations"

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from fedkd_flwr import engines
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
-from fedkd_flwr.flat_config import Scalar
+from fedkd_flwr.config.flat_config import Scalar
 from fedkd_flwr.runs import (
     DamagedRunError,
     Run,

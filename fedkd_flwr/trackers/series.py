@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedkd_flwr.flat_config import flatten
+from fedkd_flwr.config.flat_config import flatten
 
 
 def round_values(row: Mapping[str, Any]) -> dict[str, float]:

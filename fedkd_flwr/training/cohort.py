@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim.sgd import sgd
 
-from fedkd_flwr.custom_objects import is_own
+from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.models.model_pool import Architecture, borrow, give_back, parameters_side_by_side
 from fedkd_flwr.training.batched_functions import BatchedFunctions, Objective
 from fedkd_flwr.training.job_kinds import kind_of
@@ -393,7 +393,7 @@ def cohort_size(architecture: Architecture, cohort: str) -> int:
     give_back(model)
     device = "cuda" if architecture.device.startswith("cuda") else "cpu"
     # A custom network may not be stackable, or may draw random numbers unnoticed.
-    stays_alone = (convolves and device == "cpu") or is_own(architecture.name)
+    stays_alone = (convolves and device == "cpu") or is_custom(architecture.name)
     if draws or cohort == "off" or (cohort == "auto" and stays_alone):
         return 1
     return min(LARGEST_COHORT, max(1, STACKED_NUMBERS[device] // numbers))

@@ -24,7 +24,7 @@ from sqlalchemy.exc import DatabaseError
 from fedkd_flwr import engines
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.flat_config import Scalar
+from fedkd_flwr.config.flat_config import Scalar
 from fedkd_flwr.methods import find_method
 from fedkd_flwr.runs import Run, RunDirectoryError, changeable, load_run, names_of_code
 from fedkd_flwr.sweeps.earlier_attempts import finished_run, move_aside, rounds_to_continue_from

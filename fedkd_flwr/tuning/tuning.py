@@ -11,9 +11,9 @@ from optuna.trial import FrozenTrial, TrialState
 from statsmodels.stats.proportion import proportion_confint
 
 from fedkd_flwr.config import ConfigError, Configuration, read_config, require_importable
+from fedkd_flwr.config.flat_config import Scalar
 from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.engines import with_absolute_folders
-from fedkd_flwr.flat_config import Scalar
 from fedkd_flwr.runs import Run, RunDirectoryError, absolute, require_writable
 from fedkd_flwr.sweeps.side_by_side import SideBySide
 from fedkd_flwr.tuning.budget import BASELINE, steps_of_local

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from fedkd_flwr.config import OWN_SETTINGS, ConfigError, RunConfig, settings_types
-from fedkd_flwr.custom_objects import OwnError
-from fedkd_flwr.flat_config import as_scalar
+from fedkd_flwr.config.flat_config import as_scalar
+from fedkd_flwr.custom_objects.importing import CustomObjectError
 from fedkd_flwr.methods import METHODS, REGISTERED, find_method
 from strategies.core.settings_groups import NoneOfTheAllowedError, SettingsGroup, kebab_case
 
@@ -111,7 +111,7 @@ def settings_reference(method: str = "") -> list[Section]:
             f"There is no method {method}; the methods are {', '.join(METHODS)}, or your own as "
             "module:object."
         ) from None
-    except OwnError as error:
+    except CustomObjectError as error:
         raise ConfigError(f"{error}.") from None
     return [Section(f"Settings of {method}", _settings(kind))] if kind.flat_keys() else []
 

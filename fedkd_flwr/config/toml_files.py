@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedkd_flwr.config import ConfigError, RunConfig, read_config, settings_types
-from fedkd_flwr.flat_config import Scalar, flatten
-from fedkd_flwr.presets import close_names, find_preset, find_sweep, preset_names
+from fedkd_flwr.config.flat_config import Scalar, flatten
+from fedkd_flwr.config.presets import close_names, find_preset, find_sweep, preset_names
 from strategies.core.settings_groups import SettingsGroup
 
 

@@ -27,18 +27,18 @@ HELD: dict[str, Any] = {}
 """Objects that were given to this process, by their names ``object:NAME``."""
 
 
-class OwnError(ValueError):
+class CustomObjectError(ValueError):
     """A custom object that cannot be imported or used; the message is one sentence."""
 
 
-def is_own(name: str) -> bool:
+def is_custom(name: str) -> bool:
     """Return whether a name has the form ``module:object``."""
     return _OWN.fullmatch(name) is not None
 
 
 def is_of_this_process(name: str) -> bool:
     """Return whether a name stands for an object that other processes cannot find."""
-    return is_own(name) and name.partition(":")[0] in OF_THIS_PROCESS
+    return is_custom(name) and name.partition(":")[0] in OF_THIS_PROCESS
 
 
 def is_named(name: str, given: Collection[str]) -> bool:
@@ -60,7 +60,7 @@ def not_held(names: str) -> list[str]:
     return [name for name in names.split(",") if name.startswith(f"{OBJECT}:") and name not in HELD]
 
 
-def find_own(name: str) -> Any:
+def find_custom(name: str) -> Any:
     """Return the object of a name.
 
     Parameters
@@ -70,7 +70,7 @@ def find_own(name: str) -> Any:
 
     Raises
     ------
-    OwnError
+    CustomObjectError
         If the module cannot be imported or has no such object, or if the name stands for an
         object of another process.
     """
@@ -78,7 +78,7 @@ def find_own(name: str) -> Any:
         return HELD[name]
     module, _, member = name.partition(":")
     if module == OBJECT:
-        raise OwnError(
+        raise CustomObjectError(
             f"{name} is a Python object that was passed in another process: pass it again to "
             "fedkd_flwr.run or resume under the same setting, or first call "
             "fedkd_flwr.name_objects with it"
@@ -86,11 +86,11 @@ def find_own(name: str) -> Any:
     try:
         return resolve_name(name)
     except AttributeError as error:
-        raise OwnError(f"{name}: {module} holds no {member} ({error})") from error
+        raise CustomObjectError(f"{name}: {module} holds no {member} ({error})") from error
     # A user's module may raise anything.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        raise OwnError(f"{name}: {module} cannot be imported here ({reason})") from error
+        raise CustomObjectError(f"{name}: {module} cannot be imported here ({reason})") from error
 
 
 def find_callable(name: str, signature: str) -> Any:
@@ -99,18 +99,20 @@ def find_callable(name: str, signature: str) -> Any:
     Parameters
     ----------
     name : str
-        As for `find_own`.
+        As for `find_custom`.
     signature : str
         How it is called, for the message.
 
     Raises
     ------
-    OwnError
+    CustomObjectError
         If it cannot be imported or cannot be called.
     """
-    found = find_own(name)
+    found = find_custom(name)
     if not callable(found):
-        raise OwnError(f"{name} is a {type(found).__name__}, and should be callable: {signature}")
+        raise CustomObjectError(
+            f"{name} is a {type(found).__name__}, and should be callable: {signature}"
+        )
     return found
 
 
@@ -118,7 +120,7 @@ def name_in_module(thing: Any) -> str | None:
     """Return the name ``module:object`` of a class or function; None if no module holds it."""
     module, member = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", "")
     name = f"{module}:{member}"
-    if not is_own(name) or module not in sys.modules:
+    if not is_custom(name) or module not in sys.modules:
         return None
     try:
         found = attrgetter(member)(sys.modules[module])

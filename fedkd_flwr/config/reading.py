@@ -13,16 +13,14 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fedkd_flwr.custom_objects import is_of_this_process, is_own
+from fedkd_flwr.config.flat_config import Scalar, as_scalar, flatten
+from fedkd_flwr.config.run_config import PLACE_KEYS, RunConfig
+from fedkd_flwr.config.suggestions import either, suggestions
+from fedkd_flwr.custom_objects.importing import is_custom, is_of_this_process
 from fedkd_flwr.data.catalogue import DATASETS, NO_PUBLIC_SET
 from fedkd_flwr.data.splits import read_split
-from fedkd_flwr.flat_config import Scalar, as_scalar, flatten
-from fedkd_flwr.hints import either, suggestions
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
 from fedkd_flwr.models.registry import DARTS, model_name
-from fedkd_flwr.run_config import DATA_KEYS as DATA_KEYS
-from fedkd_flwr.run_config import PLACE_KEYS as PLACE_KEYS
-from fedkd_flwr.run_config import RunConfig as RunConfig
 from strategies.core.plan import Settings
 from strategies.core.settings_groups import SettingsGroup, kebab_case
 from strategies.parameters import SharedModelSettings
@@ -193,7 +191,7 @@ def _without_path_type(value: Any) -> Any:
 def _own_method(flat: Mapping[str, Any]) -> Method | None:
     """Return the method of a run config if it is a custom method."""
     name = str(flat.get("strategy", ""))
-    if not is_own(name) and name not in REGISTERED:
+    if not is_custom(name) and name not in REGISTERED:
         return None
     try:
         return find_method(name)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.custom_objects import OBJECT, hold, name_in_module
+from fedkd_flwr.custom_objects.importing import OBJECT, hold, name_in_module
 from fedkd_flwr.data.catalogue import DATA
 from fedkd_flwr.data.custom_data import as_data_set, content_digest
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, register
@@ -53,7 +53,7 @@ def name_objects(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises
     ------
-    ConfigError, DataError, OwnError
+    ConfigError, DataError, CustomObjectError
         If a value is no such object; in one sentence.
     """
     names: dict[str, Any] = {}

@@ -7,12 +7,12 @@ needs no folder: ``digits-quick``.
 import difflib
 from pathlib import Path
 
-from fedkd_flwr.hints import either
+from fedkd_flwr.config.suggestions import either
 
 SWEEPS = "sweeps"
 """Folder of the sweeps below the presets."""
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def shipped_folder() -> Path:

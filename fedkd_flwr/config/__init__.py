@@ -1,0 +1,35 @@
+"""The run config: its keys, how it is read and checked, presets and the reference."""
+
+from fedkd_flwr.config.flat_config import flatten
+from fedkd_flwr.config.reading import (
+    ALL_CONNECTED,
+    OWN_SETTINGS,
+    ConfigError,
+    Configuration,
+    custom_keys,
+    known_names,
+    methods_with,
+    read_config,
+    require_importable,
+    settings_types,
+    unpacked,
+)
+from fedkd_flwr.config.run_config import DATA_KEYS, PLACE_KEYS, RunConfig
+
+__all__ = [
+    "ALL_CONNECTED",
+    "DATA_KEYS",
+    "OWN_SETTINGS",
+    "PLACE_KEYS",
+    "ConfigError",
+    "Configuration",
+    "RunConfig",
+    "custom_keys",
+    "flatten",
+    "known_names",
+    "methods_with",
+    "read_config",
+    "require_importable",
+    "settings_types",
+    "unpacked",
+]

@@ -1,0 +1,1 @@
+"""Custom objects: methods, models, data sets and partitions that the project does not ship."""
