@@ -14,6 +14,9 @@ Differences from the paper
 - The step on c is the expectation of the mini-batch step of Eq. 7, so that its size does not
   depend on P. (A sum over all P samples is up to 12 times as large; c then collapses to the
   diagonal, and clients learn only from themselves.)
+- c is stepped before it mixes, as in the released implementation. In the paper (Fig. 1) the current
+  c mixes and is then stepped, so that the first teachers are uniform;
+  ``step-coefficients = "after-mixing"`` does this.
 - There is one exchange per round, and accuracy is measured after local training, as in the authors'
   released implementation. The teacher of round t is distilled at the start of round t + 1.
 - Public samples are drawn in each round as a function of seed and round.
@@ -31,7 +34,7 @@ Differences from the paper
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,12 +89,16 @@ class KTpFLSettings(TeacherSettings):
         rho of Eq. 4, the weight of the penalty that pulls c towards 1/N.
     coefficient_learning_rate : float
         eta_3 of Eq. 7, the step size on c.
+    step_coefficients : str
+        When c is stepped: before-mixing as in the released implementation, or after-mixing as in
+        the paper, where teachers are mixed by the c of the previous round.
     """
 
     table = "kt-pfl"
     knowledge_weight: float = Field(default=1.0, ge=0)
     rho: float = Field(default=0.6, ge=0)
     coefficient_learning_rate: float = Field(default=0.01, ge=0)
+    step_coefficients: Literal["before-mixing", "after-mixing"] = "before-mixing"
 
 
 def knowledge_loss(
@@ -230,14 +237,21 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         return TeacherState(grown.releases, grown.lessons, grown.cache, more)
 
     def teach(self, server_round: int, replies: dict[int, Reply]) -> TeacherState:
-        """Update the coefficients of the repliers, then mix the teachers of all clients."""
+        """Update the coefficients of the repliers, and mix the teachers of all clients."""
         repliers, coefficients = list(replies), self.state.coefficients.copy()
         predictions = self.stack_predictions(replies)
         block = np.ix_(repliers, repliers)
         shares = self.sizes(repliers) / self.sizes(self.trained).sum()
         coefficients[block] = self.updated_block(coefficients[block], predictions, shares)
-        lessons = self.mix(normalized_rows(coefficients[:, repliers]), predictions)
+        mixing = self.mixing_coefficients(self.state.coefficients, coefficients)
+        lessons = self.mix(normalized_rows(mixing[:, repliers]), predictions)
         return replace(self.state, coefficients=coefficients, lessons=lessons)
+
+    def mixing_coefficients(
+        self, current: NDArray[np.float64], updated: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return the coefficients that mix a round's teachers, (N, N): the updated ones."""
+        return updated
 
     def welcome(self, step: int, replies: dict[int, Reply]) -> TeacherState:
         """Update each new client's row, and mix its teacher.
@@ -291,6 +305,12 @@ class KTpFL(PersonalTeacherStrategy):
     dp_sgd = True
     settings_type = KTpFLSettings
     settings: KTpFLSettings
+
+    def mixing_coefficients(
+        self, current: NDArray[np.float64], updated: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return the updated coefficients, or the current ones if c is stepped after mixing."""
+        return updated if self.settings.step_coefficients == "before-mixing" else current
 
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]

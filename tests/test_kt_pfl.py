@@ -177,6 +177,27 @@ def test_second_round_depends_on_the_first():
     assert not np.allclose(ends[0], ends[1])
 
 
+def test_stepped_after_mixing_a_teacher_has_the_coefficients_of_the_round_before():
+    """As in the paper's Fig. 1: uniform teachers first, and then those of the c stepped before."""
+    rng = np.random.default_rng(6)
+    rounds = random_simplex(rng, 2, 4, 6, 3)
+    late, early = (
+        strategy_with_clients(step_coefficients=when) for when in ("after-mixing", "before-mixing")
+    )
+    for strategy in (late, early):
+        strategy.state = strategy.aggregate(1, {n: predicting(rounds[0][n]) for n in range(4)})
+    stepped = late.state.coefficients
+    np.testing.assert_array_equal(stepped, early.state.coefficients)
+    assert not np.allclose(stepped, 1 / 4)
+    for n in range(4):
+        teachers = [strategy.train_payload(2, n)["teacher"] for strategy in (late, early)]
+        np.testing.assert_allclose(teachers[0], rounds[0].mean(axis=0), rtol=1e-6)
+        np.testing.assert_allclose(teachers[1], np.tensordot(stepped[n], rounds[0], 1), rtol=1e-6)
+    late.state = late.aggregate(2, {n: predicting(rounds[1][n]) for n in range(4)})
+    teacher = late.train_payload(3, 1)["teacher"]
+    np.testing.assert_allclose(teacher, np.tensordot(stepped[1], rounds[1], 1), rtol=1e-6)
+
+
 @pytest.mark.parametrize("kind", [KTpFL, SimPFL, TopKPFL])
 def test_only_repliers_move_and_everybody_gets_a_teacher_from_them(kind):
     rng = np.random.default_rng(5)
