@@ -3,6 +3,8 @@
 import numpy as np
 from test_comparison import write_run
 
+from fedkd_flwr.runs.arrays import append_array
+
 COEFFICIENTS = np.array(
     [
         np.full((4, 4), 0.25),
@@ -35,5 +37,7 @@ def write_runs(folder, **settings):
             **{"max-samples": 600, "held-out-size": 60} | settings,
         )
         if strategy in MATRICES:
-            np.savez(path / "matrices.npz", **MATRICES[strategy])
+            for name, rounds in MATRICES[strategy].items():
+                for matrix in rounds:
+                    append_array(path / "matrices" / f"{name}.npy", matrix)
     return folder

@@ -14,6 +14,7 @@ from fedkd_flwr.analysis.settings import IncomparableRunsError, defining_setting
 from fedkd_flwr.analysis.targets import COSTS
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import RunDirectoryError, load_run
+from fedkd_flwr.runs.arrays import append_array
 
 COUNTS = {
     "numbers_up": 100, "numbers_down": 60, "numbers_down_broadcast": 60, "bytes_up": 1000,
@@ -503,7 +504,7 @@ DAMAGE = {
     "summary without results": ("summary.json", without_accuracy),
     "clients in a folder's place": ("clients.jsonl", lambda p: (p.unlink(), p.mkdir())),
     "no rounds": ("rounds.jsonl", lambda path: path.write_text("")),
-    "matrices cut": ("matrices.npz", lambda path: path.write_bytes(b"PK")),
+    "matrices cut": ("matrices/c.npy", lambda p: append_array(p, np.array(["text"]))),
 }
 
 

@@ -82,7 +82,7 @@ def refusal(function, *arguments, **options):
     ("name", "damage"),
     [
         *itertools.product(TEXTS, DAMAGES),
-        *itertools.product(["matrices.npz"], [half, garbage, empty, folder]),
+        *itertools.product(["matrices/coefficients.npy"], [half, garbage, empty, folder]),
     ],
     ids=lambda part: getattr(part, "__name__", part),
 )
@@ -125,10 +125,19 @@ def test_without_config_a_directory_is_no_run_and_without_summary_it_is_unfinish
 
 
 def test_a_run_without_matrices_can_be_read_but_not_continued(run):
-    (run / "matrices.npz").unlink()
+    (run / "matrices/coefficients.npy").unlink()
     assert load_run(run).matrices == {}
     sentence = refusal(fedkd_flwr.resume, run, num_server_rounds=3)
-    assert "coefficients covers 0 of 2 rounds" in sentence
+    assert sentence.startswith(f"{run / 'matrices/coefficients.npy'} is damaged (")
+    assert "a part of the first 2 rounds is missing" in sentence
+
+
+def test_matrices_of_version_0_1_are_not_read(run, logged):
+    np.savez(run / "matrices.npz", coefficients=np.zeros((2, 4, 4)))
+    assert load_run(run).matrices["coefficients"].any()
+    assert logged() == [f"{run}: matrices.npz is a format of version 0.1 and is not read."]
+    with pytest.raises(RunDirectoryError, match="continue with the version of fedkd-flwr"):
+        fedkd_flwr.resume(run, num_server_rounds=3)
 
 
 def test_a_stopped_run_without_lines_or_checkpoint_cannot_be_continued(run):

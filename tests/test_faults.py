@@ -231,20 +231,20 @@ def cut_in_safetensors(is_meant, half):
     return arrange
 
 
-def cut_in_matrices(half):
-    """Lose power at the end of the run, while the matrices are gathered or after that."""
+def cut_in_matrix(kept):
+    """Lose power in round 2 while a matrix is appended, with a share of its bytes written."""
 
     def arrange():
-        save = np.savez_compressed
+        append = directory_module.append_array
 
-        def cut(file, **matrices):
-            save(file, **matrices)
-            file.flush()
-            if half:
-                os.truncate(file.name, file.tell() // 2)
-            power_cut()
+        def cut(path, matrix):
+            before = path.stat().st_size if path.exists() else 0
+            append(path, matrix)
+            if before:
+                os.truncate(path, before + int(kept * (path.stat().st_size - before)))
+                power_cut()
 
-        np.savez_compressed = cut
+        directory_module.append_array = cut
 
     return arrange
 
@@ -266,8 +266,9 @@ CUTS = {
     "before a client's memory is in place": cut_in_safetensors(client_memory, half=False),
     "in a node's memory": cut_in_safetensors(client_memory, half=True),
     "before a node's memory is in place": cut_in_safetensors(client_memory, half=False),
-    "in matrices.npz": cut_in_matrices(half=True),
-    "after matrices.npz": cut_in_matrices(half=False),
+    "in the header of a matrix": cut_in_matrix(0.1),
+    "in a matrix": cut_in_matrix(0.9),
+    "after a matrix": cut_in_matrix(1.0),
 }
 
 

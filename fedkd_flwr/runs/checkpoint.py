@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 
 from fedkd_flwr.files import sync, write_arrays
 from fedkd_flwr.memory import MemoryFolder
-from fedkd_flwr.runs.reading import damaged
+from fedkd_flwr.runs.reading import appended_files, damaged
 from strategies.core.rounds import RoundRecord
 
 EARLIER = "server-*.safetensors"
@@ -41,7 +41,7 @@ class Checkpoint:
     seconds : float
         Duration of the run so far, over all processes that continued it.
     sizes : dict of str to int
-        Bytes of each table at that time, by file name; empty in runs of older versions.
+        Bytes of each table and matrix at that time, by its path in the run directory.
     """
 
     completed_rounds: int = 0
@@ -84,7 +84,7 @@ def write_checkpoint(run_directory: Path, record: RoundRecord, seconds: float, k
     Parameters
     ----------
     run_directory : Path
-        Its tables have to be on the disk, since the checkpoint counts on them.
+        Its tables and matrices have to be on the disk, since the checkpoint counts on them.
     record : RoundRecord
         Of a complete round.
     seconds : float
@@ -98,8 +98,9 @@ def write_checkpoint(run_directory: Path, record: RoundRecord, seconds: float, k
     # A safetensors file needs at least one array, and `local` has none.
     arrays["completed_rounds"] = np.array([record.server_round])
     arrays["seconds"] = np.array([seconds])
-    for table in run_directory.glob("*.jsonl"):
-        arrays[f"sizes/{table.name}"] = np.array([table.stat().st_size])
+    for appended in appended_files(run_directory):
+        name = appended.relative_to(run_directory).as_posix()
+        arrays[f"sizes/{name}"] = np.array([appended.stat().st_size])
     if file.exists():
         # Until the new one has its name, the run continues from this one.
         file.replace(earlier_file(run_directory, record.server_round - 1))
@@ -151,7 +152,7 @@ def read_checkpoints(run_directory: Path) -> list[Checkpoint]:
         except (SafetensorError, OSError, KeyError, IndexError) as error:
             reasons.append(str(error))
     if reasons and not found:
-        raise damaged(files[0], reasons[0], _restart(run_directory))
+        raise damaged(files[0], reasons[0], restart(run_directory))
     return found or [Checkpoint(state=notes)]
 
 
@@ -171,8 +172,7 @@ def _read(file: Path, notes: dict[str, NDArray[Any]]) -> Checkpoint:
     return Checkpoint(
         completed_rounds=int(arrays["completed_rounds"][0]),
         state={**_part(arrays, "state/"), **notes},
-        # Older runs did not record them.
-        seconds=float(arrays.get("seconds", np.zeros(1))[0]),
+        seconds=float(arrays["seconds"][0]),
         sizes={name: int(size[0]) for name, size in _part(arrays, "sizes/").items()},
     )
 
@@ -187,11 +187,12 @@ def _read_notes(run_directory: Path) -> dict[str, NDArray[Any]]:
         except (SafetensorError, OSError) as error:
             reason = str(error)
     if files:
-        raise damaged(files[0], reason, _restart(run_directory))
+        raise damaged(files[0], reason, restart(run_directory))
     return {}
 
 
-def _restart(run_directory: Path) -> str:
+def restart(run_directory: Path) -> str:
+    """Return the remedy for a run without a checkpoint that can be read."""
     return f"the run cannot be continued: remove {run_directory} and run it again"
 
 

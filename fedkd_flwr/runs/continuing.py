@@ -22,6 +22,7 @@ from fedkd_flwr.runs.checkpoint import (
     before_the_first_round,
     checkpoint_files,
     read_checkpoints,
+    restart,
     server_file,
 )
 from fedkd_flwr.runs.code import names_of_code, require_named
@@ -248,6 +249,11 @@ def _require_growth(wanted: Configuration, before: int) -> None:
 
 
 def _require_continuable(run: Run, wanted: Configuration) -> None:
+    if (run.path / "matrices.npz").exists():
+        raise RunDirectoryError(
+            f"{run.path} has its matrices in the format of version 0.1 (matrices.npz): continue "
+            "with the version of fedkd-flwr that wrote it, or run it again."
+        )
     if not run.summary:
         return
     completed = run.summary["rounds"]
@@ -304,17 +310,16 @@ def checkpoint_to_continue_from(
                 f"{run.path} has no checkpoint of round {from_round}, only of "
                 f"{', '.join(map(str, kept))}; keep-rounds sets how many a run keeps."
             )
-    first: DamagedRunError | None = None
+    lost: list[DamagedRunError] = []
     for checkpoint in found:
         try:
             _require_tables(run, checkpoint)
             _require_readable_memories(run, state_dir, checkpoint.completed_rounds)
         except DamagedRunError as error:
-            first = first or error
-            continue
-        return checkpoint, str(first or "")
-    assert first
-    raise first
+            lost.append(error)
+        else:
+            return checkpoint, str(lost[0]) if lost else ""
+    raise lost[0]
 
 
 def _checkpoints(run: Run) -> list[Checkpoint]:
@@ -328,7 +333,7 @@ def _checkpoints(run: Run) -> list[Checkpoint]:
             raise
     newest = found[0].completed_rounds if found else 1
     if not is_short and not newest:
-        raise damaged(server_file(run.path), "it is missing", _restart(run))
+        raise damaged(server_file(run.path), "it is missing", restart(run.path))
     if is_short and newest == 1:
         found.append(before_the_first_round(run.path))
     return found
@@ -340,18 +345,8 @@ def _require_tables(run: Run, checkpoint: Checkpoint) -> None:
     for name, size in checkpoint.sizes.items():
         file = run.path / name
         if not file.exists() or file.stat().st_size < size:
-            raise damaged(file, f"a part of the first {rounds} rounds is missing", _restart(run))
+            raise damaged(file, f"a part of the first {rounds} rounds is missing", restart(run.path))
     run.require_rounds(rounds)
-    there = {name: len(matrices) for name, matrices in Run(run.path, until=rounds).matrices.items()}
-    due = run.summary.get("matrices", []) if run.summary else []
-    for name in {*there, *due}:
-        if there.get(name, 0) != rounds:
-            reason = f"{name} covers {there.get(name, 0)} of {rounds} rounds"
-            raise damaged(run.path / "matrices.npz", reason, _restart(run))
-
-
-def _restart(run: Run) -> str:
-    return f"the run cannot be continued: remove {run.path} and run it again"
 
 
 def _require_readable_memories(run: Run, state_dir: str, completed: int) -> None:

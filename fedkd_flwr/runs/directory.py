@@ -7,7 +7,7 @@
 ``clients.jsonl``   one line per client and round
 ``NAME.jsonl``      further tables of a method, one line per client and subject;
                     ``new_clients`` has a line for each client outside the training
-``matrices.npz``    the method's matrices, one array each; rounds are the first axis
+``matrices/``       a file for each matrix of the method: one `numpy.save` per round
 ``models/``         global models of the methods that need them, ``global-ROUND``;
                     personalized models on request, by partition-id
 ``checkpoint/``     what the run continues from: the server's state, the clients' memory
@@ -17,8 +17,7 @@
 ==================  =================================================================
 
 Results are appended, never rewritten, so a crash loses at most one round. So does a power cut:
-once a round, all files are written to the disk before the checkpoint that counts on them. Until
-the run is finished, each round's matrices are separate files in ``matrices/``.
+once a round, all files are written to the disk before the checkpoint that counts on them.
 
 A run that is continued changes its files when the first new round is complete, so a failed
 attempt changes nothing.
@@ -33,7 +32,6 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
@@ -41,12 +39,14 @@ from safetensors.numpy import load_file
 from fedkd_flwr.data.record import DataRecord
 from fedkd_flwr.files import open_private, sync, write_arrays, write_text
 from fedkd_flwr.memory import PROGRESS
+from fedkd_flwr.runs.arrays import append_array
 from fedkd_flwr.runs.checkpoint import (
     Checkpoint,
     checkpoint_files,
     clients_folder,
     keep_last_checkpoint,
     notes_files,
+    restart,
     write_checkpoint,
     write_notes,
 )
@@ -59,7 +59,7 @@ from fedkd_flwr.runs.continuing import (
 from fedkd_flwr.runs.errors import RunDirectoryError
 from fedkd_flwr.runs.folders import absolute, remove_empty, require_new
 from fedkd_flwr.runs.lock import lock_directory
-from fedkd_flwr.runs.reading import Row, Run, damaged, load_run
+from fedkd_flwr.runs.reading import MATRICES, Row, Run, damaged, load_run
 from fedkd_flwr.runs.summary import describe_leg, describe_run, summarize
 from fedkd_flwr.runs.writing import (
     as_lines,
@@ -68,7 +68,6 @@ from fedkd_flwr.runs.writing import (
     sync_memories,
     sync_round,
     write_json,
-    write_matrices,
 )
 from fedkd_flwr.trackers.catalogue import TRACKERS
 from strategies.core.flower import log
@@ -226,7 +225,7 @@ class RunDirectory(Observer):
             for name, rows in {"clients": record.clients, **record.tables}.items():
                 self._append(f"{name}.jsonl", rows)
             for name, matrix in record.matrices.items():
-                self._keep_matrix(name, record.server_round, matrix)
+                append_array(self.path / MATRICES / f"{name}.npy", matrix)
             if record.global_model:
                 self._save_global_model(record)
             self._append("rounds.jsonl", [record.row])
@@ -267,11 +266,10 @@ class RunDirectory(Observer):
         try:
             return load_file(file)
         except (SafetensorError, OSError) as error:
-            remedy = f"the run cannot be continued: remove {self.path} and run it again"
-            raise damaged(file, str(error), remedy) from None
+            raise damaged(file, str(error), restart(self.path)) from None
 
     def finish(self) -> Run:
-        """Gather the matrices, write the summary, and return the finished run.
+        """Write the summary, and return the finished run.
 
         Raises
         ------
@@ -280,11 +278,9 @@ class RunDirectory(Observer):
         """
         with self._writing():
             self._begin_to_continue()
-            run = Run(self.path)
-            self._gather_matrices(run)
             if self._rounds_kept <= LEAST_ROUNDS_KEPT:
                 keep_last_checkpoint(self.path)
-            summary = summarize(run, self.seconds)
+            summary = summarize(Run(self.path), self.seconds)
             write_json(self.path / "summary.json", summary)
         for observer in self.observers:
             observer.run_finished(summary)
@@ -306,7 +302,7 @@ class RunDirectory(Observer):
         named = (self.path / "config.json", self.path / "split.json")
         for file in (*named, *self.path.glob("*.jsonl")):
             file.unlink(missing_ok=True)
-        for name in ("matrices", "checkpoint", *TRACKERS):
+        for name in (MATRICES, "checkpoint", *TRACKERS):
             shutil.rmtree(self.path / name, ignore_errors=True)
         for model in global_models(self.path):
             model.unlink()
@@ -368,19 +364,6 @@ class RunDirectory(Observer):
     def _append(self, name: str, rows: list[Row]) -> None:
         with open_private(self.path / name, "a") as file:
             file.write(as_lines(rows))
-
-    def _gather_matrices(self, run: Run) -> None:
-        matrices = run.matrices
-        if not matrices:
-            return
-        write_matrices(self.path, matrices)
-        shutil.rmtree(self.path / "matrices", ignore_errors=True)
-
-    def _keep_matrix(self, name: str, server_round: int, matrix: NDArray[Any]) -> None:
-        folder = self.path / "matrices"
-        folder.mkdir(exist_ok=True)
-        with open_private(folder / f"{name}-{server_round:06d}.npy", "wb") as file:
-            np.save(file, matrix)
 
     def _save_global_model(self, record: RoundRecord) -> None:
         folder = self.path / "models"

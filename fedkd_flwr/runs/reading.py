@@ -3,19 +3,20 @@
 import json
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkd_flwr.runs.arrays import ArraysError, check_archive, read_archive, read_array
+from fedkd_flwr.runs.arrays import ArraysError, read_arrays
 from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
 from fedkd_flwr.runs.folders import absolute
+from strategies.core.flower import log
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +32,9 @@ CONFIG: Types = {"strategy": str, "seed": int, "num-clients": int, "num-server-r
 
 RUN_ID = re.compile("[0-9a-f]*")
 """What the id of a run consists of."""
+
+MATRICES = "matrices"
+"""Folder with a file for each matrix of the method."""
 
 CLIENT_KEYS = ("round", "partition_id")
 """Keys that every line about a client holds."""
@@ -130,16 +134,9 @@ class Run:
     @cached_property
     def matrices(self) -> dict[str, NDArray[Any]]:
         """The method's matrices by name, shape (rounds, ...)."""
-        gathered = {name: a[: self.until] for name, a in self.gathered_matrices().items()}
-        rounds: dict[str, list[NDArray[Any]]] = defaultdict(list)
-        for file in sorted((self.path / "matrices").glob("*.npy")):
-            name, _, server_round = file.stem.rpartition("-")
-            # A run that was stopped after gathering, or was extended, has both.
-            if len(gathered.get(name, ())) < int(server_round) <= self._last_round:
-                rounds[name].append(self._matrix(file))
-        for name, later in rounds.items():
-            gathered[name] = in_one_shape([*gathered.get(name, ()), *later])
-        return gathered
+        files = sorted((self.path / MATRICES).glob("*.npy"))
+        read = {file.stem: self._rounds_of(file)[: self.until] for file in files}
+        return {name: in_one_shape(rounds) for name, rounds in read.items() if rounds}
 
     @property
     def finished(self) -> bool:
@@ -172,13 +169,8 @@ class Run:
         _ = self.description, self.round_rows, self.client_rows, self.further_rows
         if self.summary:
             self.require_rounds(self.summary["rounds"])
-        archive = self.path / "matrices.npz"
-        if not archive.exists():
-            return
-        try:
-            check_archive(archive, whole=True)
-        except ArraysError as error:
-            raise self._damaged_matrices(archive, error) from None
+        if (self.path / "matrices.npz").exists():
+            log(WARNING, "%s: matrices.npz is a format of version 0.1 and is not read.", self.path)
 
     def require_rounds(self, rounds: int) -> None:
         """Check that no round is missing.
@@ -194,6 +186,10 @@ class Run:
         lost = set(range(1, rounds + 1)) - {row["round"] for row in self.client_rows}
         if lost:
             raise self._damaged_lines("clients.jsonl", f"it has no line of round {min(lost)}")
+        for file in (self.path / MATRICES).glob("*.npy"):
+            there = len(self._rounds_of(file))
+            if there < rounds:
+                raise self._damaged_matrix(file, f"it holds {there} of {rounds} rounds")
 
     def _rows(self, name: str, keys: tuple[str, ...]) -> list[Row]:
         """Return the rows of a file of JSON lines; an incomplete last line is ignored."""
@@ -215,21 +211,12 @@ class Run:
             _require_types(file, rows[-1], dict.fromkeys(keys, int), self._redo)
         return [row for row in rows if row["round"] <= self._last_round]
 
-    def gathered_matrices(self) -> dict[str, NDArray[Any]]:
-        """Read the matrices of a finished run, by name; all rounds."""
-        archive = self.path / "matrices.npz"
-        if not archive.exists():
-            return {}
+    def _rounds_of(self, file: Path) -> list[NDArray[Any]]:
+        """Return a matrix at the end of each round."""
         try:
-            return read_archive(archive)
+            return read_arrays(file)
         except ArraysError as error:
-            raise self._damaged_matrices(archive, error) from None
-
-    def _matrix(self, file: Path) -> NDArray[Any]:
-        try:
-            return read_array(file)
-        except ArraysError as error:
-            raise self._damaged_matrices(file, error) from None
+            raise self._damaged_matrix(file, str(error)) from None
 
     @property
     def _last_round(self) -> float:
@@ -244,9 +231,14 @@ class Run:
     def _damaged_lines(self, name: str, reason: str) -> DamagedRunError:
         return damaged(self.path / name, reason, self._redo)
 
-    def _damaged_matrices(self, file: Path, error: ArraysError) -> DamagedRunError:
-        remedy = "restore it from a copy, or remove it to read the run without its matrices"
-        return damaged(file, str(error), remedy)
+    def _damaged_matrix(self, file: Path, reason: str) -> DamagedRunError:
+        remedy = "restore it from a copy, or remove it to read the run without this matrix"
+        return damaged(file, reason, remedy)
+
+
+def appended_files(run_directory: Path) -> list[Path]:
+    """Return the files of a run that grow each round: tables and matrices."""
+    return [*run_directory.glob("*.jsonl"), *(run_directory / MATRICES).glob("*.npy")]
 
 
 def load_run(path: str | Path, allow_code: str | Iterable[str] = ()) -> Run:

@@ -8,14 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fedkd_flwr.files import replacing, sync, write_text
+from fedkd_flwr.files import sync, write_text
 from fedkd_flwr.memory import MemoryFolder
 from fedkd_flwr.runs.checkpoint import forget_checkpoints_after
 from fedkd_flwr.runs.folders import absolute
-from fedkd_flwr.runs.reading import Row, Run
+from fedkd_flwr.runs.reading import MATRICES, Row, Run, appended_files
 
 DISK_WAITS = 16
 """Threads that wait for the disk at the same time, which then writes in one go."""
@@ -31,7 +28,7 @@ def begin_to_continue(run: Run, sizes: Mapping[str, int]) -> None:
     run : Run
         Up to the round of the checkpoint, with the description to record; see `Run.continued`.
     sizes : mapping of str to int
-        Bytes of each table at that round; empty in runs of older versions, and for round 0.
+        Bytes of each table and matrix at that round, see `Checkpoint`.
 
     Raises
     ------
@@ -44,21 +41,11 @@ def begin_to_continue(run: Run, sizes: Mapping[str, int]) -> None:
     (run.path / "summary.json").unlink(missing_ok=True)
     sync(run.path)
     write_json(run.path / "config.json", run.description)
-    tables = {"rounds": run.round_rows, "clients": run.client_rows, **run.further_rows}
-    for name, rows in tables.items():
-        _cut_table(run.path / f"{name}.jsonl", rows, sizes)
-    if any(len(matrix) > completed for matrix in Run(run.path).gathered_matrices().values()):
-        write_matrices(run.path, run.matrices)
-    for file in (*(run.path / "matrices").glob("*.npy"), *global_models(run.path)):
-        if int(file.stem.rpartition("-")[2]) > completed:
-            file.unlink()
-
-
-def _cut_table(file: Path, rows: Iterable[Row], sizes: Mapping[str, int]) -> None:
-    if not sizes:
-        write_text(file, as_lines(rows), durable=True)
-    elif file.exists():
-        os.truncate(file, sizes.get(file.name, 0))
+    for file in appended_files(run.path):
+        os.truncate(file, sizes.get(file.relative_to(run.path).as_posix(), 0))
+    for model in global_models(run.path):
+        if int(model.stem.rpartition("-")[2]) > completed:
+            model.unlink()
 
 
 def sync_round(run_directory: Path, server_round: int) -> None:
@@ -69,10 +56,9 @@ def sync_round(run_directory: Path, server_round: int) -> None:
     OSError
         If the disk refuses.
     """
-    parts = [*(run_directory / "matrices").glob("*.npy"), *global_models(run_directory)]
-    of_round = (file for file in parts if file.stem.endswith(f"-{server_round:06d}"))
-    folders = (run_directory, run_directory / "matrices", run_directory / "models")
-    for path in (*run_directory.glob("*.jsonl"), *of_round, *filter(Path.exists, folders)):
+    model = run_directory / "models" / f"global-{server_round:06d}.safetensors"
+    folders = (run_directory, run_directory / MATRICES, run_directory / "models")
+    for path in (*appended_files(run_directory), *filter(Path.exists, (model, *folders))):
         sync(path)
 
 
@@ -106,15 +92,6 @@ def sync_memories(state_dir: str, run_id: str, clients: Iterable[int], server_ro
 def global_models(run_directory: Path) -> list[Path]:
     """Return the files of the global models that a run has stored."""
     return list((run_directory / "models").glob("global-*.safetensors"))
-
-
-def write_matrices(run_directory: Path, matrices: Mapping[str, NDArray[Any]]) -> None:
-    """Write ``matrices.npz`` durably."""
-    with (
-        replacing(run_directory / "matrices.npz", durable=True) as temporary,
-        temporary.open("wb") as file,
-    ):
-        np.savez_compressed(file, **matrices)  # type: ignore[arg-type]
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
