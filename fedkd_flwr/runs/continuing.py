@@ -341,11 +341,11 @@ def _checkpoints(run: Run) -> list[Checkpoint]:
 
 def _require_tables(run: Run, checkpoint: Checkpoint) -> None:
     """Refuse a checkpoint whose rounds are not all in the tables and matrices."""
-    rounds = checkpoint.completed_rounds
+    rounds, remedy = checkpoint.completed_rounds, restart(run.path)
     for name, size in checkpoint.sizes.items():
         file = run.path / name
         if not file.exists() or file.stat().st_size < size:
-            raise damaged(file, f"a part of the first {rounds} rounds is missing", restart(run.path))
+            raise damaged(file, f"a part of the first {rounds} rounds is missing", remedy)
     run.require_rounds(rounds)
 
 
@@ -396,5 +396,4 @@ def _memory_folders(run: Run, state_dir: str) -> list[MemoryFolder]:
 
 
 def _any_remembers(folders: Iterable[MemoryFolder], server_round: int) -> bool:
-    """Return whether any client has memory of a round."""
     return any(folder.file(server_round).exists() for folder in folders)
