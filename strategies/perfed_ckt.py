@@ -14,6 +14,10 @@ Differences from the paper
   predictions.
 - A client that is not sampled keeps its model and is evaluated with it, as in the paper's
   "average test accuracy across the entire clients".
+- ``perfed-ckt.weight-by-distance = true`` gives each client its own weight by Theorem 4.2,
+  ``lambda_k = sigma² / (v_k² nu)``; the paper's experiments have one for all. The constant
+  sigma²/nu is the regularization weight, and v_k² is estimated in each round by the squared
+  distance of the client's predictions to its centroid, at least `LEAST_DISTANCE`.
 """
 
 import warnings
@@ -41,6 +45,9 @@ from strategies.soft_predictions import (
     SoftPredictionStrategy,
 )
 
+LEAST_DISTANCE = 0.01
+"""Smallest v_k² in a client's weight: with a smaller one, a step could overshoot the centroid."""
+
 
 class PerFedCKTSettings(SoftPredictionSettings):
     """Settings of PerFed-CKT, with the defaults of the paper's Appendix E.
@@ -53,6 +60,9 @@ class PerFedCKTSettings(SoftPredictionSettings):
         lambda of Eq. 1, the weight of the distance to the assigned centroid.
     public_batch_size : int
         b', the number of public samples per iteration.
+    weight_by_distance : bool
+        Whether a client's weight is lambda over its squared distance to its centroid (Theorem
+        4.2), or lambda for all clients.
     """
 
     table = "perfed-ckt"
@@ -61,6 +71,18 @@ class PerFedCKTSettings(SoftPredictionSettings):
         default=2.0, ge=0
     )
     public_batch_size: int = Field(default=128, ge=1)
+    weight_by_distance: bool = False
+
+    def factor(self, distance: float) -> float:
+        """Return what multiplies lambda at a client.
+
+        Parameters
+        ----------
+        distance : float
+            v_k², squared L2 distance of the client's predictions to its centroid, summed over
+            classes, mean over samples.
+        """
+        return 1 / max(distance, LEAST_DISTANCE) if self.weight_by_distance else 1.0
 
 
 def cluster_predictions(
@@ -128,7 +150,7 @@ class PerFedCKT(SoftPredictionStrategy):
     color_family = "perfed-ckt"
     settings_type = PerFedCKTSettings
     settings: PerFedCKTSettings
-    train_metrics = (TRAIN_LOSS, Metric("cluster", averaged=False, low=0))
+    train_metrics = (TRAIN_LOSS, Metric("cluster", averaged=False, low=0), Metric("weight", low=0))
     lesson_name = "centroids"
     draws_samples_anew = False
     state: CentroidState

@@ -150,13 +150,52 @@ def test_the_loss_equals_a_hand_computation(small):
     assert float(loss.detach()) == pytest.approx(hard + 2.0 * pull / 40, rel=1e-5)
 
 
+def test_a_clients_own_weight_is_lambda_over_its_squared_distance(small):
+    """Theorem 4.2: sigma² / (nu v_k²), from plain loops over the client's own predictions."""
+    changes = {"perfed-ckt.weight-by-distance": True, "perfed-ckt.regularization-weight": 0.5}
+    client = client_of(small, **changes)
+    predictions = complete(client.predict(client.public_images(0), temperature=1.0)).numpy()
+    centroids = random_predictions(np.random.default_rng(0), 1, *predictions.shape)
+    rows = zip(predictions.tolist(), centroids[0].tolist(), strict=True)
+    distance = np.mean([sum((a - b) ** 2 for a, b in zip(*pair, strict=True)) for pair in rows])
+    reply = complete(client.train({"centroids": centroids}, server_round=2, phase="train"))
+    assert reply.metrics["weight"] == pytest.approx(0.5 / distance, rel=1e-4)
+    alike = {"centroids": predictions[None]}
+    fresh = complete(client_of(small, **changes).train(alike, server_round=2, phase="train"))
+    assert fresh.metrics["weight"] == pytest.approx(0.5 / 0.01)
+
+
+def test_factors_in_the_batch_multiply_the_weight(small):
+    client = client_of(small)
+    images = client.public_images(0)
+    centroid = torch.from_numpy(random_predictions(np.random.default_rng(2), 40, 10))
+    batch = client.data.train_images[:3], client.data.train_labels[:3], images, centroid
+    expected = CoDistillation(weight=3.0)(client.model, *batch)
+    found = CoDistillation(weight=2.0)(client.model, *batch, torch.full((40,), 1.5))
+    torch.testing.assert_close(found, expected)
+
+
+def test_own_weights_differ_between_clients_trained_side_by_side(small, tmp_path):
+    """A cohort, and clients one by one, have the same weights and accuracies."""
+    changes = {**small, "perfed-ckt.weight-by-distance": True, "num-server-rounds": 2}
+    changes |= {"perfed-ckt.regularization-weight": 0.1, "perfed-ckt.clusters": 1}
+    changes |= {"local-iterations": 20}
+    together, alone = (
+        fedkd_flwr.run({**changes, "cohort": cohort}, output_dir=tmp_path / cohort).clients
+        for cohort in ("on", "off")
+    )
+    weights = together.loc[together["round"] == 2, "weight"]
+    assert weights.nunique() == 4
+    np.testing.assert_allclose(weights, alone.loc[alone["round"] == 2, "weight"], rtol=1e-3)
+
+
 def test_public_batches_are_drawn_anew_in_each_iteration(small):
     """The public part of a batch changes from step to step, whatever the private one does."""
     changes = {"perfed-ckt.public-batch-size": 10, "local-iterations": 4}
     client = client_of(small, **changes)
     images, centroid = client.public_images(0), torch.full((40, 10), 0.1)
     job = next(client.co_distill(images, centroid, server_round=2))
-    publics = [public for _, _, public, _ in job.batches]
+    publics = [public for _, _, public, *_ in job.batches]
     assert len(publics) == 4
     assert len({public.numpy().tobytes() for public in publics}) == 4
     known = {image.numpy().tobytes() for image in images}

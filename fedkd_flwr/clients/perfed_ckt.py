@@ -1,5 +1,6 @@
 """The client of PerFed-CKT (Cho et al. 2021): find the nearest centroid, train towards it."""
 
+import torch
 from torch import Tensor
 
 from fedkd_flwr.clients.base import Arrays, Training
@@ -7,7 +8,7 @@ from fedkd_flwr.clients.soft_predictions import SoftPredictionClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.jobs import Steps
 from fedkd_flwr.training.loop import gathered, random_batches
-from fedkd_flwr.training.losses import CoDistillation
+from fedkd_flwr.training.losses import CoDistillation, squared_distance
 from strategies.perfed_ckt import PerFedCKTSettings
 from strategies.soft_predictions import FIXED_SUBSET
 
@@ -40,14 +41,21 @@ class PerFedCKTClient(SoftPredictionClient):
             predictions = yield from self.predict(images, temperature=1.0)
             metrics["cluster"] = nearest = nearest_centroid(centroids, predictions)
             centroid = centroids[nearest]
-            metrics["train-loss"] = yield from self.co_distill(images, centroid, server_round)
+            factor = self.settings.factor(float(squared_distance(predictions, centroid)))
+            if self.settings.weight_by_distance:
+                metrics["weight"] = factor * self.settings.regularization_weight
+            metrics["train-loss"] = yield from self.co_distill(
+                images, centroid, server_round, factor
+            )
         else:
             metrics["train-loss"] = yield from self.train_locally(server_round)
         predictions = yield from self.answers(received, images, temperature=1.0)
         return self.release(predictions, metrics, server_round)
 
     @yields_jobs
-    def co_distill(self, images: Tensor, centroid: Tensor, server_round: int) -> Steps[float]:
+    def co_distill(
+        self, images: Tensor, centroid: Tensor, server_round: int, factor: float = 1.0
+    ) -> Steps[float]:
         """Train on private data, with a term towards the centroid on public samples (Eq. 1).
 
         Parameters
@@ -58,7 +66,11 @@ class PerFedCKTClient(SoftPredictionClient):
             Shape (P, K).
         server_round : int
             Round of the run. Batches depend on it.
+        factor : float
+            What multiplies lambda at this client. It travels in the batch, so that clients with
+            different factors are trained side by side.
         """
+        factors = torch.full((len(images),), factor, device=images.device)
         positions = random_batches(
             len(images),
             self.settings.public_batch_size,
@@ -67,5 +79,5 @@ class PerFedCKTClient(SoftPredictionClient):
         return self.train_locally(
             server_round,
             CoDistillation(self.settings.regularization_weight),
-            beside=gathered(positions, images, centroid),
+            beside=gathered(positions, images, centroid, factors),
         )

@@ -54,10 +54,21 @@ class CoDistillation:
     private_loss: Callable[[nn.Module, Tensor, Tensor], Tensor] = cross_entropy
 
     def __call__(
-        self, model: nn.Module, images: Tensor, labels: Tensor, public: Tensor, centroid: Tensor
+        self,
+        model: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        public: Tensor,
+        centroid: Tensor,
+        factors: Tensor | None = None,
     ) -> Tensor:
-        """Return the loss on private images plus the distance to the centroid on public images."""
+        """Return the loss on private images plus the distance to the centroid on public images.
+
+        ``factors``, (batch,), multiply the weight; they are equal in one client's batch.
+        """
         pull = squared_distance(functional.softmax(model(public), dim=1), centroid)
+        if factors is not None:
+            pull = factors.mean() * pull
         return self.private_loss(model, images, labels) + self.weight * pull
 
 
