@@ -153,7 +153,12 @@ def test_built_in_methods_share_tables():
         return METHODS[name].strategy.settings_type.flat_keys()
 
     assert keys("fedmd") == keys("sim-pfl")
-    own_of_kt_pfl = {"knowledge-weight", "rho", "coefficient-learning-rate"}
+    own_of_kt_pfl = {
+        "knowledge-weight",
+        "rho",
+        "coefficient-learning-rate",
+        "step-coefficients",
+    }
     assert {*keys("kt-pfl")} - {*keys("fedmd")} == {f"kt-pfl.{name}" for name in own_of_kt_pfl}
     assert "fedavg.weighting" in keys("persfl") and "fedavg.weighting" in keys("fedavg-ft")
     assert "feddf.distillation-steps" in keys("pfeddf")
