@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from torch import nn
 
 import fedkd_flwr
 from fedkd_flwr.clients.fedproto import TowardsPrototypes
@@ -185,13 +186,57 @@ def test_jobs_that_run_alone():
     assert kind_of(TrainJob(model, held, plain.optimizer, [])) != kind_of(plain)
     adam = build_optimizer("adam", model.parameters(), 0.1)
     assert kind_of(TrainJob(model, cross_entropy, adam, [])) is None
-    some = build_optimizer("sgd", list(model.parameters())[:1], 0.1)
-    assert kind_of(TrainJob(model, cross_entropy, some, [])) is None
+    half = nn.Sequential(nn.Linear(3, 2))
+    foreign = build_optimizer("sgd", [*model.parameters(), *half.parameters()], 0.1)
+    assert kind_of(TrainJob(model, cross_entropy, foreign, [])) is None
+    assert kind_of(replace(plain, alternate=adam)) is None
+    # Optimizers of different parts, or in other turns, take other steps.
+    one, other = (build_optimizer("sgd", [p], 0.02) for p in list(model.parameters())[:2])
+    kinds = [
+        kind_of(TrainJob(model, cross_entropy, optimizer, [], alternate=alternate))
+        for optimizer, alternate in ((one, None), (other, None), (one, other), (other, one))
+    ]
+    assert None not in kinds and len({kind_of(plain), *kinds}) == 5
     assert cohort_size(architecture("alexnet"), "on") == 1  # it has dropout
     assert cohort_size(architecture("lenet"), "auto") == 1
     assert cohort_size(architecture("lenet"), "on") > 1
     assert cohort_size(architecture("mlp"), "auto") > 1
     assert cohort_size(architecture("mlp"), "off") == 1
+
+
+@pytest.mark.parametrize("takes_turns", [False, True])
+def test_optimizers_of_parts_train_them_alone_and_in_turn(takes_turns):
+    """Each client has another number of batches, and momenta of each part of its own."""
+    models = models_of("mlp")
+    alone = copy.deepcopy(models)
+
+    def part_jobs(models):
+        for client, model in enumerate(models):
+            hidden, head = list(model.parameters())[:2], list(model.parameters())[2:]
+            of_head = build_optimizer("sgd", head, 0.02, momentum=0.9)
+            of_hidden = build_optimizer("sgd", hidden, 0.1, momentum=0.5, weight_decay=0.1)
+            turns = {"alternate": of_hidden} if takes_turns else {}
+            yield TrainJob(model, cross_entropy, of_head, batches_of(client), **turns)
+
+    mine, theirs = list(part_jobs(models)), list(part_jobs(alone))
+    assert len({kind_of(job) for job in mine}) == 1
+    before = parameters_of(models[0])
+    assert train_together(mine) == pytest.approx([job.run() for job in theirs], rel=1e-5)
+    moved = [not torch.equal(*pair) for pair in zip(models[0].parameters(), before, strict=True)]
+    assert moved == [takes_turns, takes_turns, True, True]
+    for job, other in zip(mine, theirs, strict=True):
+        for a, b in zip(job.model.parameters(), other.model.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+        for own, expected in zip(job.optimizers, other.optimizers, strict=True):
+            momenta = own.state_dict()["state"], expected.state_dict()["state"]
+            assert momenta[0].keys() == momenta[1].keys() and len(momenta[0]) == 2
+            for place, state in momenta[1].items():
+                torch.testing.assert_close(
+                    momenta[0][place]["momentum_buffer"],
+                    state["momentum_buffer"],
+                    rtol=1e-5,
+                    atol=1e-5,
+                )
 
 
 def test_distillation_in_a_cohort_equals_distillation():

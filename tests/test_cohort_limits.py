@@ -69,10 +69,15 @@ def test_a_step_that_is_not_plain_is_taken_alone(optimizer):
     assert kind_of(job(network)) is not None
 
 
-def test_a_model_with_frozen_parameters_is_trained_alone():
-    network = model()
-    next(network.parameters()).requires_grad_(False)
-    assert kind_of(job(network)) is None
+def test_frozen_parameters_stay_as_they_are_in_a_cohort():
+    networks = [model() for _ in range(2)]
+    for network in networks:
+        next(network.parameters()).requires_grad_(False)
+    before = [parameter.detach().clone() for parameter in networks[0].parameters()]
+    assert kind_of(job(networks[0])) == kind_of(job(networks[1])) != kind_of(job(model()))
+    train_together([job(network) for network in networks])
+    moved = [not torch.equal(*pair) for pair in zip(networks[0].parameters(), before, strict=True)]
+    assert moved == [False, True, True, True]
 
 
 @dataclass(frozen=True)
@@ -196,7 +201,7 @@ def test_a_client_that_fails_returns_its_model(small, tmp_path, monkeypatch):
     sizes = []
     find = model_pool.parameters_side_by_side
     told = lambda models: sizes.append(find(models) is not None) or find(models)  # noqa: E731
-    monkeypatch.setattr("fedkd_flwr.training.cohort.parameters_side_by_side", told)
+    monkeypatch.setattr("fedkd_flwr.training.stacked_models.parameters_side_by_side", told)
     fedkd_flwr.register("own", METHODS["fedavg"].strategy, Forgetful)
     changes = {"models": "mlp", "strategy": "own", "cohort": "on", "num-server-rounds": 3}
     try:

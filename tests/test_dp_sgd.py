@@ -92,43 +92,54 @@ def test_a_public_batch_is_taken_whole(network, batch):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
+def gradients_by(gradients, network, batch):
+    return gradients(network, cross_entropy, batch, list(network.parameters()))
+
+
 @pytest.mark.parametrize("clip_norm", [0.01, 1.0, 4.0, 1e6])
 def test_each_sample_is_clipped(clip_norm, network, batch, monkeypatch):
     monkeypatch.setattr("fedkd_flwr.training.dp_sgd.AT_ONCE", 3)
     single = one_by_one(network, cross_entropy, *batch)
     clipped = [g * min(1.0, clip_norm / float(g.norm())) for g in single]
-    loss = PrivateGradients(clip_norm, 0.0, 5.0, generator())(network, cross_entropy, batch)
+    loss = gradients_by(PrivateGradients(clip_norm, 0.0, 5.0, generator()), network, batch)
     torch.testing.assert_close(flat(network), torch.stack(clipped).sum(0) / 5, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(loss, cross_entropy(network, *batch).detach())
 
 
 def test_a_large_norm_without_noise_is_backpropagation(network, batch):
     expected = gradient_of(network, cross_entropy, *batch)
-    PrivateGradients(1e9, 0.0, 7.0, generator())(network, cross_entropy, batch)
+    gradients_by(PrivateGradients(1e9, 0.0, 7.0, generator()), network, batch)
     torch.testing.assert_close(flat(network), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_noise_has_the_given_deviation_and_no_batch_is_needed(network):
     nothing = torch.empty(0, 1, 8, 8), torch.empty(0, dtype=torch.int64)
     noised = PrivateGradients(2.0, 1.5, 4.0, generator())
-    loss = noised(network, cross_entropy, nothing)
+    loss = gradients_by(noised, network, nothing)
     assert loss == 0
     first = flat(network).clone()
     assert first.std().item() == pytest.approx(2.0 * 1.5 / 4.0, rel=0.1)
     assert abs(first.mean().item()) < 0.1
-    noised(network, cross_entropy, nothing)
+    gradients_by(noised, network, nothing)
     assert not torch.equal(first, flat(network))
+
+
+def test_only_the_chosen_parameters_get_gradients(network, batch):
+    *others, last = network.parameters()
+    PrivateGradients(1.0, 1.0, 4.0, generator())(network, cross_entropy, batch, [last])
+    assert last.grad is not None
+    assert all(parameter.grad is None for parameter in others)
 
 
 def test_a_sample_that_is_no_number_does_not_undo_clipping(network, batch):
     images, labels = batch
     ruined = images.clone()
     ruined[2] = math.nan
-    PrivateGradients(1.0, 0.0, 1.0, generator())(network, cross_entropy, (ruined, labels))
+    gradients_by(PrivateGradients(1.0, 0.0, 1.0, generator()), network, (ruined, labels))
     without = [n for n in range(7) if n != 2]
     expected = flat(network).clone()
     private = PrivateGradients(1.0, 0.0, 1.0, generator())
-    private(network, cross_entropy, (images[without], labels[without]))
+    gradients_by(private, network, (images[without], labels[without]))
     torch.testing.assert_close(flat(network), expected)
 
 

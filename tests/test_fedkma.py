@@ -1,7 +1,9 @@
 """FedKMA: mathematics against plain loops, the search's two parts, messages and failures."""
 
 import json
+import operator
 from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -12,10 +14,9 @@ from torch import nn
 import fedkd_flwr
 from fedkd_flwr import plots
 from fedkd_flwr.analysis.genotypes import client_genotypes, local_inference_accuracy
-from fedkd_flwr.clients import supernets as client_module
 from fedkd_flwr.clients.fedkma import FedKMAClient
 from fedkd_flwr.clients.prototypes import class_means
-from fedkd_flwr.clients.supernets import split_parameters, step
+from fedkd_flwr.clients.supernets import split_parameters
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.darts.settings import OPERATIONS as ALL_OPERATIONS
@@ -23,8 +24,16 @@ from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import initial_model
 from fedkd_flwr.training import optimizers
+from fedkd_flwr.training.cohort import train_together
+from fedkd_flwr.training.job_kinds import kind_of
 from fedkd_flwr.training.jobs import complete
-from fedkd_flwr.training.loop import DivergedError, predict_logits, refresh_statistics
+from fedkd_flwr.training.loop import (
+    DivergedError,
+    backpropagate,
+    predict_logits,
+    refresh_statistics,
+)
+from fedkd_flwr.training.regularizers import parameters_of
 from strategies.core.plan import RunPlan
 from strategies.core.replies import InvalidReplyError
 from strategies.fedkma import (
@@ -193,53 +202,66 @@ def test_class_means_equal_loops_and_count_absent_classes():
 # ---- The search on a client ----------------------------------------------------------------
 
 
-def test_a_step_moves_its_own_parameters_alone(tiny):
-    client = first_client(tiny)
+def test_alpha_and_omega_take_turns_and_each_step_moves_its_own_parameters_alone(tiny):
+    client = first_client({**tiny, "momentum": 0.9, "weight-decay": 0.1, "local-epochs": 1})
     alphas, omegas = split_parameters(client.model)
     assert len(alphas) == 2
     assert len(alphas) + len(omegas) == len(list(client.model.parameters()))
-    batch = client.data.train_images[:8], client.data.train_labels[:8]
-    client.model.train()
+    before, moved = parameters_of(client.model), []
+
+    def watched(model, loss, batch, parameters):
+        """Note which parameters the step before this one has moved."""
+        pairs = zip(model.named_parameters(), before, strict=True)
+        moved.append({name for (name, new), old in pairs if not torch.equal(new, old)})
+        before[:] = parameters_of(model)
+        return backpropagate(model, loss, batch, parameters)
+
+    job = next(client.search(1))
+    replace(job, gradients=watched).run()
+    names = {name for name, _ in client.model.named_parameters()}
+    of_alpha = {"alpha_normal", "alpha_reduce"}
+    assert moved[0] == set()
+    assert all(step == of_alpha for step in moved[1::2])
     # Momentum and weight decay would also move what has no gradient of this step.
-    for moved, kept in ((alphas, omegas), (omegas, alphas), (alphas, omegas)):
-        optimizer = torch.optim.SGD(moved, 0.1, momentum=0.9, weight_decay=0.1)
-        moved_before = [value.detach().clone() for value in moved]
-        kept_before = [value.detach().clone() for value in kept]
-        step(client.model, batch, optimizer)
-        assert all(torch.equal(a, b) for a, b in zip(kept, kept_before, strict=True))
-        assert not any(torch.equal(a, b) for a, b in zip(moved, moved_before, strict=True))
+    assert all(step == names - of_alpha for step in moved[2::2])
+    assert len(moved) == 2 * -(-len(client.search_samples()[0]) // client.run.training.batch_size)
 
 
-def test_the_alpha_half_never_enters_an_omega_step(tiny, monkeypatch):
-    """Images are told apart by their bytes, at the entrance of the model itself."""
+def test_the_alpha_half_never_enters_an_omega_step(tiny):
+    """Images are told apart by their bytes."""
     seen = {"alpha": [], "omega": []}
-    kinds = []
-
-    def spy(model, batch, optimizer):
-        moved = {id(value) for value in optimizer.param_groups[0]["params"]}
-        alphas, omegas = ({id(value) for value in part} for part in split_parameters(model))
-        assert moved in (alphas, omegas)
-        kinds.append("alpha" if moved == alphas else "omega")
-        hook = model.register_forward_pre_hook(
-            lambda _, inputs: seen[kinds[-1]].extend(x.numpy().tobytes() for x in inputs[0])
-        )
-        value = step(model, batch, optimizer)
-        hook.remove()
-        return value
-
-    monkeypatch.setattr(client_module, "step", spy)
     for server_round in (1, 2):
-        complete(first_client({**tiny, "local-epochs": 3}).search(server_round))
-    assert kinds == ["alpha", "omega"] * (len(kinds) // 2)
+        client = first_client({**tiny, "local-epochs": 3})
+        job = next(client.search(server_round))
+        own = job.alternate.param_groups[0]["params"]
+        assert all(map(operator.is_, own, split_parameters(client.model)[0]))
+        for images, kind in zip([batch[0] for batch in job.batches], cycle(seen), strict=False):
+            seen[kind].extend(image.numpy().tobytes() for image in images)
     omega, alpha = set(seen["omega"]), set(seen["alpha"])
     assert not omega & alpha
-    client = first_client(tiny)
     training = {image.numpy().tobytes() for image in client.data.train_images}
     assert omega | alpha <= training
     # Each epoch goes through the whole omega half.
     assert len(omega) == client.num_examples // 2
     assert len(seen["omega"]) == 2 * 3 * len(omega)
     assert len(alpha) > len(omega) // 2
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_searches_side_by_side_equal_searches_alone(share, tiny):
+    """Clients hold different numbers of samples, so their last batches differ in size."""
+    changes = {"momentum": 0.9, "weight-decay": 0.01, "fedkma.alpha-share": share}
+    tiny = {key: value for key, value in tiny.items() if key != "classes-per-client"}
+    tiny |= {**changes, "partition": "dirichlet", "alpha": 1.0}
+    alone, beside = ([first_client(tiny, n) for n in range(3)] for _ in range(2))
+    assert len({client.num_examples for client in alone}) > 1
+    expected = [complete(client.search(1)) for client in alone]
+    jobs = [next(client.search(1)) for client in beside]
+    assert len({kind_of(job) for job in jobs}) == 1 and kind_of(jobs[0]) is not None
+    assert train_together(jobs) == pytest.approx(expected, rel=1e-3)
+    for one, other in zip(alone, beside, strict=True):
+        for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
 
 
 def test_statistics_are_refreshed_for_the_final_weights(tiny):

@@ -216,6 +216,7 @@ class PersonalClient(ServingClient):
         beside: Iterator[Batch] | None = None,
         model: nn.Module | None = None,
         replaced: Collection[nn.Parameter] | None = None,
+        parameters: Iterable[nn.Parameter] | None = None,
     ) -> Steps[float]:
         """Train a model on private data with the settings of the run config.
 
@@ -231,6 +232,8 @@ class PersonalClient(ServingClient):
             The model to train. The default is the client's model.
         replaced : collection of nn.Parameter, optional
             Parameters whose momentum is not kept; by default the `replaced_parameters`.
+        parameters : iterable of nn.Parameter, optional
+            The parameters to train; by default all of the model.
 
         Returns
         -------
@@ -238,7 +241,8 @@ class PersonalClient(ServingClient):
             Mean loss over all samples seen.
         """
         model = self.model if model is None else model
-        optimizer = self.private_optimizer(model.parameters(), server_round)
+        parameters = model.parameters() if parameters is None else parameters
+        optimizer = self.private_optimizer(parameters, server_round)
         replaced = self.replaced_parameters(model) if replaced is None else replaced
         self.memory.load_optimizer("optimizer", optimizer, without=replaced)
         run_id = self.request.run_id

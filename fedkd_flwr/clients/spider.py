@@ -1,6 +1,6 @@
 """The client of SPIDER: train the shared supernet, train and prune the personal one."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +11,17 @@ from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.clients.supernets import split_parameters
 from fedkd_flwr.models.model_pool import borrowed
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
-from fedkd_flwr.training.jobs import Steps, TrainJob
-from fedkd_flwr.training.loop import Evaluation, Loss, evaluate, refresh_statistics
-from fedkd_flwr.training.losses import cross_entropy
+from fedkd_flwr.training.loop import Evaluation, evaluate, refresh_statistics
 from fedkd_flwr.training.regularizers import Proximal
 from strategies.spider import SpiderSettings
 
 PRUNED = -1e4
-"""Architecture weight of a pruned operation: its softmax is exactly zero."""
+"""Architecture weight of a pruned operation.
+
+All other architecture weights keep their small initial values, so its softmax underflows to exactly
+zero. Minus infinity would do the same, but infinite weights count as divergence, and their distance
+in the proximal term is not a number.
+"""
 
 
 def most_needed(without: Sequence[Evaluation]) -> int:
@@ -61,31 +64,16 @@ class SpiderClient(ParameterClient):
         with borrowed(self.architecture) as shared:
             fill_from_vectors(shared, received)
             loss = Proximal(tie_to(shared, self.model), self.settings.proximal_weight)
-            everything = list(shared.parameters())
-            yield from self.train_weights(shared, cross_entropy, server_round, everything)
-            mean_loss = yield from self.train_weights(self.model, loss, server_round)
+            _, weights = split_parameters(shared)
+            yield from self.train_locally(
+                server_round, model=shared, replaced=weights, parameters=weights
+            )
+            _, weights = split_parameters(self.model)
+            mean_loss = yield from self.train_locally(
+                server_round, loss, replaced=(), parameters=weights
+            )
             arrays = dict(model_vectors(shared))
         return TrainReply(arrays, {"train-loss": mean_loss, "operations": self.num_operations()})
-
-    @yields_jobs
-    def train_weights(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        server_round: int,
-        replaced: Collection[nn.Parameter] = (),
-    ) -> Steps[float]:
-        """Train a supernet on private data, except its architecture weights.
-
-        Momentum is kept but for `replaced` parameters, as in `train_locally`.
-        """
-        _, weights = split_parameters(model)
-        optimizer = self.private_optimizer(weights, server_round)
-        self.memory.load_optimizer("optimizer", optimizer, without=replaced)
-        batches = self.private_batches(server_round)
-        mean_loss: float = yield TrainJob(model, loss, optimizer, batches)
-        self.memory.save_optimizer("optimizer", optimizer, without=replaced)
-        return mean_loss
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
         """Evaluate the personal supernet."""

@@ -1,6 +1,7 @@
 """Clients that search architectures: alternate steps on network and architecture weights."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -8,16 +9,8 @@ from torch import Tensor, nn
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.training.jobs import Steps
-from fedkd_flwr.training.loop import (
-    Batch,
-    gathered,
-    random_batches,
-    refresh_statistics,
-    require_finite,
-    require_finite_weights,
-    sum_of_trained,
-)
+from fedkd_flwr.training.jobs import Steps, TrainJob
+from fedkd_flwr.training.loop import Batch, gathered, random_batches, refresh_statistics
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import SGD, Adam
 from strategies.core.randomness import random_generator
@@ -82,31 +75,18 @@ class SupernetClient(ParameterClient):
         if not alphas:
             return (yield from self.train_locally(server_round))
         for_omega, for_alpha = self.search_samples()
-        omega_optimizer = self.private_optimizer(omegas, server_round)
-        alpha_optimizer = self.alpha_optimizer(alphas)
-        alpha_batches = self.batches_of(
-            for_alpha,
-            random_batches(
-                len(for_alpha),
-                self.run.training.batch_size,
-                self.generator("alpha-batches", server_round),
-            ),
+        size, draw = self.run.training.batch_size, self.generator("alpha-batches", server_round)
+        alpha_batches = self.batches_of_part(for_alpha, random_batches(len(for_alpha), size, draw))
+        omega_positions = self.private_positions(server_round, len(for_omega))
+        omega_batches = self.batches_of_part(for_omega, omega_positions)
+        loss: float = yield TrainJob(
+            self.model,
+            cross_entropy,
+            self.private_optimizer(omegas, server_round),
+            chain.from_iterable(zip(alpha_batches, omega_batches, strict=False)),
+            alternate=self.alpha_optimizer(alphas),
         )
-        omega_batches = self.batches_of(
-            for_omega, self.private_positions(server_round, len(for_omega))
-        )
-        self.model.train()
-        total, seen = torch.zeros((), device=self.device), 0
-        for omega_batch in omega_batches:
-            step(self.model, next(alpha_batches), alpha_optimizer)
-            loss = step(self.model, omega_batch, omega_optimizer)
-            self.gradient_steps.taken += 2
-            total += loss * len(omega_batch[0])
-            seen += len(omega_batch[0])
-        mean_loss = float(total) / max(seen, 1)
-        require_finite(mean_loss)
-        require_finite_weights(sum_of_trained(self.model))
-        return mean_loss
+        return loss
 
     def alpha_optimizer(self, alphas: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Build the optimizer of the architecture weights, a new one in each round."""
@@ -116,7 +96,7 @@ class SupernetClient(ParameterClient):
             return Adam(alphas, rate, betas=(0.5, 0.999), weight_decay=decay)
         return SGD(alphas, rate, self.run.training.momentum, weight_decay=decay)
 
-    def batches_of(self, samples: Tensor, positions: Iterator[Tensor]) -> Iterator[Batch]:
+    def batches_of_part(self, samples: Tensor, positions: Iterator[Tensor]) -> Iterator[Batch]:
         """Yield batches of one part of the training data, by positions in that part."""
         data = self.data
         return gathered(positions, data.train_images[samples], data.train_labels[samples])
@@ -127,29 +107,3 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
     alphas = [value for name, value in model.named_parameters() if name.startswith("alpha")]
     omegas = [value for name, value in model.named_parameters() if not name.startswith("alpha")]
     return alphas, omegas
-
-
-def step(model: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> Tensor:
-    """Take one optimizer step. Parameters outside the optimizer get no gradient.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Only those parameters and the statistics of batch normalization change.
-    batch : tuple of Tensor
-        Images and labels, on the model's device.
-    optimizer : torch.optim.Optimizer
-        Has some parameters of the model, in one group.
-
-    Returns
-    -------
-    Tensor
-        The loss before the step, detached, on the device.
-    """
-    parameters = optimizer.param_groups[0]["params"]
-    value = cross_entropy(model, *batch)
-    gradients = torch.autograd.grad(value, parameters, allow_unused=True)
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
-    optimizer.step()
-    return value.detach()

@@ -7,35 +7,32 @@ counts, optimizer state and divergence check. Batches of different shapes are gr
 Results equal those of the plain loop up to rounding.
 """
 
+import itertools
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.optim.sgd import sgd
 
 from fedkd_flwr.custom_objects.importing import is_custom
-from fedkd_flwr.models.model_pool import Architecture, borrow, give_back, parameters_side_by_side
+from fedkd_flwr.models.model_pool import Architecture, borrow, give_back
 from fedkd_flwr.training.batched_functions import BatchedFunctions, Objective
 from fedkd_flwr.training.job_kinds import kind_of
 from fedkd_flwr.training.jobs import Job, PredictJob, Steps, TrainJob, run_job
 from fedkd_flwr.training.loop import (
     INFERENCE_BATCH,
-    RUNNING_STATISTICS,
     Batch,
     DivergedError,
     draws_while_training,
     require_finite,
     require_finite_weights,
 )
+from fedkd_flwr.training.stacked_models import Chosen, Stack, StackedDescent, Tensors
 
 Answer = TypeVar("Answer")
-
-Tensors = dict[str, Tensor]
-"""Named tensors. Stacked tensors have one more dimension in front, the clients."""
 
 LARGEST_COHORT = 64
 """Largest number of clients in a cohort."""
@@ -108,58 +105,6 @@ def _do_equal(jobs: Sequence[Job]) -> list[Any]:
         return [error] * len(jobs)
 
 
-class Stack:
-    """The models of a cohort as one stacked model.
-
-    Parameters
-    ----------
-    models : sequence of nn.Module
-        C models of one architecture.
-    training : bool
-        Whether they are in training mode.
-
-    Attributes
-    ----------
-    parameters, buffers : dict of str to Tensor
-        Shape (C, …).
-    """
-
-    def __init__(self, models: Sequence[nn.Module], training: bool) -> None:
-        for model in models:
-            model.train(training)
-        self._models = models
-        self.skeleton = models[0]
-        as_they_lie = parameters_side_by_side(models)
-        self._is_copy = as_they_lie is None
-        self.parameters = as_they_lie or _stacked(model.named_parameters() for model in models)
-        self.buffers = _stacked(model.named_buffers() for model in models)
-
-    def sums(self) -> list[float]:
-        """Return the sum of each model's weights and running statistics."""
-        names = [name for name in self.buffers if name.endswith(RUNNING_STATISTICS)]
-        trained = [*self.parameters.values(), *(self.buffers[name] for name in names)]
-        # A weight may be a scalar, whose only dimension is the clients.
-        rows = [tensor.detach().unsqueeze(-1).flatten(1).sum(1) for tensor in trained]
-        return torch.stack(rows).sum(0).tolist()
-
-    @torch.no_grad()
-    def unstack(self) -> None:
-        """Write the values back into the models, unless the models share them."""
-        for position, model in enumerate(self._models):
-            if self._is_copy:
-                for name, parameter in model.named_parameters():
-                    parameter.copy_(self.parameters[name][position])
-            for name, buffer in model.named_buffers() if self.buffers else ():
-                buffer.copy_(self.buffers[name][position])
-
-
-@torch.no_grad()
-def _stacked(named: Iterable[Iterable[tuple[str, Tensor]]]) -> Tensors:
-    """Return the stacked tensors of several models, by name."""
-    columns = zip(*named, strict=True)
-    return {column[0][0]: torch.stack([tensor for _, tensor in column]) for column in columns}
-
-
 def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
     """Run the optimizer steps of a cohort.
 
@@ -171,11 +116,12 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
     Returns
     -------
     list
-        Each client's mean loss over all samples seen, or an error if the loss or a weight is not
-        finite, or if its batches raised one.
+        Each client's mean loss as of `TrainJob`, or an error if the loss or a weight is not finite,
+        or if its batches raised one.
     """
     stack = Stack([job.model for job in jobs], training=True)
-    descent = _Descent(jobs, stack.parameters)
+    turns = zip(*(job.optimizers for job in jobs), strict=True)
+    descents = [StackedDescent(stack, optimizers) for optimizers in turns]
     owned = [torch.stack(tensors) for tensors in zip(*map(_tensors_of, jobs), strict=True)]
     objective = Objective(stack.skeleton, jobs[0].loss)
     totals = torch.zeros(len(jobs), device=next(iter(stack.parameters.values())).device)
@@ -190,23 +136,24 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
         return loss
 
     losses_of = torch.func.vmap(loss_of_one, randomness="error")
-    for members, batch in _steps_by_shape(jobs, errors):
-        chosen = _Chosen(members, len(jobs), totals.device)
-        leaves = {
-            name: chosen.of(tensor).detach().requires_grad_()
-            for name, tensor in stack.parameters.items()
-        }
+    for step, members, batch in _steps_by_shape(jobs, errors):
+        descent = descents[step % len(descents)]
+        chosen = Chosen(members, len(jobs), totals.device)
+        parameters = {name: chosen.of(own).detach() for name, own in stack.parameters.items()}
+        leaves = {name: parameters[name].requires_grad_() for name in descent.names}
         buffers = {name: chosen.of(tensor) for name, tensor in stack.buffers.items()}
-        losses = losses_of(leaves, buffers, [chosen.of(tensor) for tensor in owned], batch)
+        losses = losses_of(parameters, buffers, [chosen.of(tensor) for tensor in owned], batch)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
         descent.step(dict(zip(leaves, gradients, strict=True)), chosen)
         for name, buffer in buffers.items():
             chosen.put(stack.buffers[name], buffer)
-        totals[chosen.index] += losses.detach() * batch[0].shape[1]
-        for member in members:
-            seen[member] += batch[0].shape[1]
+        if descent is descents[-1]:
+            totals[chosen.index] += losses.detach() * batch[0].shape[1]
+            for member in members:
+                seen[member] += batch[0].shape[1]
     stack.unstack()
-    descent.unstack()
+    for descent in descents:
+        descent.unstack()
     means = [total / max(count, 1) for total, count in zip(totals.tolist(), seen, strict=True)]
     results = map(_checked, means, stack.sums())
     return [errors.get(position) or result for position, result in enumerate(results)]
@@ -215,95 +162,6 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
 def _tensors_of(job: TrainJob) -> Sequence[Tensor]:
     """Return the client-specific tensors of a job's loss."""
     return getattr(job.loss, "tensors", ())
-
-
-class _Chosen:
-    """The clients of a cohort that take a step together, often all of them.
-
-    Parameters
-    ----------
-    members : sequence of int
-        Their positions.
-    clients : int
-        C, the number of clients in the cohort.
-    device : torch.device
-        Device of their tensors.
-    """
-
-    def __init__(self, members: Sequence[int], clients: int, device: torch.device) -> None:
-        self._are_all = len(members) == clients
-        self.index = torch.tensor(members, device=device)
-
-    def of(self, stacked: Tensor) -> Tensor:
-        """Return their part of a stacked tensor, or the tensor itself if they are all clients."""
-        return stacked if self._are_all else stacked[self.index]
-
-    def put(self, stacked: Tensor, values: Tensor) -> None:
-        """Write their part back into a stacked tensor, unless it is the tensor itself."""
-        if not self._are_all:
-            stacked[self.index] = values
-
-
-class _Descent:
-    """Stochastic gradient descent on stacked parameters, equal to PyTorch's for each client.
-
-    Parameters
-    ----------
-    jobs : sequence of TrainJob
-        Their optimizers have the settings and the momenta, if any.
-    parameters : dict of str to Tensor
-        Shape (C, …). The tensors are changed in place.
-    """
-
-    def __init__(self, jobs: Sequence[TrainJob], parameters: Tensors) -> None:
-        self._jobs = jobs
-        self._parameters = parameters
-        group = jobs[0].optimizer.param_groups[0]
-        self._rate, self._momentum = group["lr"], group["momentum"]
-        self._decay = group["weight_decay"]
-        self._fused = all(tensor.device.type in ("cpu", "cuda") for tensor in parameters.values())
-        self._momenta = self._stacked_momenta() if self._momentum else {}
-
-    @torch.no_grad()
-    def step(self, gradients: Mapping[str, Tensor | None], chosen: _Chosen) -> None:
-        """Take a step for some clients. `gradients` have shape (members, …)."""
-        # A fused step reads and writes memory once, which takes longer than the arithmetic.
-        own = {name: value.contiguous() for name, value in gradients.items() if value is not None}
-        parameters = [chosen.of(self._parameters[name]) for name in own]
-        momenta = [chosen.of(self._momenta[name]) for name in own if self._momentum]
-        no_momenta: list[Tensor | None] = [None] * len(own)
-        sgd(
-            parameters,
-            list(own.values()),
-            [*momenta] or no_momenta,
-            fused=self._fused,
-            lr=self._rate,
-            momentum=self._momentum,
-            weight_decay=self._decay,
-            dampening=0,
-            nesterov=False,
-            maximize=False,
-        )
-        for stacked, values in ((self._parameters, parameters), (self._momenta, momenta)):
-            for name, value in zip(own, values, strict=False):
-                chosen.put(stacked[name], value)
-
-    def _stacked_momenta(self) -> Tensors:
-        """Return the clients' momenta by parameter. Clients without momenta have zeros."""
-        return _stacked(_named_momenta(job) for job in self._jobs)
-
-    def unstack(self) -> None:
-        """Store the momenta in the clients' optimizers."""
-        for position, job in enumerate(self._jobs if self._momenta else ()):
-            for name, parameter in job.model.named_parameters():
-                state = job.optimizer.state[parameter]
-                state["momentum_buffer"] = self._momenta[name][position]
-
-
-def _named_momenta(job: TrainJob) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in job.model.named_parameters():
-        kept: Tensor | None = job.optimizer.state.get(parameter, {}).get("momentum_buffer")
-        yield name, torch.zeros_like(parameter) if kept is None else kept
 
 
 def _checked(loss: float, weights: float) -> float | DivergedError:
@@ -317,13 +175,17 @@ def _checked(loss: float, weights: float) -> float | DivergedError:
 
 def _steps_by_shape(
     jobs: Sequence[TrainJob], errors: dict[int, Exception]
-) -> Iterator[tuple[list[int], Batch]]:
+) -> Iterator[tuple[int, list[int], Batch]]:
     """Yield, step by step, groups of clients with batches of one shape, and the stacked batches.
+
+    The step, from 0, comes first.
 
     A client whose batches raise an error takes no further steps. The error is added to `errors`.
     """
     batches = {position: iter(job.batches) for position, job in enumerate(jobs)}
-    while batches:
+    for step in itertools.count():
+        if not batches:
+            return
         by_shape: dict[Hashable, list[tuple[int, Batch]]] = defaultdict(list)
         for position, iterator in list(batches.items()):
             try:
@@ -337,7 +199,7 @@ def _steps_by_shape(
                 by_shape[tuple(part.shape for part in batch)].append((position, batch))
         for alike in by_shape.values():
             members = [position for position, _ in alike]
-            yield members, tuple(map(torch.stack, zip(*(b for _, b in alike), strict=True)))
+            yield step, members, tuple(map(torch.stack, zip(*(b for _, b in alike), strict=True)))
 
 
 @torch.inference_mode()
@@ -355,7 +217,7 @@ def predict_together(jobs: Sequence[PredictJob]) -> Iterator[Tensor]:
     for position, job in enumerate(jobs):
         by_shape[job.images.shape].append(position)
     for members in by_shape.values():
-        chosen = _Chosen(members, len(jobs), jobs[0].images.device)
+        chosen = Chosen(members, len(jobs), jobs[0].images.device)
         parameters, buffers = (
             {name: chosen.of(tensor) for name, tensor in tensors.items()}
             for tensors in (stack.parameters, stack.buffers)

@@ -13,7 +13,7 @@ depend on the weights directly, such as the proximal terms of FedProx and FedAMP
 top-level packages ``examples`` and ``benchmarks``, which hide those of this project.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -80,10 +80,13 @@ class PrivateGradients:
     expected_size: float
     generator: torch.Generator = field(compare=False)
 
-    def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> Tensor:
-        """Set the gradients of a model's parameters, and return the mean loss of the batch."""
+    def __call__(
+        self, model: nn.Module, loss: Loss, batch: Batch, parameters: Sequence[nn.Parameter]
+    ) -> Tensor:
+        """Set the gradients of some parameters, and return the mean loss of the batch."""
         private, shared = batch[:PRIVATE_COLUMNS], batch[PRIVATE_COLUMNS:]
-        trained = {k: p for k, p in model.named_parameters() if p.requires_grad}
+        chosen = set(parameters)
+        trained = {name: p for name, p in model.named_parameters() if p in chosen}
         sums = {name: torch.zeros_like(parameter) for name, parameter in trained.items()}
         total = torch.zeros((), device=next(iter(trained.values())).device)
         for chunk in zip(*(torch.split(column, AT_ONCE) for column in private), strict=True):

@@ -27,7 +27,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, eq=False)
 class TrainJob:
-    """Optimizer steps on batches. The result is the mean loss over all samples seen.
+    """Optimizer steps on batches. The result is the mean loss over the samples of `optimizer`.
 
     Attributes
     ----------
@@ -36,12 +36,15 @@ class TrainJob:
     loss : callable
         Mean loss of the model on a batch.
     optimizer : torch.optim.Optimizer
-        Over the model's parameters; steps once a batch.
+        Over parameters of the model; steps once a batch. The other parameters do not change.
     batches : iterable of tuple of Tensor
         On the model's device.
     gradients : callable
         What sets the gradients of a batch. Jobs with other gradients than backpropagation's run
         alone.
+    alternate : torch.optim.Optimizer or None
+        Over other parameters of the model. It takes the step on the first batch and then on every
+        other one, in the place of `optimizer`.
     """
 
     model: nn.Module
@@ -49,6 +52,12 @@ class TrainJob:
     optimizer: torch.optim.Optimizer
     batches: Iterable[Batch]
     gradients: Gradients = backpropagate
+    alternate: torch.optim.Optimizer | None = None
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers in the order of their turns, `optimizer` last."""
+        return [optimizer for optimizer in (self.alternate, self.optimizer) if optimizer]
 
     def run(self) -> float:
         """Train.
@@ -58,7 +67,8 @@ class TrainJob:
         DivergedError
             If the mean loss, or a weight at the end, is not finite.
         """
-        return train_on(self.model, self.loss, self.optimizer, self.batches, self.gradients)
+        how = self.gradients, self.alternate
+        return train_on(self.model, self.loss, self.optimizer, self.batches, *how)
 
 
 @dataclass(frozen=True, eq=False)

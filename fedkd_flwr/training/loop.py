@@ -5,9 +5,10 @@ loads, decodes or copies a data set.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import cycle
 
 import numpy as np
 import torch
@@ -34,8 +35,8 @@ Loss = Callable[..., Tensor]
 """``loss(model, *batch)``, the mean loss of a model on a batch; see `training.losses`."""
 
 
-Gradients = Callable[[nn.Module, Loss, Batch], Tensor]
-"""Sets the gradients of a model for a batch, and returns its mean loss."""
+Gradients = Callable[[nn.Module, Loss, Batch, Sequence[nn.Parameter]], Tensor]
+"""Sets the gradients of some parameters of a model for a batch, and returns its mean loss."""
 
 
 class DivergedError(RuntimeError):
@@ -143,11 +144,19 @@ def gathered(positions: Iterable[Tensor], *columns: Tensor) -> Iterator[Batch]:
         yield tuple(column.index_select(0, chosen) for column in columns)
 
 
-def backpropagate(model: nn.Module, loss: Loss, batch: Batch) -> Tensor:
-    """Set the gradients of the mean loss of a batch, and return that loss."""
+def backpropagate(
+    model: nn.Module, loss: Loss, batch: Batch, parameters: Sequence[nn.Parameter]
+) -> Tensor:
+    """Set some parameters' gradients of the mean loss of a batch, and return that loss."""
     batch_loss = loss(model, *batch)
-    batch_loss.backward()  # type: ignore[no-untyped-call]
+    batch_loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
     return batch_loss
+
+
+def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Return the parameters that an optimizer trains."""
+    groups = optimizer.param_groups
+    return [p for group in groups for p in group["params"] if p.requires_grad]
 
 
 def train_on(
@@ -156,6 +165,7 @@ def train_on(
     optimizer: torch.optim.Optimizer,
     batches: Iterable[Batch],
     gradients: Gradients = backpropagate,
+    alternate: torch.optim.Optimizer | None = None,
 ) -> float:
     """Take one optimizer step per batch.
 
@@ -171,11 +181,13 @@ def train_on(
         On the model's device.
     gradients : callable
         What sets the gradients of a batch.
+    alternate : torch.optim.Optimizer, optional
+        Takes the step on the first batch and then on every other one, in the place of `optimizer`.
 
     Returns
     -------
     float
-        Mean loss over all samples seen.
+        Mean loss over all samples on which `optimizer` took its steps.
 
     Raises
     ------
@@ -185,13 +197,15 @@ def train_on(
     model.train()
     device = next(model.parameters()).device
     total, seen = torch.zeros((), device=device), 0
-    for batch in batches:
-        optimizer.zero_grad(set_to_none=True)
-        batch_loss = gradients(model, loss, batch)
-        optimizer.step()
-        # Summed on the device, because reading it here would wait for every batch.
-        total += batch_loss.detach() * len(batch[0])
-        seen += len(batch[0])
+    turns = [(turn, trained_by(turn)) for turn in (alternate, optimizer) if turn]
+    for batch, (turn, parameters) in zip(batches, cycle(turns), strict=False):
+        turn.zero_grad(set_to_none=True)
+        batch_loss = gradients(model, loss, batch, parameters)
+        turn.step()
+        if turn is optimizer:
+            # Summed on the device, because reading it here would wait for every batch.
+            total += batch_loss.detach() * len(batch[0])
+            seen += len(batch[0])
     mean_loss = float(total) / max(seen, 1)
     require_finite(mean_loss)
     require_finite_weights(sum_of_trained(model))
