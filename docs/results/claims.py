@@ -52,6 +52,13 @@ def gains(name: str, method: str, over: str = "") -> str:
     return in_points(_gains(name, method, over))
 
 
+def interval(name: str, method: str, over: str = "") -> str:
+    """Return the mean gain in points with its 95% interval, by paired t over seeds."""
+    (effect,) = effects_of({method: _gains(name, method, over)}).values()
+    low, high = in_points([effect.low]), in_points([effect.high])
+    return f"{in_points([effect.gain])} ({low} to {high})"
+
+
 def _gains(name: str, method: str, over: str) -> list[float]:
     own = of_method(name, method)
     if not over:

@@ -11,6 +11,7 @@ measures run directories and replaces the lines of NAME, such as ``transfer/kt-p
 - ``overlap``: how much of their classes two clients of a cluster share.
 - ``statistics``: accuracy of exported models with kept and with fresh batch-normalization
   statistics.
+- ``pairs``: PersFL's mean test accuracy for each pair of lambda and T, a line for each lambda.
 """
 
 import json
@@ -21,13 +22,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from runs import maker
 
 from fedkd_flwr import Run, load_model, load_run
 from fedkd_flwr.analysis.settings import varied_settings
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.plots import label_counts
+from fedkd_flwr.plots.distillation import surface
 from fedkd_flwr.training.loop import evaluate, refresh_statistics
+from strategies.persfl import PAIRS
 
 FILE = Path(__file__).parent / "measurements.jsonl"
 ONE_CLASS = 0.95
@@ -145,7 +149,26 @@ def statistics(run: Run) -> dict[str, Any]:
     }
 
 
-KINDS = {"weights": weights, "kinds": kinds, "overlap": overlap, "statistics": statistics}
+def pairs(run: Run) -> list[dict[str, float]]:
+    """Return for each lambda the mean test accuracy over clients, by T (PersFL's Figs. 3 to 5)."""
+    return [
+        {"lambda": weight, **{f"T={t:g}": round(float(found), 4) for t, found in row.items()}}
+        for weight, row in surface(run.table(PAIRS), "accuracy").iterrows()
+    ]
+
+
+KINDS = {
+    "weights": weights,
+    "kinds": kinds,
+    "overlap": overlap,
+    "statistics": statistics,
+    "pairs": pairs,
+}
+
+
+def as_list(found: dict[str, Any] | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines of a run; most kinds have one."""
+    return found if isinstance(found, list) else [found]
 
 
 def main(kind: str, name: str, paths: list[str]) -> None:
@@ -159,9 +182,11 @@ def main(kind: str, name: str, paths: list[str]) -> None:
                 "seed": run.config["seed"],
                 "strategy": run.config["strategy"],
                 **{key: run.config[key] for key in told},
-                **KINDS[kind](run),
+                **line,
+                "made by": maker(run.description),
             }
             for run in runs
+            for line in as_list(KINDS[kind](run))
         ),
     )
 

@@ -55,6 +55,20 @@ MADE_BY = (
 )
 """Parts of ``config.json`` that say what made a run besides its settings."""
 
+UNRECORDED = "a version before 0.2.0, commit not recorded"
+"""What made the runs whose description does not say it."""
+
+
+def maker(description: dict[str, Any]) -> str:
+    """Return the version and commit that made a run."""
+    project = description.get("project", {})
+    if not project:
+        return UNRECORDED
+    modified = ", modified" if project.get("modified") else ""
+    commit = project.get("commit", "")[:8] or "not recorded"
+    return f"version {project.get('version')}, commit {commit}{modified}"
+
+
 # ---- The file ---------------------------------------------------------------------------
 
 

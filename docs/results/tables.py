@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from columns import COLUMNS, REFERENCE, Result, heading, in_points, results
 from measurements import read_measurements
-from runs import set_names
+from runs import UNRECORDED, maker, set_names
 
 from fedkd_flwr.analysis.columns import COLUMNS as COMPARED
 from fedkd_flwr.analysis.significance import Effect, effects_of
@@ -22,7 +22,6 @@ from fedkd_flwr.config.toml_files import load_toml
 
 HERE = Path(__file__).parent
 PAPERS = (HERE / "papers", HERE.parents[1] / "conf" / "sweeps" / "papers")
-UNRECORDED = "a version before 0.2.0, commit not recorded"
 
 
 def markdown(headings: list[str], rows: list[list[str]]) -> str:
@@ -159,7 +158,8 @@ def _number(text: str) -> tuple[float, str]:
 def _caption(groups: Groups, effects: dict[Any, Effect], has_verdicts: bool) -> str:
     """Return what a reader of the table has to know, in one line."""
     found = [result for own in groups.values() for result in own]
-    parts = [_seeds(found), f"made by {', '.join(dict.fromkeys(map(_maker, found)))}"]
+    makers = dict.fromkeys(maker(result.run.description) for result in found)
+    parts = [_seeds(found), f"made by {', '.join(makers)}"]
     images = {result.value(key) for result in found for key in ("dataset", "public-dataset")}
     if "cifar10" in images:
         parts.append("CIFAR-10 from JPEG copies of its images")
@@ -181,16 +181,6 @@ def _caption(groups: Groups, effects: dict[Any, Effect], has_verdicts: bool) -> 
 def _seeds(found: list[Result]) -> str:
     seeds = sorted({result.seed for result in found})
     return f"{'Seed' if len(seeds) == 1 else 'Seeds'} {', '.join(map(str, seeds))}"
-
-
-def _maker(result: Result) -> str:
-    """Return the version and commit that made a run."""
-    project = result.run.description.get("project", {})
-    if not project:
-        return UNRECORDED
-    modified = ", modified" if project.get("modified") else ""
-    commit = project.get("commit", "")[:8] or "not recorded"
-    return f"version {project.get('version')}, commit {commit}{modified}"
 
 
 def _figures(words: str) -> list[dict[str, Any]]:
@@ -287,7 +277,8 @@ def measured(*words: str) -> str:
         f"{key.replace('_', ' ')}{' by seed' if 'seeds' in how else ''}" for key, how in columns
     ]
     text = markdown([*(f"`{key}`" for key in keys), *(f"{name}:" for name in named)], rows)
-    return f"{text}\n*Made by {UNRECORDED}.*\n"
+    makers = {one.get("made by", UNRECORDED): None for own in found.values() for one in own}
+    return f"{text}\n*Made by {', '.join(makers)}.*\n"
 
 
 def _laid_out(values: list[Any], layout: str) -> str:
