@@ -189,6 +189,10 @@ COLUMNS: dict[str, tuple[str, Callable[[list[Result]], str]]] = {
     "seeds": (heading("seeds"), lambda own: str(len(own))),
     "accuracy": ("accuracy", lambda own: with_spread(100 * r.accuracy for r in own)),
     "by-seed": ("accuracy by seed", lambda own: in_percent(r.accuracy for r in own)),
+    "validation": (
+        "validation accuracy",
+        lambda own: with_spread(100 * r.run.kept["validation_accuracy_mean"][-1] for r in own),
+    ),
     "gains": (
         "gain over `local`, by seed",
         _own_alone(lambda own: in_points(r.gain for r in own)),
