@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from scipy.stats import spearmanr
@@ -22,12 +21,12 @@ from torch import nn
 from fedkd_flwr.analysis.columns import MISSING
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.policy import OURS
-from fedkd_flwr.config import ConfigError
+from fedkd_flwr.config import ConfigError, Configuration
 from fedkd_flwr.custom_objects.importing import find_callable, is_custom
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.export import load_model
 from fedkd_flwr.files import write_text
-from fedkd_flwr.memory import MemoryFolder
+from fedkd_flwr.memory import InProcessContext, MemoryFolder
 from fedkd_flwr.models.custom_models import SIGNATURE
 from fedkd_flwr.models.sample_shapes import Shape
 from fedkd_flwr.runs import Run, RunDirectoryError, load_run, recorded_config
@@ -235,7 +234,7 @@ def cross(
     parts = [load_client(plan, n) for n in range(plan.num_clients)]
     accuracies = np.full((plan.num_clients, plan.num_clients), math.nan)
     with computing_in(configuration.run.training.precision, plan.device):
-        for n, model in enumerate(_models(stored, str(models_dir))):
+        for n, model in enumerate(_models(stored, configuration, str(models_dir))):
             model.to(plan.device)
             for other, data in enumerate(parts):
                 result = evaluate(model, data.test_images, data.test_labels)
@@ -248,24 +247,24 @@ def cross(
     return Cross(stored, accuracies, square, configuration.run.plan.new_client_ids)
 
 
-def _models(run: Run, models_dir: str) -> Iterator[nn.Module]:
+def _models(run: Run, configuration: Configuration, models_dir: str) -> Iterator[nn.Module]:
     """Yield the clients' models by partition-id, from files or the clients' stored state.
 
     A model is valid until the next one is requested.
     """
-    folder = models_dir or recorded_config(run).run.models_dir
-    if folder:
-        files = [Path(folder).expanduser() / f"{n}.safetensors" for n in range(_clients(run))]
-        yield from (_exported_model(file, run) for file in files)
+    folder = models_dir or configuration.run.models_dir
+    if not folder:
+        yield from _models_from_state(run, configuration)
         return
-    yield from _models_from_state(run)
+    for n in range(configuration.run.plan.num_clients):
+        yield _exported_model(Path(folder).expanduser() / f"{n}.safetensors", run, configuration)
 
 
-def _exported_model(file: Path, run: Run) -> nn.Module:
+def _exported_model(file: Path, run: Run, configuration: Configuration) -> nn.Module:
     """Read an exported model and check that it belongs to the run."""
     try:
         card = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-        model = load_model(file, _custom_builder(str(card["model"]), run))
+        model = load_model(file, _custom_builder(str(card["model"]), configuration))
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise RunDirectoryError(f"{file} is not an exported model ({error}).") from None
     of_model = {name: card.get(name) for name in ("strategy", "dataset", "partition", "seed")}
@@ -278,26 +277,26 @@ def _exported_model(file: Path, run: Run) -> nn.Module:
     return model
 
 
-def _custom_builder(name: str, run: Run) -> Callable[[Shape, int], nn.Module] | None:
+def _custom_builder(
+    name: str, configuration: Configuration
+) -> Callable[[Shape, int], nn.Module] | None:
     """Return the builder of a custom model, only if the settings of the run name it.
 
     A model file may come from an untrusted source, so its card alone must not import code.
     """
-    if not is_custom(name) or name not in recorded_config(run).run.models.models:
+    if not is_custom(name) or name not in configuration.run.models.models:
         return None
     builder: Callable[[Shape, int], nn.Module] = find_callable(name, SIGNATURE)
     return builder
 
 
-def _models_from_state(run: Run) -> Iterator[nn.Module]:
+def _models_from_state(run: Run, configuration: Configuration) -> Iterator[nn.Module]:
     """Yield the models from the clients' stored state, as they were evaluated."""
-    configuration = recorded_config(run).with_run(models_dir="")
     strategy = configuration.run.method.strategy
     rounds = len(run.round_rows)
     export = "run again with models-dir=FOLDER (a sweep with --save-models)"
-    for n in range(_clients(run)):
-        context = Context(0, 0, {"partition-id": n, **OURS}, RecordDict(), configuration.flat())
-        client = build_client(context)
+    for n in range(configuration.run.plan.num_clients):
+        client = build_client(InProcessContext(configuration, 0, {"partition-id": n, **OURS}))
         if not (strategy.evaluates_trained_model and client.keeps_model):
             raise RunDirectoryError(
                 f"{run.path.name} has no exported models, and clients of "
@@ -314,10 +313,6 @@ def _models_from_state(run: Run) -> Iterator[nn.Module]:
         client.evaluated_in(rounds)
         yield client.model
         client.close()
-
-
-def _clients(run: Run) -> int:
-    return int(run.config["num-clients"])
 
 
 def _others(matrix: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -5,12 +5,12 @@ the run stored. It selects its teacher among these models and distills from it, 
 as a client that took part in the training.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, RecordDict
+from flwr.app import UserConfig
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import nn
@@ -19,7 +19,8 @@ from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import Arrays
 from fedkd_flwr.clients.persfl import PersFLClient
 from fedkd_flwr.clients.policy import OURS
-from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.config import ConfigError, Configuration, read_config
+from fedkd_flwr.memory import InProcessContext
 from fedkd_flwr.runs import Run, RunDirectoryError, load_run, names_of_code, recorded_config
 from strategies.core.settings_groups import kebab_case
 from strategies.persfl import PERSONALIZE
@@ -122,11 +123,10 @@ def personalize(
     """
     stored = run if isinstance(run, Run) else load_run(run, allow_code)
     changes = {kebab_case(name): value for name, value in settings.items()}
-    # A new client must not read the stored state of the run's clients.
-    recorded = recorded_config(stored, names_of_code(changes)).flat()
-    own = {"data-path": str(data_path), "group-column": group_column}
-    own |= {"group-pattern": group_pattern}
-    client = _new_client({**recorded, **changes, "state-dir": ""}, partition_id, own)
+    configuration = recorded_config(stored, names_of_code(changes))
+    if changes:
+        configuration = read_config({**configuration.flat(), **changes})
+    client = _new_client(configuration, partition_id, str(data_path), group_column, group_pattern)
     *earlier, last = _global_models(stored)
     for file in earlier:
         client.receive_model(_read(file, client))
@@ -149,30 +149,29 @@ def personalize(
 
 
 def _new_client(
-    flat: Mapping[str, Any], partition_id: int | None, own: Mapping[str, str]
+    configuration: Configuration,
+    partition_id: int | None,
+    data_path: str,
+    group_column: str,
+    group_pattern: str,
 ) -> PersFLClient:
-    """Build a client without stored state; `own` are the keys of a node config about its data."""
-    configuration = read_config(flat)
-    if partition_id is None and not own["data-path"]:
+    """Build a client that does not read the stored state of the run's clients."""
+    if partition_id is None and not data_path:
         raise ConfigError(
             "A new client needs data: give a partition (--partition) or a data path (--data-path)."
         )
     num_clients = configuration.run.plan.num_clients
     if not 0 <= (partition_id or 0) < num_clients:
         raise ConfigError(f"The run has no partition {partition_id}, only 0 to {num_clients - 1}.")
-    context = Context(
-        run_id=0,
-        node_id=0,
-        node_config={
-            **OURS,
-            "partition-id": partition_id or 0,
-            **own,
-            "model": configuration.run.models.models[0],
-        },
-        state=RecordDict(),
-        run_config=configuration.flat(),
-    )
-    client = build_client(context)
+    node_config: UserConfig = {
+        **OURS,
+        "partition-id": partition_id or 0,
+        "data-path": data_path,
+        "group-column": group_column,
+        "group-pattern": group_pattern,
+        "model": configuration.run.models.models[0],
+    }
+    client = build_client(InProcessContext(configuration.with_run(state_dir=""), 0, node_config))
     if not isinstance(client, PersFLClient):
         strategy = configuration.run.strategy
         raise ConfigError(

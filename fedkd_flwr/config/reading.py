@@ -8,7 +8,7 @@ sentence before any client starts.
 import json
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -127,8 +127,12 @@ class Configuration(BaseModel):
 
     def without_unread(self) -> "Configuration":
         """Return the same run config, with unread keys at their defaults."""
-        unread = self.unread
-        return read_config({key: v for key, v in self.flat().items() if key not in unread})
+        own = self.settings.flat_keys()
+        of_methods = {kind: _only(settings, own) for kind, settings in self.of_methods.items()}
+        data = self.run.data
+        data_root = "" if "data-root" in self.unread else data.data_root
+        run = self.run.model_copy(update={"data": data.model_copy(update={"data_root": data_root})})
+        return Configuration(run=run, of_methods=of_methods)
 
     def flat(self) -> dict[str, Scalar]:
         """Return the config as Flower's flat run config, complete and sorted by name."""
@@ -142,6 +146,17 @@ class Configuration(BaseModel):
         flat, known = self.flat(), set(known_names())
         own = [f"{key} = {json.dumps(value)}" for key, value in flat.items() if key not in known]
         return {key: flat[key] for key in flat if key in known} | {OWN_SETTINGS: ", ".join(own)}
+
+
+def _only(settings: Settings, keys: Collection[str]) -> Settings:
+    """Return settings with those at their defaults that are not among some keys."""
+    kind = type(settings)
+    defaults = {
+        name: field.get_default(call_default_factory=True)
+        for name, field in kind.model_fields.items()
+        if kind.key_of(name) not in keys
+    }
+    return settings.model_copy(update=defaults)
 
 
 def settings_types(own: Method | None = None) -> list[type[Settings]]:
