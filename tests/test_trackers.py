@@ -11,7 +11,7 @@ from helpers import run_with
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.trackers.catalogue import TRACKERS
+from fedkd_flwr.trackers.registry import TRACKERS
 from strategies.core.replies import TooFewRepliesError
 
 SMALLEST = {"strategy": "local", "models": "mlp", "max-samples": 240, "num-clients": 2}

@@ -13,14 +13,18 @@ with ctrl_c_ends_the_process():
     import typer.core
 
     from fedkd_flwr.cli.bundles import bundles, superexec
-    from fedkd_flwr.cli.crossing import cross
-    from fedkd_flwr.cli.operating import forget, models, nodes, predict
+    from fedkd_flwr.cli.operating import forget, models, nodes, predict, stop
     from fedkd_flwr.cli.options import find_modules_here
-    from fedkd_flwr.cli.reporting import report
-    from fedkd_flwr.cli.results import compare, genotypes, personalize, rank
+    from fedkd_flwr.cli.results import (
+        compare,
+        cross,
+        genotypes,
+        personalize,
+        rank,
+        report,
+    )
     from fedkd_flwr.cli.running import run
     from fedkd_flwr.cli.setup import doctor, list_names
-    from fedkd_flwr.cli.stopping import stop
     from fedkd_flwr.cli.sweeping import sweep
     from fedkd_flwr.cli.tuning import tune
 

@@ -1,13 +1,12 @@
 """Commands of a node's operator: ``fedkd bundles`` and ``fedkd superexec``."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedkd_flwr.cli.output import errors, say
+from fedkd_flwr.cli.operating import FILE_ERRORS
+from fedkd_flwr.cli.output import errors, one_clear_line, say
 
 bundles = typer.Typer(
     help="Approve the app bundles that this node executes.",
@@ -30,7 +29,7 @@ def show(bundle: Bundle) -> None:
     """Show a bundle's digest, name and version. Nothing in it is executed."""
     from fedkd_flwr.bundles.approved import describe
 
-    with _one_clear_line():
+    with one_clear_line(*FILE_ERRORS):
         found = describe(bundle)
     say(found.digest, f"  {found.remark}")
 
@@ -41,7 +40,7 @@ def approve(bundle: Bundle, list_file: ListFile = None) -> None:
     from fedkd_flwr.bundles.approved import approve as add
     from fedkd_flwr.bundles.approved import approved_file
 
-    with _one_clear_line():
+    with one_clear_line(*FILE_ERRORS):
         found = add(bundle, list_file or approved_file())
     say(found.digest, f"  {found.remark}")
 
@@ -52,7 +51,7 @@ def list_approved(list_file: ListFile = None) -> None:
     from fedkd_flwr.bundles.approved import approved_file, read_approvals
 
     file = list_file or approved_file()
-    with _one_clear_line():
+    with one_clear_line(*FILE_ERRORS):
         approvals = read_approvals(file)
     if not approvals:
         say(f"{file} approves no bundle; this node executes none.", to=errors())
@@ -69,7 +68,7 @@ def revoke(
     from fedkd_flwr.bundles.approved import approved_file
     from fedkd_flwr.bundles.approved import revoke as remove
 
-    with _one_clear_line():
+    with one_clear_line(*FILE_ERRORS):
         removed = remove(digest, list_file or approved_file())
     say("removed ", removed.digest, f"  {removed.remark}")
 
@@ -79,14 +78,3 @@ def superexec(context: typer.Context) -> None:
     from fedkd_flwr.bundles.guard import run_superexec
 
     run_superexec(context.args)
-
-
-@contextmanager
-def _one_clear_line() -> Iterator[None]:
-    from fedkd_flwr.bundles.approved import BundleError
-
-    try:
-        yield
-    except (BundleError, OSError) as error:
-        say(("Error:", "bold red"), f" {error}", to=errors())
-        raise typer.Exit(1) from None

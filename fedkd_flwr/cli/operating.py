@@ -1,13 +1,11 @@
-"""Commands of whoever operates a node or uses its models: nodes, models, predict, forget."""
+"""Commands of whoever operates nodes or uses their models: nodes, models, predict, forget, stop."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedkd_flwr.cli.output import errors, one_clear_line, say, show_table
+from fedkd_flwr.cli.output import one_clear_line, say, show_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,6 +15,9 @@ models = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+FILE_ERRORS = (OSError, ValueError)
+"""Errors about files, model cards and bundles, whose message is for the user."""
 
 
 def nodes(run: Annotated[Path, typer.Argument(help="Run directory, finished or not.")]) -> None:
@@ -48,7 +49,7 @@ def list_models(
     folder: Annotated[Path, typer.Argument(help="The node's models-dir.")],
 ) -> None:
     """List the exported models of all runs and rounds."""
-    with _one_clear_line():
+    with one_clear_line(*FILE_ERRORS):
         from fedkd_flwr.export.approval import exported_models
 
         found = list(exported_models(folder.expanduser()))
@@ -70,7 +71,7 @@ def approve(
     model: Annotated[Path, typer.Argument(help="MODELS-DIR/RUN/round-ROUND/CLIENT.safetensors.")],
 ) -> None:
     """Use a model from now on, in the place of the one approved before."""
-    with _one_clear_line():
+    with one_clear_line(*FILE_ERRORS):
         from fedkd_flwr.export.approval import approve_model
 
         used = approve_model(model)
@@ -82,7 +83,7 @@ def predict(
     images: Annotated[list[Path], typer.Argument(help="Image files, and folders of them.")],
 ) -> None:
     """Classify images with a personalized model; print CSV with class and probability."""
-    with _one_clear_line():
+    with one_clear_line(*FILE_ERRORS):
         import csv
         import sys
 
@@ -97,7 +98,7 @@ def predict(
 
 def forget() -> None:
     """Remove all decoded copies of images, so that none is left of images that were deleted."""
-    with _one_clear_line():
+    with one_clear_line(*FILE_ERRORS):
         from fedkd_flwr.data.cache import cache_folder, forget_all
 
         folder = cache_folder()
@@ -112,12 +113,24 @@ def _accuracy(metrics: dict[str, float]) -> str:
     return f"{metrics['correct'] / metrics['total']:.1%}" if metrics.get("total") else "-"
 
 
-@contextmanager
-def _one_clear_line() -> Iterator[None]:
-    """Print errors about files and models in one line."""
-    try:
-        with one_clear_line():
-            yield
-    except (OSError, ValueError) as error:
-        say(("Error:", "bold red"), f" {error}", to=errors())
-        raise typer.Exit(1) from None
+def stop() -> None:
+    """Stop the SuperLink that `flwr run` leaves running in the background."""
+    with one_clear_line():
+        import psutil
+
+        from fedkd_flwr.engines.background_superlink import ADDRESS, stop_background_superlinks
+
+        try:
+            stopped = stop_background_superlinks()
+        except psutil.AccessDenied as error:
+            raise RuntimeError(
+                f"Process {error.pid}, the SuperLink on {ADDRESS}, cannot be stopped: "
+                "permission denied."
+            ) from None
+        if not stopped:
+            say(f"No background SuperLink of `flwr run` is running on {ADDRESS}.")
+        for superlink in stopped:
+            say(f"Stopped the SuperLink on {ADDRESS} (process {superlink.process_id}).")
+            if superlink.may_have_run:
+                # The process of a run lives on for some seconds after its last round.
+                say("If a run was not finished, it stopped too.")

@@ -103,12 +103,18 @@ def user_errors() -> tuple[type[Exception], ...]:
 
 
 @contextmanager
-def one_clear_line() -> Iterator[None]:
-    """Turn an exception that is meant for the user into one line and exit status 1."""
+def one_clear_line(*further: type[Exception]) -> Iterator[None]:
+    """Turn an exception that is meant for the user into one line and exit status 1.
+
+    Parameters
+    ----------
+    *further : type
+        Exceptions that are for the user too, besides `user_errors`.
+    """
     try:
         yield
     except typer.Exit:  # a RuntimeError too
         raise
-    except user_errors() as error:
+    except (*user_errors(), *further) as error:
         say(("Error:", "bold red"), f" {error}", to=errors())
         raise typer.Exit(1) from None

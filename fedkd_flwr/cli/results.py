@@ -1,4 +1,4 @@
-"""Commands on finished runs: ``compare``, ``rank``, ``personalize``, ``genotypes``."""
+"""Commands on finished runs: compare, rank, report, cross, personalize, genotypes."""
 
 import logging
 from pathlib import Path
@@ -110,6 +110,26 @@ def rank(
             say_paragraph(f"- {note}")
 
 
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of runs.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="The page; an existing file is replaced."
+        ),
+    ] = Path("report.html"),
+    allow_code: AllowCode = None,
+) -> None:
+    """Write a web page that compares runs on the same splits; it works offline."""
+    with one_clear_line():
+        from fedkd_flwr.report import require_extra, write_report
+
+        require_extra()
+        from fedkd_flwr.analysis.comparison import compare
+
+        say(f"Report: {write_report(compare(runs, allow_code=allow_code or ()), output)}")
+
+
 def print_comparison(compared: "Comparison", layout: str) -> None:
     """Print the table of a comparison, its verdicts and its notes."""
     if layout == "table":
@@ -172,6 +192,47 @@ def print_rows(rows: "pd.DataFrame", layout: str) -> None:
         echo(rows.to_csv(index=False))
     else:
         echo(getattr(rendering, f"{layout}_table")(rows))
+
+
+def cross(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    models_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the exported models; by default the one in the run's config."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Write the table to a .csv or .json file."
+        ),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write figures of the matrices to this folder."),
+    ] = None,
+    allow_code: AllowCode = None,
+) -> None:
+    """Evaluate each client's model on every client's test data."""
+    with one_clear_line():
+        from fedkd_flwr.analysis import cross as crossing
+
+        if output is not None:
+            crossing.require_format(output)
+        crossed = crossing.cross(run, models_dir or "", allow_code=allow_code or ())
+        text = crossed.rendered()
+        headings = list(text.columns)
+        show_table(headings, text.to_numpy().tolist(), numbers=headings)
+        say(f"Mean accuracy: own test data {crossed.own:.1%}, others' {crossed.others:.1%}")
+        for name in crossed.coefficients:
+            say(crossed.sentence(name))
+        if output is not None:
+            say_beside([f"Written: {crossed.save(output)}"])
+        if figures is not None:
+            from fedkd_flwr.plots import plot_cross
+            from fedkd_flwr.plots.files import write_figures
+
+            drawn = [(f"{crossed.run.path.name}-cross", plot_cross(crossed))]
+            say_beside(f"Figure: {path}" for path in write_figures(drawn, figures))
 
 
 def personalize(

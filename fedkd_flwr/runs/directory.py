@@ -69,7 +69,7 @@ from fedkd_flwr.runs.writing import (
     sync_round,
     write_json,
 )
-from fedkd_flwr.trackers.catalogue import TRACKERS
+from fedkd_flwr.trackers.registry import TRACKERS
 from strategies.core.flower import log
 from strategies.core.rounds import Observer, RoundRecord
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs.reading import Row, Run
-from fedkd_flwr.trackers.catalogue import TRACKERS
+from fedkd_flwr.trackers.registry import TRACKERS
 from fedkd_flwr.trackers.series import client_values, round_values, summary_values
 from fedkd_flwr.trackers.settings import TrackerSettings
 from strategies.core.flower import log

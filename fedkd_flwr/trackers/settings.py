@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from fedkd_flwr.trackers.catalogue import TRACKERS
+from fedkd_flwr.trackers.registry import TRACKERS
 from strategies.core.settings_groups import PLACE, SettingsGroup, Words, some_of
 
 
