@@ -24,7 +24,9 @@ Differences from the paper
 - Accuracy is that of the model after local training.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, takewhile
 from typing import Annotated, Any
 
 import numpy as np
@@ -36,8 +38,7 @@ from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Due, Reply
 from strategies.core.search import SearchRange
-from strategies.core.state import named_arrays
-from strategies.parameters import LibraryState, LibraryStrategy, model_due
+from strategies.parameters import LibraryState, LibraryStrategy, Model, model_due
 
 GAINS_OF_OTHERS = "gains-of-others"
 """Name of the array of gains of the received models, (M,), of any sign, padded with 0."""
@@ -60,6 +61,52 @@ class FedFomoSettings(Settings):
     models_sent: Annotated[int, SearchRange(1, 10)] = Field(default=5, ge=1)
     exploration: float = Field(default=0.3, ge=0, le=1)
     exploration_decay: float = Field(default=0.05, ge=0, le=1)
+
+
+@dataclass(frozen=True)
+class ReceivedModels:
+    """What a client receives before it trains.
+
+    Attributes
+    ----------
+    others : sequence of dict
+        The last models of up to M other clients.
+    initial : dict of str to ndarray
+        The initial model; empty if the client has a model.
+    """
+
+    others: Sequence[Model]
+    initial: Model = field(default_factory=dict)
+
+    def arrays(self) -> Arrays:
+        """Return the models as named arrays: each vector of the others by position and kind."""
+        others = {
+            vector_name(position, kind): vector
+            for position, model in enumerate(self.others)
+            for kind, vector in model.items()
+        }
+        return {**self.initial, **others}
+
+    @classmethod
+    def read(cls, arrays: Arrays, kinds: Collection[str]) -> "ReceivedModels":
+        """Read the models from the result of `arrays`.
+
+        Parameters
+        ----------
+        arrays : mapping of str to ndarray
+            Arrays of the message.
+        kinds : collection of str
+            The kinds of vectors of a model, with at least one.
+        """
+        first, *_ = kinds
+        positions = takewhile(lambda position: vector_name(position, first) in arrays, count())
+        others = [{kind: arrays[vector_name(p, kind)] for kind in kinds} for p in positions]
+        return cls(others, {kind: arrays[kind] for kind in kinds if kind in arrays})
+
+
+def vector_name(position: int, kind: str) -> str:
+    """Return the name of a vector of one kind of the model of another client."""
+    return f"{position}/{kind}"
 
 
 def gains_of(
@@ -155,12 +202,15 @@ class FedFomo(LibraryStrategy):
         row = self.state.affinities[partition_id, others]
         return [others[i] for i in chosen_models(row, settings.models_sent, epsilon, generator)]
 
-    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the initial model once, and models of others as ``<position>/<kind>``."""
+    def models_for(self, server_round: int, partition_id: int) -> ReceivedModels:
+        """Return what a client receives: models of others, and the initial model once."""
         library = self.state.library
         others = [library[n] for n in self.others_for(server_round, partition_id)]
-        own = {} if partition_id in library else self.state.model
-        return {**own, **named_arrays(dict(enumerate(others)))}
+        return ReceivedModels(others, {} if partition_id in library else self.state.model)
+
+    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
+        """Send the initial model once, and models of others."""
+        return self.models_for(server_round, partition_id).arrays()
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
         """Require the model and the gains of the models that were sent."""
@@ -173,12 +223,8 @@ class FedFomo(LibraryStrategy):
 
     def new_client_payload(self, step: int, partition_id: int) -> Arrays:
         """Send the initial model in the first round only: models of new clients are not stored."""
-        payload = self.train_payload(step, partition_id)
-        return (
-            payload
-            if step == 1
-            else {k: v for k, v in payload.items() if k not in self.state.model}
-        )
+        models = self.models_for(step, partition_id)
+        return (models if step == 1 else replace(models, initial={})).arrays()
 
     def welcome(self, step: int, replies: dict[int, Reply]) -> FedFomoState:
         """Accumulate the gains of each new client, which determine what it receives next."""

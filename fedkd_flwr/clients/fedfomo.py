@@ -9,12 +9,18 @@ from torch import nn
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.models.vectors import KINDS, fill_from_vectors, model_vectors
+from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors, tensors_by_kind
 from fedkd_flwr.training.loop import evaluate
-from strategies.fedfomo import GAINS_OF_OTHERS, FedFomoSettings, gains_of, weights_of
+from strategies.fedfomo import (
+    GAINS_OF_OTHERS,
+    FedFomoSettings,
+    ReceivedModels,
+    gains_of,
+    weights_of,
+)
 from strategies.parameters import BUFFERS, Model
 
-EARLIER = "earlier"
+START = "start"
 """Name in a client's memory of the model from which it started its last training."""
 
 
@@ -30,13 +36,14 @@ class FedFomoClient(ParameterClient):
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Mix, train, and reply with the model and the gains of the other clients."""
+        models = ReceivedModels.read(received, tensors_by_kind(self.model))
         if "model" not in self.memory.tensors:
-            self.receive_model(received)
-        others, last = models_by_position(received), model_vectors(self.model)
+            self.receive_model(models.initial)
+        others, last = models.others, model_vectors(self.model)
         gains = self.weigh([*others, last])
         weights = weights_of(gains)
         fill_from_vectors(self.model, mean_of([*others, last], weights) if weights.any() else last)
-        self.memory.save_model(EARLIER, self.model)
+        self.memory.save_model(START, self.model)
         loss = yield from self.train_locally(server_round)
         reported = np.zeros(self.settings.models_sent, dtype=np.float32)
         reported[: len(others)] = gains[:-1]
@@ -50,7 +57,7 @@ class FedFomoClient(ParameterClient):
         candidates : sequence of dict
             M models, the client's last one included. `model` is overwritten.
         """
-        if not self.memory.load_model(EARLIER, self.model):
+        if not self.memory.load_model(START, self.model):
             # Before the first training, the last model is the start, and gains nothing.
             fill_from_vectors(self.model, candidates[-1])
         start, loss = model_vectors(self.model), self.validation_loss()
@@ -65,16 +72,6 @@ class FedFomoClient(ParameterClient):
         """Return the model's cross-entropy on the validation data."""
         data = self.data
         return evaluate(self.model, data.validation_images, data.validation_labels).loss
-
-
-def models_by_position(received: Arrays) -> list[Model]:
-    """Return the models received as ``<position>/<kind>``, in order."""
-    models: dict[int, Model] = {}
-    for name, vector in received.items():
-        position, _, kind = name.rpartition("/")
-        if position and kind in KINDS:
-            models.setdefault(int(position), {})[kind] = vector
-    return [models[position] for position in sorted(models)]
 
 
 def distance(one: Model, other: Model) -> float:
