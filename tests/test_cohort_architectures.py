@@ -9,9 +9,9 @@ from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.darts.settings import SupernetSettings
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.registry import MODELS
+from fedkd_flwr.models.torch_internals import draws_while_training
 from fedkd_flwr.training.cohort import predict_together, train_together
 from fedkd_flwr.training.jobs import PredictJob, TrainJob
-from fedkd_flwr.training.loop import draws_while_training
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import build_optimizer
 

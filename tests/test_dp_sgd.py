@@ -16,12 +16,12 @@ from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.config import ConfigError, methods_with, read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.methods import METHODS
+from fedkd_flwr.models.torch_internals import mixes_samples
 from fedkd_flwr.training.dp_sgd import (
     PrivateGradients,
     added,
     epsilon_spent,
     gradients_of_samples,
-    mixes_samples,
     poisson_batches,
 )
 from fedkd_flwr.training.jobs import PredictJob, TrainJob

@@ -96,6 +96,43 @@ def test_no_file_is_too_long_to_be_about_one_idea():
     assert {name: length for name, length in lengths.items() if length > 430} == {}
 
 
+# `sys._getframe` and `NamedTuple._fields` are documented.
+PRIVATE_NAMES_IN = {
+    "fedkd_flwr.clients.steps": {"_getframe"},
+    "fedkd_flwr.data.origin": {"_fingerprint"},
+    "fedkd_flwr.models.torch_internals": None,
+    "fedkd_flwr.tuning.study": {"_trial_id"},
+    "strategies.core.settings_groups": {"_fields"},
+}
+
+
+def private_names_of_others(name, defined):
+    """Return the private names in a module that no module of this project defines."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names}
+    return {x for x in found - defined if x.startswith("_") and not x.startswith("__")}
+
+
+def test_private_names_of_other_libraries_stay_in_one_module_each():
+    defined = set()
+    for path in MODULES.values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                defined.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                defined.add(node.attr)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                defined.add(node.id)
+    for name in MODULES:
+        allowed = PRIVATE_NAMES_IN.get(name, set())
+        if allowed is not None:
+            assert private_names_of_others(name, defined) <= allowed, name
+
+
 def test_the_report_and_the_plots_draw_what_the_analysis_prepares():
     drawing = {"fedkd_flwr.plots", "fedkd_flwr.report"}
     for name in MODULES:

@@ -19,7 +19,7 @@ from fedkd_flwr.clients.tracebacks import Tracebacks
 from fedkd_flwr.config import Configuration
 from fedkd_flwr.grids.base import MessageGrid
 from fedkd_flwr.memory import InProcessContext
-from strategies.core.flower import ErrorCode, Run, TaskIdentity
+from strategies.core.flower import ErrorCode, Run, TaskIdentity, set_message_id
 from strategies.core.rounds import Observer
 
 SERVED_AT_ONCE = {"cpu": 36, "cuda": 64}
@@ -161,13 +161,9 @@ class InProcessGrid(MessageGrid):
         return tell
 
     def _push(self, message: Message) -> str:
-        message_id = self._number(message)
-        self._replies[message_id] = self._serve(message)
-        return message_id
-
-    def _number(self, message: Message) -> str:
         message_id = str(next(self._message_ids))
-        message.metadata.__dict__["_message_id"] = message_id
+        set_message_id(message, message_id)
+        self._replies[message_id] = self._serve(message)
         return message_id
 
     def _serve(self, message: Message) -> Message:
@@ -186,7 +182,7 @@ class InProcessGrid(MessageGrid):
         for start in range(0, len(messages), at_once):
             chunk = messages[start : start + at_once]
             for message in chunk:
-                self._number(message)
+                set_message_id(message, str(next(self._message_ids)))
             drafts = [self._draft_for(message) for message in chunk]
             outcomes = self._together(chunk, drafts, tell)
             replies += map(self._answered, chunk, drafts, outcomes)

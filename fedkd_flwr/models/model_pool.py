@@ -16,12 +16,10 @@ from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.features import with_common_width
 from fedkd_flwr.models.sample_shapes import Shape
+from fedkd_flwr.models.torch_internals import unsent_buffers
 
 FREE_MODELS = 64
 """Largest number of free models of one architecture that a process keeps."""
-
-_Place = tuple[dict[str, Tensor | None], str, Tensor | None]
-"""A module's buffers, the name of one, and its value."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Architecture:
         vars(model)["architecture"] = self
         vars(model)["as_built"] = [
             (buffers, name, None if buffer is None else buffer.to(self.device, copy=True))
-            for buffers, name, buffer in _buffers_that_stay(model)
+            for buffers, name, buffer in unsent_buffers(model)
         ]
         return model
 
@@ -133,16 +131,6 @@ def _built(architecture: Architecture) -> nn.Module:
     # Whether a free model exists must not affect the random draws of the borrower.
     with torch.random.fork_rng(devices=[]):
         return architecture.build().to(architecture.device)
-
-
-def _buffers_that_stay(model: nn.Module) -> Iterator[_Place]:
-    """Yield the buffers that borrowers do not fill: integers, and those not in the state dict."""
-    for module in model.modules():
-        # `named_buffers` leaves out those that are None, and says nothing about the state dict.
-        for name, buffer in module._buffers.items():
-            is_outside = name in module._non_persistent_buffers_set
-            if is_outside or (buffer is not None and not buffer.is_floating_point()):
-                yield module._buffers, name, buffer
 
 
 def give_back(model: nn.Module) -> None:

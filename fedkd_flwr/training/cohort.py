@@ -14,11 +14,12 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.models.model_pool import Architecture, borrow, give_back
+from fedkd_flwr.models.torch_internals import convolves, draws_while_training
 from fedkd_flwr.training.batched_functions import BatchedFunctions, Objective
 from fedkd_flwr.training.job_kinds import kind_of
 from fedkd_flwr.training.jobs import Job, PredictJob, Steps, TrainJob, run_job
@@ -26,7 +27,6 @@ from fedkd_flwr.training.loop import (
     INFERENCE_BATCH,
     Batch,
     DivergedError,
-    draws_while_training,
     require_finite,
     require_finite_weights,
 )
@@ -249,13 +249,12 @@ def cohort_size(architecture: Architecture, cohort: str) -> int:
         ``auto``, ``on`` or ``off``, as in the run config.
     """
     model = borrow(architecture)
-    convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in model.modules())
-    draws = draws_while_training(model)
+    has_convolutions, draws = convolves(model), draws_while_training(model)
     numbers = sum(parameter.numel() for parameter in model.parameters())
     give_back(model)
     device = "cuda" if architecture.device.startswith("cuda") else "cpu"
     # A custom network may not be stackable, or may draw random numbers unnoticed.
-    stays_alone = (convolves and device == "cpu") or is_custom(architecture.name)
+    stays_alone = (has_convolutions and device == "cpu") or is_custom(architecture.name)
     if draws or cohort == "off" or (cohort == "auto" and stays_alone):
         return 1
     return min(LARGEST_COHORT, max(1, STACKED_NUMBERS[device] // numbers))

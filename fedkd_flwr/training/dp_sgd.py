@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from fedkd_flwr.models.torch_internals import mixes_samples
 from fedkd_flwr.training.batched_functions import Objective
 from fedkd_flwr.training.loop import Batch, Loss
 
@@ -154,15 +155,6 @@ def gradients_of_samples(
     )
     gradients, losses = of_each(trained, *private)
     return gradients, losses.detach()
-
-
-def mixes_samples(model: nn.Module) -> bool:
-    """Return whether a model has batch normalization, or keeps running statistics of samples."""
-    return any(
-        isinstance(layer, nn.modules.batchnorm._BatchNorm)
-        or (isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats)
-        for layer in model.modules()
-    )
 
 
 def require_separate_samples(model: nn.Module, name: str = "the model") -> None:

@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from fedkd_flwr.models.model_pool import Architecture
+from fedkd_flwr.models.torch_internals import draws_while_training, has_hooks
 from fedkd_flwr.training import optimizers
 from fedkd_flwr.training.jobs import Job, PredictJob, TrainJob
-from fedkd_flwr.training.loop import backpropagate, draws_while_training, trained_by
+from fedkd_flwr.training.loop import backpropagate, trained_by
 
 PLAIN_DESCENT = (torch.optim.SGD, optimizers.SGD)
 """PyTorch's stochastic gradient descent. A derived class may take other steps."""
@@ -44,10 +45,12 @@ def _descends_plainly(model: nn.Module, optimizer: torch.optim.Optimizer) -> boo
     groups = optimizer.param_groups
     if type(optimizer) not in PLAIN_DESCENT or len(groups) != 1:
         return False
-    # PyTorch has no public way to ask whether an optimizer has hooks.
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     varied = any(groups[0][name] for name in ("nesterov", "dampening", "maximize"))
-    return not hooks and not varied and set(trained_by(optimizer)) <= set(model.parameters())
+    return (
+        not has_hooks(optimizer)
+        and not varied
+        and set(trained_by(optimizer)) <= set(model.parameters())
+    )
 
 
 def _descent(model: nn.Module, optimizer: torch.optim.Optimizer) -> Hashable:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedkd_flwr.models.torch_internals import tracking_batch_norms
 from strategies.core.randomness import random_generator
 from strategies.core.replies import LARGEST_LOSS
 
@@ -266,11 +267,7 @@ def refresh_statistics(model: nn.Module, images: Tensor) -> None:
         Shape (n, channels, height, width). A single image has no variance and changes
         nothing.
     """
-    layers = [
-        layer
-        for layer in model.modules()
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats
-    ]
+    layers = tracking_batch_norms(model)
     if not layers or len(images) < 2:
         return
     momenta = [layer.momentum for layer in layers]
@@ -344,11 +341,6 @@ def count_correct(logits: Tensor, labels: Tensor) -> Evaluation:
     correct = int((logits.argmax(dim=1) == labels).sum())
     loss = float(functional.cross_entropy(logits, labels))
     return Evaluation(correct, len(labels), loss)
-
-
-def draws_while_training(model: nn.Module) -> bool:
-    """Return whether a model draws random numbers from PyTorch in training mode."""
-    return any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in model.modules())
 
 
 def computing_in(precision: str, device: str) -> AbstractContextManager[None]:

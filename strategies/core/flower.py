@@ -104,6 +104,11 @@ def replace(name: str, replacement: Any) -> None:
     setattr(import_module(REPLACED[name]), name, replacement)
 
 
+def set_message_id(message: Any, message_id: str) -> None:
+    """Set a message's id as Flower's own grids do when they send it; `Message` has no setter."""
+    message.metadata.__dict__["_message_id"] = message_id
+
+
 def _found(home: str, name: str, table: str) -> Any:
     try:
         return getattr(import_module(home), name)
