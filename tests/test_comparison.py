@@ -184,7 +184,7 @@ def test_another_reference_pairs_the_seeds_and_names_itself(two_methods):
         "kt-pfl is not shown to differ from fedavg: +10.0 points",
         "local is not shown to differ from fedavg: -10.0 points",
     ]
-    assert comparison.reference("local", 0).config["strategy"] == "fedavg"
+    assert comparison.references.of("local", 0).config["strategy"] == "fedavg"
     assert "over fedavg, points (95%)" in comparison.to_markdown()
     assert np.isnan(comparison.table.loc["fedavg", "gain"])
     with pytest.raises(ConfigError, match=r"no finished run of ditto .* fedavg, kt-pfl, local\."):

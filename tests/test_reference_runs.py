@@ -6,6 +6,7 @@ import pytest
 from test_comparison import write_lines, write_run
 
 from fedkd_flwr.analysis.comparison import compare
+from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.results import client_results
 from fedkd_flwr.runs import load_run
 
@@ -40,8 +41,8 @@ def test_of_equally_similar_references_the_best_on_validation_data_counts(tmp_pa
     (verdict,) = compared.verdicts
     assert f" from local (learning-rate={preferred}): {gain:+.1f} points" in verdict
     run = compared.groups["kt-pfl"][1]
-    assert compared.reference("kt-pfl", 1).config["learning-rate"] == preferred
-    assert run.config["seed"] == compared.reference("kt-pfl", 1).config["seed"] == 1
+    assert compared.references.of("kt-pfl", 1).config["learning-rate"] == preferred
+    assert run.config["seed"] == compared.references.of("kt-pfl", 1).config["seed"] == 1
 
 
 def test_shared_settings_take_precedence_over_validation_data(tmp_path):
@@ -67,7 +68,8 @@ def test_a_seed_without_the_best_reference_is_compared_with_another(tmp_path):
 
 def test_local_has_no_reference(tmp_path):
     run = load_run(write_run(tmp_path, "local", 0, [0.5, 0.7]))
-    clients = client_results({"local": [run]})
+    groups = {"local": [run]}
+    clients = client_results(groups, References(groups))
     assert clients["gain"].isna().all() and clients["reference"].isna().all()
 
 

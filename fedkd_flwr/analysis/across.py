@@ -12,10 +12,9 @@ from pathlib import Path
 import pandas as pd
 from scipy import stats
 
-from fedkd_flwr.analysis.columns import MISSING, points
+from fedkd_flwr.analysis.columns import MISSING, REFERENCE, points
 from fedkd_flwr.analysis.comparison import Comparison, compare
-from fedkd_flwr.analysis.ranking import settings_by_method
-from fedkd_flwr.analysis.reference_runs import REFERENCE
+from fedkd_flwr.analysis.groups import labels_by_method
 from fedkd_flwr.analysis.rendering import in_markdown
 from fedkd_flwr.analysis.significance import LEVEL, holm
 from fedkd_flwr.config import ConfigError
@@ -122,7 +121,7 @@ def across_of(comparisons: dict[str, Comparison], against: str = REFERENCE) -> A
 
 def _accuracies(comparison: Comparison) -> dict[str, float]:
     """Return the mean accuracy of each method, of its first setting in reading order."""
-    by_method = settings_by_method(comparison.groups)
+    by_method = labels_by_method(comparison.groups)
     return {
         method: float(comparison.table["accuracy"][labels[0]])
         for method, labels in by_method.items()

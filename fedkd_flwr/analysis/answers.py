@@ -1,11 +1,10 @@
 """Two models of a client on the same test images: the answers that only one of them gets right."""
 
-from collections.abc import Mapping
-
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fedkd_flwr.analysis.groups import Groups, each_run
 from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.results import last_evaluations
 from fedkd_flwr.runs import Run
@@ -67,9 +66,7 @@ def lost_and_won(answers: Answers, reference: Answers) -> dict[int, tuple[int, i
     }
 
 
-def with_answers(
-    clients: pd.DataFrame, groups: Mapping[str, list[Run]], references: References
-) -> pd.DataFrame:
+def with_answers(clients: pd.DataFrame, groups: Groups, references: References) -> pd.DataFrame:
     """Return the clients' results with what they lose and win over their reference.
 
     Parameters
@@ -87,9 +84,9 @@ def with_answers(
         With ``lost`` and ``won``, numbers of images, NaN where a run did not record answers; see
         `lost_and_won`.
     """
-    answers = {run.path: answers_of(run) for runs in groups.values() for run in runs}
+    answers = {run.path: answers_of(run) for _, run in each_run(groups)}
     found: dict[tuple[str, int, int], tuple[int, int]] = {}
-    for label, run in ((label, run) for label, runs in groups.items() for run in runs):
+    for label, run in each_run(groups):
         seed = run.config["seed"]
         reference = references.of(label, seed)
         if reference is None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pandas as pd
 
-from fedkd_flwr.analysis.reference_runs import REFERENCE
-
 MISSING = "-"
 """Text of a missing number."""
+
+REFERENCE = "local"
+"""The method that every other is compared with, unless another is named."""
 
 # ---- Numbers as text -------------------------------------------------------------------
 

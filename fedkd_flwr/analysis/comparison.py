@@ -6,16 +6,15 @@ client: equal seeds have equal splits. What cannot be compared is refused, and t
 is missing.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
 
 from fedkd_flwr.analysis.answers import with_answers
-from fedkd_flwr.analysis.columns import MISSING
+from fedkd_flwr.analysis.columns import REFERENCE
 from fedkd_flwr.analysis.effects import (
     effects_of_pairs,
     effects_on_clients,
@@ -23,19 +22,18 @@ from fedkd_flwr.analysis.effects import (
     with_effects,
     with_harm,
 )
+from fedkd_flwr.analysis.groups import grouped
 from fedkd_flwr.analysis.loading import load_runs
 from fedkd_flwr.analysis.notes import notes_on_groups, notes_on_seconds
 from fedkd_flwr.analysis.provenance import notes_on_provenance
 from fedkd_flwr.analysis.ranking import reading_order
-from fedkd_flwr.analysis.reference_runs import REFERENCE, References
+from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.rendering import in_latex, in_markdown, rendered
 from fedkd_flwr.analysis.results import client_results, means_over_seeds, run_results
 from fedkd_flwr.analysis.settings import (
     IncomparableRunsError,
     check_same_data,
-    defining_settings,
     notes_on_content,
-    varied_settings,
 )
 from fedkd_flwr.analysis.significance import Effect
 from fedkd_flwr.analysis.targets import check_target, notes_on_target
@@ -66,10 +64,10 @@ class Comparison:
     notes : list of str
         What a reader of the table has to know: how verdicts are reached, runs left out, seeds
         without the reference, ….
+    references : References
+        What each run is compared with.
     effects : dict of str to Effect
         Mean gain over the reference by label, with interval, p value and outcome.
-    against : str
-        The reference.
     """
 
     groups: dict[str, list[Run]]
@@ -78,16 +76,13 @@ class Comparison:
     table: pd.DataFrame
     verdicts: list[str]
     notes: list[str]
-    effects: dict[str, Effect] = field(default_factory=dict)
-    against: str = REFERENCE
+    references: References
+    effects: dict[str, Effect]
 
-    def reference(self, label: str, seed: int) -> Run | None:
-        """Return the run that a run is compared with; see `References`."""
-        return self._references.of(label, seed)
-
-    @cached_property
-    def _references(self) -> References:
-        return References(self.groups, self.against)
+    @property
+    def against(self) -> str:
+        """The method, or one of its settings, that every run is compared with."""
+        return self.references.against
 
     @cached_property
     def pairs(self) -> dict[tuple[str, str], Effect]:
@@ -168,15 +163,15 @@ def compare(
         reason = f"None of the {len(opened)} runs is finished, so there is nothing to compare."
         raise IncomparableRunsError(" ".join([reason, *damaged]))
     check_same_data(finished)
-    groups, repeated = _grouped(finished)
+    groups, repeated = grouped(finished)
     references = References(groups, against)
     if against != REFERENCE and not references.labels:
         raise ConfigError(
             f"There is no finished run of {against} to compare with; there are runs of "
             f"{', '.join(groups)}."
         )
-    clients = with_answers(client_results(groups, against=against), groups, references)
-    results = run_results(groups, clients, target, against)
+    clients = with_answers(client_results(groups, references), groups, references)
+    results = run_results(groups, clients, references, target)
     table = means_over_seeds(results)
     on_target = notes_on_target(results, table.index, target) if target is not None else []
     order, ranked = reading_order(table, groups)
@@ -189,7 +184,7 @@ def compare(
         table=table,
         verdicts=[
             *verdicts(effects, clients, against),
-            *verdicts_on_new_clients(groups, table.index, against),
+            *verdicts_on_new_clients(groups, table.index, references),
         ],
         notes=[
             *basis_of(effects),
@@ -204,27 +199,6 @@ def compare(
             *on_target,
             *notes_on_seconds(results),
         ],
+        references=references,
         effects=effects,
-        against=against,
     )
-
-
-def _grouped(runs: list[Run]) -> tuple[dict[str, list[Run]], list[str]]:
-    """Return the runs by label, one per seed in ascending order, and notes on runs left out."""
-    by_strategy: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        by_strategy[run.config["strategy"]].append(run)
-    groups: dict[str, dict[int, Run]] = defaultdict(dict)
-    notes = []
-    for strategy, members in by_strategy.items():
-        varied = varied_settings(members)
-        # Of runs that are alike, the last one stands.
-        for run in sorted(members, key=lambda run: str(run.description.get("started"))):
-            settings = defining_settings(run.config)
-            named = [f"{name.rpartition('.')[2]}={settings.get(name, MISSING)}" for name in varied]
-            label = f"{strategy} ({', '.join(named)})" if named else strategy
-            before = groups[label].get(run.config["seed"])
-            if before:
-                notes.append(f"{before.path.name} is left out: {run.path.name} repeats it, later.")
-            groups[label][run.config["seed"]] = run
-    return {label: [runs[seed] for seed in sorted(runs)] for label, runs in groups.items()}, notes

@@ -89,20 +89,21 @@ def with_effects(table: pd.DataFrame, effects: dict[str, Effect]) -> pd.DataFram
     DataFrame
         With ``gain``, ``gain_low``, ``gain_high``, ``p_value``, ``p_holm`` and
         ``smallest_visible``, parts of 1, NaN where there is nothing to compare with or too few
-        seeds, and ``verdict``, an `Outcome` or None.
+        seeds, and ``verdict``, an `Outcome`.
     """
-    found = [effects.get(str(label)) for label in table.index]
-    columns = {
-        "gain": [effect.gain if effect else np.nan for effect in found],
-        "gain_low": [effect.low if effect else np.nan for effect in found],
-        "gain_high": [effect.high if effect else np.nan for effect in found],
-        "p_value": [effect.p_value if effect else np.nan for effect in found],
-        "p_holm": [effect.p_holm if effect else np.nan for effect in found],
-        "smallest_visible": [effect.smallest_visible if effect else np.nan for effect in found],
-        "verdict": [str(effect.outcome) if effect else None for effect in found],
+    rows = {
+        label: {
+            "gain": effect.gain,
+            "gain_low": effect.low,
+            "gain_high": effect.high,
+            "p_value": effect.p_value,
+            "p_holm": effect.p_holm,
+            "smallest_visible": effect.smallest_visible,
+            "verdict": str(effect.outcome),
+        }
+        for label, effect in effects.items()
     }
-    added = pd.DataFrame(columns, index=table.index)
-    return pd.concat([table, added], axis=1) if effects else table
+    return table.join(pd.DataFrame.from_dict(rows, orient="index"))
 
 
 def with_harm(table: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
@@ -115,15 +116,17 @@ def with_harm(table: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
     clients : DataFrame
         Of `fedkd_flwr.analysis.answers.with_answers`.
     """
-    by_label = {label: harm_of(clients[clients["method"] == label]) for label in table.index}
-    columns = {
-        "harmed_shown": [by_label[label].shown for label in table.index],
-        "harmed_estimate": [by_label[label].estimate for label in table.index],
-        "worst_loss_low": [by_label[label].low for label in table.index],
-        "worst_loss_high": [by_label[label].high for label in table.index],
-    }
-    added = pd.DataFrame(columns, index=table.index)
-    return table if added.isna().all(axis=None) else pd.concat([table, added], axis=1)
+    rows = {}
+    for label in table.index:
+        harm = harm_of(clients[clients["method"] == label])
+        rows[label] = {
+            "harmed_shown": harm.shown,
+            "harmed_estimate": harm.estimate,
+            "worst_loss_low": harm.low,
+            "worst_loss_high": harm.high,
+        }
+    added = pd.DataFrame.from_dict(rows, orient="index")
+    return table if added.isna().all(axis=None) else table.join(added)
 
 
 def notes_on_harm(clients: pd.DataFrame) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedkd_flwr.analysis.groups import Groups, by_strategy, each_run
 from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.results import (
     client_accuracies,
@@ -17,9 +18,7 @@ from fedkd_flwr.runs import Run
 from strategies.core.plan import PlanSettings
 
 
-def notes_on_groups(
-    groups: Mapping[str, list[Run]], clients: pd.DataFrame, references: References
-) -> list[str]:
+def notes_on_groups(groups: Groups, clients: pd.DataFrame, references: References) -> list[str]:
     """Return notes on differences between the compared runs.
 
     Parameters
@@ -42,11 +41,11 @@ def notes_on_groups(
         *_notes_on_evaluations(groups),
         *_notes_on_reference(groups, clients, references),
         *_notes_on_settings(groups),
-        *_notes_on_classes(run for runs in groups.values() for run in runs),
+        *_notes_on_classes(run for _, run in each_run(groups)),
     ]
 
 
-def _notes_on_seeds(groups: Mapping[str, list[Run]]) -> list[str]:
+def _notes_on_seeds(groups: Groups) -> list[str]:
     seeds = {label: [run.config["seed"] for run in runs] for label, runs in groups.items()}
     if len({tuple(found) for found in seeds.values()}) <= 1:
         return []
@@ -54,10 +53,10 @@ def _notes_on_seeds(groups: Mapping[str, list[Run]]) -> list[str]:
     return [f"The methods have different seeds, and each mean is over a method's own: {listed}."]
 
 
-def _notes_on_evaluations(groups: Mapping[str, list[Run]]) -> list[str]:
+def _notes_on_evaluations(groups: Groups) -> list[str]:
     """Name the runs of which a mean is over some clients, or of an earlier round than the last."""
     notes = []
-    for label, run in ((label, run) for label, runs in groups.items() for run in runs):
+    for label, run in each_run(groups):
         name = f"{label} seed {run.config['seed']}"
         summary = run.summary or {}
         rounds, last = summary["rounds"], summary["last_round"]
@@ -87,13 +86,9 @@ def _plan_of(run: Run) -> PlanSettings:
     return PlanSettings(num_clients=number, new_clients=new)
 
 
-def _notes_on_reference(
-    groups: Mapping[str, list[Run]], clients: pd.DataFrame, references: References
-) -> list[str]:
+def _notes_on_reference(groups: Groups, clients: pd.DataFrame, references: References) -> list[str]:
     name = references.against
-    others = [
-        (label, run) for label, runs in groups.items() for run in runs if label not in references
-    ]
+    others = [(label, run) for label, run in each_run(groups) if label not in references]
     lacking = [
         (label, run)
         for label, run in others
@@ -123,33 +118,32 @@ def _notes_on_reference(
     return notes
 
 
-def _notes_on_settings(groups: Mapping[str, list[Run]]) -> list[str]:
+def _notes_on_settings(groups: Groups) -> list[str]:
     """Name the common settings that differ between methods but not within one."""
-    by_strategy: dict[str, list[Run]] = defaultdict(list)
-    for runs in groups.values():
-        by_strategy[runs[0].config["strategy"]] += runs
-    within = {name for runs in by_strategy.values() for name in varied_settings(runs)}
+    all_runs = [run for _, run in each_run(groups)]
+    of_methods = by_strategy(all_runs)
+    within = {name for runs in of_methods.values() for name in varied_settings(runs)}
     notes = []
-    for name in varied_settings(run for runs in groups.values() for run in runs):
+    for name in varied_settings(all_runs):
         if "." in name or name in within:
             continue
         methods: dict[Any, list[str]] = defaultdict(list)
-        for strategy, runs in by_strategy.items():
+        for strategy, runs in of_methods.items():
             methods[defining_settings(runs[0].config).get(name)].append(strategy)
         listed = "; ".join(f"{value} ({_listed(found)})" for value, found in methods.items())
         notes.append(f"The methods do not share {name}: {listed}.")
-    return [*notes, *_notes_on_tables(by_strategy)]
+    return [*notes, *_notes_on_tables(of_methods)]
 
 
-def _notes_on_tables(by_strategy: Mapping[str, list[Run]]) -> list[str]:
+def _notes_on_tables(of_methods: Mapping[str, list[Run]]) -> list[str]:
     """Name the settings that methods have in tables of their own, at different values.
 
     Such as ``kt-pfl.temperature`` and ``mine.temperature``. What varies within a method is in its
     labels already.
     """
     methods: dict[str, dict[Any, list[str]]] = defaultdict(lambda: defaultdict(list))
-    varied = {_ending(name) for runs in by_strategy.values() for name in varied_settings(runs)}
-    for strategy, runs in by_strategy.items():
+    varied = {_ending(name) for runs in of_methods.values() for name in varied_settings(runs)}
+    for strategy, runs in of_methods.items():
         for name, value in table_settings(runs[0].config).items():
             if _ending(name) not in varied:
                 methods[_ending(name)][value].append(strategy)

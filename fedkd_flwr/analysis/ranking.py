@@ -3,11 +3,11 @@
 Settings that are chosen on test data have an optimistically biased test accuracy.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
+from fedkd_flwr.analysis.groups import Groups, labels_by_method
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import Run
 
@@ -35,21 +35,7 @@ def validation_accuracy(run: Run) -> float:
     return float(accuracy)
 
 
-def settings_by_method(groups: Mapping[str, list[Run]]) -> dict[str, list[str]]:
-    """Return the labels of the settings of each method.
-
-    Parameters
-    ----------
-    groups : mapping of str to list of Run
-        The runs by label, from a `Comparison`.
-    """
-    labels: dict[str, list[str]] = defaultdict(list)
-    for label, runs in groups.items():
-        labels[runs[0].config["strategy"]].append(label)
-    return dict(labels)
-
-
-def rank(groups: Mapping[str, list[Run]]) -> pd.DataFrame:
+def rank(groups: Groups) -> pd.DataFrame:
     """Rank the settings of each method by mean validation accuracy after the last round.
 
     Parameters
@@ -85,9 +71,7 @@ def rank(groups: Mapping[str, list[Run]]) -> pd.DataFrame:
     )
 
 
-def best_first(
-    labels: Sequence[str], groups: Mapping[str, list[Run]]
-) -> tuple[list[str], str | None]:
+def best_first(labels: Sequence[str], groups: Groups) -> tuple[list[str], str | None]:
     """Return the settings of one method, the best on validation data first, and a note on it.
 
     Parameters
@@ -117,9 +101,7 @@ def best_first(
     return list(ranked.index), f"The settings of {strategy} are ranked by validation accuracy."
 
 
-def reading_order(
-    table: pd.DataFrame, groups: Mapping[str, list[Run]]
-) -> tuple[list[str], list[str]]:
+def reading_order(table: pd.DataFrame, groups: Groups) -> tuple[list[str], list[str]]:
     """Return the labels of a comparison in the order to show them, and notes on that order.
 
     Methods are sorted by test accuracy. A method with several settings is placed by the setting
@@ -135,7 +117,7 @@ def reading_order(
     """
     notes = []
     blocks = []
-    for labels in settings_by_method(groups).values():
+    for labels in labels_by_method(groups).values():
         ordered, note = best_first(labels, groups)
         blocks.append(ordered)
         notes += [note] if note else []

@@ -1,13 +1,10 @@
 """Which run each run of a comparison is compared with: by default one of `local`."""
 
-from collections.abc import Mapping
-
+from fedkd_flwr.analysis.columns import REFERENCE
+from fedkd_flwr.analysis.groups import Groups
 from fedkd_flwr.analysis.ranking import best_first
 from fedkd_flwr.analysis.settings import varied_settings
 from fedkd_flwr.runs import Run
-
-REFERENCE = "local"
-"""The method that every other is compared with, unless another is named."""
 
 
 class References:
@@ -24,7 +21,7 @@ class References:
         The reference: a method, or the label of one of its settings.
     """
 
-    def __init__(self, groups: Mapping[str, list[Run]], against: str = REFERENCE) -> None:
+    def __init__(self, groups: Groups, against: str = REFERENCE) -> None:
         self.against = against
         own = [
             name

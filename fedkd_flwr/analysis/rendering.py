@@ -5,8 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedkd_flwr.analysis.columns import MISSING, columns_of, percent
-from fedkd_flwr.analysis.reference_runs import REFERENCE
+from fedkd_flwr.analysis.columns import MISSING, REFERENCE, columns_of, percent
 
 
 def rendered(table: pd.DataFrame, against: str = REFERENCE) -> pd.DataFrame:

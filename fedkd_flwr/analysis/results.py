@@ -1,13 +1,14 @@
 """The numbers of a comparison: of each client, of each run, and means over seeds."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
 import pandas as pd
 
-from fedkd_flwr.analysis.reference_runs import REFERENCE, References
+from fedkd_flwr.analysis.groups import Groups, each_run
+from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.spread import bottom_decile, jains_index, mean_of_worst_tenth
 from fedkd_flwr.analysis.targets import cost_to_target, without_partial_means
 from fedkd_flwr.runs import Run
@@ -65,9 +66,9 @@ def client_test_images(run: Run) -> pd.Series:
 
 
 def client_results(
-    groups: Mapping[str, list[Run]],
+    groups: Groups,
+    references: References,
     accuracies_of: Callable[[Run], pd.Series] = client_accuracies,
-    against: str = REFERENCE,
 ) -> pd.DataFrame:
     """Return one row per run and client at the last evaluated round.
 
@@ -75,10 +76,10 @@ def client_results(
     ----------
     groups : mapping of str to list of Run
         Finished runs by label.
+    references : References
+        What each run is compared with.
     accuracies_of : callable
         Whose accuracies: those of the clients in training, or `new_client_accuracies`.
-    against : str
-        The reference, see `References`.
 
     Returns
     -------
@@ -88,34 +89,37 @@ def client_results(
         with, ``reference``, the label of the reference, and ``test_images`` and
         ``local_test_images``, the sizes of both test splits, NaN where they are not recorded.
     """
-    references = References(groups, against)
     frames = []
-    for label, runs in groups.items():
-        for run in runs:
-            accuracies = accuracies_of(run)
-            seed = run.config["seed"]
-            frame = pd.DataFrame({"accuracy": accuracies})
-            frame.insert(0, "method", label)
-            frame.insert(1, "seed", seed)
-            frame["reference"] = references.name_of(label, seed)
-            reference = references.of(label, seed)
-            local = accuracies_of(reference) if reference else pd.Series(dtype=float)
-            frame["local_accuracy"] = local.reindex(accuracies.index)
-            frame["gain"] = frame["accuracy"] - frame["local_accuracy"]
-            frame["test_images"] = client_test_images(run).reindex(accuracies.index)
-            theirs = client_test_images(reference) if reference else pd.Series(dtype=float)
-            frame["local_test_images"] = theirs.reindex(accuracies.index)
-            frames.append(frame.rename_axis("partition_id").reset_index())
-    together = pd.concat(frames, ignore_index=True)
-    columns = ["method", "seed", "partition_id", "accuracy", "local_accuracy", "gain", "reference"]
-    return together[[*columns, "test_images", "local_test_images"]]
+    for label, run in each_run(groups):
+        seed = run.config["seed"]
+        reference = references.of(label, seed)
+        accuracies = accuracies_of(run)
+        clients = accuracies.index
+        nothing = pd.Series(dtype=float)
+        before = (accuracies_of(reference) if reference else nothing).reindex(clients)
+        images = client_test_images(reference) if reference else nothing
+        frame = pd.DataFrame(
+            {
+                "method": label,
+                "seed": seed,
+                "partition_id": clients,
+                "accuracy": accuracies,
+                "local_accuracy": before,
+                "gain": accuracies - before,
+                "reference": references.name_of(label, seed),
+                "test_images": client_test_images(run).reindex(clients),
+                "local_test_images": images.reindex(clients),
+            }
+        )
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
 
 
 def run_results(
-    groups: Mapping[str, list[Run]],
+    groups: Groups,
     clients: pd.DataFrame,
+    references: References,
     target: float | None = None,
-    against: str = REFERENCE,
 ) -> pd.DataFrame:
     """Return one row per run.
 
@@ -125,10 +129,10 @@ def run_results(
         Finished runs by label.
     clients : DataFrame
         Their `client_results`.
+    references : References
+        What each run is compared with.
     target : float, optional
         Mean accuracy whose costs are counted.
-    against : str
-        The reference, see `References`.
 
     Returns
     -------
@@ -145,36 +149,34 @@ def run_results(
         and the share of them that are above the reference's own.
     """
     by_run = dict(iter(clients.groupby(["method", "seed"])))
-    references = References(groups, against)
-    alone = ran_alone([run for runs in groups.values() for run in runs])
+    alone = ran_alone([run for _, run in each_run(groups)])
     rows = []
-    for label, runs in groups.items():
-        for run in runs:
-            summary = run.summary or {}
-            last, chosen = summary["last_round"] or {}, summary["validation_round"] or {}
-            seed = run.config["seed"]
-            own = by_run.get((label, seed), clients.iloc[:0])
-            rows.append(
-                {
-                    "method": label,
-                    "seed": seed,
-                    "accuracy": last.get("accuracy_mean"),
-                    "accuracy_chosen": chosen.get("accuracy_mean"),
-                    "clients_std": last.get("accuracy_std"),
-                    "clients_worst": last.get("accuracy_min"),
-                    **_spread_over_clients(own["accuracy"]),
-                    **_against_reference(own["gain"].dropna()),
-                    "nll": last.get("loss_mean"),
-                    **_mean_measures(run),
-                    **_of_new_clients(run, references.of(label, seed)),
-                    "numbers": summary["numbers_up"] + summary["numbers_down"],
-                    "bytes": summary["bytes_up"] + summary["bytes_down"],
-                    "gradient_steps": _gradient_steps_of_a_client(run),
-                    "seconds": summary["seconds"] if alone[run.path] else math.nan,
-                    "path": str(run.path),
-                    **({} if target is None else cost_to_target(run, target)),
-                }
-            )
+    for label, run in each_run(groups):
+        summary = run.summary or {}
+        last, chosen = summary["last_round"] or {}, summary["validation_round"] or {}
+        seed = run.config["seed"]
+        own = by_run.get((label, seed), clients.iloc[:0])
+        rows.append(
+            {
+                "method": label,
+                "seed": seed,
+                "accuracy": last.get("accuracy_mean"),
+                "accuracy_chosen": chosen.get("accuracy_mean"),
+                "clients_std": last.get("accuracy_std"),
+                "clients_worst": last.get("accuracy_min"),
+                **_spread_over_clients(own["accuracy"]),
+                **_against_reference(own["gain"].dropna()),
+                "nll": last.get("loss_mean"),
+                **_means_over_clients(run),
+                **_of_new_clients(run, references.of(label, seed)),
+                "numbers": summary["numbers_up"] + summary["numbers_down"],
+                "bytes": summary["bytes_up"] + summary["bytes_down"],
+                "gradient_steps": _gradient_steps_of_a_client(run),
+                "seconds": summary["seconds"] if alone[run.path] else math.nan,
+                "path": str(run.path),
+                **({} if target is None else cost_to_target(run, target)),
+            }
+        )
     results = pd.DataFrame(rows)
     numeric = [name for name in results.columns if name not in ("method", "seed", "path")]
     unmeasured = [
@@ -197,7 +199,7 @@ def _spread_over_clients(accuracies: pd.Series) -> dict[str, float]:
     }
 
 
-def _mean_measures(run: Run) -> dict[str, float]:
+def _means_over_clients(run: Run) -> dict[str, float]:
     """Return the means over clients of what the last evaluation measured."""
     rows = last_evaluations(run)
     return {name: float(rows[name].mean()) if name in rows else math.nan for name in MEANS}

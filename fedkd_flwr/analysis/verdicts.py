@@ -8,7 +8,8 @@ import pandas as pd
 
 from fedkd_flwr.analysis.columns import points
 from fedkd_flwr.analysis.effects import effects_on_clients
-from fedkd_flwr.analysis.reference_runs import REFERENCE
+from fedkd_flwr.analysis.groups import Groups
+from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.results import client_results, new_client_accuracies
 from fedkd_flwr.analysis.significance import (
     FEWEST_SEEDS,
@@ -17,12 +18,9 @@ from fedkd_flwr.analysis.significance import (
     Effect,
     Outcome,
 )
-from fedkd_flwr.runs import Run
 
 
-def verdicts(
-    effects: Mapping[str, Effect], clients: pd.DataFrame, against: str = REFERENCE
-) -> list[str]:
+def verdicts(effects: Mapping[str, Effect], clients: pd.DataFrame, against: str) -> list[str]:
     """Describe the effect of each method in one sentence.
 
     Parameters
@@ -45,9 +43,9 @@ def _name_of(references: Sequence[str], against: str) -> str:
 
 
 def verdicts_on_new_clients(
-    groups: Mapping[str, list[Run]], labels: Iterable[Any], against: str = REFERENCE
+    groups: Groups, labels: Iterable[Any], references: References
 ) -> list[str]:
-    """Do the same for new clients; return nothing if there are none.
+    """Describe the effects on new clients; return nothing if there are none.
 
     Parameters
     ----------
@@ -55,12 +53,13 @@ def verdicts_on_new_clients(
         Finished runs by label.
     labels : iterable of str
         The methods, in the order to speak of them.
-    against : str
-        The reference.
+    references : References
+        What each run is compared with.
     """
-    clients = client_results(groups, new_client_accuracies, against)
+    clients = client_results(groups, references, new_client_accuracies)
     effects = effects_on_clients(clients, labels)
-    return [f"New clients: {sentence}" for sentence in verdicts(effects, clients, against)]
+    found = verdicts(effects, clients, references.against)
+    return [f"New clients: {sentence}" for sentence in found]
 
 
 def verdict(label: str, effect: Effect, reference: str) -> str:

@@ -5,9 +5,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedkd_flwr.analysis.columns import COLUMNS
+from fedkd_flwr.analysis.columns import COLUMNS, REFERENCE
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.reference_runs import REFERENCE
 from fedkd_flwr.cli.output import console, say, say_paragraph
 from strategies.core.printable_text import printable
 

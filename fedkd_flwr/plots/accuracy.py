@@ -3,10 +3,9 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from fedkd_flwr.analysis.columns import in_bytes
+from fedkd_flwr.analysis.columns import REFERENCE, in_bytes
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.figures import course_over_seeds, gains_by_method
-from fedkd_flwr.analysis.reference_runs import REFERENCE
 from fedkd_flwr.analysis.styles import styled
 from fedkd_flwr.plots.style import (
     FIGURE_WIDTH,

@@ -77,7 +77,7 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
         yield "new-clients", plot_new_clients(comparison)
     for label, runs in comparison.groups.items():
         run, stem = runs[0], file_stem(label)
-        local = comparison.reference(label, run.config["seed"])
+        local = comparison.references.of(label, run.config["seed"])
         for matrix in sharing_matrices(run):
             yield f"{stem}-{matrix}", plot_sharing(run, name=matrix)
             if local:

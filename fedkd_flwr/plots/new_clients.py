@@ -4,9 +4,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from fedkd_flwr.analysis.columns import REFERENCE
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.figures import WHOSE, over_seeds
-from fedkd_flwr.analysis.reference_runs import REFERENCE
 from fedkd_flwr.analysis.styles import styled
 from fedkd_flwr.plots.style import (
     FIGURE_WIDTH,
