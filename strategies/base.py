@@ -1,8 +1,6 @@
-"""Base class of all strategies: the hooks of a method and the protocol of a round.
+"""Base class of all strategies: the protocol of a run and of each round.
 
-A method overrides `PersonalizedStrategy.train_payload` (arrays for one client), `expected_arrays`
-and `check_reply` (validation of replies), `begin` (the first state) and `aggregate` (the state
-after a round). It declares the metrics of its clients.
+What a method may override is in `strategies.core.method_hooks`, and for new clients here.
 
 The state is a value of `strategies.core.state`. A method annotates `state` with its own type, as it
 does `settings`. Hooks read it. Only this class replaces it, by what the hooks return.
@@ -21,32 +19,29 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from strategies.core.current_round import CurrentRound
+from strategies.core.evaluations import (
+    Evaluation,
+    Evaluations,
+    accuracies_of,
+    accuracy_statistics,
+    without_answers,
+)
 from strategies.core.exchange import Exchange
 from strategies.core.flower import log
 from strategies.core.membership import ClientInfo, Membership
-from strategies.core.method_properties import MethodProperties
+from strategies.core.method_hooks import MethodHooks
 from strategies.core.metrics import OF_TRAINING, add_to_metrics
 from strategies.core.new_clients import Reception, receive_new_clients
 from strategies.core.partition_owners import KEYS
 from strategies.core.patience import Patience, StoppedEarly
-from strategies.core.plan import RunPlan, Settings, sample_clients
+from strategies.core.plan import RunPlan, Settings
 from strategies.core.replies import Arrays, Due, Metric, Reply
-from strategies.core.rounds import (
-    Evaluation,
-    Observer,
-    RoundRecord,
-    accuracy_statistics,
-    check_evaluation,
-    counts_due,
-    log_round,
-    read_evaluation,
-    without_answers,
-)
+from strategies.core.rounds import Observer, RoundRecord, log_round
 from strategies.core.server_models import ServerModels
 from strategies.core.state import State, named_arrays, read_state
 
 
-class PersonalizedStrategy(MethodProperties, Strategy):
+class PersonalizedStrategy(MethodHooks, Strategy):
     """A Flower strategy in which every client has a personalized model.
 
     Without overrides it exchanges nothing. This is the baseline `local`.
@@ -79,7 +74,6 @@ class PersonalizedStrategy(MethodProperties, Strategy):
     ) -> None:
         self.check_plan(plan, settings)
         self.plan = plan
-        self.counts = counts_due(plan)
         self._patience = Patience(plan.patience)
         self._planned_rounds = plan.num_server_rounds
         self.settings = settings
@@ -88,96 +82,9 @@ class PersonalizedStrategy(MethodProperties, Strategy):
         self.members = Membership(plan, self.needs_public_data)
         self.completed_rounds = 0
         self._rounds_before = 0
-        self._evaluations: dict[int, Evaluation] = {}
+        self.evaluations = Evaluations(plan, self.clients, self.second_moment)
         self.state: State | None = None
         self.round = CurrentRound(Exchange(self.clients, 0, plan))
-
-    # ---- Hooks: what a method may override -------------------------------------------
-
-    @classmethod
-    def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
-        """Refuse impossible combinations of settings.
-
-        Raises
-        ------
-        ImpossiblePlanError
-            With one sentence that says what is allowed.
-        """
-
-    @classmethod
-    def shared_layers(cls, settings: Settings) -> slice:
-        """Return which layers of a model are sent, by position; by default all.
-
-        Server and clients use it, so that their vectors have the same length.
-        """
-        return slice(None)
-
-    def begin(self, initial: Arrays) -> State:
-        """Return the state before the first round.
-
-        Parameters
-        ----------
-        initial : mapping of str to ndarray
-            The parts of the initial global model; empty for a method without one.
-        """
-        return State()
-
-    def grown(self) -> State:
-        """Return a restored state for `num_clients`, which may be more than when it was saved."""
-        return self.state or State()
-
-    def before_asking(self, server_round: int, sampled: Sequence[int]) -> State:
-        """Return the state with which the training messages of a round are sent."""
-        return self.state or State()
-
-    def sample(self, server_round: int, candidates: Sequence[int]) -> list[int]:
-        """Return the partition-ids that train in this round, in ascending order."""
-        return sample_clients(candidates, self.plan.sample_size, self.plan.seed, server_round)
-
-    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Return the arrays that one client receives before training."""
-        return {}
-
-    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
-        """Return the specification of every array of a train reply."""
-        return {}
-
-    def check_reply(self, reply: Reply) -> None:
-        """Refuse a train reply with invalid values.
-
-        Raises
-        ------
-        InvalidReplyError, NotOnSimplexError
-            With the reason; the client is dropped from the round.
-        """
-
-    def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
-        """Limit the influence of single replies before they are aggregated."""
-        return replies
-
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> State:
-        """Return the state after a round, from its valid replies by ascending partition-id."""
-        return self.state or State()
-
-    def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Return the arrays that one client receives before evaluation."""
-        return {}
-
-    def global_model(self) -> Arrays:
-        """Return the parts of the global model, if the method has one."""
-        return {}
-
-    def matrices(self) -> dict[str, NDArray[Any]]:
-        """Return the method's matrices after a round, by name."""
-        return {}
-
-    def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Return rows for further tables of the run, each with ``round`` and ``partition_id``."""
-        return {}
-
-    def round_metrics(self) -> dict[str, float]:
-        """Return further columns of the round's row, by name."""
-        return {}
 
     # ---- Hooks for new clients: `strategies.core.new_clients` calls them on a copy ---------
 
@@ -282,10 +189,11 @@ class PersonalizedStrategy(MethodProperties, Strategy):
         self.members.meet(grid, server_round)
         self.round.start_clock()
         sampled = self.sample(server_round, self.reachable())
-        self._forget_evaluations(server_round, sampled)
+        self._discard_evaluations(server_round, sampled)
         self.state = self.before_asking(server_round, sampled)
         payloads = {n: self.train_payload(server_round, n) for n in sampled}
-        evaluate = self.evaluates_trained_model and self.plan.is_evaluated(server_round)
+        counts = self.evaluates_trained_model or bool(self.second_moment)
+        evaluate = counts and self.plan.is_evaluated(server_round)
         return exchange.messages(MessageType.TRAIN, "train", payloads, evaluate)
 
     def aggregate_train(
@@ -298,11 +206,11 @@ class PersonalizedStrategy(MethodProperties, Strategy):
         valid = exchange.valid_replies(
             replies,
             lambda n: self.expected_arrays(server_round, n),
-            (*OF_TRAINING, *self.train_metrics, *self.counts),
+            (*OF_TRAINING, *self.train_metrics, *self.evaluations.counts_of_training),
             self._check_train_reply,
         )
         exchange.require_replies(len(valid), self.completed_rounds)
-        self._evaluations |= self.round.keep(valid, self.counts, self.clients)
+        self.round.keep(self.evaluations.keep(valid), self.clients)
         # A second exchange inside aggregate counts as training time, not as server time.
         with self.round.timed("server"):
             self.state = self.aggregate(server_round, self.bounded(valid))
@@ -317,7 +225,7 @@ class PersonalizedStrategy(MethodProperties, Strategy):
         self.round.start_clock()
         if not self.plan.is_evaluated(server_round):
             return []
-        asked = [n for n in self.reachable() if n not in self._evaluations]
+        asked = self.evaluations.missing(self.reachable())
         payloads = partial(self.evaluate_payload, server_round)
         return self.round.exchange.to_evaluate(asked, payloads, grid)
 
@@ -327,9 +235,9 @@ class PersonalizedStrategy(MethodProperties, Strategy):
         """Compute accuracy per client, and finish the round."""
         server_round += self._rounds_before
         self.round.stop_clock("evaluate")
-        self._evaluations |= self._evaluations_in(replies)
+        self.evaluations.add(self._evaluations_in(replies))
         shown = self.reachable() if self.plan.is_evaluated(server_round) else []
-        evaluations = {n: self._evaluations[n] for n in shown if n in self._evaluations}
+        evaluations = self.evaluations.current(shown)
         row = self._round_row(server_round, evaluations)
         log_round(row, self.plan.num_server_rounds)
         new = receive_new_clients(self, server_round)
@@ -382,31 +290,26 @@ class PersonalizedStrategy(MethodProperties, Strategy):
         return self._evaluations_in(self.round.send(messages, self.plan.round_timeout))
 
     def _evaluations_in(self, replies: Iterable[Message]) -> dict[int, Evaluation]:
-        metrics = (*self.evaluation_metrics, *self.counts)
-        check = partial(check_evaluation, self.clients, self.plan)
-        valid = self.round.exchange.valid_replies(replies, lambda n: {}, metrics, check)
-        # A client may withhold its counts. It has then no accuracy.
-        counted = {n: reply for n, reply in valid.items() if "total" in reply.metrics}
-        return {n: read_evaluation(reply.metrics, reply.answers) for n, reply in counted.items()}
+        return self.evaluations.read(self.round.exchange, replies, self.evaluation_metrics)
 
     # ---- Steps and results of a round ------------------------------------------------
 
-    def _forget_evaluations(self, server_round: int, sampled: Iterable[int]) -> None:
+    def _discard_evaluations(self, server_round: int, sampled: Iterable[int]) -> None:
         """Discard counts of models that change; after the last round all are evaluated."""
         is_last = server_round == self.plan.num_server_rounds
-        changed = set(self.clients if is_last or not self.evaluates_trained_model else sampled)
-        self._evaluations = {n: row for n, row in self._evaluations.items() if n not in changed}
+        self.evaluations.discard(
+            self.clients if is_last or not self.evaluates_trained_model else sampled
+        )
 
     def _check_train_reply(self, reply: Reply) -> None:
-        if reply.answers or any(metric.name in reply.metrics for metric in self.counts):
-            check_evaluation(self.clients, self.plan, reply)
+        self.evaluations.check_train_reply(reply)
         self.check_reply(reply)
 
     def _round_row(self, server_round: int, results: Mapping[int, Evaluation]) -> dict[str, Any]:
         return {
             "round": server_round,
             **accuracy_statistics(results.values()),
-            **self.round.columns(self.train_metrics),
+            **self.round.columns((*self.train_metrics, *accuracies_of(self.second_moment))),
             "absent": self.plan.num_clients - len(self.members.reachable(self.round.grid)),
             **self.round_metrics(),
             **self.round.seconds_by_phase(),

@@ -117,6 +117,7 @@ class KTpFLParams(ParameterStrategy):
     settings_type = KTpFLParamsSettings
     settings: KTpFLParamsSettings
     evaluates_trained_model = True
+    second_moment = "received"
     state: KTpFLParamsState
 
     def begin(self, initial: Arrays) -> KTpFLParamsState:

@@ -46,6 +46,7 @@ class LGFedAvg(PersonalizedStrategy):
     settings: LGFedAvgSettings
     averages_parameters = True
     evaluates_trained_model = False
+    second_moment = "trained"
     state: HeadState
     server_models: ServerModels
 

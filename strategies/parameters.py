@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from strategies.base import PersonalizedStrategy
 from strategies.core.client_privacy import noised_mean
+from strategies.core.evaluations import Moment
 from strategies.core.influence_limits import with_clipped_updates
 from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
@@ -215,6 +216,7 @@ class ParameterStrategy(PersonalizedStrategy):
     needs_one_model = True
     averages_parameters = True
     evaluates_trained_model = False
+    second_moment: ClassVar[Moment] = "trained"
     state: ParameterState
 
     def begin(self, initial: Arrays) -> ParameterState:
@@ -327,6 +329,7 @@ class SharedModelStrategy(ParameterStrategy):
     server_models: ServerModels
     needs_one_model = False
     evaluates_trained_model = True
+    second_moment = ""
 
     def begin(self, initial: Arrays) -> ParameterState:
         """Start from fresh weights of the shared model."""
@@ -359,6 +362,7 @@ class LibraryStrategy(ParameterStrategy):
     """
 
     evaluates_trained_model = True
+    second_moment = ""
     state: LibraryState
 
     def begin(self, initial: Arrays) -> LibraryState:

@@ -216,6 +216,7 @@ class PersFL(FedAvg):
     settings_type = PersFLSettings
     needs_validation_data = True
     keeps_global_models = True
+    second_moment = ""
     evaluation_metrics = (
         Metric("lambda", low=0, high=1),
         Metric("temperature", low=0),

@@ -65,6 +65,7 @@ class PFedMe(ParameterStrategy):
     settings: PFedMeSettings
     needs_plain_descent = True
     evaluation_metrics = (GLOBAL_ACCURACY,)
+    second_moment = ""
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:

@@ -96,6 +96,7 @@ class Spider(ParameterStrategy):
     color_family = "fedkma"
     settings_type = SpiderSettings
     evaluates_trained_model = True
+    second_moment = ""
     needs_validation_data = True
     train_metrics = (TRAIN_LOSS, Metric("operations", low=0))
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.methods import METHODS
+from strategies.core.evaluations import counts_at
 from tests.conftest import SMALL
 from tests.helpers import arrays_of, run_with
 from tests.stored_runs import SUPERNET
@@ -191,13 +192,15 @@ def rows_of(record):
 
 def numbers(names):
     """Return names of metrics, those of an evaluation as one word each."""
-    evaluations = [
-        (word, prefix)
-        for word, prefix in (("test results", ""), ("validation results", "validation-"))
-        if {prefix + name for name in EVALUATED} <= names
-    ]
-    left = names - {prefix + name for _, prefix in evaluations for name in EVALUATED}
-    return ", ".join([*(f"`{name}`" for name in sorted(left)), *(w for w, _ in evaluations)]) or "-"
+    words = {
+        "test results": {*EVALUATED},
+        "validation results": {f"validation-{name}" for name in EVALUATED},
+        "counts before local training": {metric.name for metric in counts_at("received")},
+        "counts after local training": {metric.name for metric in counts_at("trained")},
+    }
+    said = {word: parts for word, parts in words.items() if parts <= names}
+    left = names.difference(*said.values())
+    return ", ".join([*(f"`{name}`" for name in sorted(left)), *said]) or "-"
 
 
 def notes_of(record):

@@ -16,10 +16,10 @@ from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.runs import DamagedRunError, load_run
 from strategies.core.answers import as_text, check_answers, from_text, packed, unpacked
+from strategies.core.evaluations import check_evaluation
 from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.replies import InvalidReplyError, Reply
-from strategies.core.rounds import check_evaluation
 
 
 def test_a_bit_an_image():

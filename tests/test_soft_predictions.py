@@ -11,6 +11,7 @@ from scipy.stats import kstest
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
+from strategies.core.evaluations import COUNTS
 from strategies.core.mixing import weighted_mean, weighted_median
 from strategies.core.plan import RunPlan
 from strategies.core.privacy import (
@@ -21,7 +22,6 @@ from strategies.core.privacy import (
     secret_normal,
 )
 from strategies.core.replies import InvalidReplyError
-from strategies.core.rounds import COUNTS
 from strategies.core.simplex import NotOnSimplexError, check_simplex
 from strategies.core.wire import NUMBER_FORMATS
 from strategies.kt_pfl import KTpFL, KTpFLSettings

@@ -37,8 +37,10 @@ class ParameterClient(PersonalClient):
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Load the received model, train locally, and reply with the result."""
         self.receive_model(received)
+        counts = yield from self.counted_when("received")
         loss = yield from self.train_locally(server_round, self.local_loss(received))
-        return TrainReply({**self.model_arrays(), **self.extra_parts()}, {"train-loss": loss})
+        metrics = {"train-loss": loss, **counts}
+        return TrainReply({**self.model_arrays(), **self.extra_parts()}, metrics)
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
         """Evaluate the model in the message."""

@@ -23,7 +23,8 @@ class Request:
     phase : str
         ``train``, or the name of a further exchange of the method.
     evaluate : bool
-        Whether the client evaluates the model that it has just trained.
+        Whether the reply reports counts, of the model that the client has just trained or at the
+        method's `second_moment`.
     is_last_round : bool
         Whether the message belongs to the run's last round.
     best_round : int

@@ -7,7 +7,7 @@ exports its model if the run asks for that, and keeps what it needs for its next
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.clients.properties import data_properties
 from fedkd_flwr.clients.reply import Arrays, Training, TrainReply
 from fedkd_flwr.clients.request import TRAIN, Request
-from fedkd_flwr.clients.steps import StepsCall, checked
+from fedkd_flwr.clients.steps import StepsCall, checked, yields_jobs
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.clients import ClientData
 from fedkd_flwr.export import keep_only_best, model_card, round_folder, save_personalized_model
@@ -36,9 +36,10 @@ from fedkd_flwr.memory import (
     store_in_context,
 )
 from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps, complete
-from fedkd_flwr.training.loop import count_correct, refresh_statistics, seeded
+from fedkd_flwr.training.loop import count_correct, refresh_statistics, seeded, statistics_of
 from fedkd_flwr.training.measures import measured
 from strategies.core.answers import packed
+from strategies.core.evaluations import Moment
 from strategies.core.flower import log
 from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
 from strategies.core.plan import Settings
@@ -129,14 +130,14 @@ class ServingClient(NumPyClient):
         """Serve a train message alone. What the model draws depends on round and client only."""
         with self._seeded(request.phase, request.server_round):
             reply = complete(self._trained(request))
-        if request.evaluate:
+        if self._evaluates_trained_model:
             reply = reply.with_evaluation(self._evaluated_alone({}, request.server_round))
         return reply
 
     def serve_job_by_job(self, request: Request) -> Training:
         """Serve a train message beside others. The model must not draw random numbers."""
         reply = yield from self._trained(request)
-        if request.evaluate:
+        if self._evaluates_trained_model:
             evaluation = yield from self.evaluate_model({}, request.server_round)
             reply = reply.with_evaluation(evaluation)
         return reply
@@ -161,10 +162,16 @@ class ServingClient(NumPyClient):
             self._recall(server_round if request.phase == TRAIN else server_round + 1, is_repeated)
         training = checked(self, self.train(request.arrays, server_round, request.phase))
         reply = yield from self.gradient_steps.over(training)
+        counts = yield from self.counted_when("trained")
         self.local.tell(reply.metrics)
+        reply.metrics.update(counts)
         reply.metrics[GRADIENT_STEPS.name] = self.gradient_steps.taken
         self._keep(server_round)
         return reply
+
+    @property
+    def _evaluates_trained_model(self) -> bool:
+        return self.request.evaluate and self.run.method.strategy.evaluates_trained_model
 
     # ---- Recall and keep -------------------------------------------------------------
 
@@ -250,6 +257,32 @@ class ServingClient(NumPyClient):
                 # A full disk, or a tensor that cannot be written, must not lose the results.
                 log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
         return TrainReply({}, metrics if self.policy.allow_counts else {}, answers)
+
+    @yields_jobs
+    def counted_when(self, moment: Moment) -> Steps[dict[str, float]]:
+        """Count the model's correct predictions if this is the method's `second_moment`.
+
+        Returns
+        -------
+        dict of str to float
+            Counts on the test split, and on the validation split if any; empty at other moments,
+            in rounds without evaluation, and where the node withholds counts.
+        """
+        is_due = self.request.evaluate and self.run.method.strategy.second_moment == moment
+        if not is_due or not self.policy.allow_counts:
+            return {}
+        data, counts = self.data, dict[str, float]()
+        test = "", data.test_images, data.test_labels
+        validation = "validation-", data.validation_images, data.validation_labels
+        fresh = self.run.models.batch_norm_statistics == "fresh"
+        with statistics_of(self.model, data.train_images) if fresh else nullcontext():
+            for split, images, labels in (test, validation):
+                if len(labels):
+                    logits = yield PredictJob(self.model, images)
+                    result = count_correct(logits, labels)
+                    counts[f"{moment}-{split}correct"] = result.correct
+                    counts[f"{moment}-{split}total"] = result.total
+        return counts
 
     def _count(self) -> Steps[tuple[dict[str, float], bytes]]:
         """Evaluate `classifier` on the client's test split, and on its validation split if any.

@@ -9,11 +9,12 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from strategies.core.evaluations import Evaluation
 from strategies.core.exchange import Exchange, InTurn
 from strategies.core.membership import ClientInfo
 from strategies.core.metrics import add_times, columns_of_training
-from strategies.core.replies import Arrays, Metric, Reply
-from strategies.core.rounds import Evaluation, mean_metrics, read_evaluation
+from strategies.core.replies import Arrays, Metric
+from strategies.core.rounds import mean_metrics
 
 
 @dataclass
@@ -69,22 +70,10 @@ class CurrentRound:
         assert self.grid is not None, "no message is sent before the first round"
         return self.grid.send_and_receive(messages, timeout=timeout)
 
-    def keep(
-        self,
-        replies: Mapping[int, Reply],
-        counts: Iterable[Metric],
-        clients: Mapping[int, ClientInfo],
-    ) -> dict[int, Evaluation]:
-        """Store the metrics of train replies; return the evaluations that travel with them."""
-        names, evaluations = {metric.name for metric in counts}, {}
-        for n, reply in replies.items():
-            counted = {name: v for name, v in reply.metrics.items() if name in names}
-            self.metrics[n] = {name: v for name, v in reply.metrics.items() if name not in names}
-            if counted:
-                evaluations[n] = read_evaluation(counted, reply.answers)
-        add_times(self.metrics, clients, replies, self.grid)
-        self.num_replies = len(replies)
-        return evaluations
+    def keep(self, metrics: dict[int, dict[str, float]], clients: Mapping[int, ClientInfo]) -> None:
+        """Store the metrics of the train replies, by partition-id."""
+        self.metrics, self.num_replies = metrics, len(metrics)
+        add_times(self.metrics, clients, list(metrics), self.grid)
 
     def columns(self, metrics: Iterable[Metric]) -> dict[str, Any]:
         """Return the columns of the round's row that follow from its messages.

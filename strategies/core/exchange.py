@@ -154,7 +154,7 @@ class Exchange:
         payloads : mapping of int to mapping
             Arrays for each client, by partition-id.
         evaluate : bool
-            Whether train replies include the evaluation of the trained model.
+            Whether train replies include counts.
         """
         self._note_sent(payloads)
         config = self._config(phase, evaluate)

@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+from strategies.core.evaluations import Moment
 from strategies.core.metrics import MOVED_PRIVATE, TRAIN_LOSS
 from strategies.core.plan import PlanSettings, Settings
 from strategies.core.replies import Metric
@@ -33,6 +34,14 @@ class MethodProperties:
 
     In this case train replies carry the counts, and a client that is not sampled keeps its last
     counts.
+    """
+
+    second_moment: ClassVar[Moment] = ""
+    """When the model of a client is counted a second time in a round.
+
+    ``trained`` is after local training, for methods that evaluate the model that the server sends
+    afterwards. ``received`` is before it, for methods that evaluate the trained model. Empty where
+    clients are not sent a model that replaces theirs.
     """
 
     needs_one_model: ClassVar[bool] = False

@@ -1,0 +1,72 @@
+"""Accuracy as received and after local training, where clients are sent a model."""
+
+import pytest
+
+import fedkd_flwr
+from strategies.core.evaluations import Evaluations
+from strategies.core.membership import ClientInfo
+from strategies.core.plan import RunPlan
+from strategies.core.replies import InvalidReplyError, Reply
+
+
+@pytest.fixture
+def one_client(small):
+    """A single client, so that the mean over clients is its own trained model."""
+    return {**small, "num-clients": 1, "models": "mlp", "num-server-rounds": 3, "max-samples": 200}
+
+
+def run_of(settings, folder, **changes):
+    return fedkd_flwr.run({**settings, **changes}, output_dir=folder / "run")
+
+
+def test_the_trained_model_of_the_only_client_is_what_fedavg_evaluates_next(one_client, tmp_path):
+    clients = run_of(one_client, tmp_path, strategy="fedavg").clients
+    assert len(clients) == 3
+    assert list(clients["trained_accuracy"]) == list(clients["accuracy"])
+    validation = list(clients["validation_accuracy"])
+    assert list(clients["trained_validation_accuracy"]) == validation
+
+
+def test_the_only_client_of_kt_pfl_on_parameters_receives_its_own_last_model(one_client, tmp_path):
+    clients = run_of(one_client, tmp_path, strategy="kt-pfl-params").clients
+    assert list(clients["received_accuracy"])[1:] == list(clients["accuracy"])[:-1]
+    assert clients["received_accuracy"].iloc[0] != clients["accuracy"].iloc[0]
+
+
+def test_local_training_helps_clients_with_few_classes(small, tmp_path):
+    split = {"partition": "two-classes", "num-server-rounds": 2, "models": "mlp"}
+    run = run_of(small, tmp_path, strategy="fedavg", **split)
+    means = run.clients.groupby("round")[["accuracy", "trained_accuracy"]].mean()
+    assert list(run.rounds["trained_accuracy_mean"]) == pytest.approx(means["trained_accuracy"])
+    assert list(run.rounds["accuracy_mean"]) == pytest.approx(means["accuracy"])
+    assert (means["trained_accuracy"] > means["accuracy"] + 0.1).all()
+
+
+def test_only_clients_of_the_round_have_an_accuracy_after_training(small, tmp_path):
+    half = {"fraction-train": 0.5, "evaluate-every": 2, "num-server-rounds": 2, "models": "mlp"}
+    clients = run_of(small, tmp_path, strategy="fedavg", **half).clients
+    trained = clients[clients["train_loss"].notna()]
+    counted = clients[clients["trained_accuracy"].notna()]
+    assert list(counted["partition_id"]) == list(trained[trained["round"] == 2]["partition_id"])
+
+
+@pytest.mark.parametrize("method", ["local", "kt-pfl", "ditto", "fedamp"])
+def test_methods_that_replace_no_model_have_one_moment(method, small, tmp_path):
+    run = run_of(small, tmp_path, strategy=method, models="mlp", **{"num-server-rounds": 1})
+    assert not [name for name in run.clients if name.startswith(("received_", "trained_"))]
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"trained-correct": 5.0, "trained-total": 4.0},
+        {"trained-correct": 3.0, "trained-total": 9.0},
+        {"trained-correct": 0.5, "trained-total": 4.0},
+        {"trained-total": 4.0},
+    ],
+)
+def test_impossible_counts_after_training_are_refused(counts):
+    client = ClientInfo(0, 1000, "mlp", 50, test_size=4)
+    evaluations = Evaluations(RunPlan(num_classes=10), {0: client}, "trained")
+    with pytest.raises(InvalidReplyError, match="trained-correct predictions"):
+        evaluations.check_train_reply(Reply(0, {}, counts))
