@@ -11,7 +11,7 @@ from matplotlib.colors import to_rgba
 
 import fedkd_flwr
 from fedkd_flwr import plots
-from fedkd_flwr.analysis import figures, styles
+from fedkd_flwr.analysis import figures, line_styles
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.genotypes import local_inference_accuracy
 from fedkd_flwr.analysis.results import client_accuracies
@@ -67,7 +67,7 @@ def test_accuracy_over_rounds_has_a_line_per_method_and_bands_over_seeds(compari
     assert len(axes.collections) == 2  # perfed-ckt has one seed and no band
     assert axes.get_xlabel() == "Round"
     assert len({line.get_color() for line in axes.lines}) == 3
-    assert {line.get_color() for line in axes.lines} <= set(styles.COLORS)
+    assert {line.get_color() for line in axes.lines} <= set(line_styles.COLORS)
 
 
 def test_accuracy_against_bytes_is_cumulative_and_local_is_a_horizontal_line(comparison, runs):
@@ -252,7 +252,7 @@ def test_missing_rounds_and_matrices_raise_value_error(runs):
 def test_plot_help_draws_each_gain_next_to_its_receiver(runs, monkeypatch):
     run, local = runs["kt-pfl", 0], runs["local", 0]
     accuracies = {run: pd.Series([0.9, 0.8, 0.5, 0.6]), local: pd.Series([0.5, 0.5, 0.6, 0.6])}
-    monkeypatch.setattr(plots.knowledge, "client_accuracies", accuracies.get)
+    monkeypatch.setattr(figures, "client_accuracies", accuracies.get)
     figure = plots.plot_help(run, local, order=[2, 0, 3, 1])
     heat_map, bars = figure.axes[:2]
     drawn = np.ma.filled(heat_map.images[0].get_array(), np.nan)
@@ -270,8 +270,8 @@ def test_clusters_are_drawn_by_client_and_round_in_palette_colors(runs):
     followed = plots.follow_clusters(run.matrices["clusters"])
     np.testing.assert_array_equal(image.get_array(), followed[:, ::-1].T)
     absent, first = image.cmap(image.norm([-1, 0]))
-    assert tuple(absent) == to_rgba(plots.style.ABSENT)
-    assert tuple(first) == to_rgba(styles.COLORS[0])
+    assert tuple(absent) == to_rgba(plots.axes.ABSENT)
+    assert tuple(first) == to_rgba(line_styles.COLORS[0])
 
 
 def test_clusters_keep_their_numbers_when_k_means_renumbers_them():
@@ -424,7 +424,7 @@ def test_a_genotype_is_drawn_with_its_operations_and_nodes(tmp_path):
     drawn = [{text.get_text() for text in axes.texts} for axes in figure.axes]
     assert drawn == [states | found for found in operations]
     for suffix, start in {"png": b"\x89PNG", "svg": b"<?xml"}.items():
-        plots.draw_genotype(genotype, tmp_path / f"genotype.{suffix}")
+        figure.savefig(tmp_path / f"genotype.{suffix}")
         assert (tmp_path / f"genotype.{suffix}").read_bytes().startswith(start)
 
 
@@ -460,11 +460,11 @@ def test_settings_of_one_method_have_different_colors(comparison, runs):
 
 
 def test_every_family_has_a_color_and_every_member_a_line_style():
-    assert len(styles.FAMILIES) == len(styles.COLORS)
-    of_methods = styles.family_styles()
+    assert len(line_styles.FAMILIES) == len(line_styles.COLORS)
+    of_methods = line_styles.family_styles()
     assert set(of_methods) == set(fedkd_flwr.METHODS)
     assert len(set(of_methods.values())) == len(of_methods)
-    assert max(line for _, line in of_methods.values()) < len(styles.LINES)
+    assert max(line for _, line in of_methods.values()) < len(line_styles.LINES)
     assert of_methods["kt-pfl"][0] == of_methods["sim-pfl"][0] != of_methods["fedmd"][0]
 
 

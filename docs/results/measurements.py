@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 from runs import maker
 
 from fedkd_flwr import Run, load_model, load_run
+from fedkd_flwr.analysis.persfl import mean_by_pair
 from fedkd_flwr.analysis.settings import varied_settings
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.plots import label_counts
-from fedkd_flwr.plots.distillation import surface
 from fedkd_flwr.training.loop import evaluate, refresh_statistics
 from strategies.persfl import PAIRS
 
@@ -153,7 +153,7 @@ def pairs(run: Run) -> list[dict[str, float]]:
     """Return for each lambda the mean test accuracy over clients, by T (PersFL's Figs. 3 to 5)."""
     return [
         {"lambda": weight, **{f"T={t:g}": round(float(found), 4) for t, found in row.items()}}
-        for weight, row in surface(run.table(PAIRS), "accuracy").iterrows()
+        for weight, row in mean_by_pair(run.table(PAIRS), "accuracy").iterrows()
     ]
 
 

@@ -92,6 +92,11 @@ class Cross:
         correlations[trained] = list(map(_rank_correlation, taken, useful))
         return correlations
 
+    def known_correlations(self, name: str) -> NDArray[np.float64]:
+        """Return the `rank_correlations` that are defined."""
+        correlations = self.rank_correlations(name)
+        return correlations[~np.isnan(correlations)]
+
     @property
     def _trained(self) -> NDArray[np.intp]:
         """Partition-ids of the clients that took part in the training."""
@@ -99,8 +104,7 @@ class Cross:
 
     def sentence(self, name: str) -> str:
         """Summarize the rank correlations of one of the `coefficients` in a sentence."""
-        known = self.rank_correlations(name)
-        known = known[~np.isnan(known)]
+        known = self.known_correlations(name)
         if len(self._trained) < 3:
             return f"{name}: there is at most one other client, so there is no rank correlation."
         if not len(known):

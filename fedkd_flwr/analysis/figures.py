@@ -1,6 +1,6 @@
-"""What figures show, for Matplotlib (`fedkd_flwr.plots`) and for the report alike."""
+"""What figures show; Matplotlib (`fedkd_flwr.plots`) and the report only draw it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,19 +10,22 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.optimize import linear_sum_assignment
 
 from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.line_styles import line_styles
 from fedkd_flwr.analysis.partition import label_counts
-from fedkd_flwr.analysis.styles import styled
+from fedkd_flwr.analysis.results import client_accuracies
+from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.runs import DamagedRunError, Run
+from strategies.core.randomness import random_generator
 
-WHOSE = {"accuracy": "clients that trained", "new_accuracy": "new clients"}
+CLIENT_GROUPS = {"accuracy": "clients that trained", "new_accuracy": "new clients"}
 """Compared columns of a comparison's results, and the clients they are about."""
 
 # ---- Methods ---------------------------------------------------------------------------
 
 
-def course_over_seeds(runs: Sequence[Run]) -> pd.DataFrame:
+def accuracy_curve(runs: Sequence[Run]) -> pd.DataFrame:
     """Return the means over seeds of accuracy and bytes, by round.
 
     A seed that stopped early keeps its last values, so the last row is the mean over all seeds.
@@ -38,18 +41,18 @@ def course_over_seeds(runs: Sequence[Run]) -> pd.DataFrame:
         One row per evaluated round: ``accuracy``, ``deviation``, its standard deviation, 0 for one
         seed, and ``bytes``, exchanged so far, both ways.
     """
-    courses = [_course(run) for run in runs]
-    rounds = pd.concat(courses).index.unique()
+    curves = [_curve_of_run(run) for run in runs]
+    rounds = pd.concat(curves).index.unique()
     level = [
-        course.reindex(course.index.union(rounds[rounds > course.index.max()]), method="ffill")
-        for course in courses
+        curve.reindex(curve.index.union(rounds[rounds > curve.index.max()]), method="ffill")
+        for curve in curves
     ]
     by_round = pd.concat(level).groupby("round")
     deviation = by_round["accuracy"].std().fillna(0)
     return by_round.mean().assign(deviation=deviation)
 
 
-def _course(run: Run) -> pd.DataFrame:
+def _curve_of_run(run: Run) -> pd.DataFrame:
     """Return the bytes exchanged so far and the mean accuracy, by evaluated round."""
     rounds = run.rounds.set_index("round").rename(columns={"accuracy_mean": "accuracy"})
     rounds["bytes"] = (rounds["bytes_up"] + rounds["bytes_down"]).cumsum()
@@ -57,17 +60,60 @@ def _course(run: Run) -> pd.DataFrame:
 
 
 def gains_by_method(comparison: Comparison) -> list[tuple[str, dict[str, Any], pd.DataFrame]]:
-    """Return label, style and one row per client and seed of each method with a reference."""
+    """Return label, style and gains of each method that has runs of the reference.
+
+    Gains have one row per client and seed. ``jitter`` is a random shift from -1 to 1, by which
+    points of equal clients are drawn apart.
+    """
     gains = dict(iter(comparison.clients.dropna(subset="gain").groupby("method")))
+    shown = [(label, style) for label, _, style in line_styles(comparison) if label in gains]
     return [
-        (label, style, gains[label]) for label, _, style in styled(comparison) if label in gains
+        (label, style, gains[label].assign(jitter=_jitter(row, len(gains[label]))))
+        for row, (label, style) in enumerate(shown)
     ]
 
 
-def over_seeds(comparison: Comparison, label: str, column: str) -> pd.DataFrame:
+def _jitter(row: int, number: int) -> NDArray[np.float64]:
+    return random_generator(0, "figure", row).uniform(-1, 1, number)
+
+
+def accuracies_by_rank(comparison: Comparison, label: str) -> pd.Series:
+    """Return a method's accuracies from its worst client, at 0, to its best, at 1.
+
+    Each rank is a mean over seeds. If some clients were not evaluated, the others still cover the
+    whole width.
+    """
+    own = comparison.clients[comparison.clients["method"] == label]
+    by_seed = own["accuracy"].groupby(own["seed"])
+    ranks = np.linspace(0, 1, max(by_seed.count(), default=0))
+    by_rank: pd.Series = by_seed.quantile(ranks.tolist()).groupby(level=1).mean()
+    return by_rank
+
+
+def results_over_seeds(comparison: Comparison, label: str, column: str) -> pd.DataFrame:
     """Return the results of a method's runs, one row per seed that has a value in a column."""
     results = comparison.results
     return results[(results["method"] == label) & results[column].notna()]
+
+
+# ---- Titles ----------------------------------------------------------------------------
+
+
+def data_title(run: Run) -> str:
+    """Return a title with the data set and partition of a run."""
+    settings = defining_settings(run.config)
+    return f"{settings['dataset']}, {settings['partition']}"
+
+
+def run_title(run: Run) -> str:
+    """Return a title with the method, data and seed of a run."""
+    return f"{run.config['strategy']}, {data_title(run)}, seed {run.config['seed']}"
+
+
+def comparison_title(comparison: Comparison) -> str:
+    """Return a title with the data and number of clients of a comparison."""
+    run = next(iter(comparison.groups.values()))[0]
+    return f"{data_title(run)}, {run.config['num-clients']} clients"
 
 
 # ---- Clients ---------------------------------------------------------------------------
@@ -86,9 +132,14 @@ def client_order(run: Run, order: Sequence[int] | None) -> tuple[NDArray[np.int6
         return np.arange(run.config["num-clients"]), ""
     if len(counts) < 3:
         return np.arange(len(counts)), ""
-    shares = counts / counts.sum(axis=1, keepdims=True)
-    tree = linkage(shares, "average", optimal_ordering=True)
+    label_distributions = counts / counts.sum(axis=1, keepdims=True)
+    tree = linkage(label_distributions, "average", optimal_ordering=True)
     return leaves_list(tree).astype(np.int64), ", ordered by labels"
+
+
+def gains_over(local: Run, run: Run, clients: NDArray[np.int64]) -> pd.Series:
+    """Return what some clients of a run gain in accuracy over a run of `local`."""
+    return (client_accuracies(run) - client_accuracies(local)).reindex(clients)
 
 
 # ---- Who learns from whom --------------------------------------------------------------
@@ -101,7 +152,7 @@ def sharing_matrices(run: Run) -> list[str]:
     return square if clients > 1 else []
 
 
-def sharing(
+def ordered_matrices(
     run: Run, name: str, rounds: Sequence[int], order: Sequence[int] | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], str]:
     """Return a matrix of a run in some rounds, and the order of its clients; see `client_order`.
@@ -151,3 +202,30 @@ def follow_clusters(labels: NDArray[np.int64]) -> NDArray[np.int64]:
         row[now >= 0] = number[now[now >= 0]]
         last_known = np.where(now >= 0, row, last_known)
     return followed
+
+
+def cluster_members(run: Run, rounds: Iterable[int]) -> list[str]:
+    """Return the members of each cluster as text, for each of some rounds.
+
+    Parameters
+    ----------
+    run : Run
+        A run of a method that clusters clients.
+    rounds : iterable of int
+        Counted from 1.
+
+    Returns
+    -------
+    list of str
+        One text per round.
+    """
+    labels = follow_clusters(run.matrices["clusters"])
+    return [_members(labels[number - 1]) for number in rounds]
+
+
+def _members(labels: NDArray[np.int64]) -> str:
+    parts = []
+    for label in sorted(set(labels.tolist()), key=lambda label: (label < 0, label)):
+        clients = ", ".join(map(str, np.flatnonzero(labels == label)))
+        parts.append(f"cluster {label}: {clients}" if label >= 0 else f"absent: {clients}")
+    return "; ".join(parts)

@@ -9,27 +9,24 @@ from fedkd_flwr.analysis.partition import label_counts
 from fedkd_flwr.plots.accuracy import (
     plot_accuracy_against_bytes,
     plot_accuracy_over_rounds,
+    plot_clients_by_rank,
     plot_gain_over_local,
 )
-from fedkd_flwr.plots.classes import plot_classes
 from fedkd_flwr.plots.clusters import plot_clusters
 from fedkd_flwr.plots.comparison import save_figures
 from fedkd_flwr.plots.cross import plot_cross
 from fedkd_flwr.plots.distillation import plot_pairs, plot_surface, plot_teacher_rounds
-from fedkd_flwr.plots.fairness import plot_clients_by_rank
 from fedkd_flwr.plots.genotypes import (
-    draw_genotype,
     draw_genotypes,
     genotype_figure,
     plot_genotype,
 )
+from fedkd_flwr.plots.heat_maps import plot_classes, plot_partition
 from fedkd_flwr.plots.knowledge import plot_help, plot_sharing
 from fedkd_flwr.plots.new_clients import plot_new_clients
 from fedkd_flwr.plots.operations import plot_operations
-from fedkd_flwr.plots.partition import plot_partition
 
 __all__ = [
-    "draw_genotype",
     "draw_genotypes",
     "follow_clusters",
     "genotype_figure",

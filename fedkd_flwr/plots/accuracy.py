@@ -1,21 +1,18 @@
-"""Accuracy over rounds, accuracy against communication cost, and gain over `local`."""
+"""Accuracy over rounds, against communication cost and by client, and gain over `local`."""
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from fedkd_flwr.analysis.columns import REFERENCE, in_bytes
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.figures import course_over_seeds, gains_by_method
-from fedkd_flwr.analysis.styles import styled
-from fedkd_flwr.plots.style import (
-    FIGURE_WIDTH,
+from fedkd_flwr.analysis.figures import (
+    accuracies_by_rank,
+    accuracy_curve,
     comparison_title,
-    in_percent,
-    in_points,
-    legend_below,
-    new_figure,
+    gains_by_method,
 )
-from strategies.core.randomness import random_generator
+from fedkd_flwr.analysis.line_styles import line_styles
+from fedkd_flwr.plots.axes import FIGURE_WIDTH, in_percent, in_points, legend_below, new_figure
 
 
 def plot_accuracy_over_rounds(comparison: Comparison) -> Figure:
@@ -28,13 +25,13 @@ def plot_accuracy_over_rounds(comparison: Comparison) -> Figure:
     in_percent(axes.yaxis)
     axes.set_title(comparison_title(comparison), fontsize="medium")
     alpha = min(0.14, 0.9 / len(comparison.groups))
-    for label, runs, style in styled(comparison):
-        course = course_over_seeds(runs)
-        mean, spread = course["accuracy"], course["deviation"]
-        axes.plot(course.index, mean, label=label, **style)
+    for label, runs, style in line_styles(comparison):
+        curve = accuracy_curve(runs)
+        mean, spread = curve["accuracy"], curve["deviation"]
+        axes.plot(curve.index, mean, label=label, **style)
         if spread.any():
             axes.fill_between(
-                course.index, mean - spread, mean + spread, color=style["color"], alpha=alpha, lw=0
+                curve.index, mean - spread, mean + spread, color=style["color"], alpha=alpha, lw=0
             )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend_below(figure, axes)
@@ -49,9 +46,9 @@ def plot_accuracy_against_bytes(comparison: Comparison) -> Figure:
     figure, axes = new_figure("Bytes exchanged so far, both ways", "Mean accuracy over clients")
     in_percent(axes.yaxis)
     axes.set_title(comparison_title(comparison), fontsize="medium")
-    for label, runs, style in styled(comparison):
-        course = course_over_seeds(runs)
-        sizes, mean = course["bytes"], course["accuracy"]
+    for label, runs, style in line_styles(comparison):
+        curve = accuracy_curve(runs)
+        sizes, mean = curve["bytes"], curve["accuracy"]
         if sizes.empty or sizes.iloc[-1] > 0:
             axes.plot(sizes, mean, label=label, **style)
         else:
@@ -82,8 +79,7 @@ def plot_gain_over_local(comparison: Comparison) -> Figure:
     figure.set_size_inches(FIGURE_WIDTH, 1.4 + 0.5 * len(shown))
     for row, (_, style, own) in enumerate(shown):
         gain = own["gain"].to_numpy()
-        shift = random_generator(0, "figure", row).uniform(-0.22, 0.22, len(gain))
-        axes.scatter(gain, row + shift, s=22, color=style["color"], alpha=0.6, lw=0)
+        axes.scatter(gain, row + 0.22 * own["jitter"], s=22, color=style["color"], alpha=0.6, lw=0)
         axes.plot([gain.mean()] * 2, [row - 0.34, row + 0.34], color="black", lw=2)
     shares = comparison.table["beats_local"]
     names = [f"{label}\n{shares[label]:.0%} of clients above local" for label, _, _ in shown]
@@ -93,4 +89,19 @@ def plot_gain_over_local(comparison: Comparison) -> Figure:
     axes.axvline(0, color="black", lw=1, ls=":")
     title = f"{comparison_title(comparison)}\nOne dot per client and seed; the bar is the mean"
     axes.set_title(title, fontsize="medium")
+    return figure
+
+
+def plot_clients_by_rank(comparison: Comparison) -> Figure:
+    """Plot the accuracy after the last round over the rank of the client, worst to best.
+
+    Each rank is averaged over seeds. The flatter the line, the more even the accuracy.
+    """
+    figure, axes = new_figure("Clients, from the worst to the best", "Accuracy, last round")
+    for label, _, style in line_styles(comparison):
+        by_rank = accuracies_by_rank(comparison, label)
+        axes.plot(by_rank.index, by_rank, label=label, **style)
+    in_percent(axes.xaxis)
+    in_percent(axes.yaxis)
+    legend_below(figure, axes)
     return figure

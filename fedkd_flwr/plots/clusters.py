@@ -7,9 +7,9 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedkd_flwr.analysis.figures import clusters_of
-from fedkd_flwr.analysis.styles import COLORS
-from fedkd_flwr.plots.style import ABSENT, FIGURE_WIDTH, client_ticks, new_figure, run_title
+from fedkd_flwr.analysis.figures import clusters_of, run_title
+from fedkd_flwr.analysis.line_styles import COLORS
+from fedkd_flwr.plots.axes import ABSENT, FIGURE_WIDTH, client_ticks, new_figure
 from fedkd_flwr.runs import Run
 
 

@@ -9,22 +9,22 @@ from matplotlib.figure import Figure
 
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.figures import sharing_matrices
+from fedkd_flwr.analysis.persfl import has_pairs
 from fedkd_flwr.analysis.results import class_accuracies
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.plots.accuracy import (
     plot_accuracy_against_bytes,
     plot_accuracy_over_rounds,
+    plot_clients_by_rank,
     plot_gain_over_local,
 )
-from fedkd_flwr.plots.classes import plot_classes
 from fedkd_flwr.plots.clusters import plot_clusters
-from fedkd_flwr.plots.distillation import distillation_figures, has_pairs
-from fedkd_flwr.plots.fairness import plot_clients_by_rank
+from fedkd_flwr.plots.distillation import distillation_figures
 from fedkd_flwr.plots.files import write_figures
+from fedkd_flwr.plots.heat_maps import plot_classes, plot_partition
 from fedkd_flwr.plots.knowledge import plot_help, plot_sharing
 from fedkd_flwr.plots.new_clients import plot_new_clients
-from fedkd_flwr.plots.partition import plot_partition
 from fedkd_flwr.runs import DamagedRunError
 
 LONGEST_STEM = 120

@@ -4,9 +4,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedkd_flwr.analysis.cross import Cross
-from fedkd_flwr.analysis.figures import client_order
+from fedkd_flwr.analysis.figures import client_order, run_title
+from fedkd_flwr.plots.axes import FIGURE_WIDTH, percent
 from fedkd_flwr.plots.heat_maps import draw_matrix
-from fedkd_flwr.plots.style import FIGURE_WIDTH, percent, run_title
 
 
 def plot_cross(crossed: Cross) -> Figure:
@@ -40,15 +40,11 @@ def plot_cross(crossed: Cross) -> Figure:
         figure.colorbar(
             image, ax=axes, location="bottom", shrink=0.8, label=f"Weight of the giver, {name}"
         )
-        axes.set_title(f"Rank correlation {_mean_correlation(crossed, name)}", fontsize="medium")
+        known = crossed.known_correlations(name)
+        mean = f"{known.mean():+.2f}, mean over receivers" if len(known) else "undefined"
+        axes.set_title(f"Rank correlation {mean}", fontsize="medium")
     for axes in (left, *right):
         axes.set_xlabel(f"Giver{ordered}")
     left.set_ylabel(f"Receiver and its test data{ordered}")
     figure.suptitle(run_title(crossed.run), fontsize="medium")
     return figure
-
-
-def _mean_correlation(crossed: Cross, name: str) -> str:
-    known = crossed.rank_correlations(name)
-    known = known[~np.isnan(known)]
-    return f"{known.mean():+.2f}, mean over receivers" if len(known) else "undefined"

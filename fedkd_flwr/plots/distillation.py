@@ -8,24 +8,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedkd_flwr.analysis.styles import COLORS, LINES, MARKERS
-from fedkd_flwr.plots.style import (
-    FIGURE_WIDTH,
-    in_percent,
-    new_figure,
-    percent,
-    run_title,
-)
+from fedkd_flwr.analysis.figures import run_title
+from fedkd_flwr.analysis.line_styles import COLORS, LINES, MARKERS
+from fedkd_flwr.analysis.persfl import mean_by_pair, teacher_rounds, tried_pairs
+from fedkd_flwr.plots.axes import FIGURE_WIDTH, in_percent, new_figure, percent
 from fedkd_flwr.runs import Run
-from strategies.persfl import PAIRS
 
 PANELS_PER_ROW = 5
 """Maximum number of panels in a row of `plot_pairs`."""
-
-
-def has_pairs(run: Run) -> bool:
-    """Return whether a run has PersFL's table of pairs."""
-    return PAIRS in run.further_rows
 
 
 def plot_pairs(runs: Run | Sequence[Run]) -> Figure:
@@ -43,13 +33,13 @@ def plot_pairs(runs: Run | Sequence[Run]) -> Figure:
         If a run has no table of pairs.
     """
     runs = _as_list(runs)
-    by_client = list(_pairs_of(runs).groupby("partition_id"))
+    by_client = list(tried_pairs(runs).groupby("partition_id"))
     columns = min(PANELS_PER_ROW, len(by_client))
     rows = -(-len(by_client) // columns)
     figure = Figure(figsize=(1.6 * FIGURE_WIDTH, 1.2 + 1.7 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, sharex=True, squeeze=False).ravel()
     for axes, (client, pairs) in zip(panels, by_client, strict=False):
-        _draw_lines(axes, surface(pairs, "accuracy"))
+        _draw_lines(axes, mean_by_pair(pairs, "accuracy"))
         axes.set_title(f"Client {client}", fontsize="small")
     for axes in panels[len(by_client) :]:
         axes.set_visible(False)
@@ -80,10 +70,10 @@ def plot_surface(runs: Run | Sequence[Run]) -> Figure:
         If a run has no table of pairs.
     """
     runs = _as_list(runs)
-    pairs = _pairs_of(runs)
+    pairs = tried_pairs(runs)
     parts = {
-        "Validation data": surface(pairs, "validation_accuracy"),
-        "Test data": surface(pairs, "accuracy"),
+        "Validation data": mean_by_pair(pairs, "validation_accuracy"),
+        "Test data": mean_by_pair(pairs, "accuracy"),
     }
     figure = Figure(figsize=(FIGURE_WIDTH, 0.6 * FIGURE_WIDTH), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
@@ -120,10 +110,7 @@ def plot_teacher_rounds(runs: Run | Sequence[Run]) -> Figure:
         If a run has no teachers.
     """
     runs = _as_list(runs)
-    for run in runs:
-        if "teacher_round" not in run.clients:
-            raise ValueError(f"{run.path.name} has no teachers.")
-    rounds = pd.concat([_teacher_rounds_of(run) for run in runs])
+    rounds = teacher_rounds(runs)
     last = int(runs[0].config["num-server-rounds"])
     figure, axes = new_figure("Round of the teacher", "Clients")
     # At most about 25 bars, each covering the same whole number of rounds.
@@ -139,17 +126,6 @@ def plot_teacher_rounds(runs: Run | Sequence[Run]) -> Figure:
     axes.legend(frameon=False)
     axes.set_title(_title(runs), fontsize="medium")
     return figure
-
-
-def surface(pairs: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Return the mean of a column over clients and seeds, by lambda (rows) and T (columns).
-
-    At lambda = 0 T has no effect, and only one T is tried. Its value fills the whole row.
-    """
-    means = pairs.groupby(["lambda", "temperature"])[column].mean().unstack()
-    if 0.0 in means.index:
-        means.loc[0.0] = means.loc[0.0].max()
-    return means
 
 
 def distillation_figures(runs: Sequence[Run], stem: str) -> Iterator[tuple[str, Figure]]:
@@ -175,22 +151,6 @@ def _draw_lines(axes: Axes, means: pd.DataFrame) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize="small")
     in_percent(axes.yaxis)
-
-
-def _pairs_of(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return the (lambda, T) pairs that were tried after the last round of each run."""
-    for run in runs:
-        if not has_pairs(run):
-            raise ValueError(f"{run.path.name} has no table of pairs of lambda and T.")
-    tables = [run.table(PAIRS) for run in runs]
-    return pd.concat([table[table["round"] == table["round"].max()] for table in tables])
-
-
-def _teacher_rounds_of(run: Run) -> pd.Series:
-    """Return the teacher rounds of the last selection; a continued run has earlier ones too."""
-    taught = run.clients.dropna(subset="teacher_round")
-    rounds: pd.Series = taught.loc[taught["round"] == taught["round"].max(), "teacher_round"]
-    return rounds
 
 
 def _as_list(runs: Run | Sequence[Run]) -> Sequence[Run]:

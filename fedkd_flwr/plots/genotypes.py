@@ -31,15 +31,6 @@ def genotype_figure(genotype: Genotype) -> Figure:
     Filled boxes are states, white boxes are operations. A line has the color of the state in which
     it starts.
 
-    Parameters
-    ----------
-    genotype : Genotype
-        The genotype.
-
-    Returns
-    -------
-    Figure
-        The figure.
     """
     cells = {"Normal cell": genotype.normal, "Reduction cell": genotype.reduce}
     # One lane per edge, and four for the inputs, the output and the title.
@@ -54,24 +45,6 @@ def genotype_figure(genotype: Genotype) -> Figure:
         axes.axis("off")
         _draw_cell(axes, cell)
     return figure
-
-
-def draw_genotype(genotype: Genotype, path: Path | str) -> None:
-    """Write the figure of `genotype_figure` to a file.
-
-    Parameters
-    ----------
-    genotype : Genotype
-        The genotype.
-    path : Path or str
-        The file; its suffix, such as .png or .svg, selects the format.
-
-    Raises
-    ------
-    ValueError
-        If matplotlib does not support the suffix.
-    """
-    genotype_figure(genotype).savefig(Path(path), dpi=120)
 
 
 def plot_genotype(run: Run, partition_id: int) -> Figure:
@@ -171,15 +144,9 @@ def _draw_cell(axes: Axes, cell: tuple[Node, ...]) -> None:
     for state, name in enumerate(states):
         color = _state_color(state)
         _draw_boxes(axes, graph, places, {name: name}, text="white", fill=color, border=color)
-    _draw_boxes(
-        axes,
-        graph,
-        places,
-        {_OUTPUT: _OUTPUT},
-        text="white",
-        fill=_OUTPUT_COLOR,
-        border=_OUTPUT_COLOR,
-    )
+    labels = {_OUTPUT: _OUTPUT}
+    color = _OUTPUT_COLOR
+    _draw_boxes(axes, graph, places, labels, text="white", fill=color, border=color)
 
 
 def _draw_boxes(

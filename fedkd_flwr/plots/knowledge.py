@@ -9,11 +9,10 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fedkd_flwr.analysis.figures import sharing, sharing_matrices
-from fedkd_flwr.analysis.results import client_accuracies
-from fedkd_flwr.analysis.styles import COLORS
+from fedkd_flwr.analysis.figures import gains_over, ordered_matrices, run_title, sharing_matrices
+from fedkd_flwr.analysis.line_styles import COLORS
+from fedkd_flwr.plots.axes import FIGURE_WIDTH, in_points, new_figure
 from fedkd_flwr.plots.heat_maps import draw_matrix
-from fedkd_flwr.plots.style import FIGURE_WIDTH, in_points, new_figure, run_title
 from fedkd_flwr.runs import Run
 
 
@@ -87,7 +86,7 @@ def plot_help(
     )
     left.set_xlabel(f"Giver{ordered}")
     left.set_ylabel(f"Receiver{ordered}")
-    gain = (client_accuracies(run) - client_accuracies(local)).reindex(clients)
+    gain = gains_over(local, run, clients)
     # Blue and orange are distinguishable with any kind of color blindness.
     colors = [COLORS[0] if value > 0 else COLORS[1] for value in gain]
     right.barh(range(len(gain)), gain, color=colors)
@@ -109,7 +108,7 @@ def plot_help(
 def _shown(
     run: Run, server_round: int | None, name: str | None, order: Sequence[int] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], str, str]:
-    """Return one round's matrix, the order of its clients, and a title; see `sharing`."""
+    """Return one round's matrix, the order of its clients, and a title; see `ordered_matrices`."""
     names = sharing_matrices(run)
     if not names or (name and name not in names):
         what = f"matrix {name}" if name else "matrix of receivers and givers"
@@ -119,7 +118,7 @@ def _shown(
     server_round = rounds if server_round is None else server_round
     if not 1 <= server_round <= rounds:
         raise ValueError(f"Round {server_round} is outside 1..{rounds}.")
-    (matrix,), clients, ordered = sharing(run, name, [server_round], order)
+    (matrix,), clients, ordered = ordered_matrices(run, name, [server_round], order)
     title = f"{run_title(run)}: {name} after round {server_round}"
     return matrix, clients, ordered, title
 

@@ -6,15 +6,9 @@ from matplotlib.figure import Figure
 
 from fedkd_flwr.analysis.columns import REFERENCE
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.figures import WHOSE, over_seeds
-from fedkd_flwr.analysis.styles import styled
-from fedkd_flwr.plots.style import (
-    FIGURE_WIDTH,
-    comparison_title,
-    in_percent,
-    legend_below,
-    new_figure,
-)
+from fedkd_flwr.analysis.figures import CLIENT_GROUPS, comparison_title, results_over_seeds
+from fedkd_flwr.analysis.line_styles import line_styles
+from fedkd_flwr.plots.axes import FIGURE_WIDTH, in_percent, legend_below, new_figure
 
 
 def plot_new_clients(comparison: Comparison) -> Figure:
@@ -37,18 +31,18 @@ def plot_new_clients(comparison: Comparison) -> Figure:
     title = f"{comparison_title(comparison)}\nOne dot per seed; the large marker is the mean"
     axes.set_title(title, fontsize="medium")
     marker_style: dict[str, Any] = {"marker": "o", "ms": 8, "ls": "none"}
-    for name, color in zip(WHOSE.values(), ("black", "white"), strict=True):
+    for name, color in zip(CLIENT_GROUPS.values(), ("black", "white"), strict=True):
         axes.plot([], [], color="black", mfc=color, label=name, **marker_style)
-    for row, (label, runs, style) in enumerate(styled(comparison)):
+    for row, (label, runs, style) in enumerate(line_styles(comparison)):
         color = style["color"]
-        for column, fill, shift in zip(WHOSE, (color, "white"), (-0.16, 0.16), strict=True):
-            values = over_seeds(comparison, label, column)[column]
+        for column, fill, shift in zip(CLIENT_GROUPS, (color, "white"), (-0.16, 0.16), strict=True):
+            values = results_over_seeds(comparison, label, column)[column]
             if values.empty:
                 continue
             level = [row + shift] * len(values)
             axes.plot(values, level, color=color, marker=".", ms=7, alpha=0.6)
             axes.plot(values.mean(), row + shift, color=color, mfc=fill, **marker_style)
-        alone = over_seeds(comparison, label, "new_accuracy")["new_accuracy"]
+        alone = results_over_seeds(comparison, label, "new_accuracy")["new_accuracy"]
         if runs[0].config["strategy"] == REFERENCE and len(alone):
             name = f"new clients of {label}"
             axes.axvline(alone.mean(), color=color, lw=1, ls="--", label=name)

@@ -10,17 +10,14 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from fedkd_flwr.analysis.figures import client_order
-from fedkd_flwr.analysis.genotypes import client_genotypes
-from fedkd_flwr.analysis.styles import COLORS
-from fedkd_flwr.models.darts.genotype import Node
-from fedkd_flwr.models.darts.settings import CELL_INPUTS, NONE, OPERATIONS
-from fedkd_flwr.plots.style import ABSENT, FIGURE_WIDTH, client_ticks
+from fedkd_flwr.analysis.genotypes import CANDIDATES, client_genotypes, edges_of, kept_operations
+from fedkd_flwr.analysis.line_styles import COLORS
+from fedkd_flwr.plots.axes import ABSENT, FIGURE_WIDTH, client_ticks
 from fedkd_flwr.runs import Run
 
-CANDIDATES = [name for name in OPERATIONS if name != NONE]
-"""Operations that an edge can have, each with its own color."""
-
 PALETTE = ListedColormap([ABSENT, *COLORS[: len(CANDIDATES)]])
+"""A color for a dropped edge, and one for each operation."""
+
 LIMITS = BoundaryNorm(np.arange(-1.5, len(CANDIDATES)), PALETTE.N)
 
 
@@ -41,19 +38,16 @@ def plot_operations(run: Run, order: Sequence[int] | None = None) -> Figure:
     """
     genotypes = client_genotypes(run)
     clients, ordered = client_order(run, order)
-    edges = [
-        (source, node) for node in range(genotypes[0].nodes) for source in range(node + CELL_INPUTS)
-    ]
     cells = {
         "Normal cell": [genotypes[client].normal for client in clients],
         "Reduction cell": [genotypes[client].reduce for client in clients],
     }
-    kept = {title: _kept_operations(by_client, edges) for title, by_client in cells.items()}
+    kept = {title: kept_operations(by_client) for title, by_client in cells.items()}
     height = max(2.8, 1.9 + 0.22 * len(clients))
     figure = Figure(figsize=(FIGURE_WIDTH, height), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     states = ["k-2", "k-1", *map(str, range(genotypes[0].nodes))]
-    names = [f"{states[source]}→{node}" for source, node in edges]
+    names = [f"{states[source]}→{node}" for source, node in edges_of(genotypes[0].nodes)]
     for axes, (title, matrix) in zip(panels, kept.items(), strict=True):
         _draw_choices(axes, matrix, names)
         axes.set_title(title, fontsize="medium")
@@ -70,31 +64,6 @@ def plot_operations(run: Run, order: Sequence[int] | None = None) -> Figure:
         handles=patches, loc="outside lower center", ncols=min(4, len(patches)), frameon=False
     )
     return figure
-
-
-def _kept_operations(
-    cells: Sequence[tuple[Node, ...]], edges: Sequence[tuple[int, int]]
-) -> NDArray[np.int64]:
-    """Return the index of each selected operation in `CANDIDATES`, -1 for a dropped edge.
-
-    Parameters
-    ----------
-    cells : sequence
-        One cell per client.
-    edges : sequence of (int, int)
-        Source state and node of each edge.
-
-    Returns
-    -------
-    ndarray
-        Shape (clients, edges).
-    """
-    kept = np.full((len(cells), len(edges)), -1)
-    for row, cell in zip(kept, cells, strict=True):
-        for node, choices in enumerate(cell):
-            for operation, source in choices:
-                row[edges.index((source, node))] = CANDIDATES.index(operation)
-    return kept
 
 
 def _draw_choices(axes: Axes, kept: NDArray[np.int64], names: Sequence[str]) -> None:

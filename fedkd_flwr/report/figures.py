@@ -1,4 +1,4 @@
-"""Interactive figures of the report, in the colors of `fedkd_flwr.analysis.styles`.
+"""Interactive figures of the report, in the colors of `fedkd_flwr.analysis.line_styles`.
 
 Colors that depend on the light or dark theme are written as CSS variables of the page, such as
 ``var(--ink)``. The page inserts their values when it draws a figure.
@@ -15,18 +15,17 @@ from plotly.graph_objects import Figure, Frame, Heatmap
 from fedkd_flwr.analysis.columns import MISSING
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.figures import (
-    WHOSE,
+    CLIENT_GROUPS,
+    accuracy_curve,
     client_order,
     clusters_of,
-    course_over_seeds,
     gains_by_method,
-    over_seeds,
-    sharing,
+    ordered_matrices,
+    results_over_seeds,
 )
+from fedkd_flwr.analysis.line_styles import COLORS, line_styles
 from fedkd_flwr.analysis.partition import label_counts
-from fedkd_flwr.analysis.styles import COLORS, styled
 from fedkd_flwr.runs import Run
-from strategies.core.randomness import random_generator
 
 INK, QUIET, PAPER = "var(--ink)", "var(--quiet)", "var(--paper)"
 GRID, ABSENT = "var(--grid)", "var(--absent)"
@@ -54,10 +53,10 @@ LABEL_WIDTH = 48
 def accuracy_figure(comparison: Comparison) -> Figure:
     """Return mean accuracy over rounds, with a band of one standard deviation over seeds."""
     figure = _new_figure("Round", "Mean accuracy over clients", height=420)
-    for label, runs, style in styled(comparison):
-        course = course_over_seeds(runs)
-        rounds = course.index.to_numpy()
-        mean, spread = course["accuracy"].to_numpy(), course["deviation"].to_numpy()
+    for label, runs, style in line_styles(comparison):
+        curve = accuracy_curve(runs)
+        rounds = curve.index.to_numpy()
+        mean, spread = curve["accuracy"].to_numpy(), curve["deviation"].to_numpy()
         color = _on_theme(style["color"])
         if spread.any():
             figure.add_scatter(
@@ -89,10 +88,9 @@ def gain_figure(comparison: Comparison) -> Figure:
     shown = gains_by_method(comparison)
     figure = _new_figure("Gain in accuracy over local, in points", "", height=110 + 84 * len(shown))
     for row, (label, style, own) in enumerate(shown):
-        shift = random_generator(0, "figure", row).uniform(-0.14, 0.14, len(own))
         figure.add_scatter(
             x=100 * own["gain"],
-            y=row + 0.12 + shift,
+            y=row + 0.12 + 0.14 * own["jitter"],
             customdata=own[["partition_id", "seed", "accuracy", "local_accuracy"]],
             mode="markers",
             name=_wrapped(label),
@@ -120,15 +118,15 @@ def new_clients_figure(comparison: Comparison) -> Figure:
 
     A small point is a seed, a large one is the mean over seeds. Points of new clients are hollow.
     """
-    shown = styled(comparison)
+    shown = line_styles(comparison)
     figure = _new_figure("Mean accuracy over clients", "", height=110 + 84 * len(shown))
     for row, (label, _, style) in enumerate(shown):
         color = _on_theme(style["color"])
         means = []
         for (column, whose), place, fill in zip(
-            WHOSE.items(), (row, row + 0.24), (color, PAPER), strict=True
+            CLIENT_GROUPS.items(), (row, row + 0.24), (color, PAPER), strict=True
         ):
-            own = over_seeds(comparison, label, column)
+            own = results_over_seeds(comparison, label, column)
             mean = own[column].mean()
             means.append(f"{mean:.1%}" if len(own) else MISSING)
             figure.add_scatter(
@@ -173,7 +171,7 @@ def sharing_figure(run: Run, name: str, rounds: Sequence[int]) -> Figure:
     rounds : sequence of int
         The rounds to include, counted from 1; the last one is shown first.
     """
-    exact, clients, ordered = sharing(run, name, rounds)
+    exact, clients, ordered = ordered_matrices(run, name, rounds)
     matrices, names = exact.astype(np.float32), _names(clients)
     between = matrices[:, ~np.eye(len(clients), dtype=bool)]
     figure = _new_figure(f"Giver{ordered}", f"Receiver{ordered}", height=560, grid=False)

@@ -9,7 +9,7 @@ from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.figures import sharing_matrices
+from fedkd_flwr.analysis.figures import cluster_members, data_title, sharing_matrices
 from fedkd_flwr.analysis.pairs import notes_on_pairs
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError
@@ -25,7 +25,6 @@ from fedkd_flwr.report.figures import (
 )
 from fedkd_flwr.report.tables import (
     client_table,
-    cluster_members,
     method_tables,
     pair_tables,
     run_table,
@@ -87,14 +86,14 @@ def render_page(comparison: Comparison) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    settings = defining_settings(next(iter(comparison.groups.values()))[0].config)
+    first = next(iter(comparison.groups.values()))[0]
     has_new = "new_accuracy" in comparison.results
     has_gains = bool(comparison.clients["gain"].notna().any())
     split, split_missing = _split(comparison)
     shared_settings, own_settings = settings_of(comparison)
     return environment.get_template("page.html").render(
-        title=f"Methods on {settings['dataset']}, {settings['partition']}",
-        settings=settings,
+        title=f"Methods on {data_title(first)}",
+        settings=defining_settings(first.config),
         rounds=_rounds(comparison),
         version=version("fedkd-flwr"),
         verdicts=comparison.verdicts,

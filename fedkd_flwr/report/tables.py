@@ -1,18 +1,13 @@
 """Tables of the report, with the text and the sort key of each cell."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from fedkd_flwr.analysis.columns import COLUMNS, MISSING, Column, columns_of, percent, points
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.figures import follow_clusters
 from fedkd_flwr.analysis.pairs import matrix_of_pairs
 from fedkd_flwr.analysis.settings import defining_settings
-from fedkd_flwr.runs import Run
 
 ORDER_OF_VERDICTS = {"worse": -1.0, "not shown": 0.0, "better": 1.0}
 """What a column of verdicts is sorted by."""
@@ -162,33 +157,6 @@ def settings_of(comparison: Comparison) -> tuple[dict[str, str], dict[str, dict[
         label: {name: text for name, text in own.items() if name not in shared}
         for label, own in by_label.items()
     }
-
-
-def cluster_members(run: Run, rounds: Iterable[int]) -> list[str]:
-    """Return the members of each cluster as text, for each of some rounds.
-
-    Parameters
-    ----------
-    run : Run
-        A run of a method that clusters clients.
-    rounds : iterable of int
-        Counted from 1.
-
-    Returns
-    -------
-    list of str
-        One text per round.
-    """
-    labels = follow_clusters(run.matrices["clusters"])
-    return [_members(labels[number - 1]) for number in rounds]
-
-
-def _members(labels: "np.ndarray[Any, np.dtype[np.int64]]") -> str:
-    parts = []
-    for label in sorted(set(labels.tolist()), key=lambda label: (label < 0, label)):
-        clients = ", ".join(map(str, np.flatnonzero(labels == label)))
-        parts.append(f"cluster {label}: {clients}" if label >= 0 else f"absent: {clients}")
-    return "; ".join(parts)
 
 
 def _number(key: float, text: str) -> Cell:

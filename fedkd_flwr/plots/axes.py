@@ -1,4 +1,4 @@
-"""What all figures share: axes, legends, titles and tick labels."""
+"""What all figures share: axes, legends and tick labels."""
 
 import textwrap
 
@@ -8,10 +8,6 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
-
-from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.settings import defining_settings
-from fedkd_flwr.runs import Run
 
 LABEL_WIDTH = 60
 """Maximum line length of a label in a legend."""
@@ -36,23 +32,6 @@ def new_figure(xlabel: str, ylabel: str, grid: bool = True) -> tuple[Figure, Axe
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
-
-
-def run_title(run: Run) -> str:
-    """Return a title with the method, data and seed of a run."""
-    return f"{run.config['strategy']}, {data_title(run)}, seed {run.config['seed']}"
-
-
-def data_title(run: Run) -> str:
-    """Return a title with the data set and partition of a run."""
-    settings = defining_settings(run.config)
-    return f"{settings['dataset']}, {settings['partition']}"
-
-
-def comparison_title(comparison: Comparison) -> str:
-    """Return a title with the data and number of clients of a comparison."""
-    run = next(iter(comparison.groups.values()))[0]
-    return f"{data_title(run)}, {run.config['num-clients']} clients"
 
 
 def percent(value: float, position: int | None = None) -> str:

@@ -27,7 +27,7 @@ LINES = ("-", "--", ":", "-.")
 """Markers and lines, by their names in Matplotlib."""
 
 
-def styled(comparison: Comparison) -> list[tuple[str, list[Run], dict[str, Any]]]:
+def line_styles(comparison: Comparison) -> list[tuple[str, list[Run], dict[str, Any]]]:
     """Return label, runs and line style of each group; styles are the same in every figure."""
     count = len(comparison.groups)
     styles = _styles(comparison)
