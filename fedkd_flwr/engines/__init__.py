@@ -2,6 +2,7 @@
 
 from fedkd_flwr.engines.deployment import deployed_to, run_deployment
 from fedkd_flwr.engines.in_process import flower_log_level
+from fedkd_flwr.engines.registry import ENGINES, Engine, find_engine
 from fedkd_flwr.engines.starting import (
     resolve_output,
     resume,
@@ -9,7 +10,6 @@ from fedkd_flwr.engines.starting import (
     run,
     with_absolute_folders,
 )
-from fedkd_flwr.engines.table import ENGINES, Engine, find_engine
 from fedkd_flwr.grids.in_process import InProcessGrid
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Any
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.config.toml_files import upon_preset
 from fedkd_flwr.custom_objects.naming import name_objects
-from fedkd_flwr.engines.table import find_engine
+from fedkd_flwr.engines.registry import find_engine
 from fedkd_flwr.runs import (
     Run,
     absolute,
