@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet
 from PIL import Image
 
-from fedkd_flwr.data.catalogue import DATASETS
+from fedkd_flwr.data.registry import DATASETS
 
 NAME = "fashion-mnist"
 """The imitated data set."""

@@ -9,7 +9,6 @@ from hypothesis import strategies as draw
 
 from fedkd_flwr.data import scaling as scaling_module
 from fedkd_flwr.data import sources as sources_module
-from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.clients import (
     ClientData,
     check_data,
@@ -19,6 +18,7 @@ from fedkd_flwr.data.clients import (
 )
 from fedkd_flwr.data.decoding import to_float
 from fedkd_flwr.data.public import public_hash, public_images, public_subset, split_public
+from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import load_images, load_labels
 from fedkd_flwr.data.splits import split_client

@@ -13,8 +13,8 @@ import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.custom_objects.importing import hold
 from fedkd_flwr.data.by_column import values_of_clients
-from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.clients import client_indices
+from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import load_labels
 

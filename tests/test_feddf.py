@@ -10,8 +10,8 @@ from torch.nn import functional
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.public import public_subset
+from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.runs import read_checkpoint
 from fedkd_flwr.server_app import main

@@ -6,7 +6,7 @@ from helpers import write_image_folder
 from PIL import Image
 
 from fedkd_flwr.data import sources
-from fedkd_flwr.data.catalogue import DataError, Wanted
+from fedkd_flwr.data.registry import DataError, Wanted
 from fedkd_flwr.data.sources import load_images, load_own_data
 
 BRIGHTNESS = {"cat": 10, "dog": 100, "horse": 200}

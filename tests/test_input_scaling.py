@@ -10,8 +10,8 @@ from PIL import Image
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.clients import check_data, client_indices, load_client, public_pool
+from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.data.scaling import (
     Symmetric,
     scaling_from,

@@ -8,9 +8,9 @@ from helpers import client_of, run_with
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.clients import check_data
 from fedkd_flwr.data.custom_data import call_for_data
+from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.data.sources import load_images, load_labels, load_own_data
 
 HERE = "test_own_data"

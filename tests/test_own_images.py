@@ -9,8 +9,8 @@ from PIL import Image
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data import origin
-from fedkd_flwr.data.catalogue import DataError, Wanted
 from fedkd_flwr.data.clients import check_data
+from fedkd_flwr.data.registry import DataError, Wanted
 from fedkd_flwr.data.sources import load_images, load_labels, load_own_data
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (120, 12, 10, 3), dtype=np.uint8)

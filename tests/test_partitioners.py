@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as draw
 
-from fedkd_flwr.data.catalogue import PARTITIONS, DataError
 from fedkd_flwr.data.chosen_classes import choose_classes, lognormal_two_classes, random_counts
 from fedkd_flwr.data.dealing import Stock
 from fedkd_flwr.data.partitioners import (
@@ -15,6 +14,7 @@ from fedkd_flwr.data.partitioners import (
     fill_up,
     partition_indices,
 )
+from fedkd_flwr.data.registry import PARTITIONS, DataError
 from fedkd_flwr.data.settings import DataSettings
 
 # Like Fashion-MNIST: 7000 samples of each of ten classes, in random order.

@@ -12,7 +12,7 @@ from fedkd_flwr.analysis.personalization import personalize
 from fedkd_flwr.cli import app
 from fedkd_flwr.clients.node import NodeConfigError
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.export import load_model
 from fedkd_flwr.runs import RunDirectoryError
 

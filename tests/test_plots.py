@@ -16,7 +16,7 @@ from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.genotypes import local_inference_accuracy
 from fedkd_flwr.analysis.results import client_accuracies
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.models.darts.genotype import Choice, Genotype
 from fedkd_flwr.plots.comparison import file_stem
 from fedkd_flwr.runs import RunDirectoryError

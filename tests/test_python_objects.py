@@ -18,7 +18,7 @@ from examples.own_model import TinyNet
 from fedkd_flwr.clients.fedprox import FedProxClient
 from fedkd_flwr.config import ConfigError, read_config, require_importable
 from fedkd_flwr.custom_objects.importing import HELD, CustomObjectError, find_custom
-from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.data.sources import load_images
 from fedkd_flwr.methods import REGISTERED
 from fedkd_flwr.runs import RunDirectoryError

@@ -11,8 +11,8 @@ from helpers import image_rows, write_image_folder, write_parquet
 from PIL import Image
 
 from fedkd_flwr.data import sources
-from fedkd_flwr.data.catalogue import DATASETS, DataError
 from fedkd_flwr.data.decoding import convert_images, to_float
+from fedkd_flwr.data.registry import DATASETS, DataError
 from fedkd_flwr.data.sources import load_images, load_labels, load_own_data
 
 TINY = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)

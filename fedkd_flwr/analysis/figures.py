@@ -15,7 +15,7 @@ from fedkd_flwr.analysis.partition import label_counts
 from fedkd_flwr.analysis.results import client_accuracies
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.runs import DamagedRunError, Run
 from strategies.core.randomness import random_generator
 

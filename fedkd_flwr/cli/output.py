@@ -95,7 +95,7 @@ def show_table(
 def user_errors() -> tuple[type[Exception], ...]:
     """Return the exceptions whose message is a sentence for the user."""
     from fedkd_flwr.config import ConfigError
-    from fedkd_flwr.data.catalogue import DataError
+    from fedkd_flwr.data.registry import DataError
     from fedkd_flwr.runs import RunDirectoryError
 
     # A run with too few replies and a failed simulation are RuntimeErrors.

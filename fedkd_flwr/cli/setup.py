@@ -93,7 +93,7 @@ def _list_models() -> None:
 
 
 def _list_data() -> None:
-    from fedkd_flwr.data.catalogue import DATASETS, PARTITIONS
+    from fedkd_flwr.data.registry import DATASETS, PARTITIONS
 
     _say_names("Data sets", DATASETS)
     _say_names("Partitions", PARTITIONS)

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from fedkd_flwr.config.run_config import PLACE_KEYS, RunConfig
 from fedkd_flwr.custom_objects.importing import is_custom
-from fedkd_flwr.data.catalogue import (
+from fedkd_flwr.data.registry import (
     DATASETS,
     FOLDER,
     HELD_OUT,

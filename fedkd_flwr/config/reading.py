@@ -17,7 +17,7 @@ from fedkd_flwr.config.flat_config import Scalar, as_scalar, flatten
 from fedkd_flwr.config.run_config import PLACE_KEYS, RunConfig
 from fedkd_flwr.config.suggestions import either, suggestions
 from fedkd_flwr.custom_objects.importing import is_custom, is_of_this_process
-from fedkd_flwr.data.catalogue import DATASETS, NO_PUBLIC_SET
+from fedkd_flwr.data.registry import DATASETS, NO_PUBLIC_SET
 from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
 from fedkd_flwr.models.registry import DARTS, model_name

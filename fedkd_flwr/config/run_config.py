@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from fedkd_flwr.data.catalogue import HELD_OUT, NO_PUBLIC_SET
+from fedkd_flwr.data.registry import HELD_OUT, NO_PUBLIC_SET
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.methods import Method, find_method
 from fedkd_flwr.models.settings import ModelSettings

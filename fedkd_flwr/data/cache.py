@@ -27,7 +27,7 @@ OFF = "off"
 """Value of `FOLDER_VARIABLE` that turns the cache off."""
 
 MOST_BYTES = 2 * 2**30
-"""Maximum size of all files together: three times that of the catalogue's data sets."""
+"""Maximum size of all files together: three times that of the built-in data sets."""
 
 ENDING = ".safetensors"
 

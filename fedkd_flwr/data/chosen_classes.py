@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkd_flwr.data.catalogue import DataError
 from fedkd_flwr.data.dealing import Indices, Stock, dealt, runs_out
+from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.data.settings import DataSettings
 
 TWO_CLASSES_SAMPLES = 300

@@ -14,15 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
-from fedkd_flwr.data.catalogue import (
-    BY_COLUMN,
-    DATASETS,
-    HELD_OUT,
-    NO_PUBLIC_SET,
-    SYMMETRIC,
-    DataError,
-    Shape,
-)
 from fedkd_flwr.data.custom_partition import call_for_partition
 from fedkd_flwr.data.identity import share_samples
 from fedkd_flwr.data.own_split import UNGROUPED, Grouping, parts_by_content
@@ -34,6 +25,15 @@ from fedkd_flwr.data.public import (
     public_subset,
     require_pool,
     split_public,
+)
+from fedkd_flwr.data.registry import (
+    BY_COLUMN,
+    DATASETS,
+    HELD_OUT,
+    NO_PUBLIC_SET,
+    SYMMETRIC,
+    DataError,
+    Shape,
 )
 from fedkd_flwr.data.scaling import scaling_of
 from fedkd_flwr.data.settings import DataPlan, DataSettings

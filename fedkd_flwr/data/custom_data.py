@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable
-from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.data.registry import DataError
 
 SIGNATURE = "() -> (samples (n, ...), labels (n,))"
 

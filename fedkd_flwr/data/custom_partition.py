@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable
-from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.data.registry import DataError
 
 SIGNATURE = "(labels, num_clients, seed) -> list of index arrays"
 

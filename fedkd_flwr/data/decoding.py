@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedkd_flwr.data.catalogue import DataError, Shape
 from fedkd_flwr.data.folders import IMAGE_FORMATS
+from fedkd_flwr.data.registry import DataError, Shape
 
 if TYPE_CHECKING:
     from PIL import Image

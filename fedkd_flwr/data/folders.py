@@ -8,8 +8,8 @@ from pathlib import Path, PurePath
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkd_flwr.data.catalogue import DataError, Wanted
 from fedkd_flwr.data.origin import PARTS
+from fedkd_flwr.data.registry import DataError, Wanted
 
 IMAGE_FORMATS = {
     "BMP": (".bmp",),

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from fedkd_flwr.data.catalogue import DATASETS, FOLDER, hub_id_of
 from fedkd_flwr.data.folders import parts_of
+from fedkd_flwr.data.registry import DATASETS, FOLDER, hub_id_of
 
 MOVED = {source.hub_id.partition("/")[2]: source.hub_id for source in DATASETS.values()}
 """Sets of the hub by their names before they had an owner, under which it still finds them."""
@@ -15,7 +15,7 @@ def share_samples(private: str, public: str, data_root: str = "") -> bool:
     Parameters
     ----------
     private : str
-        Name of a data set, as `fedkd_flwr.data.catalogue.dataset_name` returns it.
+        Name of a data set, as `fedkd_flwr.data.registry.dataset_name` returns it.
     public : str
         Another, of which a folder is taken whole, as it needs no labels.
     data_root : str

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.data.registry import DataError
 
 if TYPE_CHECKING:
     from datasets import DatasetDict

@@ -20,7 +20,7 @@ from pathlib import PurePath
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.data.splits import chosen_percentages
 from strategies.core.flower import log
 from strategies.core.randomness import random_generator

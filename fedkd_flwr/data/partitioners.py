@@ -10,8 +10,8 @@ from pkgutil import resolve_name
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkd_flwr.data.catalogue import PARTITIONS, DataError
 from fedkd_flwr.data.dealing import Indices, Split, Stock, dealt, runs_out, too_few
+from fedkd_flwr.data.registry import PARTITIONS, DataError
 from fedkd_flwr.data.settings import DataSettings
 from strategies.core.randomness import random_generator
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkd_flwr.data.catalogue import DataError, Shape, Wanted
 from fedkd_flwr.data.decoding import convert_images
+from fedkd_flwr.data.registry import DataError, Shape, Wanted
 from fedkd_flwr.data.sources import ANY, load_images
 from strategies.core.randomness import random_generator
 
@@ -61,7 +61,7 @@ def public_images(name: str, shape: Shape, data_root: str = "", wanted: Wanted =
     shape : tuple of int
         Channels, height and width of the private images.
     wanted : Wanted
-        What the run config says about data that are not in the catalogue.
+        What the run config says about data that are not built in.
 
     Returns
     -------

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkd_flwr.data.catalogue import BY_COLUMN, DATASETS, HELD_OUT, NO_PUBLIC_SET
 from fedkd_flwr.data.clients import client_indices
 from fedkd_flwr.data.custom_data import content_digest
+from fedkd_flwr.data.registry import BY_COLUMN, DATASETS, HELD_OUT, NO_PUBLIC_SET
 from fedkd_flwr.data.settings import DataPlan
 from fedkd_flwr.data.sources import load_images
 
@@ -42,7 +42,7 @@ def data_digests(plan: DataPlan) -> dict[str, str]:
     -------
     dict of str to str
         ``split`` for the clients' samples, by their positions in the data set; ``dataset`` and
-        ``public-dataset`` for the content of data that are in no catalogue.
+        ``public-dataset`` for the content of data that are not built in.
     """
     settings = plan.settings
     digests = {"split": _digest_of_indices(client_indices(plan))}

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkd_flwr.data.catalogue import SYMMETRIC, Wanted
 from fedkd_flwr.data.decoding import to_float
+from fedkd_flwr.data.registry import SYMMETRIC, Wanted
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.sources import load_images
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from fedkd_flwr.custom_objects.importing import CustomObjectError, find_custom, is_of_this_process
-from fedkd_flwr.data.catalogue import (
+from fedkd_flwr.data.registry import (
     BY_COLUMN,
     DATASETS,
     HELD_OUT,
@@ -28,7 +28,7 @@ class DataSettings(SettingsGroup):
     Attributes
     ----------
     dataset : str
-        The private data set: a name of the catalogue, or custom data as ``hf:ORG/NAME``,
+        The private data set: a built-in name, or custom data as ``hf:ORG/NAME``,
         ``folder:PATH`` or ``module:object``.
     own_classes : int
         Number of classes of custom data; 0 for the largest label plus one.

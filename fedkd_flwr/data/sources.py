@@ -18,7 +18,12 @@ from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.cache import cache_folder, keep_arrays, read_array
-from fedkd_flwr.data.catalogue import (
+from fedkd_flwr.data.custom_data import call_for_data
+from fedkd_flwr.data.decoding import convert_images, decode_images
+from fedkd_flwr.data.folders import folders_and_paths, read_image_folder, tables_at
+from fedkd_flwr.data.origin import digest_of, fingerprint
+from fedkd_flwr.data.own_split import UNGROUPED, Grouping, content_keys, groups_of_files
+from fedkd_flwr.data.registry import (
     FOLDER,
     HUB,
     DataError,
@@ -28,11 +33,6 @@ from fedkd_flwr.data.catalogue import (
     find_source,
     is_function,
 )
-from fedkd_flwr.data.custom_data import call_for_data
-from fedkd_flwr.data.decoding import convert_images, decode_images
-from fedkd_flwr.data.folders import folders_and_paths, read_image_folder, tables_at
-from fedkd_flwr.data.origin import digest_of, fingerprint
-from fedkd_flwr.data.own_split import UNGROUPED, Grouping, content_keys, groups_of_files
 from fedkd_flwr.files import plain_name
 
 BUNDLED_DIGITS = "sklearn/datasets/data/digits.csv.gz"
@@ -70,11 +70,11 @@ def load_labels(name: str, data_root: str = "", wanted: Wanted = ANY) -> NDArray
     Parameters
     ----------
     name : str
-        Name of the data set, as `fedkd_flwr.data.catalogue.dataset_name` takes it.
+        Name of the data set, as `fedkd_flwr.data.registry.dataset_name` takes it.
     data_root : str
         Folder that holds Parquet data sets by hub id; empty for the Hugging Face hub.
     wanted : Wanted
-        What the config says about data that are not in the catalogue.
+        What the config says about data that are not built in.
 
     Returns
     -------
@@ -127,7 +127,7 @@ def _load_labels(name: str, data_root: str, wanted: Wanted) -> NDArray[np.int64]
 
 @functools.cache
 def _source(name: str, data_root: str, wanted: Wanted) -> Source:
-    """Return where a data set lies: as the catalogue says, or as its own columns tell."""
+    """Return where a data set lies: as the registry says, or as its own columns tell."""
     if not name.startswith(HUB):
         return find_source(name)
     from fedkd_flwr.data.tables import IMAGES, LABELS, find_column, schema_of

@@ -5,7 +5,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.data.registry import DataError
 from strategies.core.randomness import random_generator
 
 

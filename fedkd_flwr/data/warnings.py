@@ -6,8 +6,8 @@ from logging import WARNING
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import OBJECT
-from fedkd_flwr.data.catalogue import DATASETS, SYMMETRIC, DataError, Wanted, is_function
 from fedkd_flwr.data.custom_data import call_for_data, content_digest
+from fedkd_flwr.data.registry import DATASETS, SYMMETRIC, DataError, Wanted, is_function
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.sources import load_images
 from strategies.core.flower import log
@@ -22,7 +22,7 @@ def warnings_about_data(settings: DataSettings) -> list[str]:
     Parameters
     ----------
     settings : DataSettings
-        Of a data set that can be loaded; those of the catalogue are fine.
+        Of a data set that can be loaded; built-in ones are fine.
     """
     name = settings.dataset
     if name in DATASETS:

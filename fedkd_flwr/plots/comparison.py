@@ -12,7 +12,7 @@ from fedkd_flwr.analysis.figures import sharing_matrices
 from fedkd_flwr.analysis.persfl import has_pairs
 from fedkd_flwr.analysis.results import class_accuracies
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.plots.accuracy import (
     plot_accuracy_against_bytes,
     plot_accuracy_over_rounds,

@@ -13,7 +13,7 @@ from fedkd_flwr.analysis.figures import cluster_members, data_title, sharing_mat
 from fedkd_flwr.analysis.pairs import notes_on_pairs
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.data.catalogue import DataError
+from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.report.figures import (
     accuracy_figure,
     clusters_figure,

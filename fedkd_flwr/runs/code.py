@@ -12,7 +12,7 @@ from typing import Any
 
 from fedkd_flwr.config import PLACE_KEYS, unpacked
 from fedkd_flwr.custom_objects.importing import OBJECT, is_custom, is_named
-from fedkd_flwr.data.catalogue import DATA, is_function
+from fedkd_flwr.data.registry import DATA, is_function
 from fedkd_flwr.runs.errors import CodeNotNamedError
 
 

@@ -88,7 +88,7 @@ _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a run config says about data that are not in the catalogue.
+    """What a run config says about data that are not built in.
 
     Attributes
     ----------
