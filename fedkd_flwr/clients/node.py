@@ -16,7 +16,7 @@ from fedkd_flwr.clients.policy import (
     read_policy,
 )
 from fedkd_flwr.config import RunConfig
-from fedkd_flwr.data.own_split import Grouping
+from fedkd_flwr.data.content_split import Grouping
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.memory import RUNS_KEPT
 

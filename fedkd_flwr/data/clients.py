@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
+from fedkd_flwr.data.content_split import UNGROUPED, Grouping, parts_by_content
 from fedkd_flwr.data.custom_partition import call_for_partition
 from fedkd_flwr.data.identity import share_samples
-from fedkd_flwr.data.own_split import UNGROUPED, Grouping, parts_by_content
 from fedkd_flwr.data.partitioners import partition_indices
 from fedkd_flwr.data.public import (
     number_in_common,
@@ -322,7 +322,7 @@ def load_client(
     data_path : str
         A node's own folder of images or Parquet file, as `load_own_data` takes it, in place of
         a share of the data set. It is split by content, so that samples keep their part while
-        others come and go (`fedkd_flwr.data.own_split`).
+        others come and go (`fedkd_flwr.data.content_split`).
     grouping : Grouping
         Which samples of the node's own data belong together.
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.cache import cache_folder, keep_arrays, read_array
+from fedkd_flwr.data.content_split import UNGROUPED, Grouping, content_keys, groups_of_files
 from fedkd_flwr.data.custom_data import call_for_data
 from fedkd_flwr.data.decoding import convert_images, decode_images
 from fedkd_flwr.data.folders import folders_and_paths, read_image_folder, tables_at
 from fedkd_flwr.data.origin import digest_of, fingerprint
-from fedkd_flwr.data.own_split import UNGROUPED, Grouping, content_keys, groups_of_files
 from fedkd_flwr.data.registry import (
     FOLDER,
     HUB,

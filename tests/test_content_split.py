@@ -8,7 +8,7 @@ import torch
 from helpers import image_rows, png, write_image_folder, write_parquet
 
 from fedkd_flwr.data.clients import load_client
-from fedkd_flwr.data.own_split import Grouping, parts_by_content
+from fedkd_flwr.data.content_split import Grouping, parts_by_content
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 
