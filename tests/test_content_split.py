@@ -116,8 +116,8 @@ def fewer_samples():
 
 
 def test_data_of_a_function_are_split_by_content():
-    before = parts_at("test_own_split:samples")
-    after = parts_at("test_own_split:fewer_samples")
+    before = parts_at("test_content_split:samples")
+    after = parts_at("test_content_split:fewer_samples")
     assert len(after) == 115
     assert {k: before[k] for k in after} == after
 
@@ -245,7 +245,7 @@ def test_groups_that_cannot_be_told_are_refused(tmp_path):
     with pytest.raises(DataError, match="set one of"):
         parts_at(folder, grouping=Grouping(column="patient", pattern="x"))
     with pytest.raises(DataError, match="data of a function have no"):
-        parts_at("test_own_split:samples", grouping=BY_PATIENT)
+        parts_at("test_content_split:samples", grouping=BY_PATIENT)
 
 
 # ---- Folders train/ and test/ -----------------------------------------------------------

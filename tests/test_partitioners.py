@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as draw
 
+from fedkd_flwr.data.allocation import Supply
 from fedkd_flwr.data.chosen_classes import choose_classes, lognormal_two_classes, random_counts
-from fedkd_flwr.data.dealing import Stock
 from fedkd_flwr.data.partitioners import (
     dirichlet,
     dirichlet_clients,
@@ -158,8 +158,8 @@ class Exponential:
     ],
 )
 def test_random_proportions_by_hand(available, draws, most, expected):
-    stock = Stock(np.arange(2), np.array(available))
-    counts = random_counts(stock, np.ones((2, 2), dtype=bool), most, Exponential(draws))
+    supply = Supply(np.arange(2), np.array(available))
+    counts = random_counts(supply, np.ones((2, 2), dtype=bool), most, Exponential(draws))
     np.testing.assert_array_equal(counts, expected)
 
 
@@ -236,8 +236,8 @@ def test_dirichlet_uses_all_data_and_keeps_the_minimum():
 
 def counts_of(kind, num_clients, available, generator, **options):
     """Return samples of each class for each client, before they are handed out."""
-    stock = Stock(np.arange(10), np.full(10, available))
-    return kind.__wrapped__(stock, num_clients, DataSettings(**options), generator)
+    supply = Supply(np.arange(10), np.full(10, available))
+    return kind.__wrapped__(supply, num_clients, DataSettings(**options), generator)
 
 
 @settings(max_examples=50, deadline=None)
@@ -297,8 +297,8 @@ def test_smaller_alpha_means_more_label_skew():
 def test_dirichlet_fractions_have_the_right_spread():
     # A client's share of a class is Beta(a, (N-1) a): variance (N-1) / (N² (N a + 1)).
     labels = np.repeat(np.arange(1000), 1000)
-    dealt = split(labels, "dirichlet", 5, 0, alpha=0.9, minimum_size=1)
-    shares = np.array([np.bincount(labels[share], minlength=1000) for share in dealt]) / 1000
+    allocated = split(labels, "dirichlet", 5, 0, alpha=0.9, minimum_size=1)
+    shares = np.array([np.bincount(labels[share], minlength=1000) for share in allocated]) / 1000
     assert shares.mean() == pytest.approx(1 / 5)
     assert shares.var() == pytest.approx(4 / (25 * (5 * 0.9 + 1)), rel=0.1)
 
@@ -352,8 +352,8 @@ class Recorder:
 
 
 def test_the_concentration_is_alpha_times_the_classes_shares():
-    stock, recorder = Stock(np.arange(2), np.array([300, 100])), Recorder()
-    counts = dirichlet_clients.__wrapped__(stock, 3, DataSettings(alpha=2.0), recorder)
+    supply, recorder = Supply(np.arange(2), np.array([300, 100])), Recorder()
+    counts = dirichlet_clients.__wrapped__(supply, 3, DataSettings(alpha=2.0), recorder)
     np.testing.assert_allclose(recorder.concentrations, [1.5, 0.5])
     assert (counts.sum(axis=1) == 133).all()
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkd_flwr.data.dealing import Indices, Stock, dealt, runs_out
+from fedkd_flwr.data.allocation import Indices, Supply, by_class_counts, runs_out
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.data.settings import DataSettings
 
@@ -56,19 +56,19 @@ def choose_classes(
     return chosen
 
 
-@dealt
+@by_class_counts
 def two_classes(
-    stock: Stock, num_clients: int, settings: DataSettings, generator: np.random.Generator
+    supply: Supply, num_clients: int, settings: DataSettings, generator: np.random.Generator
 ) -> Indices:
     """`two-classes`: two classes per client, 300 samples of each (KT-pFL appendix B.1, case 2)."""
     samples = settings.samples_per_class or TWO_CLASSES_SAMPLES
-    chosen = choose_classes(num_clients, len(stock.classes), 2, generator)
-    return equal_counts(stock, chosen, samples, generator)
+    chosen = choose_classes(num_clients, len(supply.classes), 2, generator)
+    return equal_counts(supply, chosen, samples, generator)
 
 
-@dealt
+@by_class_counts
 def k_classes(
-    stock: Stock, num_clients: int, settings: DataSettings, generator: np.random.Generator
+    supply: Supply, num_clients: int, settings: DataSettings, generator: np.random.Generator
 ) -> Indices:
     """`k-classes`: a few classes per client, equal totals (PersFL §5, DS-1; FedKMA §V, C = k).
 
@@ -76,35 +76,35 @@ def k_classes(
     ``class-proportions = "random"``; the totals are equal either way.
     """
     size = settings.classes_per_client
-    chosen = choose_classes(num_clients, len(stock.classes), size, generator)
+    chosen = choose_classes(num_clients, len(supply.classes), size, generator)
     return PROPORTIONS[settings.class_proportions](
-        stock, chosen, settings.samples_per_class, generator
+        supply, chosen, settings.samples_per_class, generator
     )
 
 
-@dealt
+@by_class_counts
 def k_classes_grouped(
-    stock: Stock, num_clients: int, settings: DataSettings, generator: np.random.Generator
+    supply: Supply, num_clients: int, settings: DataSettings, generator: np.random.Generator
 ) -> Indices:
     """`k-classes-grouped`: clients that follow each other share their classes (FedKMA, Fig. 7a)."""
     groups = settings.groups
     if groups > num_clients:
         raise DataError(f"{num_clients} clients cannot form {groups} groups")
-    chosen = choose_classes(groups, len(stock.classes), settings.classes_per_client, generator)
+    chosen = choose_classes(groups, len(supply.classes), settings.classes_per_client, generator)
     group = np.arange(num_clients) * groups // num_clients
     return PROPORTIONS[settings.class_proportions](
-        stock, chosen[group], settings.samples_per_class, generator
+        supply, chosen[group], settings.samples_per_class, generator
     )
 
 
 def equal_counts(
-    stock: Stock, chosen: NDArray[np.bool_], most: int, _: np.random.Generator
+    supply: Supply, chosen: NDArray[np.bool_], most: int, _: np.random.Generator
 ) -> Indices:
     """Give every client the same number of samples of each of its classes.
 
     Parameters
     ----------
-    stock : Stock
+    supply : Supply
         What there is; the scarcest class decides the number.
     chosen : ndarray
         Shape (N, K), who has which class.
@@ -123,15 +123,15 @@ def equal_counts(
     """
     holds = chosen.astype(np.int64)
     owners = holds.sum(axis=0)
-    size = (stock.available[owners > 0] // owners[owners > 0]).min()
+    size = (supply.available[owners > 0] // owners[owners > 0]).min()
     if size < 1:
-        raise DataError(runs_out(stock, owners))
+        raise DataError(runs_out(supply, owners))
     counts: Indices = holds * (min(size, most) if most else size)
     return counts
 
 
 def random_counts(
-    stock: Stock, chosen: NDArray[np.bool_], most: int, generator: np.random.Generator
+    supply: Supply, chosen: NDArray[np.bool_], most: int, generator: np.random.Generator
 ) -> Indices:
     """Give all clients equal totals, in random proportions of their classes.
 
@@ -140,7 +140,7 @@ def random_counts(
 
     Parameters
     ----------
-    stock, chosen
+    supply, chosen
         As for `equal_counts`; all rows of `chosen` have equally many classes.
     most : int
         Most samples of a class for each client, in the mean over its classes; 0 for as many as
@@ -161,13 +161,13 @@ def random_counts(
     """
     holds = chosen.astype(np.int64)
     owners, size = holds.sum(axis=0), int(holds[0].sum())
-    if (stock.available < 2 * owners).any():
-        raise DataError(runs_out(stock, 2 * owners))
+    if (supply.available < 2 * owners).any():
+        raise DataError(runs_out(supply, 2 * owners))
     # Exponential variables over their sum are uniform on the simplex.
     draws = generator.exponential(size=chosen.shape) * holds
     proportions = draws / draws.sum(axis=1, keepdims=True)
     demanded = proportions.sum(axis=0)
-    spare = (stock.available - 2 * owners)[owners > 0]
+    spare = (supply.available - 2 * owners)[owners > 0]
     total = int((spare / demanded[owners > 0]).min())
     if most:
         total = min(total, (most - 1) * size)
@@ -184,9 +184,9 @@ PROPORTIONS: dict[str, Callable[..., Indices]] = {"equal": equal_counts, "random
 """How a client's samples are shared among its classes, by the value of ``class-proportions``."""
 
 
-@dealt
+@by_class_counts
 def lognormal_two_classes(
-    stock: Stock, num_clients: int, settings: DataSettings, generator: np.random.Generator
+    supply: Supply, num_clients: int, settings: DataSettings, generator: np.random.Generator
 ) -> Indices:
     """`lognormal-two-classes`: two classes per client, numbers with a log-normal part.
 
@@ -197,14 +197,14 @@ def lognormal_two_classes(
     for whom a class has run out gets ten samples of it. Here its pair of classes is random, and
     the owners of a class that runs out share it in the proportions of what they want.
     """
-    holds = choose_classes(num_clients, len(stock.classes), 2, generator)
-    draws = generator.lognormal(0.0, LOGNORMAL_SIGMA, size=(2 * num_clients, len(stock.classes)))
+    holds = choose_classes(num_clients, len(supply.classes), 2, generator)
+    draws = generator.lognormal(0.0, LOGNORMAL_SIGMA, size=(2 * num_clients, len(supply.classes)))
     shares = (draws / draws.sum(axis=0))[:num_clients]
     floors = generator.integers(*LOGNORMAL_FLOOR, size=holds.shape, endpoint=True)
-    wanted = 2 * holds * (np.floor(shares * stock.available) + floors)
-    scale = np.minimum(1.0, stock.available / np.maximum(wanted.sum(axis=0), 1))
+    wanted = 2 * holds * (np.floor(shares * supply.available) + floors)
+    scale = np.minimum(1.0, supply.available / np.maximum(wanted.sum(axis=0), 1))
     # The tiny addition keeps a whole number whole that floating point puts just below it.
     counts: Indices = np.floor(wanted * scale + 1e-9).astype(np.int64)
     if (counts[holds] < 1).any():
-        raise DataError(runs_out(stock, holds.sum(axis=0)))
+        raise DataError(runs_out(supply, holds.sum(axis=0)))
     return counts

@@ -1,6 +1,6 @@
 """Splits of a data set over clients: the table in METHODS.md.
 
-Every split but `equal_shares` says how many samples of each class each client gets; `deal` then
+Every split but `equal_shares` says how many samples of each class each client gets; `allocate` then
 draws that many at random. No sample has two owners, every client has samples, and the same seed
 gives the same split.
 """
@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkd_flwr.data.dealing import Indices, Split, Stock, dealt, runs_out, too_few
+from fedkd_flwr.data.allocation import Indices, Split, Supply, by_class_counts, runs_out, too_few
 from fedkd_flwr.data.registry import PARTITIONS, DataError
 from fedkd_flwr.data.settings import DataSettings
 from strategies.core.randomness import random_generator
@@ -101,9 +101,9 @@ def equal_shares(
     return [np.sort(share) for share in np.array_split(order, num_clients)]
 
 
-@dealt
+@by_class_counts
 def dirichlet(
-    stock: Stock, num_clients: int, settings: DataSettings, generator: np.random.Generator
+    supply: Supply, num_clients: int, settings: DataSettings, generator: np.random.Generator
 ) -> Indices:
     """`dirichlet`: each class is shared out by fractions from a Dirichlet distribution.
 
@@ -112,7 +112,7 @@ def dirichlet(
     ten draws, which with alpha 0.01 and 100 clients is always. Here clients below the
     minimum are filled up from all classes alike. Every sample has an owner.
     """
-    available, minimum = stock.available, settings.minimum_size
+    available, minimum = supply.available, settings.minimum_size
     if available.sum() < num_clients * minimum:
         raise DataError(too_few(available.sum(), num_clients, minimum))
     concentrations = np.full(num_clients, settings.alpha)
@@ -123,9 +123,9 @@ def dirichlet(
     return fill_up(counts, minimum, generator)
 
 
-@dealt
+@by_class_counts
 def dirichlet_clients(
-    stock: Stock, num_clients: int, settings: DataSettings, generator: np.random.Generator
+    supply: Supply, num_clients: int, settings: DataSettings, generator: np.random.Generator
 ) -> Indices:
     """`dirichlet-clients`: a client's class proportions are from a Dirichlet distribution.
 
@@ -135,15 +135,15 @@ def dirichlet_clients(
     is divided at random among the samples that ask for it; the rest ask again for classes that
     are left, in the client's proportions.
     """
-    total, minimum = int(stock.available.sum()), settings.minimum_size
+    total, minimum = int(supply.available.sum()), settings.minimum_size
     if total < num_clients * minimum:
         raise DataError(too_few(total, num_clients, minimum))
-    proportions = generator.dirichlet(settings.alpha * stock.available / total, size=num_clients)
+    proportions = generator.dirichlet(settings.alpha * supply.available / total, size=num_clients)
     shares = generator.lognormal(0.0, settings.size_sigma, size=num_clients)
     above = (total - num_clients * minimum) * shares / shares.sum()
     # The tiny addition keeps a whole number whole that floating point puts just below it.
     sizes = minimum + np.floor(above + 1e-9).astype(np.int64)
-    return draw_classes(proportions, sizes, stock.available, generator)
+    return draw_classes(proportions, sizes, supply.available, generator)
 
 
 def draw_classes(
@@ -183,9 +183,9 @@ def draw_classes(
     return counts
 
 
-@dealt
+@by_class_counts
 def two_groups(
-    stock: Stock, num_clients: int, settings: DataSettings, generator: np.random.Generator
+    supply: Supply, num_clients: int, settings: DataSettings, generator: np.random.Generator
 ) -> Indices:
     """`two-groups`: all classes everywhere, one half of them three times as frequent.
 
@@ -194,13 +194,13 @@ def two_groups(
     round. A smaller data set scales both numbers down by one factor.
     """
     second_group = np.arange(num_clients) >= (num_clients + 1) // 2
-    second_half = np.arange(len(stock.classes)) >= (len(stock.classes) + 1) // 2
+    second_half = np.arange(len(supply.classes)) >= (len(supply.classes) + 1) // 2
     frequent = second_group[:, None] == second_half
     samples = settings.samples_per_class or TWO_GROUPS_SAMPLES
     wanted = np.where(frequent, samples, samples / 3)
-    scale = min(1.0, (stock.available / wanted.sum(axis=0)).min())
+    scale = min(1.0, (supply.available / wanted.sum(axis=0)).min())
     # The tiny addition keeps a whole number whole that floating point puts just below it.
     counts: Indices = np.floor(wanted * scale + 1e-9).astype(np.int64)
     if counts.min() < 1:
-        raise DataError(runs_out(stock, np.full(len(stock.classes), num_clients)))
+        raise DataError(runs_out(supply, np.full(len(supply.classes), num_clients)))
     return counts

@@ -1,4 +1,4 @@
-"""Hand out the samples of a data set by how many of each class each client gets."""
+"""Allocate the samples of a data set by how many of each class each client gets."""
 
 import functools
 from collections.abc import Callable
@@ -17,8 +17,8 @@ Split = Callable[[Indices, int, DataSettings, np.random.Generator], list[Indices
 
 
 @dataclass(frozen=True, eq=False)
-class Stock:
-    """What there is to hand out.
+class Supply:
+    """The samples that can be allocated.
 
     Attributes
     ----------
@@ -32,12 +32,12 @@ class Stock:
     available: Indices
 
 
-Counts = Callable[[Stock, int, DataSettings, np.random.Generator], Indices]
-"""From a stock, N, settings and a generator to samples of each class for each client, (N, K)."""
+Counts = Callable[[Supply, int, DataSettings, np.random.Generator], Indices]
+"""From a supply, N, settings and a generator to samples of each class for each client, (N, K)."""
 
 
-def deal(labels: Indices, counts: Indices, generator: np.random.Generator) -> list[Indices]:
-    """Hand out random samples, so many of each class to each client.
+def allocate(labels: Indices, counts: Indices, generator: np.random.Generator) -> list[Indices]:
+    """Allocate random samples, so many of each class to each client.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def deal(labels: Indices, counts: Indices, generator: np.random.Generator) -> li
     return [np.sort(np.concatenate(share)) for share in shares]
 
 
-def dealt(counts: Counts) -> Split:
+def by_class_counts(counts: Counts) -> Split:
     """Make a split of a function that says how many samples of each class each client gets."""
 
     @functools.wraps(counts)
@@ -71,8 +71,8 @@ def dealt(counts: Counts) -> Split:
         labels: Indices, num_clients: int, settings: DataSettings, generator: np.random.Generator
     ) -> list[Indices]:
         classes, positions = np.unique(labels, return_inverse=True)
-        stock = Stock(classes, np.bincount(positions))
-        return deal(positions, counts(stock, num_clients, settings, generator), generator)
+        supply = Supply(classes, np.bincount(positions))
+        return allocate(positions, counts(supply, num_clients, settings, generator), generator)
 
     return split
 
@@ -85,11 +85,11 @@ def too_few(samples: int, num_clients: int, minimum: int) -> str:
     )
 
 
-def runs_out(stock: Stock, needed: Indices) -> str:
+def runs_out(supply: Supply, needed: Indices) -> str:
     """Return the sentence that names the class with the largest shortfall."""
-    worst = (stock.available - needed).argmin()
+    worst = (supply.available - needed).argmin()
     return (
-        f"class {stock.classes[worst]} runs out: the clients that get it need at least "
-        f"{needed[worst]} samples, and the data set has {stock.available[worst]}; set fewer "
+        f"class {supply.classes[worst]} runs out: the clients that get it need at least "
+        f"{needed[worst]} samples, and the data set has {supply.available[worst]}; set fewer "
         "num-clients, or partition to iid"
     )
