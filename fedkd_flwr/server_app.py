@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.clients import check_data
-from fedkd_flwr.data.record import DataRecord
+from fedkd_flwr.data.provenance import DataRecord
 from fedkd_flwr.data.registry import DATASETS, DataError
 from fedkd_flwr.grids.base import MessageGrid
 from fedkd_flwr.grids.duration import DurationEstimate

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from fedkd_flwr.data.record import DataRecord
+from fedkd_flwr.data.provenance import DataRecord
 from fedkd_flwr.files import open_private, sync, write_arrays, write_text
 from fedkd_flwr.memory import PROGRESS
 from fedkd_flwr.runs.arrays import append_array
