@@ -99,7 +99,7 @@ def test_no_file_is_too_long_to_be_about_one_idea():
 # `sys._getframe` and `NamedTuple._fields` are documented.
 PRIVATE_NAMES_IN = {
     "fedkd_flwr.clients.steps": {"_getframe"},
-    "fedkd_flwr.data.origin": {"_fingerprint"},
+    "fedkd_flwr.data.storage": {"_fingerprint"},
     "fedkd_flwr.models.torch_internals": None,
     "fedkd_flwr.tuning.study": {"_trial_id"},
     "strategies.core.settings_groups": {"_fields"},

@@ -8,7 +8,6 @@ from PIL import Image
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.data import origin
 from fedkd_flwr.data.clients import check_data
 from fedkd_flwr.data.registry import DataError, Wanted
 from fedkd_flwr.data.sources import load_images, load_labels, load_own_data
@@ -66,7 +65,7 @@ def test_a_set_of_the_hub_itself(monkeypatch):
     try:
         assert_all_there(load_images(HUB_SET))
     finally:
-        origin.hub_parts.cache_clear()
+        storage.hub_parts.cache_clear()
 
 
 def test_a_set_of_the_hub_without_an_owner(tmp_path):

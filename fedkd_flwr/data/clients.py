@@ -16,7 +16,6 @@ from torch import Tensor
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, parts_by_content
 from fedkd_flwr.data.custom_partition import call_for_partition
-from fedkd_flwr.data.identity import share_samples
 from fedkd_flwr.data.partitioners import partition_indices
 from fedkd_flwr.data.public import (
     number_in_common,
@@ -39,6 +38,7 @@ from fedkd_flwr.data.scaling import scaling_of
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import ImageSet, load_images, load_labels, load_own_data
 from fedkd_flwr.data.splits import read_split, split_client, stratified_order
+from fedkd_flwr.data.storage import share_samples
 from fedkd_flwr.data.warnings import check_scales, warnings_about_data
 from strategies.core.flower import log
 from strategies.core.randomness import random_generator

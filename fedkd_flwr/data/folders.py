@@ -8,8 +8,8 @@ from pathlib import Path, PurePath
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkd_flwr.data.origin import PARTS
 from fedkd_flwr.data.registry import DataError, Wanted
+from fedkd_flwr.data.storage import PARTS, parts_of
 
 IMAGE_FORMATS = {
     "BMP": (".bmp",),
@@ -91,11 +91,6 @@ def class_names(data_path: str, classes: int, label_column: str = "") -> list[st
 def hash_of_names(names: Sequence[str]) -> str:
     """Return a hash by which silos compare the names of their classes; empty without names."""
     return hashlib.sha256("\0".join(names).encode()).hexdigest() if names else ""
-
-
-def parts_of(path: Path) -> list[Path]:
-    """Return the parts of a labeled folder that are pooled; itself if it has none."""
-    return [path / part for part in PARTS if (path / part).is_dir()] or [path]
 
 
 def folders_and_paths(path: Path, files: Sequence[Path]) -> tuple[list[str], list[PurePath]]:

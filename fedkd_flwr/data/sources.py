@@ -22,7 +22,6 @@ from fedkd_flwr.data.content_split import UNGROUPED, Grouping, content_keys, gro
 from fedkd_flwr.data.custom_data import call_for_data
 from fedkd_flwr.data.decoding import convert_images, decode_images
 from fedkd_flwr.data.folders import folders_and_paths, read_image_folder, tables_at
-from fedkd_flwr.data.origin import digest_of, fingerprint
 from fedkd_flwr.data.registry import (
     FOLDER,
     HUB,
@@ -33,6 +32,7 @@ from fedkd_flwr.data.registry import (
     find_source,
     is_function,
 )
+from fedkd_flwr.data.storage import digest_of, fingerprint
 from fedkd_flwr.files import plain_name
 
 BUNDLED_DIGITS = "sklearn/datasets/data/digits.csv.gz"

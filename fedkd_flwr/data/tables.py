@@ -12,8 +12,8 @@ import pyarrow.ipc
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from fedkd_flwr.data.origin import PARTS, hub_parts, parquet_files
 from fedkd_flwr.data.registry import DataError
+from fedkd_flwr.data.storage import PARTS, hub_parts, parquet_files
 
 Column: TypeAlias = "pa.ChunkedArray[Any]"
 """A column of an Arrow table."""

@@ -1,4 +1,7 @@
-"""Where a data set is stored, and a digest of its content; no file is parsed here."""
+"""Where a data set is stored, a digest of its content, and which two share samples.
+
+No file is parsed here.
+"""
 
 import functools
 import hashlib
@@ -6,13 +9,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedkd_flwr.data.registry import DataError
+from fedkd_flwr.data.registry import DATASETS, FOLDER, DataError, hub_id_of
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
 PARTS = ("train", "test")
 """The parts of a data set that are pooled, in this order."""
+
+MOVED = {source.hub_id.partition("/")[2]: source.hub_id for source in DATASETS.values()}
+"""Sets of the hub by their names before they had an owner, under which it still finds them."""
 
 
 def parquet_files(hub_id: str, data_root: str) -> list[Path]:
@@ -116,3 +122,49 @@ def _digest_of_file(path: Path) -> bytes:
             return hashlib.file_digest(file, "sha256").digest()
     except OSError as error:
         raise DataError(f"{str(path)!r} cannot be read as a Parquet file: {error}") from error
+
+
+def parts_of(path: Path) -> list[Path]:
+    """Return the parts of a labeled folder that are pooled; itself if it has none."""
+    return [path / part for part in PARTS if (path / part).is_dir()] or [path]
+
+
+def share_samples(private: str, public: str, data_root: str = "") -> bool:
+    """Return whether two data sets share samples, as far as names and places tell.
+
+    Parameters
+    ----------
+    private : str
+        Name of a data set, as `fedkd_flwr.data.registry.dataset_name` returns it.
+    public : str
+        Another, of which a folder is taken whole, as it needs no labels.
+    data_root : str
+        Folder that holds Parquet data sets by hub id; empty for the hub.
+    """
+    if _canonical(private, data_root) == _canonical(public, data_root):
+        return True
+    return any(
+        ours.is_relative_to(theirs) or theirs.is_relative_to(ours)
+        for ours in _places(private, data_root, labeled=True)
+        for theirs in _places(public, data_root, labeled=False)
+    )
+
+
+def _canonical(name: str, data_root: str) -> str:
+    """Return the canonical name of a data set that has several names."""
+    hub_id = hub_id_of(name)
+    if not hub_id:
+        # A class member can be named `module:object.member` and `module.object:member`.
+        return name.replace(":", ".")
+    return hub_id if data_root else MOVED.get(hub_id, hub_id).lower()
+
+
+def _places(name: str, data_root: str, labeled: bool) -> list[Path]:
+    """Return the files and folders on this machine that hold a data set."""
+    hub_id = hub_id_of(name)
+    if name.startswith(FOLDER):
+        path = Path(name.removeprefix(FOLDER))
+        places = parts_of(path) if labeled else [path]
+    else:
+        places = [Path(data_root).expanduser() / hub_id] if hub_id and data_root else []
+    return [place.resolve() for place in places]

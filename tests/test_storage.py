@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedkd_flwr.data.identity import share_samples
+from fedkd_flwr.data.storage import share_samples
 
 
 @pytest.fixture
