@@ -22,7 +22,7 @@ from fedkd_flwr.clients.request import Request
 from fedkd_flwr.clients.tracebacks import Tracebacks, failure_to_send
 from fedkd_flwr.config import Configuration, read_config
 from fedkd_flwr.memory import InProcessContext
-from fedkd_flwr.models.model_pool import Architecture, lay_out
+from fedkd_flwr.models.model_pool import Architecture, prepare_adjacent
 from fedkd_flwr.training.cohort import cohort_size, run_together
 from fedkd_flwr.training.loop import computing_in
 from strategies.core.answers import ANSWERS
@@ -194,7 +194,7 @@ def _chunks(members: Sequence[int], client: PersonalClient) -> Iterator[Sequence
 def _serve_together(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Outcome]:
     with ExitStack() as closed:
         clients = [closed.enter_context(closing(build_client(context))) for context in contexts]
-        lay_out(clients[0].architecture, len(clients))
+        prepare_adjacent(clients[0].architecture, len(clients))
         requests = map(_request, messages)
         steps = [client.serve_job_by_job(r) for client, r in zip(clients, requests, strict=True)]
         with computing(clients[0]):

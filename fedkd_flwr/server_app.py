@@ -20,7 +20,7 @@ from fedkd_flwr.grids.base import MessageGrid
 from fedkd_flwr.grids.duration import DurationEstimate
 from fedkd_flwr.grids.fast_polling import FastPollingGrid
 from fedkd_flwr.grids.longest_first import LongestFirstGrid
-from fedkd_flwr.models.fit import build_fitting, returns_probabilities
+from fedkd_flwr.models.build import build_fitting, returns_probabilities
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.runs import (
     Checkpoint,

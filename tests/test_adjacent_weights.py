@@ -5,10 +5,10 @@ import torch
 
 from fedkd_flwr.models.model_pool import (
     Architecture,
+    adjacent_parameters,
     borrow,
     give_back,
-    lay_out,
-    parameters_side_by_side,
+    prepare_adjacent,
 )
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.cohort import predict_together, train_together
@@ -42,22 +42,22 @@ def jobs_of(models):
 
 
 def test_models_are_lent_in_memory_order():
-    lay_out(MLP, 3)
+    prepare_adjacent(MLP, 3)
     models = filled([borrow(MLP) for _ in range(3)])
-    for name, together in parameters_side_by_side(models).items():
+    for name, together in adjacent_parameters(models).items():
         for row, model in enumerate(models):
             assert together[row].data_ptr() == model.get_parameter(name).data_ptr()
             assert torch.equal(together[row], model.get_parameter(name))
     for model in (models[2], models[0], models[1]):
         give_back(model)
     again = [borrow(MLP) for _ in range(4)]
-    assert again[:3] == models and parameters_side_by_side(again) is None
-    assert parameters_side_by_side(again[1:3])["1.weight"].shape[0] == 2
+    assert again[:3] == models and adjacent_parameters(again) is None
+    assert adjacent_parameters(again[1:3])["1.weight"].shape[0] == 2
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (0, 2, 1)])
 def test_the_memory_order_of_models_does_not_change_results(order):
-    lay_out(MLP, 3)
+    prepare_adjacent(MLP, 3)
     rows = [borrow(MLP) for _ in range(3)]
     laid_out = filled([rows[place] for place in order])
     apart = filled([MLP.build() for _ in order])
@@ -75,23 +75,23 @@ def test_adjacent_models_do_not_change_the_draws_of_borrowers():
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
-    lay_out(MLP, 3)
+    prepare_adjacent(MLP, 3)
     assert torch.equal(torch.rand(3), expected)
 
 
 def test_a_larger_cohort_gets_new_adjacent_models():
-    lay_out(MLP, 2)
+    prepare_adjacent(MLP, 2)
     few = filled([borrow(MLP) for _ in range(2)])
-    lay_out(MLP, 3)
+    prepare_adjacent(MLP, 3)
     more = filled([borrow(MLP) for _ in range(3)])
-    assert parameters_side_by_side(more) is not None
+    assert adjacent_parameters(more) is not None
     assert not {id(model) for model in few} & {id(model) for model in more}
     give_back(few[0])  # from before: another client may still have it
     assert borrow(MLP) is few[0]
 
 
 def test_a_model_whose_parameters_were_moved_is_trained_in_place():
-    lay_out(MLP, 3)
+    prepare_adjacent(MLP, 3)
     laid_out = filled([borrow(MLP) for _ in range(3)])
     with torch.no_grad():
         for parameter in laid_out[1].parameters():

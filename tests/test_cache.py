@@ -12,7 +12,7 @@ from helpers import image_rows, write_image_folder, write_parquet
 from typer.testing import CliRunner
 
 from fedkd_flwr.cli import app
-from fedkd_flwr.data import cache, origin, sources
+from fedkd_flwr.data import cache, sources, storage
 from fedkd_flwr.data.sources import load_images, load_labels, load_own_data
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
@@ -182,14 +182,14 @@ def test_sets_of_the_hub_are_kept_by_their_fingerprint(folder, decoded, monkeypa
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     for _ in range(2):
-        origin.hub_parts.cache_clear()
+        storage.hub_parts.cache_clear()
         assert_loaded()
     assert decoded == [12]
-    first = origin.fingerprint("uoft-cs/cifar10")
+    first = storage.fingerprint("uoft-cs/cifar10")
     monkeypatch.setattr(datasets, "load_dataset", lambda _: {"train": part(slice(0, 8))})
-    origin.hub_parts.cache_clear()
-    assert origin.fingerprint("uoft-cs/cifar10") != first
-    origin.hub_parts.cache_clear()
+    storage.hub_parts.cache_clear()
+    assert storage.fingerprint("uoft-cs/cifar10") != first
+    storage.hub_parts.cache_clear()
 
 
 def test_the_least_recently_used_files_are_removed(folder):

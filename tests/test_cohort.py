@@ -14,7 +14,7 @@ from fedkd_flwr.clients.fedproto import TowardsPrototypes
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training import cohort, loop
-from fedkd_flwr.training.cohort import cohort_size, kind_of, run_together, train_together
+from fedkd_flwr.training.cohort import cohort_key, cohort_size, run_together, train_together
 from fedkd_flwr.training.jobs import PredictJob, TrainJob, complete
 from fedkd_flwr.training.loop import DivergedError, train_on
 from fedkd_flwr.training.losses import Distillation, cross_entropy
@@ -180,23 +180,23 @@ def test_jobs_that_run_alone():
     """Jobs in which one client's results would depend on the others in its cohort."""
     model = models_of("mlp")[0]
     plain = jobs_of([model])[0]
-    assert kind_of(plain) == kind_of(jobs_of([copy.deepcopy(model)])[0])
-    assert kind_of(plain) != kind_of(jobs_of([model], rate=0.1)[0])
+    assert cohort_key(plain) == cohort_key(jobs_of([copy.deepcopy(model)])[0])
+    assert cohort_key(plain) != cohort_key(jobs_of([model], rate=0.1)[0])
     held = Proximal(parameters_of(model), 0.1)
-    assert kind_of(TrainJob(model, held, plain.optimizer, [])) != kind_of(plain)
+    assert cohort_key(TrainJob(model, held, plain.optimizer, [])) != cohort_key(plain)
     adam = build_optimizer("adam", model.parameters(), 0.1)
-    assert kind_of(TrainJob(model, cross_entropy, adam, [])) is None
+    assert cohort_key(TrainJob(model, cross_entropy, adam, [])) is None
     half = nn.Sequential(nn.Linear(3, 2))
     foreign = build_optimizer("sgd", [*model.parameters(), *half.parameters()], 0.1)
-    assert kind_of(TrainJob(model, cross_entropy, foreign, [])) is None
-    assert kind_of(replace(plain, alternate=adam)) is None
+    assert cohort_key(TrainJob(model, cross_entropy, foreign, [])) is None
+    assert cohort_key(replace(plain, alternate=adam)) is None
     # Optimizers of different parts, or in other turns, take other steps.
     one, other = (build_optimizer("sgd", [p], 0.02) for p in list(model.parameters())[:2])
     kinds = [
-        kind_of(TrainJob(model, cross_entropy, optimizer, [], alternate=alternate))
+        cohort_key(TrainJob(model, cross_entropy, optimizer, [], alternate=alternate))
         for optimizer, alternate in ((one, None), (other, None), (one, other), (other, one))
     ]
-    assert None not in kinds and len({kind_of(plain), *kinds}) == 5
+    assert None not in kinds and len({cohort_key(plain), *kinds}) == 5
     assert cohort_size(architecture("alexnet"), "on") == 1  # it has dropout
     assert cohort_size(architecture("lenet"), "auto") == 1
     assert cohort_size(architecture("lenet"), "on") > 1
@@ -219,7 +219,7 @@ def test_optimizers_of_parts_train_them_alone_and_in_turn(takes_turns):
             yield TrainJob(model, cross_entropy, of_head, batches_of(client), **turns)
 
     mine, theirs = list(part_jobs(models)), list(part_jobs(alone))
-    assert len({kind_of(job) for job in mine}) == 1
+    assert len({cohort_key(job) for job in mine}) == 1
     before = parameters_of(models[0])
     assert train_together(mine) == pytest.approx([job.run() for job in theirs], rel=1e-5)
     moved = [not torch.equal(*pair) for pair in zip(models[0].parameters(), before, strict=True)]
@@ -307,7 +307,7 @@ def test_client_specific_tensors_of_a_loss_stay_with_the_client(tensors_of_loss)
         [replace(job, loss=loss) for job, loss in zip(jobs_of(own), losses, strict=True)]
         for own in (models, alone)
     )
-    assert len({kind_of(job) for job in mine}) == 1
+    assert len({cohort_key(job) for job in mine}) == 1
     assert train_together(mine) == pytest.approx([job.run() for job in theirs], rel=1e-5)
     for model, other in zip(models, alone, strict=True):
         for a, b in zip(model.parameters(), other.parameters(), strict=True):

@@ -11,10 +11,9 @@ import fedkd_flwr
 from fedkd_flwr.clients.fedavg import FedAvgClient
 from fedkd_flwr.methods import METHODS, REGISTERED
 from fedkd_flwr.models import model_pool
-from fedkd_flwr.models.model_pool import Architecture, borrow, give_back, lay_out
+from fedkd_flwr.models.model_pool import Architecture, borrow, give_back, prepare_adjacent
 from fedkd_flwr.models.settings import ModelSettings
-from fedkd_flwr.training.cohort import run_together, train_together
-from fedkd_flwr.training.job_kinds import kind_of
+from fedkd_flwr.training.cohort import cohort_key, run_together, train_together
 from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import SGD
@@ -65,8 +64,8 @@ def hooked(parameters):
 )
 def test_a_step_that_is_not_plain_is_taken_alone(optimizer):
     network = model()
-    assert kind_of(job(network, optimizer=optimizer(network.parameters()))) is None
-    assert kind_of(job(network)) is not None
+    assert cohort_key(job(network, optimizer=optimizer(network.parameters()))) is None
+    assert cohort_key(job(network)) is not None
 
 
 def test_frozen_parameters_stay_as_they_are_in_a_cohort():
@@ -74,7 +73,7 @@ def test_frozen_parameters_stay_as_they_are_in_a_cohort():
     for network in networks:
         next(network.parameters()).requires_grad_(False)
     before = [parameter.detach().clone() for parameter in networks[0].parameters()]
-    assert kind_of(job(networks[0])) == kind_of(job(networks[1])) != kind_of(job(model()))
+    assert cohort_key(job(networks[0])) == cohort_key(job(networks[1])) != cohort_key(job(model()))
     train_together([job(network) for network in networks])
     moved = [not torch.equal(*pair) for pair in zip(networks[0].parameters(), before, strict=True)]
     assert moved == [False, True, True, True]
@@ -98,12 +97,12 @@ class Weighted:
 
 
 def test_losses_with_tensors_of_different_shapes_are_of_different_kinds():
-    kinds = {kind_of(job(model(), Weighted((torch.ones(size),)))) for size in (2, 2, 3)}
+    kinds = {cohort_key(job(model(), Weighted((torch.ones(size),)))) for size in (2, 2, 3)}
     assert len(kinds) == 2
 
 
 def test_a_loss_without_a_hash_runs_alone():
-    assert kind_of(job(model(), Weighted((), notes=["mine"]))) is None
+    assert cohort_key(job(model(), Weighted((), notes=["mine"]))) is None
 
 
 def ignoring(network, images, labels):
@@ -199,9 +198,9 @@ class Forgetful(FedAvgClient):
 
 def test_a_client_that_fails_returns_its_model(small, tmp_path, monkeypatch):
     sizes = []
-    find = model_pool.parameters_side_by_side
+    find = model_pool.adjacent_parameters
     told = lambda models: sizes.append(find(models) is not None) or find(models)  # noqa: E731
-    monkeypatch.setattr("fedkd_flwr.training.stacked_models.parameters_side_by_side", told)
+    monkeypatch.setattr("fedkd_flwr.training.stacked_models.adjacent_parameters", told)
     fedkd_flwr.register("own", METHODS["fedavg"].strategy, Forgetful)
     changes = {"models": "mlp", "strategy": "own", "cohort": "on", "num-server-rounds": 3}
     try:
@@ -213,11 +212,11 @@ def test_a_client_that_fails_returns_its_model(small, tmp_path, monkeypatch):
 
 
 def test_models_that_were_not_returned_are_replaced():
-    lay_out(MLP, 3)
+    prepare_adjacent(MLP, 3)
     lost = borrow(MLP)
-    lay_out(MLP, 3)
+    prepare_adjacent(MLP, 3)
     models = [borrow(MLP) for _ in range(3)]
-    assert model_pool.parameters_side_by_side(models) is not None
+    assert model_pool.adjacent_parameters(models) is not None
     assert lost not in models
 
 

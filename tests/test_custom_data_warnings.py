@@ -16,8 +16,7 @@ from fedkd_flwr.data import sources
 from fedkd_flwr.data import warnings as warnings_module
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.warnings import warnings_about_data
-from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.fit import fitting_models, returns_probabilities
+from fedkd_flwr.models.build import build_model, fitting_models, returns_probabilities
 
 HERE = "test_custom_data_warnings"
 CALLS = []

@@ -24,8 +24,7 @@ from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import initial_model
 from fedkd_flwr.training import optimizers
-from fedkd_flwr.training.cohort import train_together
-from fedkd_flwr.training.job_kinds import kind_of
+from fedkd_flwr.training.cohort import cohort_key, train_together
 from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.loop import (
     DivergedError,
@@ -257,7 +256,7 @@ def test_searches_side_by_side_equal_searches_alone(share, tiny):
     assert len({client.num_examples for client in alone}) > 1
     expected = [complete(client.search(1)) for client in alone]
     jobs = [next(client.search(1)) for client in beside]
-    assert len({kind_of(job) for job in jobs}) == 1 and kind_of(jobs[0]) is not None
+    assert len({cohort_key(job) for job in jobs}) == 1 and cohort_key(jobs[0]) is not None
     assert train_together(jobs) == pytest.approx(expected, rel=1e-3)
     for one, other in zip(alone, beside, strict=True):
         for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):

@@ -4,6 +4,7 @@ Building a network and drawing its initial weights takes longer than a small cli
 models of clients in a cohort are adjacent in memory.
 """
 
+import heapq
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedkd_flwr.models.adjacent_weights import Rows
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.features import with_common_width
@@ -63,12 +63,78 @@ class Architecture:
         return model
 
 
+class AdjacentModels:
+    """Models whose parameters are moved into shared tensors, one row per model.
+
+    Parameters
+    ----------
+    models : sequence of nn.Module
+        C models of one architecture, on one device.
+    """
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self._models = models
+        self._row_of = {id(model): row for row, model in enumerate(models)}
+        self._free = list(range(len(models)))
+        self._parameters = {
+            name: parameter.new_empty((len(models), *parameter.shape))
+            for name, parameter in models[0].named_parameters()
+        }
+        for row, model in enumerate(models):
+            for name, parameter in model.named_parameters():
+                parameter.data = self._parameters[name][row]
+        self._addresses = [_addresses(model) for model in models]
+
+    @property
+    def num_free(self) -> int:
+        """Number of free models."""
+        return len(self._free)
+
+    def take(self) -> nn.Module | None:
+        """Return the first free model, with arbitrary weights, or None."""
+        return self._models[heapq.heappop(self._free)] if self._free else None
+
+    def put_back(self, model: nn.Module) -> bool:
+        """Free a model if it is one of these, and return whether it is."""
+        row = self._row_of.get(id(model))
+        if row is None:
+            return False
+        heapq.heappush(self._free, row)
+        return True
+
+    def parameters_of(self, models: Sequence[nn.Module]) -> dict[str, Tensor] | None:
+        """Return the stacked parameters of some of these models, sharing memory with them.
+
+        Parameters
+        ----------
+        models : sequence of nn.Module
+            M models.
+
+        Returns
+        -------
+        dict of str to Tensor or None
+            Shape (M, …) by name; None unless the models are consecutive rows.
+        """
+        first = self._row_of.get(id(models[0]), 0)
+        end = first + len(models)
+        if [id(model) for model in models] != [id(model) for model in self._models[first:end]]:
+            return None
+        # A method may have moved a model's parameters elsewhere.
+        if [_addresses(model) for model in models] != self._addresses[first:end]:
+            return None
+        return {name: tensor[first:end] for name, tensor in self._parameters.items()}
+
+
+def _addresses(model: nn.Module) -> list[int]:
+    return [parameter.data_ptr() for parameter in model.parameters()]
+
+
 _FREE: dict[Architecture, list[nn.Module]] = {}
 
-_ROWS: dict[Architecture, Rows] = {}
+_ADJACENT: dict[Architecture, AdjacentModels] = {}
 
 
-def lay_out(architecture: Architecture, count: int) -> None:
+def prepare_adjacent(architecture: Architecture, count: int) -> None:
     """Provide models that are adjacent in memory, for clients that will borrow them next.
 
     Parameters
@@ -78,12 +144,12 @@ def lay_out(architecture: Architecture, count: int) -> None:
     count : int
         Number of clients.
     """
-    if architecture in _ROWS and _ROWS[architecture].num_free >= count:
+    if architecture in _ADJACENT and _ADJACENT[architecture].num_free >= count:
         return
-    _ROWS[architecture] = Rows([_built(architecture) for _ in range(count)])
+    _ADJACENT[architecture] = AdjacentModels([_built(architecture) for _ in range(count)])
 
 
-def parameters_side_by_side(models: Sequence[nn.Module]) -> dict[str, Tensor] | None:
+def adjacent_parameters(models: Sequence[nn.Module]) -> dict[str, Tensor] | None:
     """Return the stacked parameters of models that are adjacent in memory, without copying.
 
     Parameters
@@ -96,7 +162,7 @@ def parameters_side_by_side(models: Sequence[nn.Module]) -> dict[str, Tensor] | 
     dict of str to Tensor or None
         Shape (M, …) by name, sharing memory with the models; None if they are not adjacent.
     """
-    rows = _ROWS.get(architecture_of(models[0]))
+    rows = _ADJACENT.get(architecture_of(models[0]))
     return rows.parameters_of(models) if rows else None
 
 
@@ -107,7 +173,7 @@ def borrow(architecture: Architecture) -> nn.Module:
     values, because neither weight vectors nor memories include them.
     """
     free = _FREE.get(architecture)
-    rows = _ROWS.get(architecture)
+    rows = _ADJACENT.get(architecture)
     model = (rows.take() if rows else None) or (free.pop() if free else None)
     if model is None:
         return _built(architecture)
@@ -137,7 +203,7 @@ def give_back(model: nn.Module) -> None:
     """Return a model to the pool for the next client. The caller must not use it any more."""
     model.zero_grad(set_to_none=True)
     architecture = architecture_of(model)
-    if architecture in _ROWS and _ROWS[architecture].put_back(model):
+    if architecture in _ADJACENT and _ADJACENT[architecture].put_back(model):
         return
     free = _FREE.setdefault(architecture, [])
     if len(free) < FREE_MODELS:
@@ -147,7 +213,7 @@ def give_back(model: nn.Module) -> None:
 def clear() -> None:
     """Remove all models from the pool."""
     _FREE.clear()
-    _ROWS.clear()
+    _ADJACENT.clear()
 
 
 def architecture_of(model: nn.Module) -> Architecture:

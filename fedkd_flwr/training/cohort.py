@@ -14,23 +14,25 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.models.model_pool import Architecture, borrow, give_back
-from fedkd_flwr.models.torch_internals import convolves, draws_while_training
+from fedkd_flwr.models.torch_internals import convolves, draws_while_training, has_hooks
+from fedkd_flwr.training import optimizers
 from fedkd_flwr.training.batched_functions import BatchedFunctions, Objective
-from fedkd_flwr.training.job_kinds import kind_of
 from fedkd_flwr.training.jobs import Job, PredictJob, Steps, TrainJob, run_job
 from fedkd_flwr.training.loop import (
     INFERENCE_BATCH,
     Batch,
     DivergedError,
+    backpropagate,
     require_finite,
     require_finite_weights,
+    trained_by,
 )
-from fedkd_flwr.training.stacked_models import Chosen, Stack, StackedDescent, Tensors
+from fedkd_flwr.training.stacked_models import Chosen, Stack, StackedDescent, Tensors, trained_names
 
 Answer = TypeVar("Answer")
 
@@ -42,6 +44,9 @@ STACKED_NUMBERS = {"cpu": 1_500_000, "cuda": 2**25}
 
 The parameters of a step, with gradients and momenta, have to fit into a processor's cache.
 """
+
+PLAIN_DESCENT = (torch.optim.SGD, optimizers.SGD)
+"""PyTorch's stochastic gradient descent. A derived class may take other steps."""
 
 
 def run_together(steps: Sequence[Steps[Answer]]) -> list[Answer | Exception]:
@@ -84,7 +89,7 @@ def _do(jobs: Mapping[int, Job]) -> dict[int, Any]:
     results: dict[int, Any] = {}
     cohorts: dict[Hashable, list[int]] = defaultdict(list)
     for position, job in jobs.items():
-        kind = kind_of(job)
+        kind = cohort_key(job)
         # A new object equals no other, so a job without a kind runs alone.
         cohorts[kind if kind is not None else object()].append(position)
     for members in cohorts.values():
@@ -103,6 +108,61 @@ def _do_equal(jobs: Sequence[Job]) -> list[Any]:
     # Custom losses and networks may raise anything. Only these clients fail.
     except Exception as error:
         return [error] * len(jobs)
+
+
+def cohort_key(job: Job) -> Hashable | None:
+    """Return what two jobs must have in common to run together; None for a job that runs alone.
+
+    That is the architecture and, in training, the loss and the optimizers with the names of their
+    parameters. A job runs alone if its gradients are not plain, its model draws random numbers, its
+    loss cannot be compared, or an optimizer is not plain stochastic gradient descent.
+    """
+    if not isinstance(job, TrainJob | PredictJob):
+        return None
+    architecture: Architecture | None = vars(job.model).get("architecture")
+    if architecture is None:
+        return None
+    if isinstance(job, PredictJob):
+        return architecture, tuple(job.images.shape[1:])
+    if job.gradients is not backpropagate:
+        return None
+    if draws_while_training(job.model) or not _is_value(job.loss):
+        return None
+    if not all(_descends_plainly(job.model, optimizer) for optimizer in job.optimizers):
+        return None
+    descents = tuple(_descent(job.model, optimizer) for optimizer in job.optimizers)
+    shapes = tuple(tensor.shape for tensor in getattr(job.loss, "tensors", ()))
+    return architecture, job.loss, shapes, descents
+
+
+def _descends_plainly(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer takes plain steps with parameters of a model."""
+    groups = optimizer.param_groups
+    if type(optimizer) not in PLAIN_DESCENT or len(groups) != 1:
+        return False
+    varied = any(groups[0][name] for name in ("nesterov", "dampening", "maximize"))
+    return (
+        not has_hooks(optimizer)
+        and not varied
+        and set(trained_by(optimizer)) <= set(model.parameters())
+    )
+
+
+def _descent(model: nn.Module, optimizer: torch.optim.Optimizer) -> Hashable:
+    """Return the settings of plain descent, and the names of the parameters that it trains."""
+    group = optimizer.param_groups[0]
+    names = tuple(trained_names(model, optimizer))
+    return group["lr"], group["momentum"], group["weight_decay"], names
+
+
+def _is_value(loss: object) -> bool:
+    """Return whether a loss can be compared with others."""
+    try:
+        hash(loss)
+    # A custom loss may have attributes without a hash.
+    except TypeError:
+        return False
+    return True
 
 
 def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:

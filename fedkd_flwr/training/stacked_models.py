@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
-from fedkd_flwr.models.model_pool import parameters_side_by_side
-from fedkd_flwr.training.job_kinds import trained_names
-from fedkd_flwr.training.loop import RUNNING_STATISTICS
+from fedkd_flwr.models.model_pool import adjacent_parameters
+from fedkd_flwr.training.loop import RUNNING_STATISTICS, trained_by
 
 Tensors = dict[str, Tensor]
 """Named tensors. Stacked tensors have one more dimension in front, the clients."""
@@ -42,7 +41,7 @@ class Stack:
             model.train(training)
         self.models = models
         self.skeleton = models[0]
-        as_they_lie = parameters_side_by_side(models)
+        as_they_lie = adjacent_parameters(models)
         self._is_copy = as_they_lie is None
         self.parameters = as_they_lie or _stacked(model.named_parameters() for model in models)
         self.buffers = _stacked(model.named_buffers() for model in models)
@@ -98,6 +97,12 @@ class Chosen:
         """Write their part back into a stacked tensor, unless it is the tensor itself."""
         if not self._are_all:
             stacked[self.index] = values
+
+
+def trained_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """Return the names of a model's parameters that an optimizer trains, in the model's order."""
+    trained = set(trained_by(optimizer))
+    return [name for name, parameter in model.named_parameters() if parameter in trained]
 
 
 class StackedDescent:
