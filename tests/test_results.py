@@ -123,6 +123,29 @@ def test_published_runs_compare_like_the_original_runs(runs_script, small, tmp_p
     assert kept["seconds_to_target"] == pytest.approx(costs["seconds_to_target"], abs=0.01)
 
 
+def test_accuracy_at_equal_bytes_is_that_of_the_last_round_within_the_budget(
+    small, runs_script, tmp_path, monkeypatch
+):
+    tables, columns = importlib.import_module("tables"), importlib.import_module("columns")
+    changes = {"num-server-rounds": 3, "evaluate-every": 1, "models": "mlp"}
+    runs = [
+        fedkd_flwr.run({**small, **changes, "strategy": name}, output_dir=tmp_path / name)
+        for name in ("local", "fedavg")
+    ]
+    file = tmp_path / "runs.jsonl.gz"
+    runs_script.write_set("a/both", runs, file)
+    monkeypatch.setattr(columns, "read_set", lambda name: runs_script.read_set(name, file))
+    sizes = runs_script.read_set("a/both", file)[1].kept["bytes_to_round"]
+    budgets = [sizes[0] - 1, sizes[1], sizes[2] - 1, sizes[2]]
+    words = ",".join(str(size / 1e6) for size in budgets)
+    rows = tables.at_bytes("a/both", f"megabytes={words}").splitlines()[2:4]
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+    last, averaged = ([f"{100 * a:.1f}" for a in run.rounds["accuracy_mean"]] for run in runs)
+    assert cells[0] == ["`local`", "0 B", *[last[2]] * 4]
+    assert cells[1][0] == "`fedavg`"
+    assert cells[1][2:] == ["", averaged[1], averaged[1], averaged[2]]
+
+
 def test_runs_are_published_in_parts_and_replaced(runs_script, small, tmp_path):
     runs = [
         fedkd_flwr.run({**small, "strategy": name}, output_dir=tmp_path / name)

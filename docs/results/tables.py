@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from columns import COLUMNS, REFERENCE, Result, heading, in_points, results
+from columns import COLUMNS, REFERENCE, Result, heading, in_points, results, with_spread
 from measurements import read_measurements
 from runs import UNRECORDED, maker, set_names
 
 from fedkd_flwr.analysis.columns import COLUMNS as COMPARED
+from fedkd_flwr.analysis.columns import in_bytes
 from fedkd_flwr.analysis.significance import Effect, effects_of
 from fedkd_flwr.config.flat_config import flatten
 from fedkd_flwr.config.toml_files import load_toml
 
 HERE = Path(__file__).parent
+OPTIONS = ("by", "columns", "paper", "methods", "megabytes")
 PAPERS = (HERE / "papers", HERE.parents[1] / "conf" / "sweeps" / "papers")
 
 
@@ -195,8 +197,57 @@ def _parted(words: Iterable[str]) -> tuple[list[str], dict[str, str], dict[str, 
     """Split words into names, options and settings."""
     sets = [word for word in words if "=" not in word]
     pairs = dict(word.split("=", 1) for word in words if "=" in word)
-    options = {k: pairs.pop(k) for k in ("by", "columns", "paper", "methods") if k in pairs}
+    options = {k: pairs.pop(k) for k in OPTIONS if k in pairs}
     return sets, options, pairs
+
+
+def at_bytes(*words: str) -> str:
+    """Return the accuracy that each method has at equal traffic: one row a method.
+
+    A cell is the accuracy after the last evaluated round whose traffic, with all rounds before it,
+    is within the budget. It is empty where not one round is. `local` exchanges nothing, so it has
+    the same accuracy in every column.
+
+    Parameters
+    ----------
+    *words : str
+        The name of a set; ``megabytes=NUMBER,...`` of all clients, up and down; ``KEY=VALUE`` for
+        settings that runs must have.
+    """
+    (name,), options, conditions = _parted(words)
+    budgets = [float(number) for number in options["megabytes"].split(",")]
+    groups: Groups = {}
+    for result in results(name, conditions):
+        groups.setdefault((f"`{result.strategy}`",), []).append(result)
+    rows = [
+        [
+            *key,
+            in_bytes(np.mean([_bytes_a_round(result) for result in own])),
+            *(_within(own, budget) for budget in budgets),
+        ]
+        for key, own in sorted(groups.items(), key=lambda row: _bytes_a_round(row[1][0]))
+    ]
+    columns = [f"{budget:g} MB" for budget in budgets]
+    text = markdown(["method", "a round:", *columns], rows)
+    return f"{text}\n{_caption(groups, {}, has_verdicts=False)}\n"
+
+
+def _bytes_a_round(result: Result) -> float:
+    kept = result.run.kept
+    return float(kept["bytes_to_round"][-1] / kept["rounds"][-1])
+
+
+def _within(own: list[Result], megabytes: float) -> str:
+    """Return the accuracies after the last rounds within a budget, or an empty text."""
+    affordable = [
+        sum(size <= 1e6 * megabytes for size in result.run.kept["bytes_to_round"]) for result in own
+    ]
+    if min(affordable) == 0:
+        return ""
+    return with_spread(
+        100 * result.run.accuracies[number - 1]
+        for result, number in zip(own, affordable, strict=True)
+    )
 
 
 def gains(*words: str) -> str:
