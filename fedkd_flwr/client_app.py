@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedkd_flwr.clients.base import PersonalClient
@@ -27,6 +27,7 @@ from fedkd_flwr.training.cohort import cohort_size, run_together
 from fedkd_flwr.training.loop import computing_in
 from strategies.core.answers import ANSWERS
 from strategies.core.flower import log
+from strategies.core.replies import decoded, encoded
 
 Outcome = Message | Exception
 """A reply, or the exception that prevented it."""
@@ -211,8 +212,7 @@ def _serve_together(messages: Sequence[Message], contexts: Sequence[Context]) ->
 def _request(message: Message) -> Request:
     """Read what a message asks for."""
     record = message.content.array_records["arrays"]
-    arrays = {name: array.numpy() for name, array in record.items()}
-    return Request.read(arrays, message.content.config_records["config"])
+    return Request.read(decoded(record), message.content.config_records["config"])
 
 
 def _packed(
@@ -225,10 +225,9 @@ def _packed(
 
 def _reply(message: Message, known: Mapping[str, Any], reply: TrainReply) -> Message:
     info = {name: known[name] for name in INFO if name in known}
-    arrays = {name: Array(array) for name, array in reply.arrays.items()}
     content = RecordDict(
         {
-            "arrays": ArrayRecord(arrays),
+            "arrays": ArrayRecord(dict(encoded(reply.arrays))),
             "metrics": MetricRecord(dict(reply.metrics)),
             "info": ConfigRecord(info),
         }

@@ -28,9 +28,9 @@ from pydantic import Field
 
 from strategies.core.new_clients import padded
 from strategies.core.plan import Settings
+from strategies.core.probabilities import check_simplex
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
-from strategies.core.simplex import check_simplex
 from strategies.core.state import State
 from strategies.prototypes import CLASS_COUNTS, CLASS_MEANS, ClassMeanStrategy, stacked
 

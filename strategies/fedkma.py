@@ -42,9 +42,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.flower import log
+from strategies.core.probabilities import check_simplex
 from strategies.core.replies import Due, InvalidReplyError, Reply
 from strategies.core.search import SearchRange
-from strategies.core.simplex import check_simplex
 from strategies.supernets import SearchSettings, SupernetStrategy
 
 SHARE_KNOWLEDGE = "share-knowledge"

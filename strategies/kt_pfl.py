@@ -42,13 +42,13 @@ from pydantic import Field
 
 from strategies.core.mixing import weighted_mean
 from strategies.core.new_clients import with_equal_weights
-from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
-from strategies.core.simplex import (
+from strategies.core.probabilities import (
     equal_weights,
     normalized_rows,
     project_onto_simplex,
 )
+from strategies.core.replies import Arrays, Reply
+from strategies.core.search import SearchRange
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,
     DistillationSettings,

@@ -35,9 +35,9 @@ from pydantic import Field
 from strategies.core.mixing import MIXINGS
 from strategies.core.new_clients import with_equal_weights
 from strategies.core.plan import Settings
+from strategies.core.probabilities import equal_weights, normalized_rows
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
-from strategies.core.simplex import equal_weights, normalized_rows
 from strategies.kt_pfl import projected_step
 from strategies.parameters import (
     Model,

@@ -35,10 +35,10 @@ from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.mixing import Mix, weighted_mean
 from strategies.core.new_clients import padded
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings, sample_clients
+from strategies.core.probabilities import normalized_rows
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Metric, Reply
 from strategies.core.search import SearchRange
-from strategies.core.simplex import normalized_rows
 from strategies.soft_predictions import (
     SoftPredictionSettings,
     SoftPredictionState,

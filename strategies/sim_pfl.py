@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.simplex import normalized_rows
+from strategies.core.probabilities import normalized_rows
 from strategies.kt_pfl import PersonalTeacherStrategy, TeacherSettings
 
 

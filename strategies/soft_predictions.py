@@ -1,10 +1,10 @@
 """Base of methods whose clients exchange soft predictions: wire format, privacy, mixing.
 
 Predictions may be clipped and noised before they leave a client (`strategies.core.privacy`),
-rounded to fewer bytes on the network (`strategies.core.wire`), and mixed by a mean or, against
-poisoning, by a median or a trimmed mean (`strategies.core.mixing`). Teachers on a public sample may
-be cached for some rounds, in which nothing about the sample is sent (`strategies.core.caching`). By
-default none of this happens.
+rounded to fewer bytes on the network (`strategies.core.probabilities`), and mixed by a mean or,
+against poisoning, by a median or a trimmed mean (`strategies.core.mixing`). Teachers on a public
+sample may be cached for some rounds, in which nothing about the sample is sent
+(`strategies.core.caching`). By default none of this happens.
 """
 
 import copy
@@ -25,12 +25,16 @@ from strategies.core.mixing import MIXINGS
 from strategies.core.new_clients import padded, with_means
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.privacy import privacy_spent
-from strategies.core.replies import Arrays, Due, InvalidReplyError, Metric, Reply
+from strategies.core.probabilities import (
+    NUMBER_FORMATS,
+    DueProbabilities,
+    NumberFormat,
+    normalized_rows,
+)
+from strategies.core.replies import Arrays, Due, Metric, Reply
 from strategies.core.search import SearchRange
 from strategies.core.server_models import ServerModels
-from strategies.core.simplex import check_simplex, normalized_rows
 from strategies.core.state import State
-from strategies.core.wire import NUMBER_FORMATS, NumberFormat
 
 PREDICTIONS = "predictions"
 """Name of the array of soft predictions in a reply."""
@@ -215,17 +219,8 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         num_asked = int(self.asked(server_round, partition_id).sum())
         if not num_asked:
             return {}
-        return self.settings.wire.due(PREDICTIONS, (num_asked, self.plan.num_classes))
-
-    def check_reply(self, reply: Reply) -> None:
-        """Refuse predictions that are not probability distributions."""
-        if not reply.arrays:
-            return
-        wire = self.settings.wire
-        predictions = wire.decode(PREDICTIONS, reply.arrays)
-        if not np.isfinite(predictions).all():
-            raise InvalidReplyError(f"{PREDICTIONS} has too wide a range")
-        check_simplex(predictions, PREDICTIONS, wire.tolerance(self.plan.num_classes))
+        shape = num_asked, self.plan.num_classes
+        return {PREDICTIONS: DueProbabilities(shape, number_format=self.settings.wire)}
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> SoftPredictionState:
         """Compute lessons on the requested samples; use cached lessons for the others."""
@@ -301,8 +296,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
 
     def stack_predictions(self, replies: Mapping[int, Reply]) -> NDArray[np.float32]:
         """Return the repliers' soft predictions, shape (R, A, K), by ascending partition-id."""
-        wire = self.settings.wire
-        return np.stack([wire.probabilities(PREDICTIONS, r.arrays) for r in replies.values()])
+        return np.stack([reply.arrays[PREDICTIONS] for reply in replies.values()])
 
     def mix(self, weights: NDArray[Any], predictions: NDArray[Any]) -> NDArray[Any]:
         """Mix predictions by the configured rule: (N, M) and (M, P, K) to (N, P, K).

@@ -15,8 +15,8 @@ from pydantic import Field
 from strategies.core.mixing import MIXINGS
 from strategies.core.new_clients import with_equal_weights, with_means
 from strategies.core.plan import Settings
+from strategies.core.probabilities import equal_weights
 from strategies.core.replies import Arrays, Reply
-from strategies.core.simplex import equal_weights
 from strategies.core.state import unsaved
 from strategies.parameters import Model, ParameterState, ParameterStrategy, mix_models, mixed_model
 

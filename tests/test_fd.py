@@ -12,8 +12,8 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
+from strategies.core.probabilities import NotOnSimplexError
 from strategies.core.replies import InvalidReplyError
-from strategies.core.simplex import NotOnSimplexError
 from strategies.fd import FD, FDSettings, means_of_others
 
 

@@ -6,6 +6,7 @@ import fedkd_flwr
 from fedkd_flwr.clients.base import PersonalClient, TrainReply
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
 from fedkd_flwr.methods import REGISTERED
+from fedkd_flwr.training.jobs import PredictJob
 from strategies.core.replies import TooFewRepliesError
 from strategies.kt_pfl import KTpFL
 from strategies.local import Local
@@ -20,7 +21,7 @@ class WithoutYield(PersonalClient):
 class WithoutYieldFrom(PersonalClient):
     def train(self, received, server_round, phase):
         self.train_locally(server_round)
-        yield from self.predict(self.data.train_images, 1.0)
+        yield PredictJob(self.model, self.data.train_images)
         return TrainReply()
 
 

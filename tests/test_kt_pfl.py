@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from strategies.core.membership import ClientInfo
 from strategies.core.mixing import weighted_mean
 from strategies.core.plan import RunPlan
-from strategies.core.simplex import normalized_rows, project_onto_simplex
+from strategies.core.probabilities import normalized_rows, project_onto_simplex
 from strategies.fedmd import FedMD
 from strategies.kt_pfl import KTpFL, knowledge_gradient, knowledge_loss
 from strategies.sim_pfl import (

@@ -16,7 +16,7 @@ from two_clients import (
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
-from strategies.core.simplex import normalized_rows, project_onto_simplex
+from strategies.core.probabilities import normalized_rows, project_onto_simplex
 from strategies.kt_pfl_params import distance_gradient
 from strategies.parameters import gram_matrix
 

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from helpers import Witness, reply_with, run_with
+from helpers import Witness, run_with
 from hypothesis import given
 from hypothesis import strategies as draw
 from scipy.stats import kstest
@@ -21,9 +21,8 @@ from strategies.core.privacy import (
     privacy_spent,
     secret_normal,
 )
-from strategies.core.replies import InvalidReplyError
-from strategies.core.simplex import NotOnSimplexError, check_simplex
-from strategies.core.wire import NUMBER_FORMATS
+from strategies.core.probabilities import NUMBER_FORMATS, NotOnSimplexError, check_simplex
+from strategies.core.replies import InvalidReplyError, checked_arrays, encoded
 from strategies.kt_pfl import KTpFL, KTpFLSettings
 
 
@@ -42,12 +41,12 @@ def test_a_number_format_loses_no_more_than_it_says(name, bytes_a_number, error)
     wire = NUMBER_FORMATS[name]
     sent = simplex_rows(0, 3, 20, 10).astype(np.float32)
     arrays = wire.encode("teacher", sent)
-    due = wire.due("teacher", sent.shape)
+    due = wire.parts("teacher", sent.shape)
     assert {k: (v.shape, v.dtype) for k, v in arrays.items()} == {
         k: (v.shape, v.dtype) for k, v in due.items()
     }
     assert arrays["teacher"].nbytes == bytes_a_number * sent.size
-    received = wire.probabilities("teacher", arrays)
+    received = wire.received("teacher", arrays)
     assert received.dtype == np.float32
     np.testing.assert_allclose(received, sent, atol=error)
     np.testing.assert_allclose(received.sum(axis=-1), 1, atol=1e-6)
@@ -58,28 +57,23 @@ def test_a_number_format_loses_no_more_than_it_says(name, bytes_a_number, error)
 def test_equal_probabilities_survive_eight_bits(scale, classes):
     wire = NUMBER_FORMATS["int8"]
     uniform = np.full((4, classes), 1 / classes, dtype=np.float32)
-    np.testing.assert_allclose(
-        wire.probabilities("p", wire.encode("p", uniform)), uniform, rtol=1e-6
-    )
-
-
-def eight_bit_strategy():
-    return KTpFL(
-        RunPlan(num_clients=2, num_classes=3, public_size=4), KTpFLSettings(number_format="int8")
-    )
+    np.testing.assert_allclose(wire.received("p", wire.encode("p", uniform)), uniform, rtol=1e-6)
 
 
 def test_an_invalid_quantization_range_is_refused():
-    strategy = eight_bit_strategy()
-    honest = NUMBER_FORMATS["int8"].encode("predictions", simplex_rows(1, 4, 3))
-    strategy.check_reply(reply_with(honest))
-    for hostile in ([0, 9], [-3e38, 3e38], [0.5, 0.1]):
-        spoiled = {**honest, "predictions-range": np.array(hostile, dtype=np.float64)}
-        with (
-            pytest.raises((InvalidReplyError, NotOnSimplexError), match="predictions"),
-            np.errstate(all="ignore"),
-        ):
-            strategy.check_reply(reply_with(spoiled))
+    plan = RunPlan(num_clients=2, num_classes=3, public_size=4)
+    strategy = KTpFL(plan, KTpFLSettings(number_format="int8"))
+    strategy.restore(0, {}, {})
+    due = strategy.expected_arrays(1, 0)
+    sent = simplex_rows(1, 4, 3)
+    honest = NUMBER_FORMATS["int8"].encode("predictions", sent)
+    read = checked_arrays(encoded(honest), due)
+    assert read.keys() == {"predictions"}
+    np.testing.assert_allclose(read["predictions"], sent, atol=0.01)
+    for hostile in ([0, 9], [-3e38, 3e38], [-1e8, 1e8], [0.5, 0.1]):
+        spoiled = {**honest, "predictions-range": np.array(hostile, dtype=np.float32)}
+        with pytest.raises((InvalidReplyError, NotOnSimplexError), match="predictions"):
+            checked_arrays(encoded(spoiled), due)
 
 
 @pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt"])

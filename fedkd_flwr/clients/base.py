@@ -25,7 +25,7 @@ from fedkd_flwr.data.clients import ClientData, load_client, public_samples
 from fedkd_flwr.models.features import fold_into
 from fedkd_flwr.models.model_pool import Architecture, borrow, give_back
 from fedkd_flwr.models.vectors import fill_model
-from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob
+from fedkd_flwr.training.jobs import Steps, TrainJob
 from fedkd_flwr.training.loop import (
     Batch,
     Loss,
@@ -293,12 +293,6 @@ class PersonalClient(ServingClient):
             Number of samples to draw from.
         """
         return self.local.positions(num_samples, server_round)
-
-    @yields_jobs
-    def predict(self, images: Tensor, temperature: float) -> Steps[Tensor]:
-        """Return `model`'s soft predictions ``softmax(z / T)`` on images, shape (P, K)."""
-        logits: Tensor = yield PredictJob(self.model, images)
-        return torch.softmax(logits / temperature, dim=1)
 
     def public_images(self, server_round: int) -> Tensor:
         """Return the public subset of a round, shape (P, channels, height, width)."""

@@ -9,6 +9,7 @@ from torch.nn import functional
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.prototypes import ClassMeanClient
 from fedkd_flwr.clients.steps import yields_jobs
+from fedkd_flwr.training.jobs import PredictJob
 from strategies.fd import FDSettings
 
 
@@ -45,5 +46,6 @@ class FDClient(ClassMeanClient):
             loss = yield from self.train_locally(server_round, distillation, beside=targets)
         else:
             loss = yield from self.train_locally(server_round)
-        predictions = yield from self.predict(self.data.train_images, temperature=1.0)
+        logits = yield PredictJob(self.model, self.data.train_images)
+        predictions = functional.softmax(logits, dim=1)
         return TrainReply(self.class_mean_arrays(predictions), {"train-loss": loss})

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedkd_flwr.clients.base import Arrays, PersonalClient, TrainReply
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.data.public import public_subset
-from fedkd_flwr.training.jobs import Steps
+from fedkd_flwr.training.jobs import PredictJob, Steps
 from strategies.core.caching import ASKED, TAUGHT, unpacked
 from strategies.core.privacy import (
     NormalDraws,
@@ -95,6 +95,12 @@ class SoftPredictionClient(PersonalClient):
         return lessons
 
     @yields_jobs
+    def predict(self, images: Tensor, temperature: float) -> Steps[Tensor]:
+        """Return `model`'s soft predictions ``softmax(z / T)`` on images, shape (P, K)."""
+        logits: Tensor = yield PredictJob(self.model, images)
+        return torch.softmax(logits / temperature, dim=1)
+
+    @yields_jobs
     def answers(self, received: Arrays, images: Tensor, temperature: float) -> Steps[Tensor]:
         """Predict on the public samples that the message asks for.
 
@@ -133,7 +139,8 @@ class SoftPredictionClient(PersonalClient):
         Tensor
             Shape (..., P, K) float32, on the device.
         """
-        return self.tensor(self.settings.wire.probabilities(name, received))
+        probabilities = self.settings.wire.received(name, received)
+        return torch.from_numpy(probabilities).to(self.device)
 
     def release(
         self, predictions: Tensor, metrics: dict[str, float], server_round: int

@@ -1,22 +1,20 @@
 """The messages of one round: payloads, valid replies, traffic and failures."""
 
 import copy
-import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from logging import WARNING
-from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 
 from strategies.core.flower import log
 from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
+from strategies.core.probabilities import NotOnSimplexError
 from strategies.core.replies import (
     Arrays,
     Due,
+    Encodings,
     InvalidReplyError,
     Metric,
     Payload,
@@ -26,7 +24,6 @@ from strategies.core.replies import (
     empty,
     read_reply,
 )
-from strategies.core.simplex import NotOnSimplexError
 from strategies.core.traffic import Traffic
 
 DROPPED = "dropped"
@@ -53,28 +50,6 @@ class InTurn:
 
     def __iter__(self) -> Iterator[Message]:
         return map(self._message_for, self._members)
-
-
-class Encodings:
-    """Cache of encoded arrays; an entry lives as long as its source array."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, tuple[weakref.ref[NDArray[Any]], Array]] = {}
-
-    def of(self, array: NDArray[Any]) -> Array:
-        """Return an encoded array; each array is encoded once."""
-        key = id(array)
-        if key not in self._kept:
-            # A weak reference to self, so that a long-lived array does not keep the cache alive.
-            forget = partial(_forget, weakref.ref(self), key)
-            self._kept[key] = weakref.ref(array, forget), Array(array)
-        return self._kept[key][1]
-
-
-def _forget(encodings: "weakref.ref[Encodings]", key: int, _gone: object) -> None:
-    """Remove a cache entry: the id of a deleted array may be reused."""
-    if kept := encodings():
-        kept._kept.pop(key)
 
 
 class Exchange:
@@ -222,7 +197,7 @@ class Exchange:
 
     def encoded(self, arrays: Arrays) -> Payload:
         """Encode arrays for the network; an array for several clients is encoded once."""
-        return {name: self._encodings.of(array) for name, array in arrays.items()}
+        return self._encodings.of(arrays)
 
     def valid_replies(
         self,

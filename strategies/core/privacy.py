@@ -26,7 +26,7 @@ from flwr.serverapp import (
 )
 from numpy.typing import NDArray
 
-from strategies.core.simplex import check_simplex, project_onto_simplex
+from strategies.core.probabilities import check_simplex, project_onto_simplex
 
 NormalDraws = Callable[[tuple[int, ...]], NDArray[np.float64]]
 """Returns standard normal numbers of a shape."""

@@ -1,4 +1,4 @@
-"""Replies of clients and the checks before their numbers are used.
+"""Arrays and numbers of messages: how they are encoded, decoded and checked.
 
 Nothing in a reply is trusted. Its sender, the names, shapes and types of its arrays, and every
 number are compared with what was requested. A reply that differs is dropped with the reason.
@@ -6,8 +6,10 @@ number are compared with what was requested. A reply that differs is dropped wit
 
 import math
 import textwrap
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,6 +59,20 @@ class Due:
     shape: tuple[int, ...]
     dtype: str = "float32"
     at_most: bool = False
+
+    def parts(self, name: str) -> Mapping[str, "Due"]:
+        """Return the specification of the arrays in which it is sent: by default itself."""
+        return {name: self}
+
+    def value(self, name: str, parts: Arrays) -> NDArray[Any]:
+        """Return the array from those in which it was sent.
+
+        Raises
+        ------
+        InvalidReplyError, NotOnSimplexError
+            If its values are invalid.
+        """
+        return parts[name]
 
     def admits(self, shape: tuple[int, ...]) -> bool:
         """Return whether a shape meets the specification."""
@@ -133,7 +149,7 @@ def read_reply(
 
     Raises
     ------
-    InvalidReplyError
+    InvalidReplyError, NotOnSimplexError
         If the client failed or the reply is not what was requested.
     """
     if message.has_error():
@@ -149,6 +165,41 @@ def read_reply(
     if not isinstance(answers, bytes):
         raise InvalidReplyError(f"answers are {shortened(answers)}, which are not bytes")
     return Reply(partition_id, checked_arrays(arrays_of(message), due), checked, answers)
+
+
+class Encodings:
+    """Cache of encoded arrays; an entry lives as long as its source array."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[weakref.ref[NDArray[Any]], Array]] = {}
+
+    def of(self, arrays: Arrays) -> Payload:
+        """Encode arrays for the network; an array for several clients is encoded once."""
+        return {name: self._encoded(array) for name, array in arrays.items()}
+
+    def _encoded(self, array: NDArray[Any]) -> Array:
+        key = id(array)
+        if key not in self._kept:
+            # A weak reference to self, so that a long-lived array does not keep the cache alive.
+            forget = partial(_forget, weakref.ref(self), key)
+            self._kept[key] = weakref.ref(array, forget), Array(array)
+        return self._kept[key][1]
+
+
+def _forget(encodings: "weakref.ref[Encodings]", key: int, _gone: object) -> None:
+    """Remove a cache entry: the id of a deleted array may be reused."""
+    if kept := encodings():
+        kept._kept.pop(key)
+
+
+def encoded(arrays: Arrays) -> Payload:
+    """Encode arrays for the network."""
+    return {name: Array(array) for name, array in arrays.items()}
+
+
+def decoded(payload: Payload) -> dict[str, NDArray[Any]]:
+    """Decode arrays of the server, which are not checked."""
+    return {name: array.numpy() for name, array in payload.items()}
 
 
 def arrays_of(message: Message) -> Payload:
@@ -188,13 +239,15 @@ def checked_arrays(arrays: Payload, due: Mapping[str, Due]) -> dict[str, NDArray
 
     Raises
     ------
-    InvalidReplyError
-        If a name, shape or type differs, or a value is not finite or too large.
+    InvalidReplyError, NotOnSimplexError
+        If a name, shape or type differs, or a value is not finite, too large or off the simplex.
     """
-    if arrays.keys() != due.keys():
+    sent = {part: spec for name, array in due.items() for part, spec in array.parts(name).items()}
+    if arrays.keys() != sent.keys():
         names = shortened(sorted(arrays))
-        raise InvalidReplyError(f"has arrays {names} instead of {sorted(due)}")
-    return {name: _checked_array(name, array, due[name]) for name, array in arrays.items()}
+        raise InvalidReplyError(f"has arrays {names} instead of {sorted(sent)}")
+    parts = {name: _checked_array(name, array, sent[name]) for name, array in arrays.items()}
+    return {name: array.value(name, parts) for name, array in due.items()}
 
 
 def _checked_array(name: str, array: Array, due: Due) -> NDArray[Any]:
