@@ -1,8 +1,14 @@
 """Accuracy as received and after local training, where clients are sent a model."""
 
+import math
+from dataclasses import replace
+
 import pytest
+from conftest import SMALL
 
 import fedkd_flwr
+from fedkd_flwr.analysis.comparison import compare
+from fedkd_flwr.analysis.moments import at_best_moments
 from strategies.core.evaluations import Evaluations
 from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
@@ -70,3 +76,66 @@ def test_impossible_counts_after_training_are_refused(counts):
     evaluations = Evaluations(RunPlan(num_classes=10), {0: client}, "trained")
     with pytest.raises(InvalidReplyError, match="trained-correct predictions"):
         evaluations.check_train_reply(Reply(0, {}, counts))
+
+
+@pytest.fixture(scope="module")
+def two_classes_a_client(tmp_path_factory):
+    """Runs in which a global model is far worse than after local training."""
+    folder = tmp_path_factory.mktemp("runs")
+    split = {"partition": "two-classes", "models": "mlp"}
+    for method in ("local", "fedavg"):
+        fedkd_flwr.run({**SMALL, **split, "strategy": method}, output_dir=folder / method)
+    return folder
+
+
+def test_a_comparison_shows_both_moments(two_classes_a_client):
+    table = compare(two_classes_a_client).table
+    run = fedkd_flwr.load_run(two_classes_a_client / "fedavg")
+    last = run.rounds.iloc[-1]
+    assert table.loc["fedavg", "accuracy"] == pytest.approx(last["accuracy_mean"])
+    assert table.loc["fedavg", "trained_accuracy"] == pytest.approx(last["trained_accuracy_mean"])
+    assert math.isnan(table.loc["local", "trained_accuracy"])
+    assert "received_accuracy" not in table
+
+
+def test_the_best_moment_is_chosen_on_validation_data(two_classes_a_client):
+    compared = compare(two_classes_a_client, best_moment=True)
+    label = "fedavg, after local training"
+    assert set(compared.groups) == {"local", label}
+    clients = fedkd_flwr.load_run(two_classes_a_client / "fedavg").clients
+    last = clients[clients["round"] == 2].set_index("partition_id")
+    assert last["trained_validation_accuracy"].mean() > last["validation_accuracy"].mean()
+    shown = compared.clients[compared.clients["method"] == label].set_index("partition_id")
+    assert shown["accuracy"].to_dict() == last["trained_accuracy"].to_dict()
+    local = compared.clients[compared.clients["method"] == "local"]["accuracy"]
+    gain = 100 * (last["trained_accuracy"].mean() - local.mean())
+    assert 100 * compared.effects[label].gain == pytest.approx(gain)
+    assert compared.table.loc[label, "clients_worst"] == last["trained_accuracy"].min()
+
+
+def test_a_method_whose_training_makes_it_worse_stays_as_received(two_classes_a_client):
+    groups = compare(two_classes_a_client).groups
+    worse = {
+        label: [
+            replaced_rows(run, trained_validation_accuracy=0.0, trained_accuracy=1.0)
+            for run in runs
+        ]
+        for label, runs in groups.items()
+    }
+    assert list(at_best_moments(worse)) == list(groups)
+
+
+def test_a_moment_that_some_clients_lack_is_not_shown(small, tmp_path):
+    half = {"fraction-train": 0.5, "partition": "two-classes", "models": "mlp"}
+    fedkd_flwr.run({**small, **half, "strategy": "fedavg"}, output_dir=tmp_path / "fedavg")
+    compared = compare(tmp_path, best_moment=True)
+    assert list(compared.groups) == ["fedavg"]
+    assert "trained_accuracy" not in compared.table
+
+
+def replaced_rows(run, **values):
+    other = replace(run)
+    vars(other)["client_rows"] = [
+        {**row, **values} if "trained_accuracy" in row else row for row in run.client_rows
+    ]
+    return other

@@ -106,6 +106,8 @@ COLUMNS = {
         Column("seeds", "seeds", "{:.0f}".format, left_out=3),
         Column("accuracy", "accuracy, last round", percent),
         Column("accuracy_chosen", "accuracy, validation round", percent, left_out=23),
+        Column("trained_accuracy", "after local training", percent, left_out=26),
+        Column("received_accuracy", "as received", percent, left_out=25),
         Column("gain", "over local, points (95%)", points, left_out=24),
         Column("verdict", "verdict", str),
         Column("clients_std", "std over clients, points", _size_in_points, SPREAD, 4),

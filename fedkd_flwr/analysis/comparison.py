@@ -24,6 +24,7 @@ from fedkd_flwr.analysis.effects import (
 )
 from fedkd_flwr.analysis.groups import grouped
 from fedkd_flwr.analysis.loading import load_runs
+from fedkd_flwr.analysis.moments import at_best_moments
 from fedkd_flwr.analysis.notes import notes_on_groups, notes_on_seconds
 from fedkd_flwr.analysis.provenance import notes_on_provenance
 from fedkd_flwr.analysis.ranking import reading_order
@@ -118,6 +119,7 @@ def compare(
     target: float | None = None,
     against: str = REFERENCE,
     *,
+    best_moment: bool = False,
     allow_code: str | Iterable[str] = (),
 ) -> Comparison:
     """Put runs on the same splits side by side.
@@ -131,6 +133,9 @@ def compare(
         first round that has it.
     against : str
         What every method is compared with: a method, or the label of one of its settings.
+    best_moment : bool
+        Show each method as received or after local training, whichever has the better validation
+        accuracy; otherwise at the moment at which the method is evaluated.
     allow_code : str or iterable of str
         Code that the runs' configs may name, see `fedkd_flwr.load_run`. Tables need none; figures
         and reports rebuild the clients' data.
@@ -164,6 +169,7 @@ def compare(
         raise IncomparableRunsError(" ".join([reason, *damaged]))
     check_same_data(finished)
     groups, repeated = grouped(finished)
+    groups = at_best_moments(groups) if best_moment else groups
     references = References(groups, against)
     if against != REFERENCE and not references.labels:
         raise ConfigError(

@@ -15,6 +15,9 @@ from fedkd_flwr.runs import Run
 from strategies.core.measures import MEANS
 from strategies.core.new_clients import NEW_CLIENTS
 
+AT_SECOND_MOMENTS = ("trained_accuracy", "received_accuracy")
+"""Mean accuracies after local training or as received, where ``accuracy`` is of the other one."""
+
 OF_NEW_CLIENTS = ("new_accuracy", "new_worst", "new_beats_local")
 """Columns of a run that are about its new clients, where some run has any."""
 
@@ -144,9 +147,9 @@ def run_results(
         ``bytes``, ``gradient_steps`` (the mean over the clients in training, where a run counted
         them), ``seconds`` (only where none of the other runs took place at the same time),
         ``path``, and with a target those of `cost_to_target`; NaN for what a run does not have.
-        Columns of `strategies.core.measures.MEANS`, means over clients, where some run has
-        measured them; those of `OF_NEW_CLIENTS` where some run has any: mean and worst accuracy,
-        and the share of them that are above the reference's own.
+        Columns of `AT_SECOND_MOMENTS` and of `strategies.core.measures.MEANS`, means over
+        clients, where some run has measured them; those of `OF_NEW_CLIENTS` where some run has
+        any: mean and worst accuracy, and the share of them that are above the reference's own.
     """
     by_run = dict(iter(clients.groupby(["method", "seed"])))
     alone = ran_alone([run for _, run in each_run(groups)])
@@ -167,6 +170,7 @@ def run_results(
                 **_spread_over_clients(own["accuracy"]),
                 **_against_reference(own["gain"].dropna()),
                 "nll": last.get("loss_mean"),
+                **_at_second_moments(run),
                 **_means_over_clients(run),
                 **_of_new_clients(run, references.of(label, seed)),
                 "numbers": summary["numbers_up"] + summary["numbers_down"],
@@ -179,9 +183,8 @@ def run_results(
         )
     results = pd.DataFrame(rows)
     numeric = [name for name in results.columns if name not in ("method", "seed", "path")]
-    unmeasured = [
-        name for name in (*MEANS, *OF_NEW_CLIENTS, "gradient_steps") if results[name].isna().all()
-    ]
+    measured_by_some = (*MEANS, *AT_SECOND_MOMENTS, *OF_NEW_CLIENTS, "gradient_steps")
+    unmeasured = [name for name in measured_by_some if results[name].isna().all()]
     return results.astype(dict.fromkeys(numeric, float)).drop(columns=unmeasured)
 
 
@@ -196,6 +199,15 @@ def _spread_over_clients(accuracies: pd.Series) -> dict[str, float]:
         "clients_decile": bottom_decile(accuracies),
         "clients_worst_tenth": mean_of_worst_tenth(accuracies),
         "jain": jains_index(accuracies),
+    }
+
+
+def _at_second_moments(run: Run) -> dict[str, float]:
+    """Return mean accuracies at another moment, where all clients of the evaluation have one."""
+    rows = last_evaluations(run)
+    return {
+        name: float(rows[name].mean()) if name in rows and rows[name].notna().all() else math.nan
+        for name in AT_SECOND_MOMENTS
     }
 
 

@@ -59,6 +59,13 @@ def compare(
     against: Annotated[
         str, typer.Option(metavar="METHOD", help="Compare every method with this one.")
     ] = "local",
+    best_moment: Annotated[
+        bool,
+        typer.Option(
+            "--best-moment",
+            help="Show each method as received or after local training, by validation accuracy.",
+        ),
+    ] = False,
     across: Annotated[
         bool, typer.Option("--across", help="Each folder is one comparison; rank over them.")
     ] = False,
@@ -76,7 +83,10 @@ def compare(
         if across:
             print_across(runs, against, figures, figure_format)
             return
-        compared = comparison.compare(runs, target, against, allow_code=allow_code or ())
+        code = allow_code or ()
+        compared = comparison.compare(
+            runs, target, against, best_moment=best_moment, allow_code=code
+        )
         if paper is not None:
             compared = beside_paper(compared, read_figures(paper))
         print_comparison(compared, layout)

@@ -1,0 +1,99 @@
+"""Moments of an evaluation: as received, or after local training.
+
+A method is evaluated at one of them, and where clients are sent a model, at the other one as well.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from fedkd_flwr.analysis.groups import Groups
+from fedkd_flwr.analysis.results import last_evaluations
+from fedkd_flwr.runs import Run
+from fedkd_flwr.runs.summary import summarize
+from strategies.core.answers import ANSWERS
+from strategies.core.evaluations import accuracy_statistics
+from strategies.core.measures import MEANS
+
+SECOND_MOMENTS = {"trained": "after local training", "received": "as received"}
+"""Words for the second moment of a method, by the prefix of its columns."""
+
+OF_THE_FIRST_MOMENT = ("loss", ANSWERS, *MEANS)
+"""Columns of a client that are not recorded at the second moment."""
+
+
+def at_best_moments(groups: Groups) -> dict[str, list[Run]]:
+    """Return every group at its moment with the better validation accuracy after the last round.
+
+    Parameters
+    ----------
+    groups : mapping of str to list of Run
+        Finished runs by label.
+
+    Returns
+    -------
+    dict of str to list of Run
+        A label names the second moment where that is better. A group keeps its first moment if
+        one of its clients lacks the second: with partial participation most of them do.
+    """
+    chosen = {}
+    for label, runs in groups.items():
+        moment = second_moment(runs)
+        if moment and _validation(runs, f"{moment}_") > _validation(runs):
+            chosen[f"{label}, {SECOND_MOMENTS[moment]}"] = [
+                at_second_moment(run, moment) for run in runs
+            ]
+        else:
+            chosen[label] = runs
+    return chosen
+
+
+def second_moment(runs: list[Run]) -> str:
+    """Return the second moment that all evaluated clients of some runs have; empty for none."""
+    last = pd.concat([last_evaluations(run) for run in runs])
+    return next(
+        (
+            moment
+            for moment in SECOND_MOMENTS
+            if (name := f"{moment}_validation_accuracy") in last and last[name].notna().all()
+        ),
+        "",
+    )
+
+
+def at_second_moment(run: Run, moment: str) -> Run:
+    """Return a run whose accuracies are those of the second moment."""
+    other = replace(run)
+    rows = [_at(moment, row) for row in run.client_rows]
+    by_round: dict[int, list[Mapping[str, Any]]] = {row["round"]: [] for row in run.round_rows}
+    for row in rows:
+        if "accuracy" in row:
+            by_round[row["round"]].append(row)
+    # What a run reads from its files is cached; here it is computed.
+    vars(other)["client_rows"] = rows
+    vars(other)["round_rows"] = [
+        {**row, **accuracy_statistics(by_round[row["round"]])} for row in run.round_rows
+    ]
+    vars(other)["summary"] = summarize(other, (run.summary or {})["seconds"])
+    return other
+
+
+def _at(moment: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a client's row with the accuracies of a moment in the place of its own."""
+    first = ("accuracy", "validation_accuracy", "correct", *OF_THE_FIRST_MOMENT)
+    other = {name: value for name, value in row.items() if name not in first}
+    accuracy = row.get(f"{moment}_accuracy")
+    if accuracy is None or row.get("total") is None:
+        return other
+    other |= {"accuracy": accuracy, "correct": round(accuracy * row["total"])}
+    if (validation := row.get(f"{moment}_validation_accuracy")) is not None:
+        other["validation_accuracy"] = validation
+    return other
+
+
+def _validation(runs: list[Run], prefix: str = "") -> float:
+    """Return the mean validation accuracy over runs and clients after the last round."""
+    name = f"{prefix}validation_accuracy"
+    return float(pd.Series([last_evaluations(run)[name].mean() for run in runs]).mean())
