@@ -26,7 +26,6 @@ Differences from the paper
   differences in Table 6 must have another cause.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from logging import INFO
@@ -34,7 +33,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from strategies.core.flower import log
 from strategies.core.membership import ClientInfo
@@ -48,6 +47,7 @@ from strategies.core.replies import (
     TooFewRepliesError,
 )
 from strategies.core.search import SearchRange
+from strategies.core.settings_groups import Numbers, all_numbers
 from strategies.core.state import unsaved
 from strategies.fedavg import AveragingSettings, FedAvg
 from strategies.parameters import Model, ParameterState
@@ -90,8 +90,10 @@ class PersFLSettings(AveragingSettings):
     """
 
     table = "persfl"
-    imitation: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    temperatures: tuple[float, ...] = (1.0, 5.0, 25.0)
+    imitation: Annotated[Numbers, all_numbers(lambda share: 0 <= share <= 1, "in [0, 1]")] = (
+        0.0, 0.25, 0.5, 0.75, 1.0,
+    )  # fmt: skip
+    temperatures: Annotated[Numbers, all_numbers(lambda t: t > 0, "above 0")] = (1.0, 5.0, 25.0)
     distillation_epochs: int = Field(default=10, ge=1)
     distillation_learning_rate: Annotated[float, SearchRange(0.003, 0.3, log=True)] = Field(
         default=0.01, gt=0
@@ -99,27 +101,6 @@ class PersFLSettings(AveragingSettings):
     validate_every: int = Field(default=0, ge=0)
     teacher: Literal["optimal", "last"] = "optimal"
     divergence: Literal["forward", "reverse"] = "forward"
-
-    @field_validator("imitation", "temperatures", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip())
-        return (value,) if isinstance(value, int | float) else value
-
-    @field_validator("imitation")
-    @classmethod
-    def _shares(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-        if not value or not all(0 <= share <= 1 for share in value):
-            raise ValueError("it should be one or more numbers in [0, 1], separated by commas")
-        return value
-
-    @field_validator("temperatures")
-    @classmethod
-    def _positive(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-        if not value or not all(0 < temperature < math.inf for temperature in value):
-            raise ValueError("it should be one or more numbers above 0, separated by commas")
-        return value
 
     def stretches(self) -> list[int]:
         """Return the numbers of epochs of stage 2 between validations."""

@@ -172,8 +172,8 @@ def test_the_best_epoch_is_kept_if_each_is_validated(small, monkeypatch):
     seen, losses = [], iter([0.9, 0.7, 0.8])
     measured = watched.candidate
 
-    def candidate(*pair):
-        seen.append(measured(*pair))
+    def candidate():
+        seen.append(measured())
         seen[-1] = replace(seen[-1], validation=Evaluation(5, 10, next(losses)))
         return seen[-1]
 
@@ -243,7 +243,7 @@ def kept_pair(results, small, monkeypatch):
         validation = Evaluation(round(10 * accuracy), 10, loss)
         # The worse a pair is on validation data, the better on test data.
         test = Evaluation(round(100 * (1 - accuracy)), 100, loss)
-        return Candidate(imitation, temperature, validation, test, weights)
+        return Candidate(validation, test, weights)
 
     monkeypatch.setattr(client, "distilled", distilled)
     counts = complete(client.personalize(server_round=2))
@@ -252,7 +252,7 @@ def kept_pair(results, small, monkeypatch):
         for pair in results
     ]
     assert counts.tolist() == expected
-    choice = client.choice()
+    choice = client.memory.load_numbers("choice")
     kept = client.memory.load("personalized")
     assert all((value == choice["lambda"]).all() for value in kept.values())
     return choice["lambda"]

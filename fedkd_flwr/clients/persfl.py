@@ -1,10 +1,9 @@
 """The client of PersFL (Divi et al. 2021): keep the best teacher, then distill from it."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from logging import INFO, WARNING
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.clients.request import TRAIN
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.memory import Memory
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob
@@ -29,15 +29,10 @@ from fedkd_flwr.training.loop import (
 from fedkd_flwr.training.losses import cross_entropy_to_teacher, kl_from_teacher, kl_to_teacher
 from strategies.core.flower import log
 from strategies.core.metrics import GRADIENT_STEPS
-from strategies.persfl import CONSIDER, DIVERGED, PAIRS, PERSONALIZE, PersFLSettings
+from strategies.persfl import CONSIDER, DIVERGED, PAIRS, PersFLSettings
 
-
-class SoftLoss(Protocol):
-    """A distillation loss: a function of logits (batch, K), soft labels and T."""
-
-    def __call__(self, logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-        """Return the mean over samples."""
-
+SoftLoss = Callable[[Tensor, Tensor, float], Tensor]
+"""A distillation loss, mean over samples: of logits (batch, K), soft labels (batch, K) and T."""
 
 DIVERGENCES: dict[str, SoftLoss] = {"forward": kl_to_teacher, "reverse": kl_from_teacher}
 """Soft losses of `PersFL`, by the value of ``persfl.divergence``."""
@@ -71,23 +66,24 @@ class Imitation:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A personalized model of the grid, with its results.
+    """A model that was distilled for a pair of the grid, with its results.
 
     Attributes
     ----------
-    imitation, temperature : float
-        lambda and T.
     validation, test : Evaluation
         On validation data, which select the model, and on test data, which select nothing.
     weights : dict of str to Tensor
         The model's parameters and buffers.
     """
 
-    imitation: float
-    temperature: float
     validation: Evaluation
     test: Evaluation
     weights: dict[str, Tensor]
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Correct predictions and negative loss on validation data; larger is better."""
+        return self.validation.correct, -self.validation.loss
 
 
 @dataclass
@@ -101,48 +97,45 @@ class Search:
         `DIVERGED` for both if the pair diverged or was not tried yet.
     tried : int
         Number of pairs that were tried, in the order of the grid.
-    best : Candidate or None
-        The best pair on validation data that did not diverge.
+    best : int
+        Position of the best pair on validation data, -1 for none.
+    loss : float
+        Its validation cross-entropy.
+    weights : dict of str to Tensor
+        Its model.
     """
 
     counts: NDArray[np.int32]
     tried: int = 0
-    best: Candidate | None = None
+    best: int = -1
+    loss: float = 0.0
+    weights: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, candidate: Candidate | None) -> None:
         """Record the result of the next pair: its model, or None if it diverged."""
-        self.tried += 1
+        position, self.tried = self.tried, self.tried + 1
         if candidate is None:
             return
-        self.counts[self.tried - 1] = candidate.validation.correct, candidate.test.correct
-        if self.best is None or _validated(candidate) > _validated(self.best):
-            self.best = candidate
+        self.counts[position] = candidate.validation.correct, candidate.test.correct
+        if self.best < 0 or candidate.rank > (int(self.counts[self.best, 0]), -self.loss):
+            self.best, self.loss = position, candidate.validation.loss
+            self.weights = candidate.weights
 
-    def noted(self) -> Memory:
+    def saved(self) -> Memory:
         """Return the progress as a memory of its own."""
         progress = Memory()
         progress.save("counts", {"counts": torch.from_numpy(self.counts)})
-        progress.save_numbers("search", {"tried": self.tried})
-        if best := self.best:
-            progress.save("best", best.weights)
-            pair = {"imitation": best.imitation, "temperature": best.temperature}
-            progress.save_numbers("pair", pair)
-            progress.save_numbers("validation", asdict(best.validation))
-            progress.save_numbers("test", asdict(best.test))
+        progress.save("best", self.weights)
+        numbers = {"tried": self.tried, "best": self.best, "loss": self.loss}
+        progress.save_numbers("search", numbers)
         return progress
 
     @classmethod
     def read(cls, progress: Memory) -> "Search":
-        """Read the progress from the result of `noted`."""
-        counts = progress.tensors["counts"]["counts"].numpy()
-        search = cls(counts, int(progress.numbers["search"]["tried"]))
-        if weights := progress.load("best"):
-            validation, test = (_evaluation(progress.numbers[k]) for k in ("validation", "test"))
-            pair = progress.numbers["pair"]
-            search.best = Candidate(
-                pair["imitation"], pair["temperature"], validation, test, weights
-            )
-        return search
+        """Read the progress from the result of `saved`."""
+        counts, numbers = progress.tensors["counts"]["counts"], progress.numbers["search"]
+        tried, best = int(numbers["tried"]), int(numbers["best"])
+        return cls(counts.numpy(), tried, best, numbers["loss"], progress.load("best") or {})
 
 
 class PersFLClient(ParameterClient):
@@ -160,24 +153,23 @@ class PersFLClient(ParameterClient):
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Stage 1: evaluate the global model, then train it. Stage 2: personalize."""
         self.receive_model(received)
+        if phase == TRAIN:
+            self.consider_teacher(server_round - 1)
+            return (yield from super().train(received, server_round, phase))
+        # The model of stage 2 is the average of the last round.
+        self.consider_teacher(server_round)
         if phase == CONSIDER:
-            self.consider_teacher(server_round)
             return TrainReply()
-        if phase == PERSONALIZE:
-            # The final model is the average of the last round.
-            self.consider_teacher(server_round)
-            pairs = yield from self.personalize(server_round)
-            return TrainReply({PAIRS: pairs})
-        self.consider_teacher(server_round - 1)
-        return (yield from super().train(received, server_round, phase))
+        pairs = yield from self.personalize(server_round)
+        return TrainReply({PAIRS: pairs})
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
         """Evaluate the global model in stage 1, the personalized one in stage 2."""
         if received:
             return super().prepare_evaluation(received, server_round)
-        if self.personalized_in() == server_round:
+        if self.memory.load_numbers("personalized-in").get("round") == server_round:
             self.memory.load_model("personalized", self.model)
-            return self.choice()
+            return self.memory.load_numbers("choice")
         # Stage 2 failed on this client: the teacher is its best model.
         if self.memory.load_model("teacher", self.model):
             return {"teacher-round": self.teacher_choice()["round"]}
@@ -226,11 +218,32 @@ class PersFLClient(ParameterClient):
         global_accuracy = self.test_accuracy()
         self.memory.load_model("teacher", self.model)
         teacher_accuracy = self.test_accuracy()
-        teacher_weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+        search = yield from self.searched(server_round)
+        if search.best < 0:
+            raise DivergedError("all pairs diverged; lower persfl.distillation-learning-rate")
+        self.model.load_state_dict(search.weights)
+        self.memory.save_model("personalized", self.model)
+        imitation, temperature = self.settings.grid()[search.best]
+        choice = {
+            "lambda": imitation,
+            "temperature": temperature,
+            "teacher-round": self.teacher_choice()["round"],
+            "teacher-accuracy": teacher_accuracy,
+            "global-accuracy": global_accuracy,
+        }
+        self.memory.save_numbers("choice", choice)
+        # A run that is extended has stage 2 again in a later round.
+        self.memory.save_numbers("personalized-in", {"round": server_round})
+        return search.counts
+
+    @yields_jobs
+    def searched(self, server_round: int) -> Steps[Search]:
+        """Distill from the teacher, which is in `model`, for each pair that was not tried yet."""
+        teacher = {name: value.clone() for name, value in self.model.state_dict().items()}
         teacher_logits = yield PredictJob(self.model, self.data.train_images)
         grid, search = self.settings.grid(), self.search_so_far()
         for imitation, temperature in grid[search.tried :]:
-            self.model.load_state_dict(teacher_weights)
+            self.model.load_state_dict(teacher)
             place = search.tried + 1, len(grid)
             log(INFO, "Client %d, stage 2: pair %d of %d", self.partition_id, *place)
             candidate = None
@@ -243,26 +256,7 @@ class PersFLClient(ParameterClient):
                 log(WARNING, "Client %d: skipped %s: %s", self.partition_id, pair, error)
             search.add(candidate)
             self.note_search(search)
-        best = search.best
-        if best is None:
-            raise DivergedError("all pairs diverged; lower persfl.distillation-learning-rate")
-        self.model.load_state_dict(best.weights)
-        self.memory.save_model("personalized", self.model)
-        choice = {
-            "lambda": best.imitation,
-            "temperature": best.temperature,
-            "teacher-round": self.teacher_choice()["round"],
-            "teacher-accuracy": teacher_accuracy,
-            "global-accuracy": global_accuracy,
-        }
-        self.memory.save_numbers("choice", choice)
-        # A run that is extended has stage 2 again in a later round.
-        self.memory.save_numbers("personalized-in", {"round": server_round})
-        return search.counts
-
-    def personalized_in(self) -> int:
-        """Return the round after which the client was personalized, 0 for none."""
-        return int(self.memory.load_numbers("personalized-in").get("round", 0))
+        return search
 
     def search_so_far(self) -> Search:
         """Return the interrupted search if it had this teacher, else a new search."""
@@ -284,7 +278,7 @@ class PersFLClient(ParameterClient):
         folder = self.memory_folder
         if folder is None:
             return
-        progress = search.noted()
+        progress = search.saved()
         states = enumerate(generator.get_state() for generator in generators_of(self.device))
         progress.save("generators", {str(number): state for number, state in states})
         progress.save_numbers("teacher", self.teacher_choice())
@@ -294,10 +288,6 @@ class PersFLClient(ParameterClient):
     def teacher_choice(self) -> dict[str, float]:
         """Return the teacher's round and loss, or an empty dictionary."""
         return self.memory.load_numbers("teacher-choice")
-
-    def choice(self) -> dict[str, float]:
-        """Return the recorded values of the kept pair, or an empty dictionary before stage 2."""
-        return self.memory.load_numbers("choice")
 
     @yields_jobs
     def distilled(
@@ -335,11 +325,11 @@ class PersFLClient(ParameterClient):
                 optimizer,
                 gathered(positions, data.train_images, data.train_labels, soft_labels),
             )
-            candidates.append(self.candidate(imitation, temperature))
-        return max(candidates, key=_validated)
+            candidates.append(self.candidate())
+        return max(candidates, key=lambda candidate: candidate.rank)
 
-    def candidate(self, imitation: float, temperature: float) -> Candidate:
-        """Return the current `model`, trained for one pair, with its results.
+    def candidate(self) -> Candidate:
+        """Return the current `model` with its results.
 
         Raises
         ------
@@ -350,7 +340,7 @@ class PersFLClient(ParameterClient):
         validation = evaluate(self.model, data.validation_images, data.validation_labels)
         require_finite(validation.loss)
         weights = {name: value.clone() for name, value in self.model.state_dict().items()}
-        return Candidate(imitation, temperature, validation, self.test_result(), weights)
+        return Candidate(validation, self.test_result(), weights)
 
 
 class PersFLGDClient(PersFLClient):
@@ -366,13 +356,3 @@ def _are_alike(noted: Mapping[str, float], teacher: Mapping[str, float]) -> bool
     """Return whether two teachers are the same. A GPU may not repeat a round bit for bit."""
     same_round = noted["round"] == teacher["round"]
     return same_round and math.isclose(noted["loss"], teacher["loss"], rel_tol=1e-3)
-
-
-def _evaluation(numbers: Mapping[str, float]) -> Evaluation:
-    """Return the results that `dataclasses.asdict` has turned into numbers."""
-    return Evaluation(int(numbers["correct"]), int(numbers["total"]), numbers["loss"])
-
-
-def _validated(candidate: Candidate) -> tuple[int, float]:
-    """Return the value by which candidates are compared. Larger is better."""
-    return candidate.validation.correct, -candidate.validation.loss

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, field_validator
 
 PLACE = "place"
 """Annotation of settings that do not change results, such as folders, devices and timeouts:
@@ -142,3 +142,30 @@ def _split(value: Any) -> Any:
 
 Words = Annotated[tuple[str, ...], BeforeValidator(_split)]
 """A list of words, separated by commas in a run config."""
+
+
+def _listed(value: Any) -> Any:
+    return (value,) if isinstance(value, int | float) else _split(value)
+
+
+Numbers = Annotated[tuple[float, ...], BeforeValidator(_listed)]
+"""A list of numbers, separated by commas in a run config."""
+
+
+def all_numbers(is_allowed: Callable[[float], bool], allowed: str) -> AfterValidator:
+    """Return a validator of one or more numbers, each of them allowed.
+
+    Parameters
+    ----------
+    is_allowed : callable
+        Whether a number is.
+    allowed : str
+        Which numbers are, for the error message: ``above 0``.
+    """
+
+    def check(numbers: tuple[float, ...]) -> tuple[float, ...]:
+        if numbers and all(map(is_allowed, numbers)):
+            return numbers
+        raise ValueError(f"it should be one or more numbers {allowed}, separated by commas")
+
+    return AfterValidator(check)
