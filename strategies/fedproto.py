@@ -5,15 +5,15 @@ Learning across Heterogeneous Clients*, AAAI 2022, arXiv:2105.00243.
 
 Client n replies with the mean feature, or prototype, ``C_n[k]`` of each class k. The server
 averages them, weighted by samples. In the next round clients add
-``lambda ||h(x) - C[y]||²`` to their loss, and a sample is classified as the class of the nearest
+``lambda / d ||h(x) - C[y]||²`` to their loss, and a sample is classified as the class of the nearest
 global prototype.
 
 Differences from the paper
 --------------------------
 - Eq. 6 has a further factor of one over the number of clients with the class, which would shrink
   prototypes. Here they are a mean weighted by samples; the released code uses an unweighted mean.
-- The squared distance is summed over the d features as in Eq. 7. The released code averages it, so
-  that its lambda of 1 is 1 / d here.
+- lambda multiplies the mean over the d features, as in the released code, and not the sum of Eq. 7.
+  The weight of a term then does not depend on d.
 - A class that no client of a round holds keeps its prototype.
 - Models with different feature widths get a linear layer. The paper's models have equal widths.
 - ``fedproto.predict = "head"`` classifies by the head, like the other methods.
@@ -42,14 +42,13 @@ class PrototypeSettings(FeatureSettings):
     Attributes
     ----------
     prototype_weight : float
-        lambda, the weight of the squared distance to the prototype; 0 is local training.
+        lambda, the weight of the squared distance to the prototype, averaged over the d features; 0
+        is local training.
     predict : str
         ``prototype`` predicts the class of the nearest prototype, ``head`` uses the model's head.
     """
 
-    prototype_weight: Annotated[float, SearchRange(0.005, 1.0, log=True)] = Field(
-        default=0.02, ge=0
-    )
+    prototype_weight: Annotated[float, SearchRange(0.1, 30.0, log=True)] = Field(default=1.0, ge=0)
     predict: Literal["prototype", "head"] = "prototype"
 
 

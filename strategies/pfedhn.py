@@ -12,15 +12,15 @@ Differences from the paper
 --------------------------
 - All clients start with the run's initial model: the head is zero and its bias holds these weights.
   The paper draws both, with the same variance for layers of any size.
-- The paper samples one client per round. Here the products of all repliers are averaged, with a
-  larger step size.
-- The gradient's norm is bounded by 50 as in the authors' implementation, over hypernetwork and
-  embeddings together; no weight decay.
+- The paper samples one client per round. Here the products of all repliers are summed, so that a
+  round with R repliers moves the hypernetwork about as far as R rounds of the paper.
+- The gradient's norm is bounded by 50 for each replier, over hypernetwork and embeddings together;
+  the authors' implementation bounds the one client's by 50. No weight decay.
 - Only weights are generated; statistics of batch normalization are averaged as in FedAvg.
 - The head has ``hidden-size`` parameters per weight of the client's model; momentum doubles that.
 - Clients train as the run config says; the paper's 50 iterations are ``local-iterations = 50``.
 - For a new client only its embedding is fitted, as in the paper's section on novel clients, and the
-  hypernetwork is fixed. The step uses the client's own product, without averaging.
+  hypernetwork is fixed. The step uses the client's own product.
 """
 
 import copy
@@ -95,14 +95,14 @@ class PFedHNSettings(Settings):
     momentum : float
         Momentum of the hypernetwork and the embeddings.
     gradient_norm : float
-        Gradients of the hypernetwork are clipped to this norm.
+        Gradients of the hypernetwork are clipped to this norm, times the number of repliers.
     """
 
     table = "pfedhn"
     embedding_size: int = Field(default=0, ge=0)
     hidden_size: int = Field(default=100, ge=1)
     hidden_layers: int = Field(default=3, ge=0)
-    learning_rate: Annotated[float, SearchRange(0.01, 0.5, log=True)] = Field(default=0.05, gt=0)
+    learning_rate: Annotated[float, SearchRange(0.001, 0.1, log=True)] = Field(default=0.01, gt=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     gradient_norm: float = Field(default=50.0, gt=0)
 
@@ -240,13 +240,13 @@ class PFedHN(ParameterStrategy):
         return {**self.state.model, "weights": weights}
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> PFedHNState:
-        """Average, and step on the hypernetwork with the vector-Jacobian product."""
+        """Average, and step on the hypernetwork with the repliers' summed products."""
         settings, clients, network = self.settings, list(models), self.state.network
         # The weights that were sent are generated again instead of stored.
         changes = np.stack([generated_weights(network, n) - models[n]["weights"] for n in clients])
-        gradient = vector_jacobian_product(network, clients, changes / np.float32(len(clients)))
+        gradient = vector_jacobian_product(network, clients, changes)
         parts = named_arrays(gradient)
-        cut_to_norm(parts.values(), settings.gradient_norm)
+        cut_to_norm(parts.values(), settings.gradient_norm * len(clients))
         rate, momentum = np.float32(settings.learning_rate), np.float32(settings.momentum)
         parameters, velocities = named_arrays(network), named_arrays(self.state.velocity)
         for name, part in parts.items():

@@ -60,7 +60,7 @@ def test_two_clients_prototypes_are_weighed_by_samples_and_kept_where_nobody_hol
 
 
 def test_the_regularization_by_hand():
-    """Features (a x, b x) at x = 1: the pull's gradient is 2 lambda (h - prototype)."""
+    """Features (a x, b x) at x = 1: the pull's gradient is 2 lambda / d (h - prototype)."""
     model = nn.Sequential(nn.Linear(1, 2, bias=False), nn.Linear(2, 2, bias=False))
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[0.3], [-0.2]]))
@@ -70,9 +70,9 @@ def test_the_regularization_by_hand():
     images = torch.ones(2, 1)
     value = loss(model, images, torch.tensor([0, 1]))
     value.backward()
-    assert value.item() == pytest.approx(np.log(2) + 0.25 * (0.7**2 + 2.2**2) / 2, abs=1e-5)
+    assert value.item() == pytest.approx(np.log(2) + 0.25 * (0.7**2 + 2.2**2) / 2 / 2, abs=1e-5)
     # Half, since the other sample's class has no prototype.
-    expected = 0.25 * 2 * np.array([0.3 - 1, -0.2 - 2]) / 2
+    expected = 0.25 * 2 / 2 * np.array([0.3 - 1, -0.2 - 2]) / 2
     np.testing.assert_allclose(model[0].weight.grad.flatten(), expected, atol=1e-6)
 
 

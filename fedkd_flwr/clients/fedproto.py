@@ -21,7 +21,7 @@ FARTHEST = 1e5
 
 @dataclass(frozen=True)
 class TowardsPrototypes:
-    """Cross-entropy plus ``weight * ||h(x) - prototype[y]||²``.
+    """Cross-entropy plus ``weight / d * ||h(x) - prototype[y]||²``.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class TowardsPrototypes:
         """Return the mean loss on labeled images."""
         prototypes, flags = self.tensors
         entered, logits = features_and_logits(model, images)
-        distances = (entered - prototypes[labels]).square().sum(dim=1)
+        distances = (entered - prototypes[labels]).square().mean(dim=1)
         pull = (flags[labels] * distances).mean()
         return functional.cross_entropy(logits, labels) + self.weight * pull
 
