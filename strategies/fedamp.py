@@ -11,13 +11,19 @@ Differences from the paper
 --------------------------
 - If the weights of the others sum to more than 1, they are scaled to sum 1 and w_i gets weight 0. A
   negative weight would push the client away from its own model.
-- A client starts from u_i, where the proximal term is 0, and trains for the run's epochs. The
-  paper asks for the minimum and does not specify the start.
-- a is constant; in the paper it decreases over the rounds.
+- A client starts from u_i, where the proximal term is 0, and trains for the run's epochs with the
+  run's optimizer. The paper asks for the minimum and does not specify the start.
+- a and lambda / a are constant; in the paper a decreases over the rounds, so lambda / a increases.
+- The defaults of a, sigma and lambda are ours: the paper's suit its networks and its large a.
+- In the first round, and until its first reply, a client receives the initial model. The paper
+  leaves the start open.
 - Distances are between parameters; batch-normalization statistics are mixed with the same weights.
+- Accuracy is that of the model after local training, w_i, and not of u_i.
+- With ``mixing = "median"`` or ``"trimmed-mean"`` u_i is that of the models with these weights.
 - Clients may be sampled; the server uses the last model of each client. In the paper all clients
   participate in each round.
 - HeurFedAMP, the variant with cosine similarity, is not implemented.
+- A new client's weights are computed over the last models of the clients in training and its own.
 """
 
 from collections.abc import Sequence

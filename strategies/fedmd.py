@@ -5,12 +5,20 @@ workshop, arXiv:1910.03581.
 
 Differences from the paper
 --------------------------
-- Clients exchange soft predictions at the temperature of KT-pFL, where the paper has class scores.
-- Public samples are unlabeled and drawn in each round, so there is no training on a labeled public
-  set before the first round.
-- Clients distill at the start of a round and are evaluated after local training, as in KT-pFL,
-  whose common settings (``kt-pfl.temperature`` and others) are used.
+- Clients exchange soft predictions at the temperature of KT-pFL, where the paper has class scores,
+  the outputs before the softmax.
+- Clients approach the mean by KL divergence, with or without a factor T²
+  (``kt-pfl.t-squared``). The paper does not name its loss; the released code has the mean
+  absolute error of class scores.
+- Public samples are unlabeled. The paper's are labeled, and its clients first train on them and
+  then on their own data until convergence. Here all start from the run's initial weights.
+- Batches, step size and epochs of the distillation are KT-pFL's common settings
+  (``kt-pfl.distillation-epochs`` and others), separate from those of local training.
+- Clients distill at the start of a round and are evaluated after local training, as in KT-pFL.
 - The last mean of a run would arrive after its last evaluation and is not sent.
+- Clients may be sampled. The mean is over the repliers of a round, and the sampled clients of the
+  next round learn from it. In the paper all clients participate in each round.
+- ``kt-pfl.mixing``, noise, rounding and caching are options of all methods with soft predictions.
 - A new client learns from the last mean of the training clients.
 """
 

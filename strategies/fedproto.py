@@ -5,8 +5,8 @@ Learning across Heterogeneous Clients*, AAAI 2022, arXiv:2105.00243.
 
 Client n replies with the mean feature, or prototype, ``C_n[k]`` of each class k. The server
 averages them, weighted by samples. In the next round clients add
-``lambda / d ||h(x) - C[y]||²`` to their loss, and a sample is classified as the class of the nearest
-global prototype.
+``lambda / d ||h(x) - C[y]||²`` to their loss, and a sample is classified as the class of the
+nearest global prototype.
 
 Differences from the paper
 --------------------------

@@ -12,11 +12,16 @@ Differences from the paper
 --------------------------
 - This is the paper's first-order variant, FO: the factor ``I - a ∇²f(w)`` of the exact
   gradient is omitted.
-- b is the run's ``learning-rate``, with its schedule and momentum. The b2 are the batches of
-  FedAvg, epoch by epoch; the b1 are drawn at random. The paper draws both and has no momentum.
+- b is the run's ``learning-rate``, with its schedule, momentum and weight decay; the paper has a
+  constant b alone. The adaptation has none of them, in training and before an evaluation.
+- The b2 are the batches of FedAvg: E epochs, or tau batches with ``local-iterations``. The b1 are
+  drawn at random. The paper draws both in each of its tau steps.
 - Models are weighted by training samples; the paper weights all sampled clients equally.
 - The paper adapts by one step. ``adaptation = "epoch"`` takes a step for each batch of the
   training data, as PFLlib does (Zhang et al., JMLR 2025).
+- ``evaluate-on = "global"`` evaluates the model before it is adapted, which the paper does not.
+- Statistics of batch normalization are averaged as in FedAvg. Both passes of a step update them.
+- A new client is not trained: it receives the global model and adapts it.
 """
 
 from typing import Annotated, Literal

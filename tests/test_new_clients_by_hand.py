@@ -117,7 +117,8 @@ def test_public_samples_are_those_of_the_last_round():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "lessons"), [("perfed-ckt", "centroids"), ("ds-fl", "teacher")]
+    ("strategy", "lessons"),
+    [("perfed-ckt", "centroids"), ("ds-fl", "teacher"), ("fedmd", "teacher")],
 )
 def test_common_teachers_are_sent_and_no_predictions_requested(strategy, lessons, small, tmp_path):
     flat = settings_for(strategy, small, **{f"{strategy}.cache-rounds": 1})
