@@ -11,8 +11,8 @@ from scipy.optimize import linear_sum_assignment
 
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.line_styles import line_styles
-from fedkd_flwr.analysis.partition import label_counts
 from fedkd_flwr.analysis.results import client_accuracies
+from fedkd_flwr.analysis.samples import label_counts
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.registry import DataError

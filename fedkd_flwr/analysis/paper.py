@@ -24,6 +24,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError, known_names
@@ -91,6 +93,23 @@ class PaperFigures:
         return found[0] if found else None
 
 
+class _Column(BaseModel):
+    """One of ``[[columns]]``."""
+
+    model_config = ConfigDict(extra="forbid")
+    figures: list[dict[str, Any]]
+    where: dict[str, Any] = {}
+    size: dict[str, Any] = {}
+
+
+class _PaperFile(BaseModel):
+    """The content of a file of figures."""
+
+    model_config = ConfigDict(extra="forbid")
+    source: str
+    columns: list[_Column]
+
+
 def read_figures(path: str | Path) -> PaperFigures:
     """Read a file of figures.
 
@@ -100,35 +119,25 @@ def read_figures(path: str | Path) -> PaperFigures:
         If the file is not valid or names an unknown setting.
     """
     path = Path(path)
-    content = load_toml(path, "paper file")
-    columns = content.get("columns", [])
-    is_listed = isinstance(columns, list) and all(isinstance(column, dict) for column in columns)
-    if content.keys() != {"source", "columns"} or not is_listed:
+    try:
+        content = _PaperFile.model_validate(load_toml(path, "paper file"))
+    except ValidationError:
         raise ConfigError(
-            f"The paper file {path} needs the key source and tables [[columns]], nothing else."
-        )
-    figures = [figure for column in columns for figure in _figures(path, column)]
-    return PaperFigures(str(content["source"]), figures)
+            f"The paper file {path} needs the key source and tables [[columns]], each with a list "
+            "of tables figures; where and size are optional tables."
+        ) from None
+    return PaperFigures(content.source, [f for c in content.columns for f in _figures(path, c)])
 
 
-def _figures(path: Path, column: Mapping[str, Any]) -> list[Figure]:
+def _figures(path: Path, column: _Column) -> list[Figure]:
     """Return the figures of one column."""
-    rows, where, size = (column.get(key, {}) for key in ("figures", "where", "size"))
-    are_tables = isinstance(rows, list) and all(isinstance(t, dict) for t in (*rows, where, size))
-    if not are_tables:
-        raise ConfigError(
-            f"The paper file {path} needs in each of [[columns]] a list of tables figures; "
-            "where and size are optional tables."
-        )
-    where, size = flatten(where), flatten(size)
-    found = []
-    for row in map(flatten, rows):
+    size, known, found = flatten(column.size), set(known_names()), []
+    for row in map(flatten, column.figures):
         if not isinstance(row.get(ACCURACY), int | float):
             raise ConfigError(f"The paper file {path} has a row without an accuracy: {row}.")
-        settings = {**where, **row}
+        settings = {**flatten(column.where), **row}
         accuracy = float(settings.pop(ACCURACY))
-        unknown = (settings.keys() | size.keys()) - set(known_names())
-        if unknown:
+        if unknown := (settings.keys() | size.keys()) - known:
             raise ConfigError(
                 f"The paper file {path} names {', '.join(sorted(unknown))}, which is not "
                 "a setting; `fedkd list settings` shows all."

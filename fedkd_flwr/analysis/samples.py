@@ -1,6 +1,10 @@
-"""Rebuild the data of a client of a run, for example to inspect its model."""
+"""The data of a run, rebuilt from its settings: a client's samples, and counts by class."""
 
-from fedkd_flwr.data.clients import ClientData, load_client
+import numpy as np
+import pandas as pd
+
+from fedkd_flwr.data.clients import ClientData, client_indices, load_client
+from fedkd_flwr.data.sources import load_labels
 from fedkd_flwr.runs import Run, recorded_config
 
 
@@ -25,3 +29,25 @@ def client_data(run: Run, partition_id: int) -> ClientData:
         If the data of the run cannot be rebuilt on this machine.
     """
     return load_client(recorded_config(run).run.data_plan, partition_id)
+
+
+def label_counts(run: Run) -> pd.DataFrame:
+    """Count each client's samples by class, over its training, validation and test data.
+
+    Returns
+    -------
+    DataFrame
+        One row per client, one column per class of the data set.
+
+    Raises
+    ------
+    ConfigError, DataError
+        If the data of the run cannot be rebuilt on this machine.
+    """
+    plan = recorded_config(run).run.data_plan
+    labels = load_labels(plan.settings.dataset, plan.settings.data_root, plan.settings.wanted)
+    counts = [
+        np.bincount(labels[indices], minlength=plan.settings.num_classes)
+        for indices in client_indices(plan)
+    ]
+    return pd.DataFrame(counts).rename_axis(index="partition_id", columns="label")

@@ -78,6 +78,7 @@ def run(
 ) -> None:
     """Run a method; show a progress bar and a table of results."""
     with one_clear_line():
+        from fedkd_flwr.config import ConfigError
         from fedkd_flwr.engines import deployed_to, find_engine
         from fedkd_flwr.server_app import check_run
 
@@ -85,11 +86,12 @@ def run(
         if output_dir is not None:
             values["output-dir"] = str(output_dir)
         if from_round is not None:
-            require_resume(resume)
+            if resume is None:
+                raise ConfigError("--from-round needs --resume RUN, the run to continue.")
             values["from-round"] = from_round
         superlink = deployed_to(engine)
         if superlink is not None:
-            others = {
+            options = {
                 "--clients": clients,
                 "--resume": resume,
                 "--save-models": save_models,
@@ -97,15 +99,19 @@ def run(
                 "--per-client": per_client,
                 "--verbose": verbose,
             }
-            refuse_in_deployment([name for name, value in others.items() if value])
-            deploy(values, superlink)
+            deploy(values, superlink, [name for name, value in options.items() if value])
             return
         find_engine(engine)
         if resume is None:
             configuration = new_configuration(values, save_models)
         else:
             configuration = continued_configuration(resume, values, save_models, allow_code or ())
-        check_clients(configuration, clients)
+        needed = configuration.run.plan.num_clients
+        if clients is not None and clients < needed:
+            raise ConfigError(
+                f"The run needs {needed} clients, but --clients {clients} starts fewer. "
+                f"To run with {clients} clients, type -c num-clients={clients} instead."
+            )
         check_run(configuration)
         resources = read_assignments(federation_config)
         finished = run_with_progress(configuration, engine, clients, resources, verbose)
@@ -114,42 +120,26 @@ def run(
         print_result(finished)
 
 
-def require_resume(resume: Path | None) -> None:
-    """Refuse --from-round for a new run.
+def deploy(values: Mapping[str, Any], superlink: str, options: Sequence[str]) -> None:
+    """Check a config, then start a run on a SuperLink and show its log.
 
-    Raises
-    ------
-    ConfigError
-        If no run is continued.
+    Parameters
+    ----------
+    values : mapping
+        The flat run config.
+    superlink : str
+        Its name in Flower's config.toml.
+    options : sequence of str
+        Options that were given and have no effect in a deployment; they are refused.
     """
-    from fedkd_flwr.config import ConfigError
-
-    if resume is None:
-        raise ConfigError("--from-round needs --resume RUN, the run to continue.")
-
-
-def refuse_in_deployment(options: Sequence[str]) -> None:
-    """Refuse options that have no effect in a deployment.
-
-    Raises
-    ------
-    ConfigError
-        If there are any.
-    """
-    from fedkd_flwr.config import ConfigError
+    from fedkd_flwr.config import ALL_CONNECTED, ConfigError, read_config
+    from fedkd_flwr.engines import run_deployment
 
     if options:
         raise ConfigError(
             f"A deployment does not accept {', '.join(options)}: its nodes run already, and "
             "Flower's log is shown. Type settings with -c, such as -c resume=true."
         )
-
-
-def deploy(values: Mapping[str, Any], superlink: str) -> None:
-    """Check a config, then start a run on a SuperLink and show its log."""
-    from fedkd_flwr.config import ALL_CONNECTED, ConfigError, read_config
-    from fedkd_flwr.engines import run_deployment
-
     configuration = read_config({**ALL_CONNECTED, **values})
     output_dir = configuration.run.output_dir
     if output_dir and not Path(output_dir).is_absolute():
@@ -190,24 +180,6 @@ def continued_configuration(
     if changes:
         say(f"The run continues with {described(changes)}.")
     return configuration
-
-
-def check_clients(configuration: "Configuration", clients: int | None) -> None:
-    """Refuse to start fewer clients than the run needs.
-
-    Raises
-    ------
-    ConfigError
-        With the number that is needed.
-    """
-    from fedkd_flwr.config import ConfigError
-
-    needed = configuration.run.plan.num_clients
-    if clients is not None and clients < needed:
-        raise ConfigError(
-            f"The run needs {needed} clients, but --clients {clients} starts fewer. "
-            f"To run with {clients} clients, type -c num-clients={clients} instead."
-        )
 
 
 def run_with_progress(

@@ -5,7 +5,7 @@ Every function returns a matplotlib Figure without a window, so it needs no disp
 """
 
 from fedkd_flwr.analysis.figures import follow_clusters, sharing_matrices
-from fedkd_flwr.analysis.partition import label_counts
+from fedkd_flwr.analysis.samples import label_counts
 from fedkd_flwr.plots.accuracy import (
     plot_accuracy_against_bytes,
     plot_accuracy_over_rounds,

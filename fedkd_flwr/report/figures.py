@@ -24,7 +24,7 @@ from fedkd_flwr.analysis.figures import (
     results_over_seeds,
 )
 from fedkd_flwr.analysis.line_styles import COLORS, line_styles
-from fedkd_flwr.analysis.partition import label_counts
+from fedkd_flwr.analysis.samples import label_counts
 from fedkd_flwr.runs import Run
 
 INK, QUIET, PAPER = "var(--ink)", "var(--quiet)", "var(--paper)"
