@@ -14,7 +14,7 @@ from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import load_run
 from fedkd_flwr.runs.lock import lock_directory
 from fedkd_flwr.sweeps import read_sweep, run_name, run_sweep
-from fedkd_flwr.sweeps.earlier_attempts import done_without
+from fedkd_flwr.sweeps.earlier_attempts import missing_extras
 
 ROOT = Path(__file__).parent.parent
 SWEEPS = sorted((ROOT / "conf" / "sweeps").glob("*.toml"))
@@ -272,14 +272,14 @@ def test_an_unwritable_folder_aside_fails_one_run(sweep, tmp_path, told):
 def test_a_finished_run_reports_missing_extras(sweep, tmp_path, told):
     settings, folder = {"strategy": "local"}, tmp_path / "runs"
     (run, *_) = run_sweep(sweep, folder, settings=settings)
-    assert done_without(run, run.config) == []
-    assert done_without(run, {**run.config, "keep-best": True}) == ["keep-best"]
+    assert missing_extras(run, run.config) == []
+    assert missing_extras(run, {**run.config, "keep-best": True}) == ["keep-best"]
     asked = {**settings, "measures": "calibration"}
     run_sweep(sweep, folder, on_run=told.append, settings=asked, save_models=True)
-    assert [progress.done_without for progress in told] == [("models-dir", "measures")] * 2
+    assert [progress.missing_extras for progress in told] == [("models-dir", "measures")] * 2
     told.clear()
     run_sweep(sweep, folder, on_run=told.append, settings=settings)
-    assert [progress.done_without for progress in told] == [()] * 2
+    assert [progress.missing_extras for progress in told] == [()] * 2
 
 
 def test_a_skipped_run_keeps_no_checkpoint(sweep, tmp_path):

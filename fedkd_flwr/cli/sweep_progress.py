@@ -44,8 +44,8 @@ class SweepDisplay(Display):
         status = f"accuracy {result['accuracy_mean']:.1%}" if result else progress.error
         if progress.state == "continued":
             status = f"after round {progress.completed}"
-        if progress.done_without:
-            status += f" (finished earlier, without {', '.join(progress.done_without)})"
+        if progress.missing_extras:
+            status += f" (finished earlier, without {', '.join(progress.missing_extras)})"
         line = f"{progress.number}/{progress.total} {progress.label}: {progress.state} {status}"
         say(line.rstrip(), to=self._progress.console)
         if progress.state in ("started", "continued"):

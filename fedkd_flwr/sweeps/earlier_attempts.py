@@ -92,7 +92,7 @@ def move_aside(path: Path) -> None:
         raise RunDirectoryError(f"{path} cannot be moved to {free}: {reason}.") from None
 
 
-def done_without(run: Run, values: Mapping[str, Scalar]) -> list[str]:
+def missing_extras(run: Run, values: Mapping[str, Scalar]) -> list[str]:
     """Return which extras of a sweep an earlier finished run lacks.
 
     Parameters

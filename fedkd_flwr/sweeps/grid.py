@@ -94,8 +94,8 @@ def read_sweep(
             others = custom - custom_keys(asked)
             configuration = read_config({k: v for k, v in asked.items() if k not in others})
         unread = others.union(run.keys() & configuration.unread)
-        told = [key for key in asked if key in unread]
-        ignored.setdefault(configuration.run.strategy, {}).update(dict.fromkeys(told))
+        reported = [key for key in asked if key in unread]
+        ignored.setdefault(configuration.run.strategy, {}).update(dict.fromkeys(reported))
         twin = configurations.setdefault(run_name(configuration), configuration)
         _require_same_place(path, twin, configuration)
     _log_unread(path, configurations.values())
@@ -291,8 +291,8 @@ def _log_unread(path: Path, configurations: Iterable[Configuration]) -> None:
 
 def _log_ignored(ignored: Mapping[str, Collection[str]]) -> None:
     """Log in one line which methods ignore settings that are varied or of a custom method."""
-    if told := [f"{name} ignores {', '.join(keys)}" for name, keys in ignored.items() if keys]:
-        log(INFO, "Methods ignore the settings of others: %s.", "; ".join(told))
+    if ignoring := [f"{name} ignores {', '.join(keys)}" for name, keys in ignored.items() if keys]:
+        log(INFO, "Methods ignore the settings of others: %s.", "; ".join(ignoring))
 
 
 def _require_same_place(path: Path, one: Configuration, other: Configuration) -> None:

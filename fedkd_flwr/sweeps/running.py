@@ -26,63 +26,20 @@ from fedkd_flwr.runs import (
     require_writable,
 )
 from fedkd_flwr.sweeps.earlier_attempts import (
-    done_without,
     finished_run,
+    missing_extras,
     move_aside,
     require_unlocked,
     rounds_to_continue_from,
 )
 from fedkd_flwr.sweeps.folder import require_own_folder, sweep_folder
 from fedkd_flwr.sweeps.grid import Part, read_sweep, run_labels
-from fedkd_flwr.sweeps.side_by_side import SideBySide
+from fedkd_flwr.sweeps.parallel_calls import call_in_parallel
 from strategies.core.flower import log
 from strategies.core.rounds import OnRound
 
 State = Literal["started", "continued", "finished", "failed", "skipped"]
 """State of a run of a sweep."""
-
-
-@dataclass(frozen=True)
-class SweepProgress:
-    """An event of one run of a sweep.
-
-    Attributes
-    ----------
-    number, total : int
-        Position of the run, counted from 1, and number of runs.
-    name : str
-        Name of its directory.
-    label : str
-        The method, and the settings in which the run differs from others.
-    state : str
-        ``started``, or ``continued`` if it was stopped before; then ``finished`` or ``failed``.
-        ``skipped`` if it was finished before.
-    rounds : int
-        Planned rounds.
-    completed : int
-        Rounds that were complete when it was continued.
-    run : Run or None
-        The run, if it is finished or skipped.
-    error : str
-        Why it failed; otherwise empty.
-    done_without : tuple of str
-        If it is skipped: keys of extras that the sweep asks for and the run lacks.
-    """
-
-    number: int
-    total: int
-    name: str
-    label: str
-    state: State
-    rounds: int
-    completed: int = 0
-    run: Run | None = None
-    error: str = ""
-    done_without: tuple[str, ...] = ()
-
-
-SweepListener = Callable[[str, Mapping[str, Any]], None]
-"""Is called with a run's name and the row of a finished round."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +76,11 @@ class SweepRun:
         return self.path.name
 
     @property
+    def rounds(self) -> int:
+        """Planned rounds."""
+        return int(self.values["num-server-rounds"])
+
+    @property
     def threads(self) -> int:
         """Its number of threads; 0 leaves the choice to PyTorch."""
         return int(self.values["torch-threads"])
@@ -127,11 +89,36 @@ class SweepRun:
         """Return the run with a number of threads, unless it sets one."""
         return replace(self, values={**self.values, "torch-threads": self.threads or threads})
 
-    def progress(self, state: State, run: Run | None = None, error: str = "") -> SweepProgress:
+    def progress(self, state: State, run: Run | None = None, **details: Any) -> "SweepProgress":
         """Return an event of the run."""
-        rounds = int(self.values["num-server-rounds"])
-        event = (self.number, self.total, self.name, self.label, state, rounds)
-        return SweepProgress(*event, self.completed, run, error)
+        return SweepProgress(**vars(self), state=state, run=run, **details)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepProgress(SweepRun):
+    """An event of one run of a sweep.
+
+    Attributes
+    ----------
+    state : str
+        ``started``, or ``continued`` if it was stopped before; then ``finished`` or ``failed``.
+        ``skipped`` if it was finished before.
+    run : Run or None
+        The run, if it is finished or skipped.
+    error : str
+        Why it failed; otherwise empty.
+    missing_extras : tuple of str
+        If it is skipped: keys of extras that the sweep asks for and the run lacks.
+    """
+
+    state: State
+    run: Run | None = None
+    error: str = ""
+    missing_extras: tuple[str, ...] = ()
+
+
+SweepListener = Callable[[str, Mapping[str, Any]], None]
+"""Is called with a run's name and the row of a finished round."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +144,7 @@ class Failure:
         return cls(type(error).__name__, str(error), lines)
 
 
-Ended = Generator[tuple[SweepRun, Failure | None], None, None]
+EndedRuns = Generator[tuple[SweepRun, Failure | None], None, None]
 """Runs as they end, each with its failure or None."""
 
 
@@ -252,8 +239,8 @@ def run_sweep(
             if done:
                 remove_checkpoint(run.path)
                 finished[run.name] = done
-                lacking = tuple(done_without(done, run.values))
-                tell(replace(run.progress("skipped", done), done_without=lacking))
+                lacking = tuple(missing_extras(done, run.values))
+                tell(run.progress("skipped", done, missing_extras=lacking))
                 continue
             try:
                 require_unlocked(run.path)
@@ -272,8 +259,7 @@ def run_sweep(
     if jobs == 1:
         ended = _one_by_one(to_do(), listen)
     else:
-        together = SideBySide(attempt, jobs, cpus_per_run, gpus_per_run)
-        ended = _side_by_side(to_do(), together, listen)
+        ended = _in_parallel(to_do(), jobs, cpus_per_run, gpus_per_run, listen)
     with closing(ended):
         for run, failure in ended:
             if failure:
@@ -307,21 +293,19 @@ def _continued(run: SweepRun, on_round: OnRound | None) -> bool:
     return True
 
 
-def _one_by_one(runs: Iterable[SweepRun], listen: SweepListener) -> Ended:
+def _one_by_one(runs: Iterable[SweepRun], listen: SweepListener) -> EndedRuns:
     """Do runs in this process."""
     for run in runs:
         yield run, attempt(run, partial(listen, run.name))
 
 
-def _side_by_side(
-    runs: Iterable[SweepRun],
-    together: SideBySide[SweepRun, Failure | None],
-    listen: SweepListener,
-) -> Ended:
+def _in_parallel(
+    runs: Iterable[SweepRun], jobs: int, cpus: int, gpus: float, listen: SweepListener
+) -> EndedRuns:
     """Do runs in parallel processes; their rounds are read from their directories."""
     seen: dict[str, int] = {}
 
-    def look(running: Collection[SweepRun]) -> None:
+    def read_rounds(running: Collection[SweepRun]) -> None:
         for run in running:
             # On a shared folder a file may be incomplete; the final result is checked.
             with suppress(RunDirectoryError):
@@ -329,7 +313,7 @@ def _side_by_side(
                     listen(run.name, row)
                     seen[run.name] = row["round"]
 
-    with closing(together.over(runs, look)) as outcomes:
+    with closing(call_in_parallel(attempt, runs, jobs, cpus, gpus, read_rounds)) as outcomes:
         for run, outcome in outcomes:
             yield run, Failure.of(outcome) if isinstance(outcome, Exception) else outcome
 

@@ -53,26 +53,26 @@ def number_continuing(number: int, share: Fraction) -> int:
     return max(1, round(number * share))
 
 
-def bracket_cost(size: int, shares: Sequence[Fraction], costs: Sequence[float]) -> float:
+def bracket_cost(size: int, continuing: Sequence[Fraction], costs: Sequence[float]) -> float:
     """Return what a bracket costs.
 
     Parameters
     ----------
     size : int
         Its trials.
-    shares : sequence of Fraction
+    continuing : sequence of Fraction
         Share of the trials that continues at each rung.
     costs : sequence of float
         What one trial has cost when it reaches each rung, ascending.
     """
     total, before, alive = 0.0, 0.0, size
-    for share, cost in zip(shares, costs, strict=True):
+    for share, cost in zip(continuing, costs, strict=True):
         total += alive * (cost - before)
         before, alive = cost, number_continuing(alive, share)
     return total
 
 
-def largest_bracket(shares: Sequence[Fraction], costs: Sequence[float], left: float) -> int:
+def largest_bracket(continuing: Sequence[Fraction], costs: Sequence[float], left: float) -> int:
     """Return the size of the largest bracket that costs at most what is left; 0 for none."""
     sizes = range(BRACKET, 0, -1)
-    return next((size for size in sizes if bracket_cost(size, shares, costs) <= left), 0)
+    return next((size for size in sizes if bracket_cost(size, continuing, costs) <= left), 0)

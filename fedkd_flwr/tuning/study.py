@@ -2,8 +2,8 @@
 
 A trial is a choice of settings, run with every tuning seed. It starts with a few rounds. Successive
 halving stops it there, or lets its runs continue from their checkpoints. So a promising run is
-never repeated. What a trial has reached is noted in the study, and each decision depends on these
-notes alone. So a study that was killed continues as if it had never stopped.
+never repeated. What a trial has reached is recorded in the study, and each decision depends on
+these records alone. So a study that was killed continues as if it had never stopped.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ SETTINGS, BUDGET, BRACKETS, WIDENED = "settings", "budget", "brackets", "widened
 the sides on which ranges were widened."""
 
 ACCURACY, STEPS = "accuracy", GRADIENT_STEPS.name
-"""Parts of a note on what a trial has reached at a rung."""
+"""Parts of the record of what a trial has reached at a rung."""
 
 
 class _RungReachedError(Exception):
@@ -93,12 +93,12 @@ class MethodSearch:
         study = self.study()
         brackets: list[int] = list(study.user_attrs.get(BRACKETS, []))
         if brackets:
-            self._compete(study, brackets)  # does what an interruption left open
+            self._run_bracket(study, brackets)  # does what an interruption left open
         while size := self._affordable(study):
             self._widen(study)
             brackets.append(size)
             study.set_user_attr(BRACKETS, brackets)
-            self._compete(study, brackets)
+            self._run_bracket(study, brackets)
 
     def study(self) -> Study:
         """Open the study, or begin it with the settings of the run config as its first trial.
@@ -182,7 +182,7 @@ class MethodSearch:
         trials = study.get_trials(deepcopy=False)
         costs: list[float] = []
         for rung in self.rungs:
-            known = [note[STEPS] for trial in trials if (note := _note(trial, rung))]
+            known = [found[STEPS] for trial in trials if (found := _result_at(trial, rung))]
             guess = self.steps_of_local * rung / self.rounds
             # A method may turn out to be costlier after a rung, but no rung is free.
             costs.append(sum(known) / len(known) if known else max([guess, *costs[-1:]]))
@@ -209,16 +209,16 @@ class MethodSearch:
 
     # ---- A bracket -------------------------------------------------------------------
 
-    def _compete(self, study: Study, brackets: Sequence[int]) -> None:
-        """Take the last bracket from rung to rung. What is noted or told already stays."""
+    def _run_bracket(self, study: Study, brackets: Sequence[int]) -> None:
+        """Take the last bracket from rung to rung. What is recorded already stays."""
         end = sum(brackets)
-        chosen = self._asked(study, range(end - brackets[-1], end))
+        chosen = self._settings_of_bracket(study, range(end - brackets[-1], end))
         alive: Sequence[int] = list(chosen)
         for rung, share in self.rungs.items():
             reached = {}
             for number in alive:
                 is_first = number == alive[0]
-                accuracy = self._judged(study, number, chosen[number], rung, is_first)
+                accuracy = self._accuracy_at(study, number, chosen[number], rung, is_first)
                 if accuracy is not None:
                     reached[number] = accuracy
             going_on = ranked(reached)[: number_continuing(len(reached), share)]
@@ -228,7 +228,9 @@ class MethodSearch:
         for number in alive:
             study.tell(number, reached[number], skip_if_finished=True)
 
-    def _asked(self, study: Study, numbers: Iterable[int]) -> dict[int, dict[str, Scalar]]:
+    def _settings_of_bracket(
+        self, study: Study, numbers: Iterable[int]
+    ) -> dict[int, dict[str, Scalar]]:
         """Return the settings of the trials of a bracket, which are chosen before any is run."""
         space = self.space(study)
         chosen = {}
@@ -244,13 +246,13 @@ class MethodSearch:
             chosen[number] = {key: _rounded(space[key].suggest(trial, key)) for key in space}
         return chosen
 
-    def _judged(
+    def _accuracy_at(
         self, study: Study, number: int, chosen: Mapping[str, Scalar], rung: int, is_first: bool
     ) -> float | None:
         """Return a trial's accuracy at a rung; None if it failed or the budget is used up."""
         trial = study.get_trials(deepcopy=False)[number]
-        if note := _note(trial, rung):
-            return float(note[ACCURACY])
+        if result := _result_at(trial, rung):
+            return float(result[ACCURACY])
         if trial.state.is_finished() or not self._may_continue(study, is_first):
             return None
         open_trial = _reopened(study, trial)
@@ -312,14 +314,14 @@ class MethodSearch:
 
 
 def steps_taken(trials: Iterable[FrozenTrial]) -> int:
-    """Return the gradient steps of some trials, as far as they are noted."""
-    return sum(max((note[STEPS] for note in t.user_attrs.values()), default=0) for t in trials)
+    """Return the gradient steps of some trials, as far as they are recorded."""
+    return sum(max((result[STEPS] for result in t.user_attrs.values()), default=0) for t in trials)
 
 
-def _note(trial: FrozenTrial, rung: int) -> dict[str, Any]:
-    """Return what was noted when a trial reached a rung; empty if it did not."""
-    note: dict[str, Any] = trial.user_attrs.get(str(rung), {})
-    return note
+def _result_at(trial: FrozenTrial, rung: int) -> dict[str, Any]:
+    """Return what was recorded when a trial reached a rung; empty if it did not."""
+    result: dict[str, Any] = trial.user_attrs.get(str(rung), {})
+    return result
 
 
 def _reopened(study: Study, trial: FrozenTrial) -> Trial:

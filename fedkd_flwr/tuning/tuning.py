@@ -15,7 +15,7 @@ from fedkd_flwr.config.flat_config import Scalar
 from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.engines import with_absolute_folders
 from fedkd_flwr.runs import Run, RunDirectoryError, absolute, require_writable
-from fedkd_flwr.sweeps.side_by_side import SideBySide
+from fedkd_flwr.sweeps.parallel_calls import call_in_parallel
 from fedkd_flwr.tuning.budget import BASELINE, steps_of_local
 from fedkd_flwr.tuning.space import search_space
 from fedkd_flwr.tuning.study import MethodSearch, best_trial, steps_taken
@@ -147,14 +147,14 @@ def tune(
     require_writable(folder, "folder of the tuning")
     names = list(dict.fromkeys([BASELINE, *methods]))
     configurations = {name: _checked(settings, name) for name in names}
-    a_trial = sum(steps_of_local(settings, seed) for seed in range(seeds))
+    steps_of_trial = sum(steps_of_local(settings, seed) for seed in range(seeds))
     searches = [
         MethodSearch(
             strategy=name,
             values=with_absolute_folders(configuration.without_unread()).flat(),
             seeds=tuple(range(seeds)),
-            budget=budget * a_trial,
-            steps_of_local=a_trial,
+            budget=budget * steps_of_trial,
+            steps_of_local=steps_of_trial,
             folder=folder / name.replace(":", "-"),
         )
         for name, configuration in configurations.items()
@@ -198,7 +198,7 @@ def _searched(searches: Sequence[MethodSearch], jobs: int) -> Iterable[str]:
         return
     for search in searches:
         require_importable(read_config(search.values), "parallel searches have")
-    for search, outcome in SideBySide(MethodSearch.run, jobs, 1, 0.0).over(searches):
+    for search, outcome in call_in_parallel(MethodSearch.run, searches, jobs, cpus=1):
         if isinstance(outcome, Exception):
             raise ConfigError(f"The search for {search.strategy} failed: {outcome}") from outcome
         yield search.strategy

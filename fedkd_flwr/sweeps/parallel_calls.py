@@ -7,89 +7,78 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from logging import WARNING
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from fedkd_flwr.config import ConfigError
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 """Interval at which the progress of the calls is read."""
 
 OBJECT_STORE_BYTES = 100_000_000
 """Memory that Ray may share between processes; items and outcomes are small."""
 
 
-@dataclass(frozen=True)
-class SideBySide(Generic[Item, Outcome]):
-    """How many calls run at a time, and which resources each of them has.
+def call_in_parallel(
+    call: Callable[[Item], Outcome],
+    items: Iterable[Item],
+    jobs: int,
+    cpus: int,
+    gpus: float = 0.0,
+    on_wait: Callable[[Collection[Item]], None] = lambda items: None,
+) -> Generator[tuple[Item, Outcome | Exception], None, None]:
+    """Call a function with each item, and yield the outcomes as they arrive.
 
-    Attributes
+    When the iteration ends for any reason, running calls are stopped.
+
+    Parameters
     ----------
     call : callable
         The function that other processes call with one item; both must be picklable.
+    items : iterable
+        Read only when another call can start.
     jobs : int
         Maximal number of calls at a time.
     cpus, gpus : float
         Resources of one call; a GPU may be shared.
+    on_wait : callable, optional
+        Is called regularly with the items in progress.
+
+    Yields
+    ------
+    tuple
+        An item, and the call's result or why its process ended.
+
+    Raises
+    ------
+    ConfigError
+        If no machine has the resources of one call.
     """
+    with _ray(jobs * cpus):
+        import ray
 
-    call: Callable[[Item], Outcome]
-    jobs: int
-    cpus: int
-    gpus: float
-
-    def over(
-        self,
-        items: Iterable[Item],
-        look: Callable[[Collection[Item]], None] = lambda items: None,
-    ) -> Generator[tuple[Item, Outcome | Exception], None, None]:
-        """Call with each item, and yield the outcomes as they arrive.
-
-        When the iteration ends for any reason, running calls are stopped.
-
-        Parameters
-        ----------
-        items : iterable
-            Read only when another call can start.
-        look : callable, optional
-            Is called regularly with the items in progress.
-
-        Yields
-        ------
-        tuple
-            An item, and the call's result or why its process ended.
-
-        Raises
-        ------
-        ConfigError
-            If no machine has the resources of one call.
-        """
-        with _ray(self.jobs * self.cpus):
-            import ray
-
-            _require_room(self.cpus, self.gpus)
-            # A call that killed its process would kill the next one too.
-            task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=0)(self.call)
-            waiting = iter(items)
-            running: dict[Any, Item] = {}
-            try:
-                while True:
-                    for item in islice(waiting, self.jobs - len(running)):
-                        running[task.remote(item)] = item
-                    if not running:
-                        return
-                    done, _ = ray.wait(list(running), timeout=LOOK_SECONDS)
-                    look(list(running.values()))
-                    for reference in done:
-                        yield running.pop(reference), _outcome(reference)
-            finally:
-                for reference in running:
-                    ray.cancel(reference, force=True)
+        _require_room(cpus, gpus)
+        # A call that killed its process would kill the next one too.
+        task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(call)
+        waiting = iter(items)
+        running: dict[Any, Item] = {}
+        try:
+            while True:
+                for item in islice(waiting, jobs - len(running)):
+                    running[task.remote(item)] = item
+                if not running:
+                    return
+                done, _ = ray.wait(list(running), timeout=POLL_SECONDS)
+                on_wait(list(running.values()))
+                for reference in done:
+                    yield running.pop(reference), _outcome(reference)
+        finally:
+            for reference in running:
+                ray.cancel(reference, force=True)
 
 
 @contextmanager
