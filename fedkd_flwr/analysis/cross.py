@@ -19,6 +19,7 @@ from scipy.stats import spearmanr
 from torch import nn
 
 from fedkd_flwr.analysis.columns import MISSING
+from fedkd_flwr.analysis.writing import written_to
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.policy import OURS
 from fedkd_flwr.config import ConfigError, Configuration
@@ -174,10 +175,8 @@ class Cross:
         file = Path(path).expanduser()
         require_format(file)
         text = self.to_frame().to_csv() if file.suffix == ".csv" else self.to_json()
-        try:
+        with written_to(file, "The accuracies"):
             write_text(file, text)
-        except OSError as error:
-            raise RunDirectoryError(f"{file} cannot be written: {error.strerror}.") from None
         return file
 
     def to_json(self) -> str:

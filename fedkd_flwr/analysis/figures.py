@@ -10,7 +10,7 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.optimize import linear_sum_assignment
 
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.line_styles import line_styles
+from fedkd_flwr.analysis.line_styles import COLORS, line_styles
 from fedkd_flwr.analysis.results import client_accuracies
 from fedkd_flwr.analysis.samples import label_counts
 from fedkd_flwr.analysis.settings import defining_settings
@@ -173,6 +173,11 @@ def clusters_of(
     """
     clients, ordered = client_order(run, order)
     return follow_clusters(run.matrices["clusters"])[:, clients].T, clients, ordered
+
+
+def cluster_colors(labels: NDArray[np.int64]) -> list[str]:
+    """Return a color for each cluster; more clusters than colors share some."""
+    return [COLORS[n % len(COLORS)] for n in range(max(int(labels.max()) + 1, 1))]
 
 
 def follow_clusters(labels: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ Texts are printed unchanged: Rich would read ``[grid]`` as markup.
 import functools
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -64,6 +65,11 @@ def say_beside(lines: Iterable[str]) -> None:
     """Print lines to standard error, since only the result goes to standard output."""
     for line in lines:
         say(line, to=errors())
+
+
+def say_figures(files: Iterable[Path]) -> None:
+    """Print the files of figures as they are written."""
+    say_beside(f"Figure: {file}" for file in files)
 
 
 def show_table(

@@ -13,6 +13,7 @@ from fedkd_flwr.cli.output import (
     one_clear_line,
     say,
     say_beside,
+    say_figures,
     say_paragraph,
     show_table,
 )
@@ -97,7 +98,7 @@ def compare(
         if figures is not None:
             from fedkd_flwr.plots import save_figures
 
-            say_beside(f"Figure: {path}" for path in save_figures(compared, figures, figure_format))
+            say_figures(save_figures(compared, figures, figure_format))
 
 
 def rank(
@@ -164,8 +165,7 @@ def print_across(
         from fedkd_flwr.plots.files import write_figures
         from fedkd_flwr.plots.ranks import plot_ranks
 
-        written = write_figures([("ranks", plot_ranks(ranked))], figures, figure_format)
-        say_beside(f"Figure: {path}" for path in written)
+        say_figures(write_figures([("ranks", plot_ranks(ranked))], figures, figure_format))
 
 
 def print_clients(compared: "Comparison", layout: str) -> None:
@@ -242,7 +242,7 @@ def cross(
             from fedkd_flwr.plots.files import write_figures
 
             drawn = [(f"{crossed.run.path.name}-cross", plot_cross(crossed))]
-            say_beside(f"Figure: {path}" for path in write_figures(drawn, figures))
+            say_figures(write_figures(drawn, figures))
 
 
 def personalize(
@@ -315,7 +315,4 @@ def genotypes(
         if figures is not None:
             from fedkd_flwr.plots import draw_genotypes
 
-            say_beside(
-                f"Figure: {path}"
-                for path in draw_genotypes(stored, figures, file_format=figure_format)
-            )
+            say_figures(draw_genotypes(stored, figures, file_format=figure_format))

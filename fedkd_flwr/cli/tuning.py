@@ -8,7 +8,7 @@ import typer
 
 from fedkd_flwr.cli.interrupts import ctrl_c_interrupts
 from fedkd_flwr.cli.options import Assignments, Preset, read_values
-from fedkd_flwr.cli.output import one_clear_line, say, say_beside, show_table
+from fedkd_flwr.cli.output import one_clear_line, say, say_beside, say_figures, show_table
 from fedkd_flwr.cli.running import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def tune(
             from fedkd_flwr.plots.files import write_figures
             from fedkd_flwr.plots.tuning import tuning_figures
 
-            drawn = tuning_figures(tuned.searches)
-            say_beside(f"Figure: {path}" for path in write_figures(drawn, figures))
+            say_figures(write_figures(tuning_figures(tuned.searches), figures))
 
 
 def show_tuning(tuned: "Tuning") -> None:

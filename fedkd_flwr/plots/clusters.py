@@ -7,8 +7,7 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedkd_flwr.analysis.figures import clusters_of, run_title
-from fedkd_flwr.analysis.line_styles import COLORS
+from fedkd_flwr.analysis.figures import cluster_colors, clusters_of, run_title
 from fedkd_flwr.plots.axes import ABSENT, FIGURE_WIDTH, client_ticks, new_figure
 from fedkd_flwr.runs import Run
 
@@ -32,14 +31,14 @@ def plot_clusters(run: Run, order: Sequence[int] | None = None) -> Figure:
         raise ValueError(f"{run.path.name} has no clusters.")
     labels, clients, ordered = clusters_of(run, order)
     number, rounds = labels.shape
-    count = max(int(labels.max()) + 1, 1)
-    palette = ListedColormap([ABSENT, *(COLORS[i % len(COLORS)] for i in range(count))])
+    colors = cluster_colors(labels)
+    palette = ListedColormap([ABSENT, *colors])
     figure, axes = new_figure("Round", f"Client{ordered}", grid=False)
     figure.set_size_inches(FIGURE_WIDTH, max(2.4, 1.2 + 0.22 * number))
     image = axes.imshow(
         labels,
         cmap=palette,
-        norm=BoundaryNorm(np.arange(-1.5, count), palette.N),
+        norm=BoundaryNorm(np.arange(-1.5, len(colors)), palette.N),
         aspect="auto",
         interpolation="nearest",
         extent=(0.5, rounds + 0.5, number - 0.5, -0.5),
@@ -49,8 +48,8 @@ def plot_clusters(run: Run, order: Sequence[int] | None = None) -> Figure:
     axes.grid(which="minor", axis="y", color="white", lw=1)
     axes.tick_params(which="minor", length=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    bar = figure.colorbar(image, ax=axes, ticks=range(-1, count), label="Cluster")
+    bar = figure.colorbar(image, ax=axes, ticks=range(-1, len(colors)), label="Cluster")
     bar.ax.minorticks_off()
-    bar.ax.set_yticklabels(["absent", *map(str, range(count))])
+    bar.ax.set_yticklabels(["absent", *map(str, range(len(colors)))])
     axes.set_title(run_title(run), fontsize="medium")
     return figure

@@ -1,14 +1,14 @@
 """Write figures to files."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from fedkd_flwr.analysis.writing import written_to
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.files import plain_name, replacing
-from fedkd_flwr.runs import RunDirectoryError, absolute
+from fedkd_flwr.runs import absolute
 
 FORMATS = ("png", "svg", "pdf")
 """File formats of figures: ``png`` has pixels, ``svg`` and ``pdf`` are vector graphics."""
@@ -46,21 +46,10 @@ def write_figures(
         )
     directory = absolute(folder)
     paths = []
-    with _written_to(directory):
+    with written_to(directory, "The figures"):
         directory.mkdir(parents=True, exist_ok=True)
     for name, figure in figures:
         paths.append(directory / f"{plain_name(name)}.{file_format}")
-        with _written_to(directory), replacing(paths[-1]) as temporary:
+        with written_to(directory, "The figures"), replacing(paths[-1]) as temporary:
             figure.savefig(temporary, format=file_format, dpi=150)
     return paths
-
-
-@contextmanager
-def _written_to(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        raise RunDirectoryError(
-            f"The figures cannot be written to {directory}: {reason}."
-        ) from None

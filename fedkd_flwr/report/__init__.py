@@ -8,9 +8,10 @@ from the network. Writing it needs the extra ``report``.
 from pathlib import Path
 
 from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.writing import written_to
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.files import write_text
-from fedkd_flwr.runs import RunDirectoryError, absolute
+from fedkd_flwr.runs import absolute
 
 
 def require_extra() -> None:
@@ -59,10 +60,7 @@ def write_report(comparison: Comparison, file: str | Path) -> Path:
 
     path = absolute(file)
     page = render_page(comparison)
-    try:
+    with written_to(path, "The report"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, page)
-    except OSError as error:
-        reason = error.strerror or error
-        raise RunDirectoryError(f"The report cannot be written to {path}: {reason}.") from None
     return path

@@ -18,12 +18,13 @@ from fedkd_flwr.analysis.figures import (
     CLIENT_GROUPS,
     accuracy_curve,
     client_order,
+    cluster_colors,
     clusters_of,
     gains_by_method,
     ordered_matrices,
     results_over_seeds,
 )
-from fedkd_flwr.analysis.line_styles import COLORS, line_styles
+from fedkd_flwr.analysis.line_styles import line_styles
 from fedkd_flwr.analysis.samples import label_counts
 from fedkd_flwr.runs import Run
 
@@ -204,10 +205,10 @@ def clusters_figure(run: Run, rounds: Sequence[int]) -> Figure:
         The rounds to highlight, counted from 1; the last one is highlighted first.
     """
     labels, clients, ordered = clusters_of(run)
-    count = max(int(labels.max()) + 1, 1)
+    colors = cluster_colors(labels)
+    count = len(colors)
     height = 200 + max(140, min(22 * len(clients), 600))
     figure = _new_figure("Round", f"Client{ordered}", height=height, grid=False)
-    colors = [COLORS[i % len(COLORS)] for i in range(count)]
     steps = [[edge / count, color] for i, color in enumerate(colors) for edge in (i, i + 1)]
     figure.add_heatmap(
         z=np.where(labels < 0, np.nan, labels),
