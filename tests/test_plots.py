@@ -13,8 +13,8 @@ import fedkd_flwr
 from fedkd_flwr import plots
 from fedkd_flwr.analysis import figures, line_styles
 from fedkd_flwr.analysis.comparison import compare
+from fedkd_flwr.analysis.evaluations import client_accuracies
 from fedkd_flwr.analysis.genotypes import local_inference_accuracy
-from fedkd_flwr.analysis.results import client_accuracies
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.models.darts.genotype import Choice, Genotype

@@ -29,7 +29,7 @@ import pandas as pd
 
 import fedkd_flwr
 from fedkd_flwr import Run
-from fedkd_flwr.analysis.results import new_client_accuracies
+from fedkd_flwr.analysis.evaluations import new_client_accuracies
 from fedkd_flwr.analysis.settings import defining_settings
 from strategies.core.new_clients import NEW_CLIENTS
 

@@ -4,9 +4,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedkd_flwr.analysis.groups import Groups, each_run
-from fedkd_flwr.analysis.reference_runs import References
-from fedkd_flwr.analysis.results import last_evaluations
+from fedkd_flwr.analysis.evaluations import last_evaluations
 from fedkd_flwr.runs import Run
 from fedkd_flwr.runs.reading import damaged
 from strategies.core.answers import ANSWERS, from_text, unpacked
@@ -41,58 +39,29 @@ def answers_of(run: Run) -> Answers:
     return answers
 
 
-def lost_and_won(answers: Answers, reference: Answers) -> dict[int, tuple[int, int]]:
+def lost_and_won(run: Run, reference: Run | None) -> pd.DataFrame:
     """Return how many answers clients lose and win over a reference.
 
     Parameters
     ----------
-    answers, reference : dict of int to ndarray
-        Of `answers_of`, of two runs on the same split.
-
-    Returns
-    -------
-    dict of int to tuple of int
-        The images that only the reference gets right, and those that only the method does, by
-        partition-id. Clients whose answers cannot be paired are left out.
-    """
-    pairs = {
-        n: (own, reference[n])
-        for n, own in answers.items()
-        if n in reference and len(reference[n]) == len(own)
-    }
-    return {
-        n: (int((theirs & ~own).sum()), int((own & ~theirs).sum()))
-        for n, (own, theirs) in pairs.items()
-    }
-
-
-def with_answers(clients: pd.DataFrame, groups: Groups, references: References) -> pd.DataFrame:
-    """Return the clients' results with what they lose and win over their reference.
-
-    Parameters
-    ----------
-    clients : DataFrame
-        Of `fedkd_flwr.analysis.results.client_results`.
-    groups : mapping of str to list of Run
-        Finished runs by label.
-    references : References
-        What they are compared with.
+    run : Run
+        The run.
+    reference : Run or None
+        A run on the same split, if there is one.
 
     Returns
     -------
     DataFrame
-        With ``lost`` and ``won``, numbers of images, NaN where a run did not record answers; see
-        `lost_and_won`.
+        By partition-id, ``lost``, the images that only the reference gets right, and ``won``, those
+        that only the run does. Clients whose answers cannot be paired are left out.
     """
-    answers = {run.path: answers_of(run) for _, run in each_run(groups)}
-    found: dict[tuple[str, int, int], tuple[int, int]] = {}
-    for label, run in each_run(groups):
-        seed = run.config["seed"]
-        reference = references.of(label, seed)
-        if reference is None:
-            continue
-        pairs = lost_and_won(answers[run.path], answers[reference.path])
-        found |= {(label, seed, n): numbers for n, numbers in pairs.items()}
-    keys = clients[["method", "seed", "partition_id"]].itertuples(index=False, name=None)
-    numbers = np.array([found.get(key, (np.nan, np.nan)) for key in keys]).reshape(-1, 2)
-    return clients.assign(lost=numbers[:, 0], won=numbers[:, 1])
+    own, theirs = answers_of(run), answers_of(reference) if reference else {}
+    paired = [n for n in own if n in theirs and len(own[n]) == len(theirs[n])]
+    return pd.DataFrame(
+        {
+            "lost": [float((theirs[n] & ~own[n]).sum()) for n in paired],
+            "won": [float((own[n] & ~theirs[n]).sum()) for n in paired],
+        },
+        index=paired,
+        dtype=float,
+    )

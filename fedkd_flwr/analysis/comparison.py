@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedkd_flwr.analysis.answers import with_answers
 from fedkd_flwr.analysis.columns import REFERENCE
 from fedkd_flwr.analysis.effects import (
     effects_of_pairs,
@@ -56,7 +55,7 @@ class Comparison:
         One row per run, as `fedkd_flwr.analysis.results.run_results` returns it.
     clients : DataFrame
         One row per run and client at the last evaluated round, as
-        `fedkd_flwr.analysis.answers.with_answers` returns it.
+        `fedkd_flwr.analysis.results.client_results` returns it.
     table : DataFrame
         One row a label, as `fedkd_flwr.analysis.results.means_over_seeds` returns it.
     verdicts : list of str
@@ -176,7 +175,7 @@ def compare(
             f"There is no finished run of {against} to compare with; there are runs of "
             f"{', '.join(groups)}."
         )
-    clients = with_answers(client_results(groups, references), groups, references)
+    clients = client_results(groups, references)
     results = run_results(groups, clients, references, target)
     table = means_over_seeds(results)
     on_target = notes_on_target(results, table.index, target) if target is not None else []

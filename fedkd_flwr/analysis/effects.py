@@ -114,7 +114,7 @@ def with_harm(table: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
     table : DataFrame
         One row a label.
     clients : DataFrame
-        Of `fedkd_flwr.analysis.answers.with_answers`.
+        Of `fedkd_flwr.analysis.results.client_results`.
     """
     rows = {}
     for label in table.index:

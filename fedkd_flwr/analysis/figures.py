@@ -10,8 +10,8 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.optimize import linear_sum_assignment
 
 from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.evaluations import client_accuracies
 from fedkd_flwr.analysis.line_styles import COLORS, line_styles
-from fedkd_flwr.analysis.results import client_accuracies
 from fedkd_flwr.analysis.samples import label_counts
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError

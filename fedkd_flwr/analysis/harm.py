@@ -52,7 +52,7 @@ def harm_of(clients: pd.DataFrame) -> Harm:
     Parameters
     ----------
     clients : DataFrame
-        One method's rows of `fedkd_flwr.analysis.answers.with_answers`. Clients without counts
+        One method's rows of `fedkd_flwr.analysis.results.client_results`. Clients without counts
         are left out.
     """
     rows = clients.dropna(subset=["gain", "test_images", "local_test_images"])

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from fedkd_flwr.analysis.evaluations import last_evaluations
 from fedkd_flwr.analysis.groups import Groups
-from fedkd_flwr.analysis.results import last_evaluations
 from fedkd_flwr.runs import Run
 from fedkd_flwr.runs.summary import summarize
 from strategies.core.answers import ANSWERS

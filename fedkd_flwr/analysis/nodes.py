@@ -1,8 +1,6 @@
 """How each client took part in a run so far: for whoever operates the nodes."""
 
-import math
 from datetime import UTC, datetime
-from typing import Any
 
 import pandas as pd
 
@@ -11,11 +9,8 @@ from fedkd_flwr.runs import Run
 SECONDS = ("seconds_train", "seconds_server", "seconds_evaluate")
 """Columns of a round that add up to its duration."""
 
-COLUMNS = (
-    "name", "model", "last_asked", "last_valid", "asked", "failures", "seconds", "last_failed",
-    "last_failure",
-)  # fmt: skip
-"""Columns of the table."""
+COUNTS = ("last_asked", "last_valid", "asked", "failures", "last_failed")
+"""Columns of the table that are 0 where a client has never been asked, or has never failed."""
 
 
 def nodes_table(run: Run) -> pd.DataFrame:
@@ -34,44 +29,30 @@ def nodes_table(run: Run) -> pd.DataFrame:
         round's replies, as the server measured it; NaN where it did not); ``last_failure`` (its
         reason).
     """
-    known = dict(tuple(run.clients.groupby("partition_id")))
-    everybody = sorted({*range(run.config["num-clients"]), *known})
-    rows = [_row(n, known.get(n, run.clients.iloc[:0])) for n in everybody]
-    return pd.DataFrame(rows, columns=["partition_id", *COLUMNS]).set_index("partition_id")
-
-
-def _row(partition_id: int, asked: pd.DataFrame) -> dict[str, Any]:
-    """Return a row of the table.
-
-    Parameters
-    ----------
-    partition_id : int
-        The client.
-    asked : DataFrame
-        Its lines of ``clients.jsonl``.
-    """
-    failed = asked["failure"].notna()
-    failures, valid = asked[failed], asked[~failed]
-    return {
-        "partition_id": partition_id,
-        "name": _last(asked, "name", ""),
-        "model": _last(asked, "model", ""),
-        "last_asked": _last(asked, "round", 0),
-        "last_valid": _last(valid, "round", 0),
-        "asked": len(asked),
-        "failures": len(failures),
-        "seconds": valid["seconds"].median() if "seconds" in valid else math.nan,
-        "last_failed": _last(failures, "round", 0),
-        "last_failure": _last(failures, "failure", ""),
-    }
-
-
-def _last(rows: pd.DataFrame, column: str, nothing: Any) -> Any:
-    """Return the last entry of a column, or `nothing` where there is none."""
-    if column not in rows:
-        return nothing
-    entries = rows[column].dropna()
-    return entries.iloc[-1] if len(entries) else nothing
+    rows = run.clients
+    rows = rows.reindex(columns=rows.columns.union(["name", "model", "seconds"]))
+    failed = rows["failure"].notna()
+    asked, failures, valid = (
+        some.groupby("partition_id") for some in (rows, rows[failed], rows[~failed])
+    )
+    # The last entry of a column is the last one that is not missing.
+    table = pd.DataFrame(
+        {
+            "name": asked["name"].last(),
+            "model": asked["model"].last(),
+            "last_asked": asked["round"].last(),
+            "last_valid": valid["round"].last(),
+            "asked": asked.size(),
+            "failures": failures.size(),
+            "seconds": valid["seconds"].median(),
+            "last_failed": failures["round"].last(),
+            "last_failure": failures["failure"].last(),
+        }
+    )
+    everybody = sorted({*range(run.config["num-clients"]), *table.index})
+    table = table.reindex(everybody).rename_axis("partition_id")
+    missing = {**dict.fromkeys(COUNTS, 0), "name": "", "model": "", "last_failure": ""}
+    return table.fillna(missing).astype(dict.fromkeys(COUNTS, int))
 
 
 def progress(run: Run, now: datetime | None = None) -> str:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pandas as pd
 
-from fedkd_flwr.analysis.groups import Groups, by_strategy, each_run
-from fedkd_flwr.analysis.reference_runs import References
-from fedkd_flwr.analysis.results import (
+from fedkd_flwr.analysis.evaluations import (
     client_accuracies,
     last_evaluations,
     new_client_accuracies,
 )
+from fedkd_flwr.analysis.groups import Groups, by_strategy, each_run
+from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.settings import defining_settings, table_settings, varied_settings
 from fedkd_flwr.runs import Run
 from strategies.core.plan import PlanSettings

@@ -7,65 +7,25 @@ from pathlib import Path
 
 import pandas as pd
 
+from fedkd_flwr.analysis.answers import lost_and_won
+from fedkd_flwr.analysis.evaluations import (
+    client_accuracies,
+    client_test_images,
+    last_evaluations,
+    new_client_accuracies,
+)
 from fedkd_flwr.analysis.groups import Groups, each_run
 from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.spread import bottom_decile, jains_index, mean_of_worst_tenth
 from fedkd_flwr.analysis.targets import cost_to_target, without_partial_means
 from fedkd_flwr.runs import Run
 from strategies.core.measures import MEANS
-from strategies.core.new_clients import NEW_CLIENTS
 
 AT_SECOND_MOMENTS = ("trained_accuracy", "received_accuracy")
 """Mean accuracies after local training or as received, where ``accuracy`` is of the other one."""
 
 OF_NEW_CLIENTS = ("new_accuracy", "new_worst", "new_beats_local")
 """Columns of a run that are about its new clients, where some run has any."""
-
-
-def last_evaluations(run: Run) -> pd.DataFrame:
-    """Return the clients' rows at the last evaluated round, by partition-id."""
-    clients = run.clients
-    if "accuracy" not in clients or not (run.summary or {}).get("last_round"):
-        return pd.DataFrame({"accuracy": pd.Series(dtype=float)})
-    last_round = (run.summary or {})["last_round"]["round"]
-    last = clients[(clients["round"] == last_round) & clients["accuracy"].notna()]
-    return last.set_index("partition_id").sort_index()
-
-
-def class_accuracies(run: Run) -> pd.DataFrame:
-    """Return each client's accuracy by class at the last evaluated round.
-
-    Returns
-    -------
-    DataFrame
-        One row per client, one column per class that some test split has, NaN for classes that the
-        client's own has not; no columns unless the run has ``measures = classes``.
-    """
-    rows = last_evaluations(run)
-    totals = rows.filter(regex=r"^class_\d+_total$")
-    counted = sorted(int(str(name).split("_")[1]) for name in totals)
-    return pd.DataFrame({k: rows[f"class_{k}_correct"] / rows[f"class_{k}_total"] for k in counted})
-
-
-def client_accuracies(run: Run) -> pd.Series:
-    """Return the clients' accuracies at the last evaluated round, by partition-id."""
-    accuracies: pd.Series = last_evaluations(run)["accuracy"]
-    return accuracies
-
-
-def new_client_accuracies(run: Run) -> pd.Series:
-    """Return the accuracies of new clients, by partition-id."""
-    rounds = (run.summary or {}).get("rounds")
-    rows = [row for row in run.further_rows.get(NEW_CLIENTS, []) if row["round"] == rounds]
-    accuracies = {row["partition_id"]: row["accuracy"] for row in rows if "accuracy" in row}
-    return pd.Series(accuracies, dtype=float).sort_index()
-
-
-def client_test_images(run: Run) -> pd.Series:
-    """Return the sizes of the clients' test splits, by partition-id; empty where not recorded."""
-    rows = last_evaluations(run)
-    images: pd.Series = rows["total"] if "total" in rows else pd.Series(dtype=float)
-    return images
 
 
 def client_results(
@@ -89,8 +49,9 @@ def client_results(
     DataFrame
         Columns ``method``, ``seed``, ``partition_id``, ``accuracy``, ``local_accuracy``, that of
         the reference, ``gain``, their difference, NaN where there is nothing to compare a client
-        with, ``reference``, the label of the reference, and ``test_images`` and
-        ``local_test_images``, the sizes of both test splits, NaN where they are not recorded.
+        with, ``reference``, the label of the reference, ``test_images`` and
+        ``local_test_images``, the sizes of both test splits, and ``lost`` and ``won``, the images
+        that only the reference or only the method gets right; NaN where a run did not record them.
     """
     frames = []
     for label, run in each_run(groups):
@@ -100,6 +61,7 @@ def client_results(
         clients = accuracies.index
         nothing = pd.Series(dtype=float)
         before = (accuracies_of(reference) if reference else nothing).reindex(clients)
+        answers = lost_and_won(run, reference).reindex(clients)
         images = client_test_images(reference) if reference else nothing
         frame = pd.DataFrame(
             {
@@ -112,6 +74,8 @@ def client_results(
                 "reference": references.name_of(label, seed),
                 "test_images": client_test_images(run).reindex(clients),
                 "local_test_images": images.reindex(clients),
+                "lost": answers["lost"],
+                "won": answers["won"],
             }
         )
         frames.append(frame)

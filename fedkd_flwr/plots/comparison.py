@@ -8,9 +8,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.evaluations import class_accuracies
 from fedkd_flwr.analysis.figures import sharing_matrices
 from fedkd_flwr.analysis.persfl import has_pairs
-from fedkd_flwr.analysis.results import class_accuracies
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.plots.accuracy import (

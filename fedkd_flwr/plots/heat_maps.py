@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
+from fedkd_flwr.analysis.evaluations import class_accuracies
 from fedkd_flwr.analysis.figures import run_title
-from fedkd_flwr.analysis.results import class_accuracies
 from fedkd_flwr.analysis.samples import label_counts
 from fedkd_flwr.plots.axes import ABSENT, FIGURE_WIDTH, client_ticks, new_figure, percent
 from fedkd_flwr.runs import Run

@@ -1,11 +1,13 @@
 """Tables of the report, with the text and the sort key of each cell."""
 
+import math
 from dataclasses import dataclass
 
 import pandas as pd
 
-from fedkd_flwr.analysis.columns import COLUMNS, MISSING, Column, columns_of, percent, points
+from fedkd_flwr.analysis.columns import COLUMNS, MISSING, columns_of, percent, points
 from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.groups import each_run
 from fedkd_flwr.analysis.pairs import matrix_of_pairs
 from fedkd_flwr.analysis.settings import defining_settings
 
@@ -53,92 +55,74 @@ class Table:
 
 def method_tables(comparison: Comparison) -> list[Table]:
     """Return the comparison's columns by topic: one table per topic, one row per method."""
-    texts, table = comparison.rendered().set_index("method"), comparison.table
-    if "verdict" in table:
-        table = table.assign(verdict=table["verdict"].map(ORDER_OF_VERDICTS))
-    by_topic: dict[str, list[Column]] = {column.topic: [] for column in COLUMNS.values()}
-    for column in columns_of(table):
-        by_topic[column.topic].append(column)
-    tables = []
-    for topic, columns in by_topic.items():
-        headings = [column.heading_over(comparison.against) for column in columns]
-        rows = [
-            [Cell(str(label)), *map(_number, keys, shown)]
-            for label, keys, shown in zip(
-                table.index,
-                table[[column.name for column in columns]].to_numpy(),
-                texts[headings].to_numpy(),
-                strict=True,
-            )
-        ]
-        if columns:
-            tables.append(Table(topic, ["method", *headings], set(headings), rows))
-    return tables
+    text, keys = comparison.rendered(), comparison.table
+    if "verdict" in keys:
+        keys = keys.assign(verdict=keys["verdict"].map(ORDER_OF_VERDICTS))
+    keys = keys.rename(
+        columns={c.name: c.heading_over(comparison.against) for c in columns_of(keys)}
+    )
+    by_topic: dict[str, list[str]] = {column.topic: [] for column in COLUMNS.values()}
+    for column in columns_of(comparison.table):
+        by_topic[column.topic].append(column.heading_over(comparison.against))
+    return [
+        _table(topic, text[["method", *headings]], keys[headings])
+        for topic, headings in by_topic.items()
+        if headings
+    ]
 
 
 def pair_tables(comparison: Comparison) -> list[Table]:
     """Return what each method gains over each other one; no table for fewer than three."""
-    matrix = matrix_of_pairs(comparison.pairs, list(comparison.table.index))
-    if matrix.empty:
+    labels, pairs = list(comparison.table.index), comparison.pairs
+    text = matrix_of_pairs(pairs, labels)
+    if text.empty:
         return []
-    pairs = comparison.pairs
-    rows = [
-        [
-            Cell(row),
-            *(
-                _number(100 * pairs[row, column].gain, text)
-                if (row, column) in pairs
-                else Cell(text)
-                for column, text in zip(matrix.columns[1:], texts, strict=True)
-            ),
-        ]
-        for row, *texts in matrix.itertuples(index=False, name=None)
+    headings = [f"over {label}" for label in labels]
+    gains = [
+        [100 * pairs[row, column].gain if (row, column) in pairs else math.nan for column in labels]
+        for row in labels
     ]
-    headings = ["method", *(f"over {label}" for label in matrix.columns[1:])]
-    return [Table("Every method over each other", headings, set(headings[1:]), rows)]
+    text = text.set_axis(["method", *headings], axis=1)
+    return [_table("Every method over each other", text, pd.DataFrame(gains, columns=headings))]
 
 
 def client_table(comparison: Comparison) -> Table:
     """Return one row per method, seed and client, of the last evaluated round."""
-    numbers = ["accuracy", "local_accuracy", "gain"]
-    rows = [
-        [
-            Cell(str(label)),
-            *(Cell(str(number), int(number)) for number in own),
-            *(_number(accuracy, percent(accuracy)) for accuracy in accuracies),
-            _number(gain, f"{points(gain)} points"),
-        ]
-        for label, own, (*accuracies, gain) in zip(
-            comparison.clients["method"],
-            comparison.clients[["seed", "partition_id"]].to_numpy().tolist(),
-            comparison.clients[numbers].to_numpy(dtype=float).tolist(),
-            strict=True,
-        )
-    ]
-    headings = ["method", "seed", "client", "accuracy", "accuracy of local", "gain"]
-    return Table("Clients at the last evaluated round", headings, set(headings[1:]), rows)
+    clients = comparison.clients
+    keys = pd.DataFrame(
+        {
+            "seed": clients["seed"],
+            "client": clients["partition_id"],
+            "accuracy": clients["accuracy"],
+            "accuracy of local": clients["local_accuracy"],
+            "gain": clients["gain"],
+        }
+    )
+    text = keys.astype({"seed": str, "client": str})
+    for heading in ("accuracy", "accuracy of local"):
+        text[heading] = keys[heading].map(percent, na_action="ignore")
+    text["gain"] = keys["gain"].map(lambda gain: f"{points(gain)} points", na_action="ignore")
+    text.insert(0, "method", clients["method"])
+    return _table("Clients at the last evaluated round", text.fillna(MISSING), keys)
 
 
 def run_table(comparison: Comparison) -> Table:
     """Return one row per run: method, seed, duration, device, start and directory."""
-    rows = []
-    for label, runs in comparison.groups.items():
-        for run in runs:
-            summary, description = run.summary or {}, run.description
-            seed, seconds = run.config["seed"], summary["seconds"]
-            rows.append(
-                [
-                    Cell(label),
-                    Cell(str(seed), seed),
-                    Cell(str(summary["rounds"]), summary["rounds"]),
-                    Cell(f"{seconds:.1f}", seconds),
-                    Cell(str(description.get("device", MISSING))),
-                    Cell(str(description.get("started", MISSING))),
-                    Cell(run.path.name),
-                ]
-            )
-    headings = ["method", "seed", "rounds", "seconds", "device", "started", "directory"]
-    return Table("Runs", headings, set(headings[1:4]), rows)
+    text = pd.DataFrame(
+        {
+            "method": label,
+            "seed": run.config["seed"],
+            "rounds": (run.summary or {})["rounds"],
+            "seconds": (run.summary or {})["seconds"],
+            "device": str(run.description.get("device", MISSING)),
+            "started": str(run.description.get("started", MISSING)),
+            "directory": run.path.name,
+        }
+        for label, run in each_run(comparison.groups)
+    )
+    keys = text[["seed", "rounds", "seconds"]]
+    text = text.assign(seconds=text["seconds"].map("{:.1f}".format)).astype(str)
+    return _table("Runs", text, keys)
 
 
 def settings_of(comparison: Comparison) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
@@ -159,5 +143,21 @@ def settings_of(comparison: Comparison) -> tuple[dict[str, str], dict[str, dict[
     }
 
 
-def _number(key: float, text: str) -> Cell:
-    return Cell(MISSING) if pd.isna(key) else Cell(text, float(key))
+def _table(caption: str, text: pd.DataFrame, keys: pd.DataFrame) -> Table:
+    """Return a table.
+
+    Parameters
+    ----------
+    caption : str
+        What it shows.
+    text : DataFrame
+        Its cells.
+    keys : DataFrame
+        The numbers by which columns with the same headings are sorted.
+    """
+    numbers = keys.reindex(columns=text.columns).to_numpy(dtype=float)
+    rows = [
+        [Cell(cell, None if math.isnan(key) else key) for cell, key in zip(*row, strict=True)]
+        for row in zip(text.to_numpy().tolist(), numbers.tolist(), strict=True)
+    ]
+    return Table(caption, list(text.columns), set(keys.columns), rows)

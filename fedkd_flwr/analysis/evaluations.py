@@ -1,0 +1,52 @@
+"""What the clients of a run reach at its last evaluation, by partition-id."""
+
+import pandas as pd
+
+from fedkd_flwr.runs import Run
+from strategies.core.new_clients import NEW_CLIENTS
+
+
+def last_evaluations(run: Run) -> pd.DataFrame:
+    """Return the clients' rows at the last evaluated round, by partition-id."""
+    clients = run.clients
+    if "accuracy" not in clients or not (run.summary or {}).get("last_round"):
+        return pd.DataFrame({"accuracy": pd.Series(dtype=float)})
+    last_round = (run.summary or {})["last_round"]["round"]
+    last = clients[(clients["round"] == last_round) & clients["accuracy"].notna()]
+    return last.set_index("partition_id").sort_index()
+
+
+def class_accuracies(run: Run) -> pd.DataFrame:
+    """Return each client's accuracy by class at the last evaluated round.
+
+    Returns
+    -------
+    DataFrame
+        One row per client, one column per class that some test split has, NaN for classes that the
+        client's own has not; no columns unless the run has ``measures = classes``.
+    """
+    rows = last_evaluations(run)
+    totals = rows.filter(regex=r"^class_\d+_total$")
+    counted = sorted(int(str(name).split("_")[1]) for name in totals)
+    return pd.DataFrame({k: rows[f"class_{k}_correct"] / rows[f"class_{k}_total"] for k in counted})
+
+
+def client_accuracies(run: Run) -> pd.Series:
+    """Return the clients' accuracies at the last evaluated round, by partition-id."""
+    accuracies: pd.Series = last_evaluations(run)["accuracy"]
+    return accuracies
+
+
+def new_client_accuracies(run: Run) -> pd.Series:
+    """Return the accuracies of new clients, by partition-id."""
+    rounds = (run.summary or {}).get("rounds")
+    rows = [row for row in run.further_rows.get(NEW_CLIENTS, []) if row["round"] == rounds]
+    accuracies = {row["partition_id"]: row["accuracy"] for row in rows if "accuracy" in row}
+    return pd.Series(accuracies, dtype=float).sort_index()
+
+
+def client_test_images(run: Run) -> pd.Series:
+    """Return the sizes of the clients' test splits, by partition-id; empty where not recorded."""
+    rows = last_evaluations(run)
+    images: pd.Series = rows["total"] if "total" in rows else pd.Series(dtype=float)
+    return images
