@@ -28,6 +28,7 @@ from fedkd_flwr.training.jobs import PredictJob, TrainJob
 from fedkd_flwr.training.loop import predict_logits, train_on
 from fedkd_flwr.training.losses import CoDistillation, cross_entropy
 from fedkd_flwr.training.regularizers import Proximal
+from strategies.core.evaluations import counts_at
 from tests.disclosure import NormedNet
 
 ON = {"dp-sgd-noise-multiplier": 1.0, "dp-sgd-noise-seed": 3}
@@ -285,6 +286,7 @@ def test_replies_of_private_training_tell_nothing_else(strategy, private, tmp_pa
     assert list(run.rounds["failures"]) == [0, 0]
     counts = {"correct", "total", "loss"}
     allowed = counts | {f"validation-{name}" for name in counts} | {"gradient-steps", "dp-epsilon"}
+    allowed |= {metric.name for metric in counts_at("trained")}
     assert metrics <= allowed
     assert run.clients["dp_epsilon"].notna().all()
     assert not any(unprotected)

@@ -404,7 +404,7 @@ def test_only_models_mean_logits_flags_and_rows_cross_the_network(tiny, tmp_path
     for (_, phase, _), arrays in witness.down.items():
         assert {name: array.shape for name, array in arrays.items()} == allowed_down[phase]
     known = {"train-loss", "num-examples", "test-size", "validation-size", "correct", "total"}
-    known |= {"gradient-steps", "loss"}
+    known |= {"gradient-steps", "loss", "trained-correct", "trained-total"}
     assert {name for metrics in witness.metrics.values() for name in metrics} <= known
 
 

@@ -117,11 +117,17 @@ def test_public_samples_are_those_of_the_last_round():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "lessons"),
-    [("perfed-ckt", "centroids"), ("ds-fl", "teacher"), ("fedmd", "teacher")],
+    ("strategy", "table", "lessons"),
+    [
+        ("perfed-ckt", "perfed-ckt", "centroids"),
+        ("ds-fl", "ds-fl", "teacher"),
+        ("fedmd", "kt-pfl", "teacher"),
+    ],
 )
-def test_common_teachers_are_sent_and_no_predictions_requested(strategy, lessons, small, tmp_path):
-    flat = settings_for(strategy, small, **{f"{strategy}.cache-rounds": 1})
+def test_common_teachers_are_sent_and_no_predictions_requested(
+    strategy, table, lessons, small, tmp_path
+):
+    flat = settings_for(strategy, small, **{f"{table}.cache-rounds": 1})
     (new,) = new_clients_of(flat)
     witness = Witness()
     run, _ = run_with(witness, flat, tmp_path / "run")

@@ -67,7 +67,7 @@ def test_bytes_have_three_digits_and_the_unit_that_suits_them(size, told):
     assert in_bytes(size) == told
 
 
-@pytest.mark.parametrize("width", [80, 120, 300])
+@pytest.mark.parametrize("width", [80, 120, 350])
 def test_a_table_fits_the_terminal_with_whole_words_and_numbers(width, terminal):
     printed = terminal(width)
     text = table_of(["persfl", "kt-pfl (rho=0.1, learning-rate=0.01, models=mlp)"])
@@ -80,7 +80,7 @@ def test_a_table_fits_the_terminal_with_whole_words_and_numbers(width, terminal)
     words = {word for line in lines for word in line.split()}
     assert {word for heading in shown.columns for word in heading.split()} <= words
     assert {"accuracy, last round", "verdict", "new clients"} < set(shown)
-    assert (len(shown.columns) == len(text.columns)) == (width == 300)
+    assert (len(shown.columns) == len(text.columns)) == (width == 350)
 
 
 def test_compare_is_a_table_on_a_terminal_and_markdown_when_piped(two_runs, terminal):
