@@ -8,6 +8,8 @@
 # The script makes keys in FOLDER, starts a SuperLink and NODES SuperNodes, and registers their keys.
 # Start runs in another terminal with the command that it prints. No environment has to be activated:
 # programs are taken from FEDKD_BIN, from .venv beside this folder, or from the PATH.
+# PROCESSES=forked executes the client apps with `fedkd superexec`, as a deployment does;
+# PROCESSES=fresh does so without forking.
 set -euo pipefail
 # Keys, database, runs and models are for this user alone.
 umask 077
@@ -29,6 +31,16 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 # Seconds between checks for new processes; Flower's default is 1.
 export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2
 
+# Options of `fedkd superexec`; without PROCESSES, Flower's own SuperExec starts the client apps.
+case ${PROCESSES:-} in
+'' | forked) superexec=() ;;
+fresh) superexec=(--fresh-processes) ;;
+*)
+    echo "PROCESSES is forked, fresh or empty, not $PROCESSES." >&2
+    exit 1
+    ;;
+esac
+
 # Stop the process whose id is in a file of FOLDER, and wait until it has ended.
 stop() {
     [ -f "$folder/$1.pid" ] || return 0
@@ -42,7 +54,7 @@ stop() {
 
 stop_all() {
     local file
-    for file in "$folder"/node-*.pid "$folder"/superlink.pid; do
+    for file in "$folder"/app-*.pid "$folder"/node-*.pid "$folder"/superlink.pid; do
         if [ -f "$file" ]; then stop "$(basename "$file" .pid)"; fi
     done
 }
@@ -50,12 +62,25 @@ stop_all() {
 # Server and nodes are one user's here. In a deployment, each operator decides what a node allows:
 # leave trust-server out, and see docs/how-to/deploy-secure.md.
 start_node() {
-    nohup flower-supernode --superlink "127.0.0.1:$port" --port $((port + 1 + $1)) \
+    local isolation=()
+    if [ -n "${PROCESSES:-}" ]; then
+        isolation=(--isolation process --superexec-auth-secret-file "$folder/superexec.secret")
+        start_app "$1"
+    fi
+    nohup flower-supernode --superlink "127.0.0.1:$port" --port $((port + 1 + $1)) "${isolation[@]}" \
         --root-certificates "$folder/keys/ca.crt" \
         --auth-supernode-private-key "$folder/keys/node-$1" \
         --node-config "partition-id=$1 num-partitions=$nodes trust-server=true state-dir=\"$folder/state-$1\" models-dir=\"$folder/models-$1\"" \
         >>"$folder/node-$1.log" 2>&1 &
     echo $! >"$folder/node-$1.pid"
+}
+
+# The app process of a node, which executes the bundle of this folder's clone alone.
+start_app() {
+    FEDKD_APPROVED_BUNDLES="$folder/approved-bundles" nohup fedkd superexec "${superexec[@]}" \
+        --insecure --runtime-api-address "127.0.0.1:$((port + 1 + $1))" \
+        --superexec-auth-secret-file "$folder/superexec.secret" >>"$folder/app-$1.log" 2>&1 &
+    echo $! >"$folder/app-$1.pid"
 }
 
 case ${2:-} in
@@ -72,6 +97,7 @@ restart)
         echo "No federation runs in $folder." >&2
         exit 1
     }
+    stop "app-$n"
     stop "node-$n"
     start_node "$n"
     echo "Node $n is started again, process $(cat "$folder/node-$n.pid"); its log is $folder/node-$n.log"
@@ -92,6 +118,12 @@ trap 'trap - EXIT INT TERM; stop_all; wait' EXIT INT TERM
 names=()
 for ((n = 0; n < nodes; n++)); do names+=(--node "node-$n"); done
 python "$root/deploy/make_keys.py" "$folder/keys" "${names[@]}"
+
+if [ -n "${PROCESSES:-}" ]; then
+    head -c 32 /dev/urandom >"$folder/superexec.secret"
+    (cd "$folder" && rm -f ./*.fab && flwr build --app "$root" >/dev/null)
+    fedkd bundles approve "$folder"/*.fab --list "$folder/approved-bundles"
+fi
 
 mkdir -p "$FLWR_HOME"
 cat >"$FLWR_HOME/config.toml" <<EOF

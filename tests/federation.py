@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from fedkd_flwr.bundles.approved import digest_of
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import client_indices
 from fedkd_flwr.data.sources import load_images
@@ -104,7 +105,7 @@ class Federation:
     def __init__(self, folder, nodes=4):
         self.folder = folder
         self.keys = folder / "keys"
-        self.port = free_port()
+        self.port = self.node_port = free_port()  # nodes may be given another one, of a proxy
         self.node_configs = {
             n: {"partition-id": n, "epsilon-budget": math.inf} for n in range(nodes)
         }
@@ -182,7 +183,7 @@ class Federation:
         self.wait_for_text(self.superlink, "Uvicorn running", patience(90))
 
     def node_command(self, node_config, key=None, root="ca.crt", insecure=False):
-        command = [PROGRAMS / "flower-supernode", "--superlink", f"127.0.0.1:{self.port}"]
+        command = [PROGRAMS / "flower-supernode", "--superlink", f"127.0.0.1:{self.node_port}"]
         command += ["--port", free_port(), "--node-config", node_config_text(node_config)]
         command += ["--insecure"] if insecure else ["--root-certificates", self.keys / root]
         command += ["--auth-supernode-private-key", self.keys / key] if key else []
@@ -261,6 +262,50 @@ class Federation:
             return log.count(text) >= count
 
         wait_until(found, seconds, f"{text!r} in {process.log_path}")
+
+
+class GuardedFederation(Federation):
+    """A federation whose nodes have an app process each, which executes approved bundles alone."""
+
+    def __init__(self, folder, nodes=4):
+        super().__init__(folder, nodes)
+        self.approved = folder / "approved-bundles"
+        self.secret = folder / "superexec.secret"
+        self.secret.write_bytes(b"of node and app process alone")
+        self.runtime_ports = {}
+        self.apps = {}
+
+    def __exit__(self, *failure):
+        self.stop(*self.apps.values())
+        super().__exit__(*failure)
+
+    def start_node(self, n, env=None):
+        command = self.node_command(self.node_configs[n], f"node-{n}")
+        self.runtime_ports[n] = command[command.index("--port") + 1]
+        command += ["--isolation", "process", "--superexec-auth-secret-file", self.secret]
+        self.nodes[n] = self.start(f"node-{n}", command, env)
+        self.start_app(n)
+        return self.nodes[n]
+
+    def start_app(self, n, *options):
+        """Start a node's app process, with options of ``fedkd superexec``."""
+        command = [PROGRAMS / "fedkd", "superexec", *options, "--insecure"]
+        command += ["--runtime-api-address", f"127.0.0.1:{self.runtime_ports[n]}"]
+        command += ["--superexec-auth-secret-file", self.secret]
+        env = {
+            "FEDKD_APPROVED_BUNDLES": str(self.approved),
+            "FLWR_HOME": str(self.folder / "home" / f"app-{n}"),
+        }
+        self.apps[n] = self.start(f"app-{n}", command, env)
+
+    def approve(self):
+        """Approve the bundle of this clone for all nodes, and return its digest."""
+        build = [PROGRAMS / "flwr", "build", "--app", ROOT]
+        subprocess.run(build, cwd=self.folder, env=self.env, check=True)
+        (built,) = self.folder.glob("*.fab")
+        approve = [PROGRAMS / "fedkd", "bundles", "approve", built, "--list", self.approved]
+        subprocess.run(approve, env=self.env, check=True)
+        return digest_of(built.read_bytes())
 
 
 def signal_if_alive(pid, number):

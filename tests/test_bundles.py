@@ -157,6 +157,32 @@ def test_an_approved_bundle_is_loaded_from_a_folder_of_its_own(bundle, tmp_path,
     assert sys.modules["tiny_app"].__file__ == str(place / "tiny_app.py")
 
 
+def test_a_bundle_is_unpacked_as_a_whole_or_not_at_all(bundle, tmp_path):
+    content = bundle.read_bytes()
+    digest = digest_of(content)
+    checking, other = (guard_of([digest], tmp_path / "home") for _ in range(2))
+    unpack = checking.install
+
+    def is_cut(fab_file, install_dir, **options):
+        (unpack(fab_file, install_dir, **options) / "LICENSE").unlink()
+        raise KeyboardInterrupt
+
+    checking.install = is_cut
+    with pytest.raises(KeyboardInterrupt):
+        checking.checked_install(content)
+    assert list((tmp_path / "home").iterdir()) == []
+
+    def is_second(fab_file, **options):
+        other.checked_install(fab_file)
+        return unpack(fab_file, **options)
+
+    checking.install = is_second
+    place = checking.checked_install(content)
+    assert other.installed == checking.installed == {digest: place}
+    assert (place / "LICENSE").exists()
+    assert list((tmp_path / "home").iterdir()) == [tmp_path / "home" / digest]
+
+
 def test_the_modules_of_the_bundle_replace_those_of_the_installation():
     modules = {"fedkd_flwr", "fedkd_flwr.bundles.guard", "strategies.core.flower"}
     assert modules <= sys.modules.keys()
@@ -175,7 +201,7 @@ def test_the_superexec_asks_for_client_apps_alone(monkeypatch):
     commands = dict(flower.TASK_TYPE_TO_COMMAND)
     monkeypatch.setitem(vars(flower), "TASK_TYPE_TO_COMMAND", commands)
     monkeypatch.setitem(vars(flower), "flower_superexec", lambda: asked.extend(sys.argv))
-    guard.run_superexec(["--insecure"])
+    guard.run_superexec(["--insecure"], fresh_processes=True)
     assert asked == ["flower-superexec", "--insecure"]
     assert os.environ["FLWR_TELEMETRY_ENABLED"] == "0"
     assert commands == {types.CLIENT_APP: guard.CLIENT_APP_PROGRAM}
@@ -191,7 +217,7 @@ def test_the_client_app_process_runs_with_both_checks(monkeypatch, tmp_path, bun
     monkeypatch.setattr(flower, "replace", put.__setitem__)
     monkeypatch.setitem(vars(flower), "flwr_clientapp", lambda: ran.append(set(put)))
     guard.run_client_app()
-    assert ran == [set(flower.REPLACED)]
+    assert ran == [{"install_from_fab", "get_load_client_app_fn"}]
     assert put["install_from_fab"].__self__.approved == {digest_of(bundle.read_bytes())}
 
 

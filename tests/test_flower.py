@@ -2,6 +2,7 @@
 
 import ast
 from importlib import import_module
+from operator import attrgetter
 
 import pytest
 from test_layering import MODULES
@@ -49,6 +50,14 @@ def test_a_moved_name_of_flower_is_reported(home, monkeypatch):
         from strategies.core.flower import Run  # noqa: F401
 
 
+USERS = {
+    "get_load_client_app_fn": "run_clientapp",
+    "install_from_fab": "run_clientapp",
+    "subprocess": "SubprocessExecutor.launch",
+}
+"""The function of Flower that uses each replaced name."""
+
+
 @pytest.mark.parametrize("name", flower.REPLACED)
 def test_what_is_replaced_is_where_flower_uses_it(name, monkeypatch):
     module = import_module(flower.REPLACED[name])
@@ -56,8 +65,9 @@ def test_what_is_replaced_is_where_flower_uses_it(name, monkeypatch):
     monkeypatch.setattr(module, name, original)  # restored at the end
     flower.replace(name, "own")
     # Flower's function reads the name from its module when it is called.
-    assert name in module.run_clientapp.__code__.co_names
-    assert module.run_clientapp.__globals__[name] == "own"
+    function = attrgetter(USERS[name])(module)
+    assert name in function.__code__.co_names
+    assert function.__globals__[name] == "own"
 
 
 def test_a_name_that_cannot_be_replaced_is_named(monkeypatch):

@@ -6,15 +6,12 @@ app process executes approved bundles alone. Its SuperNode has the key, and exec
 
 import shutil
 import ssl
-import subprocess
 import urllib.error
 import urllib.request
 
 import federation as fed
 import pytest
-from federation import PROGRAMS, ROOT, Federation
-
-from fedkd_flwr.bundles.approved import digest_of
+from federation import ROOT, GuardedFederation
 
 pytestmark = pytest.mark.slow
 
@@ -41,25 +38,22 @@ CLOSED = (
 """Paths that the proxy answers itself."""
 
 
-class SecuredFederation(Federation):
-    """Nodes reach the SuperLink through nginx, and have an app process each."""
+class SecuredFederation(GuardedFederation):
+    """Nodes reach the SuperLink through nginx."""
 
     def __init__(self, folder):
         super().__init__(folder, nodes=2)
-        self.approved = folder / "approved-bundles"
-        self.proxy_port = fed.free_port()
-        self.runtime_ports = {n: fed.free_port() for n in self.node_configs}
-        (folder / "superexec.secret").write_bytes(b"of these two processes alone")
-        self.started = []
+        self.node_port = fed.free_port()
+        self.proxy = None
 
     def __exit__(self, *failure):
-        self.stop(*self.started)
+        self.stop(self.proxy)
         super().__exit__(*failure)
 
     def start_proxy(self):
         """Start nginx with the shipped server, on another port and with keys of this folder."""
         server = (ROOT / "deploy" / "nginx-fedkd.conf").read_text()
-        server = server.replace("listen 443", f"listen 127.0.0.1:{self.proxy_port}")
+        server = server.replace("listen 443", f"listen 127.0.0.1:{self.node_port}")
         server = server.replace("127.0.0.1:8000", f"127.0.0.1:{self.port}")
         server = server.replace("/etc/fedkd", str(self.keys))
         temporary = " ".join(
@@ -71,13 +65,13 @@ class SecuredFederation(Federation):
             f"daemon off; pid {self.folder}/nginx.pid; error_log stderr;\n"
             f"events {{}}\nhttp {{ access_log off; {temporary}\n{server}}}\n"
         )
-        self.started.append(self.start("nginx", [NGINX, "-c", path, "-p", self.folder]))
+        self.proxy = self.start("nginx", [NGINX, "-c", path, "-p", self.folder])
         fed.wait_until(lambda: self.status("/") == 403, 20, "nginx")
 
     def status(self, path, port=None, body=b""):
         """Return the status with which a POST without a key of a node is answered."""
         context = ssl.create_default_context(cafile=self.keys / "ca.crt")
-        url = f"https://127.0.0.1:{port or self.proxy_port}{path}"
+        url = f"https://127.0.0.1:{port or self.node_port}{path}"
         headers = {"Content-Type": "application/protobuf"}
         request = urllib.request.Request(url, body, headers, method="POST")
         try:
@@ -87,30 +81,6 @@ class SecuredFederation(Federation):
             return error.code
         except OSError:
             return None
-
-    def node_command(self, node_config, key=None, root="ca.crt", insecure=False):
-        n = node_config["partition-id"]
-        command = [PROGRAMS / "flower-supernode", "--superlink", f"127.0.0.1:{self.proxy_port}"]
-        command += ["--root-certificates", self.keys / root]
-        command += ["--auth-supernode-private-key", self.keys / key]
-        command += ["--isolation", "process", "--port", self.runtime_ports[n]]
-        command += ["--superexec-auth-secret-file", self.folder / "superexec.secret"]
-        return [*command, "--node-config", fed.node_config_text(node_config)]
-
-    def start_node(self, n, env=None):
-        node = super().start_node(n, env)
-        self.start_app(n)
-        return node
-
-    def start_app(self, n):
-        command = [PROGRAMS / "fedkd", "superexec", "--insecure"]
-        command += ["--runtime-api-address", f"127.0.0.1:{self.runtime_ports[n]}"]
-        command += ["--superexec-auth-secret-file", self.folder / "superexec.secret"]
-        env = {
-            "FEDKD_APPROVED_BUNDLES": str(self.approved),
-            "FLWR_HOME": str(self.folder / "home" / f"app-{n}"),
-        }
-        self.started.append(self.start(f"app-{n}", command, env))
 
 
 @pytest.fixture(scope="module")
@@ -140,17 +110,12 @@ def test_the_proxy_answers_everything_but_the_fleet_itself(secured):
 def test_a_node_executes_a_bundle_once_it_is_approved(secured):
     refused = secured.start_run({**CONFIG, "output-dir": str(secured.folder / "refused")})
     refused.wait(timeout=fed.patience(300))
-    build = [PROGRAMS / "flwr", "build", "--app", ROOT]
-    subprocess.run(build, cwd=secured.folder, env=secured.env, check=True)
-    (built,) = secured.folder.glob("*.fab")
-    digest = digest_of(built.read_bytes())
-    for app in secured.started[1:]:
+    digest = secured.approve()
+    for app in secured.apps.values():
         assert f"does not execute the bundle {digest}" in app.log_path.read_text()
     assert f"does not execute the bundle {digest}" in refused.log_path.read_text()
     assert not list((secured.folder / "home").glob("app-*/**/fedkd_flwr"))
 
-    approve = [PROGRAMS / "fedkd", "bundles", "approve", built, "--list", secured.approved]
-    subprocess.run(approve, env=secured.env, check=True)
     process = secured.start_run({**CONFIG, "output-dir": str(secured.folder / "run")})
     run = secured.finished_run(process, secured.folder / "run", 600)
     assert list(run.rounds["replies"]) == [2]

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedkd_flwr.bundles.approved import approved_file, digest_of, read_approvals
@@ -82,8 +83,22 @@ class Guard:
         if digest not in self.approved:
             raise BundleNotApprovedError(digest)
         place = self.folder / digest
-        self.installed[digest] = self.install(fab_file, install_dir=place, skip_prompt=True)
+        if not place.exists():
+            self._unpack(fab_file, place)
+        (self.installed[digest],) = place.glob("*/*")  # apps/PUBLISHER.NAME.VERSION.DIGEST
         return self.installed[digest]
+
+    def _unpack(self, fab_file: bytes, place: Path) -> None:
+        """Unpack a bundle as a whole, since processes of two messages may do so at a time."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=self.folder) as folder:
+            unpacked = Path(folder) / "unpacked"
+            self.install(fab_file, install_dir=unpacked, skip_prompt=True)
+            try:
+                unpacked.rename(place)
+            except OSError:
+                if not place.exists():  # else another process was first
+                    raise
 
     def checked_loader(self, **_options: Any) -> Loader:
         """Return a loader of checked bundles; replaces ``get_load_client_app_fn``."""
@@ -116,13 +131,20 @@ def run_client_app() -> None:
     flower.flwr_clientapp()
 
 
-def run_superexec(arguments: Sequence[str]) -> None:
+def run_superexec(arguments: Sequence[str], *, fresh_processes: bool = False) -> None:
     """Run Flower's ``flower-superexec`` for ClientApps of approved bundles alone.
 
     Parameters
     ----------
     arguments : sequence of str
         Options of ``flower-superexec``.
+    fresh_processes : bool
+        Start a new Python for each message, instead of forking one that has loaded PyTorch.
+
+    Raises
+    ------
+    ForkingUnsafeError
+        If processes cannot be forked here.
     """
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when Flower is imported
     client_app = flower.TaskType.CLIENT_APP
@@ -130,5 +152,9 @@ def run_superexec(arguments: Sequence[str]) -> None:
     flower.AutoExecPlugin.supported_task_types = frozenset({client_app})
     flower.TASK_TYPE_TO_COMMAND.clear()
     flower.TASK_TYPE_TO_COMMAND[client_app] = CLIENT_APP_PROGRAM
+    if not fresh_processes:
+        from fedkd_flwr.bundles.forking import fork_client_apps
+
+        fork_client_apps()
     sys.argv = ["flower-superexec", *arguments]
     flower.flower_superexec()

@@ -73,8 +73,18 @@ def revoke(
     say("removed ", removed.digest, f"  {removed.remark}")
 
 
-def superexec(context: typer.Context) -> None:
+def superexec(
+    context: typer.Context,
+    fresh_processes: Annotated[
+        bool, typer.Option("--fresh-processes", help="Start a new Python for each message.")
+    ] = False,
+) -> None:
     """Execute approved bundles for a SuperNode; takes the options of flower-superexec."""
+    from fedkd_flwr.bundles.forking import ForkingUnsafeError
     from fedkd_flwr.bundles.guard import run_superexec
 
-    run_superexec(context.args)
+    try:
+        run_superexec(context.args, fresh_processes=fresh_processes)
+    except ForkingUnsafeError as error:
+        say(("Error:", "bold red"), f" {error}", to=errors())
+        raise typer.Exit(1) from None

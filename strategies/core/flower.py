@@ -49,6 +49,7 @@ HOMES = {
 REPLACED = {
     "get_load_client_app_fn": "flwr.supernode.runtime.run_clientapp",
     "install_from_fab": "flwr.supernode.runtime.run_clientapp",
+    "subprocess": "flwr.supercore.superexec.executor.subprocess_executor",
 }
 """The module that uses each name that the project replaces by its own (`fedkd_flwr.bundles`)."""
 

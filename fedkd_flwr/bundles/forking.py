@@ -1,0 +1,84 @@
+"""Processes of `fedkd superexec` that are forked from one in which PyTorch is loaded already.
+
+Flower 1.41 starts a new Python for each message (``--executor subprocess``). Its only executor
+with prepared processes needs Kubernetes, and prepares none for ClientApps. So `start_forked` takes
+the place of ``subprocess.Popen`` in Flower's executor, which goes on to write the command line.
+
+The processes come from the standard library's fork server (`multiprocessing`): a process of one
+thread that loads `fedkd_flwr.bundles.preloaded`, and nothing else. SuperExec's secret, connections
+and threads are not in it. Environment and working directory are those of SuperExec.
+"""
+
+import atexit
+import multiprocessing
+import sys
+from collections.abc import Sequence
+from multiprocessing import forkserver
+from types import SimpleNamespace
+
+from strategies.core import flower
+
+PRELOADED = ["__main__", "fedkd_flwr.bundles.preloaded"]
+"""What the fork server imports; each process would import ``__main__`` otherwise."""
+
+
+class ForkingUnsafeError(OSError):
+    """A system on which processes cannot be forked safely."""
+
+
+def fork_client_apps() -> None:
+    """Start the fork server, and let Flower's executor start its processes from there.
+
+    Raises
+    ------
+    ForkingUnsafeError
+        If the system is not Linux: libraries of macOS start threads, which a fork breaks.
+    """
+    if sys.platform != "linux":
+        raise ForkingUnsafeError(
+            "Processes can be forked safely on Linux alone; "
+            "here, type: fedkd superexec --fresh-processes OPTIONS"
+        )
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    forkserver.ensure_running()
+    flower.replace("subprocess", SimpleNamespace(Popen=start_forked))
+    atexit.register(stop_forked)
+
+
+def start_forked(command: Sequence[str]) -> None:
+    """Execute a command line of `run_client_app` in a process of its own.
+
+    Parameters
+    ----------
+    command : sequence of str
+        Program and options, as Flower's executor writes them.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.Process(target=run_forked, args=(list(command),)).start()
+
+
+def stop_forked() -> None:
+    """Ask the processes that are still running to stop: Python would wait for their end."""
+    for process in multiprocessing.active_children():
+        process.terminate()
+
+
+def run_forked(command: list[str]) -> None:
+    """Run a ClientApp in this process, which was forked for it.
+
+    It draws new seeds from the system, as a new Python does. Python's own generator has done so.
+
+    Parameters
+    ----------
+    command : list of str
+        Program and options.
+    """
+    import numpy as np
+    import torch
+
+    from fedkd_flwr.bundles.guard import run_client_app
+
+    np.random.seed()
+    torch.seed()
+    sys.argv = command
+    run_client_app()
