@@ -11,7 +11,7 @@ from fedkd_flwr.client_app import app
 from fedkd_flwr.clients.node_log import log_work
 from strategies.core.exchange import DROPPED
 from strategies.core.flower import TaskIdentity
-from strategies.core.membership import LEFT_OUT, Membership, PendingNode
+from strategies.core.membership import LEFT_OUT, Membership
 from strategies.core.plan import RunPlan
 
 METRICS = {"num-examples": 216, "train-loss": 0.41234, "correct": 77, "total": 108}
@@ -76,7 +76,8 @@ def test_a_client_of_the_same_user_logs_nothing(monkeypatch, caplog):
 
 def test_a_node_is_told_why_it_was_left_out():
     members = Membership(RunPlan(num_clients=2, num_classes=10), needs_public_data=False)
-    members._pending[7] = PendingNode(reasons={"no answer in time", "partition 9 is outside 0..1"})
+    members.pending.exclude(7, 1, "partition 9 is outside 0..1")
+    members.pending.exclude(7, 2, "no answer in time")
     told = members._question(7)["config"]
     assert told[LEFT_OUT] == "no answer in time; partition 9 is outside 0..1"
     assert members._question(8)["config"][LEFT_OUT] == ""

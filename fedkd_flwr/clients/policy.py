@@ -10,7 +10,7 @@ to one user, and `OPEN` replaces them. ``trust-server = true`` does the same for
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,13 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationError
 
-from fedkd_flwr.config.run_config import PLACE_KEYS, RunConfig
+from fedkd_flwr.clients.names_in_config import (
+    COLUMN_KEYS,
+    code_names,
+    data_sets_read,
+    place_of,
+)
+from fedkd_flwr.config.run_config import RunConfig
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.registry import (
     DATASETS,
-    FOLDER,
-    HELD_OUT,
-    NO_PUBLIC_SET,
     hub_id_of,
     is_function,
 )
@@ -47,20 +50,11 @@ ALL = "all"
 FAMILY_WORDS = {family.replace(" ", "-"): family for family in FAMILIES}
 """The families of methods, as ``allow-methods`` names them."""
 
-DEFAULTS = DataSettings()
-"""The defaults of the data settings."""
-
-FOR_SIMULATIONS = DEFAULTS.client_split
+FOR_SIMULATIONS = DataSettings().client_split
 """The default ``client-split``. It leaves few training samples, which suits experiments alone."""
 
 SPLIT_FOR_USE = "70/10/20"
 """The ``client-split`` of a node with its own data, if the run config has `FOR_SIMULATIONS`."""
-
-DATA_KEYS = ("dataset", "public-dataset")
-"""Keys of a run config in which ``hf:`` and ``folder:`` are no modules."""
-
-COLUMN_KEYS = ("image-column", "label-column")
-"""Keys of a run config that name columns of a table."""
 
 
 class PolicyError(RuntimeError):
@@ -338,51 +332,6 @@ def noise_of(run: RunConfig, settings: Settings) -> float:
     """Return the multiplier of the noise on predictions or in training, whichever is larger."""
     of_predictions = isinstance(settings, SoftPredictionSettings) and settings.noise_multiplier
     return max(float(of_predictions), run.dp_sgd.noise_multiplier)
-
-
-def code_names(run_config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names ``module:object`` in a flat run config, without importing anything."""
-    for key, value in run_config.items():
-        if key in PLACE_KEYS or not isinstance(value, str):
-            continue
-        for word in map(str.strip, value.split(",")):
-            if is_function(word) if key in DATA_KEYS else is_custom(word):
-                yield word
-
-
-def data_sets_read(run_config: Mapping[str, Any], data_path: str) -> list[str]:
-    """Return the names of the data sets that a node reads in a run.
-
-    Parameters
-    ----------
-    run_config : mapping
-        Flat, not validated.
-    data_path : str
-        The node's own data. If shape, classes and public set are given too, the run's ``dataset``
-        is a mere name.
-
-    Returns
-    -------
-    list of str
-        Without another public set than a part of ``dataset``, if the method needs none at nodes.
-    """
-    dataset = str(run_config.get("dataset", DEFAULTS.dataset))
-    public = str(run_config.get("public-dataset", DEFAULTS.public_dataset))
-    sizes_count = run_config.get("model-assignment") == "by-size"
-    is_described = run_config.get("image-shape") and run_config.get("num-classes")
-    is_mere_name = data_path and is_described and public != HELD_OUT and not sizes_count
-    names = [] if is_mere_name else [dataset]
-    built_in = METHODS.get(str(run_config.get("strategy", "")))
-    is_for_server = built_in is not None and not built_in.strategy.needs_public_data
-    return names if public in (HELD_OUT, NO_PUBLIC_SET) or is_for_server else [*names, public]
-
-
-def place_of(name: str, data_root: str) -> Path | None:
-    """Return the path of a data set that a run config places on this machine, if it does."""
-    if name.startswith(FOLDER):
-        return Path(name.removeprefix(FOLDER)).expanduser()
-    hub_id = hub_id_of(name)
-    return Path(data_root).expanduser() / hub_id if hub_id and data_root else None
 
 
 def split_for_use(data: DataSettings, data_path: str, policy: NodePolicy) -> DataSettings:

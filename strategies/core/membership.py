@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from strategies.core.flower import log
 from strategies.core.influence_limits import upper_limit
 from strategies.core.partition_owners import Owners
+from strategies.core.pending_nodes import PendingNodes
 from strategies.core.plan import RunPlan
 from strategies.core.replies import (
     Arrays,
@@ -32,12 +33,8 @@ from strategies.core.versions import difference, installed_versions, refusal
 LEFT_OUT = "left-out"
 """Entry of a question with the reason for which the node was left out; empty at first."""
 
-LONGEST_PAUSE = 8
-"""Largest number of rounds between two queries to a node without a valid answer."""
-
 LARGEST_SIZE = 10**9
 """Upper limit of the number of samples that a client may report."""
-
 
 NAME = re.compile(r"[\w.-]([\w. -]{0,38}[\w.-])?")
 """A silo's name: up to 40 letters, digits, dots, dashes, underscores and spaces within."""
@@ -97,25 +94,6 @@ class ClientInfo:
         return f"client {self.partition_id}" + (f" ({self.name})" if self.name else "")
 
 
-@dataclass
-class PendingNode:
-    """A connected node that has not given a valid answer yet.
-
-    Attributes
-    ----------
-    failures : int
-        Number of queries without a valid answer.
-    next_round : float
-        Round of the next query; infinite for none.
-    reasons : set of str
-        Why its answers were invalid; each reason is logged once.
-    """
-
-    failures: int = 0
-    next_round: float = 0
-    reasons: set[str] = field(default_factory=set)
-
-
 class Membership:
     """The clients of a run as they join, disconnect and return.
 
@@ -132,13 +110,15 @@ class Membership:
         All clients that have joined, by partition-id.
     owners : Owners
         To whom the partitions belong.
+    pending : PendingNodes
+        Connected nodes that are no clients.
     """
 
     def __init__(self, plan: RunPlan, needs_public_data: bool) -> None:
         self.plan = plan
         self.needs_public_data = needs_public_data
         self.clients: dict[int, ClientInfo] = {}
-        self._pending: dict[int, PendingNode] = {}
+        self.pending = PendingNodes()
         self._new_client_ids = frozenset(plan.new_client_ids)
         self._public_hash = plan.public_hash
         self._classes_hash = ""
@@ -192,7 +172,8 @@ class Membership:
         """
         self._online = self._wait_for_nodes(grid)
         self._tell_absent(server_round)
-        asked = self._nodes_to_ask(self._online, server_round)
+        unknown = self._online - {client.node_id for client in self.clients.values()}
+        asked = self.pending.to_ask(unknown, server_round)
         if not asked:
             return
         self.owners.look_up(grid)
@@ -205,7 +186,7 @@ class Membership:
         for answer in answers:
             self._meet(answer, server_round)
         for node_id in sorted(set(asked) - {answer.metadata.src_node_id for answer in answers}):
-            self._exclude(node_id, server_round, f"node {node_id} did not answer in time")
+            self.pending.exclude(node_id, server_round, f"node {node_id} did not answer in time")
         joined = sorted(set(self.clients) - known)
         for n in joined if known else []:
             log(INFO, "%s joined in round %d", self.clients[n].label, server_round)
@@ -221,8 +202,8 @@ class Membership:
 
     def _question(self, node_id: int) -> RecordDict:
         """Return what a node is asked, and why it was left out before, for its own log."""
-        reasons = self._pending[node_id].reasons if node_id in self._pending else ()
-        config = ConfigRecord({"phase": "properties", LEFT_OUT: "; ".join(sorted(reasons))})
+        reasons = "; ".join(self.pending.reasons_of(node_id))
+        config = ConfigRecord({"phase": "properties", LEFT_OUT: reasons})
         return RecordDict({"config": config})
 
     def _wait_for_nodes(self, grid: Grid) -> set[int]:
@@ -261,14 +242,6 @@ class Membership:
             log(WARNING, "Not connected in round %d: %s", server_round, labels)
         self._absent = absent
 
-    def _nodes_to_ask(self, nodes: set[int], server_round: int) -> list[int]:
-        """Return the nodes to query: unknown ones, except those that failed recently."""
-        unknown = nodes - {client.node_id for client in self.clients.values()}
-        pending = self._pending
-        return sorted(
-            n for n in unknown if n not in pending or pending[n].next_round <= server_round
-        )
-
     def _meet(self, answer: Message, server_round: int) -> None:
         """Register one client, or exclude its node with the reason."""
         node_id = answer.metadata.src_node_id
@@ -276,24 +249,15 @@ class Membership:
             client = self._with_valid_name(read_client(answer))
             self._check_client(client)
         except (OtherPublicSetError, OtherClassesError) as error:
-            self._exclude(node_id, math.inf, str(error))
+            self.pending.exclude(node_id, math.inf, str(error))
         except InvalidReplyError as error:
-            self._exclude(node_id, server_round, str(error))
+            self.pending.exclude(node_id, server_round, str(error))
         else:
             self.clients[client.partition_id] = client
             self.owners.bind(client.partition_id, node_id)
-            self._pending.pop(node_id, None)
+            self.pending.admit(node_id)
             if found := difference(installed_versions(), client.versions):
                 log(WARNING, "%s has %s; its numbers may differ", client.label, found)
-
-    def _exclude(self, node_id: int, server_round: float, reason: str) -> None:
-        """Exclude a node for now; it is queried again after 1, 2, 4, 8, 8, … rounds."""
-        node = self._pending.setdefault(node_id, PendingNode())
-        node.next_round = server_round + min(2**node.failures, LONGEST_PAUSE)
-        node.failures += 1
-        if reason not in node.reasons:
-            log(WARNING, "Excluded: %s", reason)
-        node.reasons.add(reason)
 
     def _check_client(self, client: ClientInfo) -> None:
         n = client.partition_id
@@ -343,8 +307,7 @@ class Membership:
     def _require_clients(self) -> None:
         if len(self.clients) >= self.plan.min_replies:
             return
-        reasons = [reason for node in self._pending.values() for reason in sorted(node.reasons)]
-        first = next(iter(reasons), "too few nodes with distinct partition-ids")
+        first = next(iter(self.pending.reasons()), "too few nodes with distinct partition-ids")
         raise TooFewRepliesError(
             f"{len(self.clients)} valid clients are fewer than min-replies = "
             f"{self.plan.min_replies}; the first reason: {first}."
