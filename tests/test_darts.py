@@ -13,7 +13,7 @@ from fedkd_flwr.models.darts.fixed import FixedNetwork
 from fedkd_flwr.models.darts.genotype import Choice, Genotype
 from fedkd_flwr.models.darts.operations import HalvedResolution, build_operation
 from fedkd_flwr.models.darts.settings import OPERATIONS, SupernetSettings
-from fedkd_flwr.models.darts.supernet import MixedOperation, Supernet, build_supernet
+from fedkd_flwr.models.darts.supernet import MixedOperation, Supernet
 
 DIGITS = (1, 28, 28)
 COLORS = (3, 32, 32)
@@ -59,7 +59,7 @@ def set_alpha(supernet: Supernet, normal: Tensor, reduce: Tensor) -> None:
 
 
 def test_the_papers_supernet_has_the_published_size() -> None:
-    supernet = build_supernet(SupernetSettings(), COLORS, 10)
+    supernet = Supernet(SupernetSettings(), COLORS, 10)
     # The authors' log says 1.930618 million, with scale and shift of the stem's 48 channels.
     weights = sum(parameter.numel() for parameter in supernet.network_parameters())
     assert weights == 1_930_618 - 2 * 48
@@ -75,12 +75,12 @@ def test_the_papers_supernet_has_the_published_size() -> None:
 @pytest.mark.parametrize("shape", [DIGITS, COLORS, (2, 9, 13)])
 @pytest.mark.parametrize("classes", [2, 7])
 def test_any_image_and_number_of_classes(shape: tuple[int, int, int], classes: int) -> None:
-    supernet = build_supernet(TINY, shape, classes)
+    supernet = Supernet(TINY, shape, classes)
     assert supernet(torch.randn(3, *shape)).shape == (3, classes)
 
 
 def test_a_reduction_cell_halves_the_resolution_and_doubles_the_channels() -> None:
-    supernet = build_supernet(SupernetSettings(4, 5, 2, ("skip_connect",)), DIGITS, 10)
+    supernet = Supernet(SupernetSettings(4, 5, 2, ("skip_connect",)), DIGITS, 10)
     sizes: list[tuple[int, ...]] = []
     for cell in supernet.cells:
         cell.register_forward_hook(lambda *call: sizes.append(tuple(call[2].shape[1:])))
@@ -144,7 +144,7 @@ def test_an_edge_is_the_softmax_weighted_sum_of_its_operations() -> None:
 
 
 def test_alpha_enters_through_its_softmax() -> None:
-    supernet = build_supernet(TINY, DIGITS, 4)
+    supernet = Supernet(TINY, DIGITS, 4)
     images, _ = batch(DIGITS)
     before = supernet(images)
     with torch.no_grad():
@@ -160,7 +160,7 @@ def test_alpha_enters_through_its_softmax() -> None:
 
 
 def test_an_edge_with_all_weight_on_none_passes_nothing() -> None:
-    supernet = build_supernet(TINY, DIGITS, 4)
+    supernet = Supernet(TINY, DIGITS, 4)
     closed = torch.full((5, 4), -200.0)
     closed[:, 0] = 0
     set_alpha(supernet, closed, closed)
@@ -170,7 +170,7 @@ def test_an_edge_with_all_weight_on_none_passes_nothing() -> None:
 
 
 def test_alpha_and_network_weights_partition_all_parameters() -> None:
-    supernet = build_supernet(TINY, DIGITS, 4)
+    supernet = Supernet(TINY, DIGITS, 4)
     alpha = {id(parameter) for parameter in supernet.architecture_parameters()}
     weights = {id(parameter) for parameter in supernet.network_parameters()}
     assert not alpha & weights
@@ -181,7 +181,7 @@ def test_alpha_and_network_weights_partition_all_parameters() -> None:
 
 @pytest.mark.parametrize("moved", ["architecture_parameters", "network_parameters"])
 def test_a_step_on_one_part_leaves_the_other(moved: str) -> None:
-    supernet = build_supernet(TINY, DIGITS, 4)
+    supernet = Supernet(TINY, DIGITS, 4)
     still = {"architecture_parameters", "network_parameters"} - {moved}
     before = {
         name: [parameter.detach().clone() for parameter in getattr(supernet, name)()]
@@ -197,7 +197,7 @@ def test_a_step_on_one_part_leaves_the_other(moved: str) -> None:
 
 
 def test_averaged_state_works() -> None:
-    supernets = [build_supernet(TINY, DIGITS, 4) for _ in range(3)]
+    supernets = [Supernet(TINY, DIGITS, 4) for _ in range(3)]
     images, _ = batch(DIGITS)
     for supernet in supernets[:2]:
         supernet(images)
@@ -217,7 +217,7 @@ def test_averaged_state_works() -> None:
 
 
 def test_supernet_trains() -> None:
-    supernet = build_supernet(TINY, DIGITS, 4)
+    supernet = Supernet(TINY, DIGITS, 4)
     images, labels = batch(DIGITS, 16)
     optimizer = torch.optim.SGD(supernet.parameters(), lr=0.1, momentum=0.9)
     losses = []
@@ -254,7 +254,7 @@ def test_impossible_settings_are_refused(change: dict[str, object], message: str
 
 def hand_set_supernet() -> Supernet:
     """Build three nodes; edges are rows 0-1, 2-4 and 5-8, columns the operations of TINY."""
-    supernet = build_supernet(SupernetSettings(4, 3, 3, TINY.operations), DIGITS, 4)
+    supernet = Supernet(SupernetSettings(4, 3, 3, TINY.operations), DIGITS, 4)
     normal = torch.zeros(9, 4)
     normal[0, 1] = 1
     normal[1, 2] = 1
@@ -304,13 +304,13 @@ def test_every_edge_keeps_its_strongest_operation() -> None:
 
 def test_an_unknown_rule_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown rule 'best'; choose one of two-edges, every"):
-        derive_genotype(build_supernet(TINY, DIGITS, 4), "best")  # type: ignore[arg-type]
+        derive_genotype(Supernet(TINY, DIGITS, 4), "best")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rule", ["two-edges", "every-edge"])
 def test_a_search_space_without_none(rule: str) -> None:
     settings = SupernetSettings(4, 3, 2, ("skip_connect", "sep_conv_3x3"))
-    genotype = derive_genotype(build_supernet(settings, DIGITS, 4), rule)  # type: ignore[arg-type]
+    genotype = derive_genotype(Supernet(settings, DIGITS, 4), rule)  # type: ignore[arg-type]
     assert len(genotype.normal[1]) == (2 if rule == "two-edges" else 3)
 
 

@@ -25,11 +25,11 @@ from fedkd_flwr.clients.policy import OURS
 from fedkd_flwr.config import ConfigError, Configuration
 from fedkd_flwr.custom_objects.importing import find_callable, is_custom
 from fedkd_flwr.data.clients import load_client
+from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.export import load_model
 from fedkd_flwr.files import write_text
 from fedkd_flwr.memory import InProcessContext, MemoryFolder
 from fedkd_flwr.models.custom_models import SIGNATURE
-from fedkd_flwr.models.sample_shapes import Shape
 from fedkd_flwr.runs import Run, RunDirectoryError, load_run, recorded_config
 from fedkd_flwr.training.loop import computing_in, evaluate
 

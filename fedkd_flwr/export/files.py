@@ -15,6 +15,7 @@ from torch import nn
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.folders import class_names
+from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.data.scaling import scaling_of
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.custom_models import checked_own
@@ -22,7 +23,6 @@ from fedkd_flwr.models.darts.genotype import Genotype
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.darts.settings import SupernetSettings
 from fedkd_flwr.models.registry import DARTS_MODELS
-from fedkd_flwr.models.sample_shapes import Shape
 from strategies.core.versions import installed_versions
 
 CONVERSION = {

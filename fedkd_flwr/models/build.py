@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from fedkd_flwr.custom_objects.importing import is_custom
+from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.models.custom_models import build_own
 from fedkd_flwr.models.darts.search_space import SearchSpace
-from fedkd_flwr.models.registry import ANY_SHAPE, DARTS_MODELS, MODELS, model_name
-from fedkd_flwr.models.sample_shapes import Shape
+from fedkd_flwr.models.registry import ANY_SHAPE, DARTS_MODELS, MODELS, SMALLEST_SIDES, model_name
 
 
 def build_model(
@@ -54,6 +54,12 @@ def build_model(
         raise ValueError(f"a model needs at least 2 classes, got {classes}")
     if is_custom(name):
         return build_own(name, shape, classes)
+    smallest = SMALLEST_SIDES.get(name, 1)
+    if min(shape[1:], default=1) < smallest:
+        raise ValueError(
+            f"model {name!r} needs images of at least {smallest}x{smallest} pixels, "
+            f"got {shape[1]}x{shape[2]}"
+        )
     further = (search_space or SearchSpace(),) if name in DARTS_MODELS else ()
     model: nn.Module = resolve_name(MODELS[name])(shape, classes, *further)
     return model

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable
+from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.models.layers import mark_head
-from fedkd_flwr.models.sample_shapes import Shape
 
 SIGNATURE = "(shape, classes) -> torch.nn.Module"
 

@@ -5,10 +5,10 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.layers import head_of, mark_head
-from fedkd_flwr.models.sample_shapes import Shape
 from fedkd_flwr.models.settings import ModelSettings
 
 WIDTH_OF_PROJECTIONS = 64

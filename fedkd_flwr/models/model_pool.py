@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.features import with_common_width
-from fedkd_flwr.models.sample_shapes import Shape
 from fedkd_flwr.models.torch_internals import unsent_buffers
 
 FREE_MODELS = 64

@@ -25,6 +25,22 @@ MODELS: dict[str, str] = {
 A builder is imported when its model is built, so this module imports none.
 """
 
+SMALLEST_SIDES = {
+    "alexnet": 8,
+    "resnet18": 8,
+    "shufflenetv2": 8,
+    "vgg11": 16,
+    "vgg13": 16,
+    "cnn": 4,
+    "cnn-ckt": 16,
+    "cnn-persfl": 16,
+}
+"""Smallest height and width of images for a model; 1 for the others.
+
+That of torchvision's networks is half of the factor by which they reduce images. With smaller
+images their last stages would have a single pixel.
+"""
+
 DARTS = "darts"
 """The name of the supernet."""
 

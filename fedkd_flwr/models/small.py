@@ -1,7 +1,8 @@
 """Small networks of the papers: LeNet-5 and variants, an AlexNet, and a perceptron.
 
-Initial weights come from PyTorch's global generator. Convolutional networks use
-`with_he_weights`.
+A builder takes the shape of an image (channels, height, width) and the number of classes. Its
+network maps images (N, channels, height, width) to logits (N, classes). Initial weights come from
+PyTorch's global generator. Convolutional networks use `with_he_weights`.
 """
 
 import itertools
@@ -10,7 +11,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from fedkd_flwr.models.sample_shapes import Shape, require_side, with_he_weights
+from fedkd_flwr.data.registry import Shape
+from fedkd_flwr.models.layers import with_he_weights
 
 _KERNEL = 5
 
@@ -19,18 +21,6 @@ def lenet(shape: Shape, classes: int) -> nn.Module:
     """Build LeNet-5 [1]_, with ReLU and max-pooling in place of tanh and subsampling.
 
     Images under 32x32 are padded with zeros to that size, as the paper does with its digits.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        Channels, height and width, of any size.
-    classes : int
-        Number of logits.
-
-    Returns
-    -------
-    nn.Module
-        Maps (N, channels, height, width) to (N, classes).
 
     References
     ----------
@@ -50,29 +40,11 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
     Two padded 5x5 convolutions of 32 and 64 channels, each followed by 2x2 max-pooling,
     then 512 hidden units: 1,663,370 parameters on 1x28x28 images of ten classes.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Channels, height and width, at least 4x4.
-    classes : int
-        Number of logits.
-
-    Returns
-    -------
-    nn.Module
-        Maps (N, channels, height, width) to (N, classes).
-
-    Raises
-    ------
-    ValueError
-        If the images are too small.
-
     References
     ----------
     .. [1] McMahan et al., Communication-efficient learning of deep networks from
        decentralized data, AISTATS 2017.
     """
-    require_side("cnn", shape, 4)
     return _convolutional(shape, classes, channels=(32, 64), hidden=(512,), padding=2)
 
 
@@ -82,29 +54,11 @@ def cnn_ckt(shape: Shape, classes: int) -> nn.Module:
     Two convolutions with max-pooling and hidden layers of 120, 100, 84 and 50 units. The
     paper does not specify the convolutions. They are LeNet-5's, 5x5 with 6 and 16 channels.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Channels, height and width, at least 16x16.
-    classes : int
-        Number of logits.
-
-    Returns
-    -------
-    nn.Module
-        Maps (N, channels, height, width) to (N, classes).
-
-    Raises
-    ------
-    ValueError
-        If the images are too small.
-
     References
     ----------
     .. [1] Cho et al., Personalized federated learning for heterogeneous clients with
        clustered knowledge transfer, 2021.
     """
-    require_side("cnn-ckt", shape, 16)
     return _convolutional(shape, classes, hidden=(120, 100, 84, 50))
 
 
@@ -115,28 +69,10 @@ def cnn_persfl(shape: Shape, classes: int) -> nn.Module:
     fully connected "400" is taken as the 16x5x5 features of 32x32 images, as in the pFedMe
     network that it follows. Only pooling after both convolutions gives 400 features.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Channels, height and width, at least 16x16.
-    classes : int
-        Number of logits.
-
-    Returns
-    -------
-    nn.Module
-        Maps (N, channels, height, width) to (N, classes).
-
-    Raises
-    ------
-    ValueError
-        If the images are too small.
-
     References
     ----------
     .. [1] Divi et al., Unifying distillation with personalization in federated learning, 2021.
     """
-    require_side("cnn-persfl", shape, 16)
     return _convolutional(shape, classes)
 
 
@@ -149,28 +85,10 @@ def alexnet(shape: Shape, classes: int) -> nn.Module:
     58 of its 61 million parameters, and here model states are sent. The network is not built
     from torchvision's class, which would initialize that head only to discard it.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Channels, height and width, at least 8x8.
-    classes : int
-        Number of logits.
-
-    Returns
-    -------
-    nn.Module
-        Maps (N, channels, height, width) to (N, classes).
-
-    Raises
-    ------
-    ValueError
-        If the images are too small.
-
     References
     ----------
     .. [1] Krizhevsky, One weird trick for parallelizing convolutional neural networks, 2014.
     """
-    require_side("alexnet", shape, 8)
     return with_he_weights(
         nn.Sequential(
             nn.Conv2d(shape[0], 64, 3, stride=2, padding=1),
@@ -200,20 +118,7 @@ def alexnet(shape: Shape, classes: int) -> nn.Module:
 
 
 def mlp(shape: Shape, classes: int) -> nn.Module:
-    """Build the MNIST network of PersFL, section 5: one hidden layer of 100 ReLU units.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        Channels, height and width, of any size.
-    classes : int
-        Number of logits.
-
-    Returns
-    -------
-    nn.Module
-        Maps (N, channels, height, width) to (N, classes).
-    """
+    """Build the MNIST network of PersFL, section 5: one hidden layer of 100 ReLU units."""
     return nn.Sequential(nn.Flatten(), *_fully_connected((math.prod(shape), 100, classes)))
 
 

@@ -1,15 +1,15 @@
 """Known architectures with stems and heads for small images, none pretrained.
 
-ResNet, ShuffleNet and the layers of VGG are torchvision's. The smallest
-image side of a network is half of the factor by which it reduces images. With smaller images its
-last stages would have a single pixel. Initial weights come from PyTorch's global generator.
+ResNet, ShuffleNet and the layers of VGG are torchvision's. Builders and initial weights are as in
+`fedkd_flwr.models.small`.
 """
 
 from torch import nn
 from torchvision import models
 from torchvision.models import vgg
 
-from fedkd_flwr.models.sample_shapes import Shape, require_side, with_he_weights
+from fedkd_flwr.data.registry import Shape
+from fedkd_flwr.models.layers import with_he_weights
 
 
 def resnet18(shape: Shape, classes: int) -> nn.Module:
@@ -18,28 +18,10 @@ def resnet18(shape: Shape, classes: int) -> nn.Module:
     The max-pooling after the stem is kept. Without it a training step takes almost three times
     as long on a CPU.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Channels, height and width, at least 8x8.
-    classes : int
-        Number of logits.
-
-    Returns
-    -------
-    nn.Module
-        Maps (N, channels, height, width) to (N, classes).
-
-    Raises
-    ------
-    ValueError
-        If the images are too small.
-
     References
     ----------
     .. [1] He et al., Deep residual learning for image recognition, CVPR 2016.
     """
-    require_side("resnet18", shape, 8)
     model: nn.Module = models.resnet18(num_classes=classes)
     stem = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
     # The initialization that torchvision uses for all other convolutions.
@@ -51,29 +33,11 @@ def resnet18(shape: Shape, classes: int) -> nn.Module:
 def shufflenetv2(shape: Shape, classes: int) -> nn.Module:
     """Build torchvision's ShuffleNetV2 x1.0 [1]_ with a stem of stride 1 instead of 2.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Channels, height and width, at least 8x8.
-    classes : int
-        Number of logits.
-
-    Returns
-    -------
-    nn.Module
-        Maps (N, channels, height, width) to (N, classes).
-
-    Raises
-    ------
-    ValueError
-        If the images are too small.
-
     References
     ----------
     .. [1] Ma et al., ShuffleNet V2: practical guidelines for efficient CNN architecture
        design, ECCV 2018.
     """
-    require_side("shufflenetv2", shape, 8)
     model: nn.Module = models.shufflenet_v2_x1_0(num_classes=classes)
     stem = model.get_submodule("conv1")
     assert isinstance(stem, nn.Sequential)
@@ -88,53 +52,16 @@ def vgg11(shape: Shape, classes: int) -> nn.Module:
     parameters on 3x32x32 images of ten classes. The five poolings round up. That changes nothing
     at 32x32, and 28x28 images end at one pixel instead of none.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Channels, height and width, at least 16x16.
-    classes : int
-        Number of logits.
-
-    Returns
-    -------
-    nn.Module
-        Maps (N, channels, height, width) to (N, classes).
-
-    Raises
-    ------
-    ValueError
-        If the images are too small.
-
     References
     ----------
     .. [1] Simonyan and Zisserman, Very deep convolutional networks for large-scale image
        recognition, ICLR 2015.
     """
-    require_side("vgg11", shape, 16)
     return _vgg("A", shape, classes)
 
 
 def vgg13(shape: Shape, classes: int) -> nn.Module:
-    """Build VGG-13 with batch normalization, in the same way as `vgg11`.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        Channels, height and width, at least 16x16.
-    classes : int
-        Number of logits.
-
-    Returns
-    -------
-    nn.Module
-        Maps (N, channels, height, width) to (N, classes).
-
-    Raises
-    ------
-    ValueError
-        If the images are too small.
-    """
-    require_side("vgg13", shape, 16)
+    """Build VGG-13 with batch normalization, in the same way as `vgg11`."""
     return _vgg("B", shape, classes)
 
 

@@ -128,14 +128,13 @@ def macro_f1(predictions: Tensor, labels: Tensor) -> float:
 
     Parameters
     ----------
-    predictions : Tensor
-        Predicted classes, shape (n,), int64, n at least 1.
-    labels : Tensor
-        Shape (n,), int64.
+    predictions, labels : Tensor
+        Shape (n,), int64, n at least 1.
     """
-    correct, predicted, occurring = _class_sizes(predictions, labels)
-    present = occurring > 0
-    return float((2 * correct / (predicted + occurring))[present].mean())
+    from sklearn.metrics import f1_score
+
+    truths, found = labels.cpu().numpy(), predictions.cpu().numpy()
+    return float(f1_score(truths, found, labels=np.unique(truths), average="macro"))
 
 
 def balanced_accuracy(predictions: Tensor, labels: Tensor) -> float:
@@ -143,24 +142,13 @@ def balanced_accuracy(predictions: Tensor, labels: Tensor) -> float:
 
     Parameters
     ----------
-    predictions : Tensor
-        Predicted classes, shape (n,), int64, n at least 1.
-    labels : Tensor
-        Shape (n,), int64.
+    predictions, labels : Tensor
+        Shape (n,), int64, n at least 1.
     """
-    correct, _, occurring = _class_sizes(predictions, labels)
-    present = occurring > 0
-    return float((correct / occurring)[present].mean())
+    from sklearn.metrics import recall_score
 
-
-def _class_sizes(predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return how often each class is correctly predicted, predicted, and the label."""
-    classes = int(torch.maximum(predictions.max(), labels.max())) + 1
-    counted = (labels[predictions == labels], predictions, labels)
-    correct, predicted, occurring = (
-        torch.bincount(values, minlength=classes).double() for values in counted
-    )
-    return correct, predicted, occurring
+    truths, found = labels.cpu().numpy(), predictions.cpu().numpy()
+    return float(recall_score(truths, found, labels=np.unique(truths), average="macro"))
 
 
 def counts_by_class(

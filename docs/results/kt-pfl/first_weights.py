@@ -2,8 +2,8 @@
 
 from torch import nn
 
+from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.models import small
-from fedkd_flwr.models.sample_shapes import Shape
 
 
 def alexnet(shape: Shape, classes: int) -> nn.Module:

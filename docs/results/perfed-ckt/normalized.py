@@ -4,7 +4,7 @@ import math
 
 from torch import nn
 
-from fedkd_flwr.models.sample_shapes import Shape
+from fedkd_flwr.data.registry import Shape
 
 
 def mlp(shape: Shape, classes: int) -> nn.Module:

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.models.darts.operations import build_operation
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.darts.settings import CELL_INPUTS, NONE, POOLING, SupernetSettings
 from fedkd_flwr.models.darts.skeleton import CellInputs, CellPlan, Stem, plan_cells
-from fedkd_flwr.models.sample_shapes import Shape
 
 INITIAL_ALPHA_SCALE = 1e-3
 """Standard deviation of initial architecture weights, which mix nearly equally."""
@@ -178,29 +178,9 @@ class Supernet(nn.Module):
         return [parameter for parameter in self.parameters() if id(parameter) not in architecture]
 
 
-def build_supernet(settings: SupernetSettings, shape: Shape, classes: int) -> Supernet:
-    """Build a supernet with new weights, drawn from PyTorch's global generator.
-
-    Parameters
-    ----------
-    settings : SupernetSettings
-        Size and search space.
-    shape : tuple of int
-        Channels, height and width of an image, of any size.
-    classes : int
-        Number of logits.
-
-    Returns
-    -------
-    Supernet
-        Maps (N, channels, height, width) to (N, classes).
-    """
-    return Supernet(settings, shape, classes)
-
-
 def darts(shape: Shape, classes: int, search_space: SearchSpace) -> Supernet:
-    """Build the supernet of a search space; see `build_supernet`."""
-    return build_supernet(search_space.settings, shape, classes)
+    """Build the supernet of a search space, with weights from PyTorch's global generator."""
+    return Supernet(search_space.settings, shape, classes)
 
 
 def _mixing_weights(alpha: Tensor) -> MixingWeights:
