@@ -24,7 +24,7 @@ def grouped(runs: Iterable[Run]) -> tuple[dict[str, list[Run]], list[str]]:
     notes = []
     for strategy, members in by_strategy(runs).items():
         varied = varied_settings(members)
-        # Of runs that are alike, the last one stands.
+        # Of runs with equal settings and seed, the latest one counts.
         for run in sorted(members, key=lambda run: str(run.description.get("started"))):
             settings = defining_settings(run.config)
             named = [f"{name.rpartition('.')[2]}={settings.get(name, MISSING)}" for name in varied]

@@ -12,7 +12,7 @@ from fedkd_flwr.cli.options import Engine, read_assignments, read_choices
 from fedkd_flwr.cli.output import one_clear_line, say, say_beside
 from fedkd_flwr.cli.running import INTERRUPTED
 
-ROWS = ("seed", "strategy")
+COMPARED = ("seed", "strategy")
 """Settings that a comparison is made over: replacing all their values leaves nothing to compare."""
 
 
@@ -70,8 +70,8 @@ def sweep(
         from fedkd_flwr.cli.sweep_progress import SweepDisplay
         from fedkd_flwr.sweeps import run_sweep, sweep_folder
 
-        settings, part = read_assignments(assignments), read_choices(only)
-        refuse_replaced_rows(file, settings)
+        settings, selection = read_assignments(assignments), read_choices(only)
+        refuse_replaced_values(file, settings)
         folder = sweep_folder(file, output_dir)
         say(f"Runs: {folder}")
         try:
@@ -87,7 +87,7 @@ def sweep(
                     cpus_per_run=cpus_per_run,
                     gpus_per_run=gpus_per_run,
                     on_round=display.on_round,
-                    only=part,
+                    only=selection,
                 )
         except KeyboardInterrupt:
             done = f"Stopped; {display.done} runs in {folder} are finished."
@@ -99,7 +99,7 @@ def sweep(
             raise RuntimeError(f"{display.failed} runs failed; see {folder / 'failures.jsonl'}.")
 
 
-def refuse_replaced_rows(file: Path, settings: Mapping[str, Any]) -> None:
+def refuse_replaced_values(file: Path, settings: Mapping[str, Any]) -> None:
     """Refuse ``-c`` for the seeds or methods that the sweep itself lists.
 
     Raises
@@ -111,7 +111,7 @@ def refuse_replaced_rows(file: Path, settings: Mapping[str, Any]) -> None:
     from fedkd_flwr.sweeps import grid_values
 
     listed = grid_values(file)
-    for name in ROWS:
+    for name in COMPARED:
         if name not in settings or name not in listed:
             continue
         values = listed[name]

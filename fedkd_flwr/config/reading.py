@@ -32,7 +32,7 @@ OWN_SETTINGS = "own-settings"
 """Key for the settings of a custom method, since Flower accepts no further keys."""
 
 ALL_CONNECTED = {"num-clients": 0, "record-answers": False}
-"""Defaults of runs to which nodes connect: all are clients, and send counts without answers."""
+"""Defaults of a deployment: each node that connects is a client; nodes send counts alone."""
 
 
 class ConfigError(ValueError):
@@ -346,12 +346,13 @@ def _check_combinations(configuration: Configuration) -> None:
             f"{run.strategy} {does} on public samples; set public-dataset to "
             "held-out or a data set, and public-size to at least 1."
         )
-    if strategy.needs_validation_data and not min(read_split(run.data.client_split)[1]):
+    has_validation = bool(min(read_split(run.data.client_split)[1]))
+    if strategy.needs_validation_data and not has_validation:
         raise ConfigError(
             f"{run.strategy} needs validation data; set client-split to something like 60/20/20."
         )
     for key, is_set in (("patience", plan.patience), ("keep-best", run.keep_best)):
-        if is_set and not min(read_split(run.data.client_split)[1]):
+        if is_set and not has_validation:
             raise ConfigError(
                 f"{key} needs accuracy on validation data; set client-split to something like "
                 "60/20/20."

@@ -20,7 +20,7 @@ from fedkd_flwr.plots.accuracy import (
     plot_gain_over_local,
 )
 from fedkd_flwr.plots.clusters import plot_clusters
-from fedkd_flwr.plots.distillation import distillation_figures
+from fedkd_flwr.plots.distillation import plot_pairs, plot_surface, plot_teacher_rounds
 from fedkd_flwr.plots.files import write_figures
 from fedkd_flwr.plots.heat_maps import plot_classes, plot_partition
 from fedkd_flwr.plots.knowledge import plot_help, plot_sharing
@@ -87,7 +87,9 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
         if "clusters" in run.matrices:
             yield f"{stem}-clusters", plot_clusters(run)
         if all(map(has_pairs, runs)):
-            yield from distillation_figures(runs, stem)
+            yield f"{stem}-pairs", plot_pairs(runs)
+            yield f"{stem}-surface", plot_surface(runs)
+            yield f"{stem}-teacher-rounds", plot_teacher_rounds(runs)
     try:
         yield "partition", plot_partition(next(iter(comparison.groups.values()))[0])
     except (ConfigError, DataError, DamagedRunError):

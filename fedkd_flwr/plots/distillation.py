@@ -1,6 +1,6 @@
 """PersFL: teacher rounds, and accuracy by lambda and T (Divi et al. 2021)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -126,13 +126,6 @@ def plot_teacher_rounds(runs: Run | Sequence[Run]) -> Figure:
     axes.legend(frameon=False)
     axes.set_title(_title(runs), fontsize="medium")
     return figure
-
-
-def distillation_figures(runs: Sequence[Run], stem: str) -> Iterator[tuple[str, Figure]]:
-    """Yield the figures of PersFL runs, each with a file name that starts with `stem`."""
-    yield f"{stem}-pairs", plot_pairs(runs)
-    yield f"{stem}-surface", plot_surface(runs)
-    yield f"{stem}-teacher-rounds", plot_teacher_rounds(runs)
 
 
 def _draw_lines(axes: Axes, means: pd.DataFrame) -> None:

@@ -45,14 +45,14 @@ from strategies.core.flower import log
 COMBINATIONS = "combinations"
 """Name of the list of tables in the grid."""
 
-Part = Mapping[str, Scalar | Collection[Scalar]]
+Selection = Mapping[str, Scalar | Collection[Scalar]]
 """Some runs of a sweep: those with the value, or one of the values, given for some settings."""
 
 
 def read_sweep(
     path: str | Path,
     settings: Mapping[str, Scalar] | None = None,
-    only: Part | None = None,
+    only: Selection | None = None,
 ) -> dict[str, Configuration]:
     """Read a sweep file and validate every run of it.
 
@@ -100,11 +100,11 @@ def read_sweep(
         _require_same_place(path, twin, configuration)
     _log_unread(path, configurations.values())
     _log_ignored(ignored)
-    return _part(path, configurations, only) if only else configurations
+    return _selected(path, configurations, only) if only else configurations
 
 
-def _part(
-    path: Path, configurations: Mapping[str, Configuration], only: Part
+def _selected(
+    path: Path, configurations: Mapping[str, Configuration], only: Selection
 ) -> dict[str, Configuration]:
     """Return those runs that have one of the values wanted for each setting.
 
@@ -118,19 +118,20 @@ def _part(
     known = {key for own in read.values() for key in own}
     if unknown := [key for key in only if key not in known]:
         raise ConfigError(f"The runs of the sweep {path} have no setting {', '.join(unknown)}.")
-    part = {
+    selected = {
         name: configuration
         for name, configuration in configurations.items()
         if all(read[name].get(key) in values for key, values in wanted.items())
     }
-    if not part:
+    if not selected:
         there = {
             key: dict.fromkeys(own[key] for own in read.values() if key in own) for key in only
         }
         raise ConfigError(
-            f"The sweep {path} has no run with {_worded(wanted)}; its runs have {_worded(there)}."
+            f"The sweep {path} has no run with {_in_words(wanted)}; its runs have "
+            f"{_in_words(there)}."
         )
-    return part
+    return selected
 
 
 def _read_settings(configuration: Configuration) -> dict[str, Scalar]:
@@ -139,9 +140,9 @@ def _read_settings(configuration: Configuration) -> dict[str, Scalar]:
     return configuration.defining() | place
 
 
-def _worded(part: Mapping[str, Collection[Scalar]]) -> str:
+def _in_words(values_of: Mapping[str, Collection[Scalar]]) -> str:
     return ", ".join(
-        f"{key} = {either([str(value) for value in values])}" for key, values in part.items()
+        f"{key} = {either([str(value) for value in values])}" for key, values in values_of.items()
     )
 
 

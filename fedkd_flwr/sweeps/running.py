@@ -33,7 +33,7 @@ from fedkd_flwr.sweeps.earlier_attempts import (
     rounds_to_continue_from,
 )
 from fedkd_flwr.sweeps.folder import require_own_folder, sweep_folder
-from fedkd_flwr.sweeps.grid import Part, read_sweep, run_labels
+from fedkd_flwr.sweeps.grid import Selection, read_sweep, run_labels
 from fedkd_flwr.sweeps.parallel_calls import call_in_parallel
 from strategies.core.flower import log
 from strategies.core.rounds import OnRound
@@ -160,7 +160,7 @@ def run_sweep(
     cpus_per_run: int = 0,
     gpus_per_run: float = 0.0,
     on_round: SweepListener | None = None,
-    only: Part | None = None,
+    only: Selection | None = None,
 ) -> list[Run]:
     """Do the runs of a sweep that are not finished.
 
