@@ -1,12 +1,13 @@
 """Measure the time of a round in a federation of separate processes on this machine.
 
-    python deploy/measure_rounds.py [--nodes 3] [--rounds 6] [--config 'KEY=VALUE ...']
-                                    [--json FILE]
+    [PROCESSES=forked|fresh] python deploy/measure_rounds.py [--nodes 3] [--rounds 6]
+                                                 [--config 'KEY=VALUE ...'] [--json FILE]
 
 The script starts `deploy/local_federation.sh` in a temporary folder and runs KT-pFL with MLPs on
 the digits. It prints the wall-clock and CPU seconds of each round except the first, and the load
 of the machine before the run. FILE receives the same numbers as JSON. CPU seconds include
 SuperLink, SuperNodes and their child processes (Linux only).
+PROCESSES says how client apps are started, as in `deploy/local_federation.sh`.
 """
 
 import argparse
