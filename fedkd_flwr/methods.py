@@ -97,6 +97,7 @@ METHODS: dict[str, Method] = {
     "ditto": _built_in("ditto:Ditto", "ditto:DittoClient"),
     "fedper": _built_in("fedper:FedPer", "parameters:ParameterClient"),
     "fedrep": _built_in("fedrep:FedRep", "fedrep:FedRepClient"),
+    "fedbabu": _built_in("fedbabu:FedBABU", "fedbabu:FedBABUClient"),
     "kt-pfl-params": _built_in("kt_pfl_params:KTpFLParams", "kt_pfl_params:KTpFLParamsClient"),
     "fedamp": _built_in("fedamp:FedAMP", "fedamp:FedAMPClient"),
     "fedfomo": _built_in("fedfomo:FedFomo", "fedfomo:FedFomoClient"),

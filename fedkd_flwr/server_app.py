@@ -21,7 +21,7 @@ from fedkd_flwr.grids.duration import DurationEstimate
 from fedkd_flwr.grids.fast_polling import FastPollingGrid
 from fedkd_flwr.grids.longest_first import LongestFirstGrid
 from fedkd_flwr.models.build import build_fitting, returns_probabilities
-from fedkd_flwr.models.layers import head_of
+from fedkd_flwr.models.layers import head_of, require_body
 from fedkd_flwr.runs import (
     Checkpoint,
     Run,
@@ -196,6 +196,8 @@ def check_models(configuration: Configuration) -> None:
             model = build_fitting(name, shape, classes, run.models.search_space)
             if run.method.client.needs_head:
                 head_of(model)
+            if run.method.client.needs_body:
+                require_body(model)
             if is_private:
                 require_separate_samples(model, name)
         except ValueError as error:

@@ -52,6 +52,9 @@ class PersonalClient(ServingClient):
     needs_head = False
     """Whether the method uses the input of the model's head. Models without a head are refused."""
 
+    needs_body = False
+    """Whether the method needs layers below the last. Models of one layer are refused."""
+
     # ---- Hooks that a method may override --------------------------------------------
 
     @yields_jobs
@@ -149,13 +152,17 @@ class PersonalClient(ServingClient):
         plain = replace(self.architecture, feature_width=0).build()
         return fold_into(plain, self.model, head)
 
+    @property
+    def initial_draw(self) -> int:
+        """Number of the draw of the client's initial weights, 0 if all clients have the same."""
+        return 0 if self.run.models.initial_weights == "common" else self.partition_id
+
     def new_model(self) -> nn.Module:
         """Build the client's architecture with its initial weights.
 
         Draw 0 is common to all clients, and is the initial global model of a method that has one.
         """
-        draw = 0 if self.run.models.initial_weights == "common" else self.partition_id
-        with seeded("cpu", self.run.plan.seed, "initial-weights", draw):
+        with seeded("cpu", self.run.plan.seed, "initial-weights", self.initial_draw):
             model = self.architecture.build()
         return model.to(self.device)
 

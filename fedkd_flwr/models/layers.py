@@ -17,6 +17,18 @@ def own_tensors(layer: nn.Module) -> list[Tensor]:
     return [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
 
 
+def require_body(model: nn.Module) -> None:
+    """Refuse a model that has no layer below its last.
+
+    Raises
+    ------
+    ValueError
+        If the model has one layer.
+    """
+    if len(layers_of(model)) < 2:
+        raise ValueError("the model has one layer, and so no body; choose another model")
+
+
 def mark_head(model: nn.Module, name: str) -> None:
     """Record which linear layer of a custom model is its head; an empty name for none."""
     vars(model)["name_of_head"] = name

@@ -1,0 +1,47 @@
+"""The client of FedBABU."""
+
+from collections.abc import Iterable
+
+import torch
+
+from fedkd_flwr.clients.base import Arrays
+from fedkd_flwr.clients.fedavg import FedAvgClient
+from fedkd_flwr.clients.fedrep import body_loss, head_loss
+from fedkd_flwr.models.vectors import fill_model
+from fedkd_flwr.training.loop import Batch, Loss, train_on
+from fedkd_flwr.training.losses import cross_entropy
+from strategies.fedbabu import FedBABUSettings
+
+FINE_TUNING_LOSSES: dict[str, Loss] = {
+    "full": cross_entropy,
+    "head": head_loss,
+    "body": body_loss,
+}
+"""The losses by the part of the model for which they have gradients."""
+
+
+class FedBABUClient(FedAvgClient):
+    """Trains the received body below the initial head, and fine-tunes before it is evaluated."""
+
+    settings: FedBABUSettings
+    initial_draw = 0
+    needs_body = True
+
+    def receive_model(self, received: Arrays) -> None:
+        """Load the received body, and the initial head above it."""
+        fill_model(self.model, self.new_model().state_dict())
+        super().receive_model(received)
+
+    def local_loss(self, received: Arrays) -> Loss:
+        """Return the cross-entropy, with gradients for the body alone."""
+        return body_loss
+
+    @property
+    def fine_tune_epochs(self) -> int:
+        """Epochs of fine-tuning of the method; those of the run come on top."""
+        return self.settings.epochs + super().fine_tune_epochs
+
+    def fine_tune(self, optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> None:
+        """Train the chosen part of the model, and count the steps."""
+        loss = FINE_TUNING_LOSSES[self.settings.part]
+        train_on(self.model, loss, optimizer, self.gradient_steps.counted(batches))

@@ -1,0 +1,197 @@
+"""FedBABU (Oh et al. 2022): bodies are averaged below one head, which only fine-tuning changes."""
+
+import numpy as np
+import pytest
+from helpers import Witness, breaking, client_of, replacing, run_with
+from two_clients import (
+    CHANGES,
+    gradient,
+    loss_on_test_data,
+    sizes_of,
+    training_data,
+    witnessed,
+)
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.models.vectors import model_vectors
+from fedkd_flwr.runs import read_checkpoint
+from fedkd_flwr.training.jobs import complete
+
+BODY = 785 * 100
+"""Numbers of the mlp's hidden layer, which come first in its vector."""
+
+
+@pytest.fixture
+def small(small):
+    return {**small, **CHANGES, "strategy": "fedbabu", "fedbabu.epochs": 2}
+
+
+def initial_weights(small, partition_id=0):
+    return model_vectors(client_of(small, partition_id).new_model())["weights"].copy()
+
+
+def whole(client):
+    return model_vectors(client.model)["weights"].copy()
+
+
+# ---- Federated training --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cohort", ["off", "on"])
+def test_bodies_are_trained_and_averaged_below_the_initial_head(cohort, small, tmp_path):
+    """In each round the server sends the mean of the last bodies, weighted by training samples."""
+    small |= {"cohort": cohort, "fedbabu.part": "full"}
+    run, finished = witnessed(small, tmp_path / "run")
+    shares = sizes_of(small) / sizes_of(small).sum()
+    assert shares[0] != shares[1]
+    body, head = np.split(initial_weights(small), [BODY])
+    losses = finished.clients.set_index(["round", "partition_id"])["loss"]
+    for t in (1, 2):
+        ends = []
+        for n in (0, 1):
+            np.testing.assert_allclose(run.down[t, "train", n]["weights"], body, atol=2e-6)
+            weights = np.concatenate([body, head])
+            for _ in range(3):
+                step = gradient(weights, *training_data(small, n))[:BODY]
+                weights[:BODY] -= np.float32(0.2) * step
+            assert run.up[t, "train", n]["weights"].shape == (BODY,)
+            np.testing.assert_allclose(run.up[t, "train", n]["weights"], weights[:BODY], atol=2e-6)
+            assert np.abs(weights[:BODY] - body).max() > 1e-3
+            ends.append(weights[:BODY])
+        body = (shares @ ends).astype(np.float32)
+        for n in (0, 1):
+            np.testing.assert_allclose(run.down[t, "evaluate", n]["weights"], body, atol=2e-6)
+            weights = np.concatenate([body, head])
+            for _ in range(2):
+                step = gradient(weights, *training_data(small, n))
+                weights = weights - np.float32(0.2) * step
+            expected = loss_on_test_data(weights, small, n)
+            assert losses[t, n] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("changes", [{}, {"weight-decay": 0.1, "momentum": 0.9}])
+def test_the_head_has_its_initial_weights_after_training(changes, small):
+    """Not even weight decay moves it."""
+    client = client_of({**small, **changes})
+    before = initial_weights(small)
+    client.receive_model(client.model_arrays() | {"weights": before[:BODY]})
+    np.testing.assert_array_equal(whole(client), before)
+    complete(client.train({"weights": before[:BODY]}, 1, "train"))
+    np.testing.assert_array_equal(whole(client)[BODY:], before[BODY:])
+    assert np.abs(whole(client)[:BODY] - before[:BODY]).max() > 1e-3
+
+
+@pytest.mark.parametrize("weights", ["common", "own"])
+def test_all_clients_have_the_head_of_the_servers_initial_model(weights, small, tmp_path):
+    """It belongs to the body that the server sends first, whatever `initial-weights` says."""
+    small |= {"initial-weights": weights, "num-server-rounds": 1}
+    run, _ = witnessed(small, tmp_path / "run")
+    first, second = (initial_weights(small, n) for n in (0, 1))
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(run.down[1, "train", 0]["weights"], first[:BODY])
+
+
+# ---- Fine-tuning ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("part", "moved"), [("full", (True, True)), ("head", (False, True)), ("body", (True, False))]
+)
+def test_fine_tuning_moves_the_chosen_part_alone_by_its_gradient(part, moved, small):
+    client = client_of({**small, "fedbabu.part": part})
+    before = initial_weights(small)
+    client.prepare_evaluation({"weights": before[:BODY]}, 1)
+    client.fine_tune_for_evaluation(1)
+    free = np.repeat(np.array(moved, np.float32), [BODY, len(before) - BODY])
+    expected = before
+    for _ in range(2):
+        step = free * gradient(expected, *training_data(small, 0))
+        expected = expected - np.float32(0.2) * step
+    np.testing.assert_allclose(whole(client), expected, atol=2e-6)
+    for after, start, is_free in zip(
+        np.split(whole(client), [BODY]), np.split(before, [BODY]), moved, strict=True
+    ):
+        assert (after != start).any() == is_free
+
+
+def test_fine_tuning_changes_neither_training_nor_what_is_sent(small, tmp_path):
+    """The next round starts from the average and the initial head."""
+    one, few = witnessed(small, tmp_path / "one", **{"fedbabu.epochs": 1})
+    other, many = witnessed(small, tmp_path / "other", **{"fedbabu.epochs": 4})
+    for key, arrays in one.up.items():
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(array, other.up[key][name])
+    assert list(few.clients["fine_tuning_steps"]) == [1] * 4
+    assert list(many.clients["fine_tuning_steps"]) == [4] * 4
+    assert (few.clients["loss"] != many.clients["loss"]).all()
+
+
+# ---- Limits --------------------------------------------------------------------------
+
+
+def test_fine_tuning_the_whole_initial_model_is_the_training_of_local(small):
+    """Before round 1 the body is the initial one, as under `local`."""
+    client = client_of(small)
+    before = initial_weights(small)
+    client.prepare_evaluation({"weights": before[:BODY]}, 1)
+    client.fine_tune_for_evaluation(1)
+    local = client_of({**small, "strategy": "local", "local-epochs": 2})
+    complete(local.train({}, 1, "train"))
+    np.testing.assert_allclose(whole(client), whole(local), atol=2e-6)
+
+
+# ---- State ---------------------------------------------------------------------------
+
+
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
+    """The server keeps the body, clients nothing."""
+    whole_run = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    assert read_checkpoint(run.path).state["model/weights"].shape == (BODY,)
+    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    assert list(resumed.clients["loss"]) == list(whole_run.clients["loss"])
+
+
+def test_a_client_keeps_neither_its_model_nor_momentum(small, tmp_path):
+    _, grid = run_with(Witness(), {**small, "momentum": 0.9}, tmp_path / "run")
+    client = client_of(small, 0, grid.contexts[0])
+    assert client.memory.load("model") is None
+    assert not client.memory.load("optimizer")
+
+
+# ---- What is refused -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "weights", [np.zeros(BODY + 1010, np.float32), np.full(BODY, np.nan, np.float32)]
+)
+def test_a_whole_model_or_a_body_that_is_not_finite_is_refused(weights, small, tmp_path):
+    run, _ = run_with(breaking(replacing(weights=weights)), small, tmp_path / "run")
+    assert list(run.rounds["failures"]) == [1, 1]
+    failed = run.clients[run.clients["failure"].notna()]
+    assert list(failed["partition_id"]) == [1, 1]
+
+
+def test_a_model_of_one_layer_is_refused(small, tmp_path):
+    small |= {"models": "tests.test_fedrep:OneLayer"}
+    sentence = "fedbabu: the model has one layer, and so no body"
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        fedkd_flwr.run(small, output_dir=tmp_path / "run")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"fedbabu.epochs": 0}, "fedbabu.epochs = 0: it should be greater than"),
+        ({"fedbabu.epochs": 1.5}, "fedbabu.epochs = 1.5: "),
+        ({"fedbabu.part": "tail"}, "fedbabu.part = 'tail': it should be 'full', 'head' or 'body'"),
+        ({"models": "mlp,lenet"}, "fedbabu averages parameters and needs one architecture"),
+        ({"dp-sgd-noise-multiplier": 1.0}, "fedbabu uses training samples outside of plain local"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)
