@@ -10,8 +10,8 @@ Differences from the paper
 --------------------------
 - K_P counts all layers with parameters from the output, including batch normalization; 1 is the
   last linear layer. For its ResNet the paper counts whole blocks.
-- Heads are initialized independently on each client. A client that was never sampled is evaluated
-  with an untrained head.
+- Heads start from one draw on all clients, or from one each with ``initial-weights = "own"``. A
+  client that was never sampled is evaluated with an untrained head.
 - Clients may be sampled; in the paper all clients participate in each round.
 """
 
