@@ -44,6 +44,12 @@ def test_every_method_has_its_row_and_its_module_a_page():
     assert {name for name in modules if f"::: strategies.{name}\n" not in shown} == set()
 
 
+def test_the_site_shows_the_files_themselves():
+    """A copy of a file would show what it said once."""
+    entries = [page for page in (ROOT / "pages").iterdir() if page.name != "api"]
+    assert entries and all(page.is_symlink() and page.exists() for page in entries)
+
+
 def test_what_the_api_pages_show_is_there():
     pages = "".join(page.read_text() for page in (ROOT / "pages/api").glob("*.md"))
     for name in re.findall(r"^::: (\S+)", pages, re.MULTILINE):
