@@ -1,20 +1,76 @@
-"""FedNAS as FedKMA's paper compares with it: FedKMA with a uniform knowledge-sharing matrix.
+"""FedNAS: clients search one architecture, and the server averages weights and architecture.
 
-X. Wang, Z. Wang, *Personalized Federated Learning via Knowledge Sharing-based Model Structure
-Adaption*, section V, manner 3: every client continues with the plain mean of all supernets, and
-clients send no predictions.
+C. He, M. Annavaram, S. Avestimehr, *FedNAS: Federated Deep Learning via Neural Architecture
+Search*, 2020, arXiv:2004.08546.
+
+Clients train one DARTS supernet with network weights w and architecture weights alpha. They search
+by MiLeNAS (C. He, H. Ye, L. Shen, T. Zhang, CVPR 2020, arXiv:2003.12238). With a training batch and
+a batch of held-out samples, a local step is
+
+    alpha <- alpha - eta_alpha ∇_alpha (L_val(w, alpha) + lambda L_tr(w, alpha)),
+    w     <- w - eta_w ∇_w L_tr(w, alpha).
+
+The server averages w and alpha, weighted by samples (Algorithm 1).
 
 Differences from the paper
 --------------------------
-- Those of `strategies.fedkma` that concern the search.
-- It is not the method of He et al. (*FedNAS*, arXiv:2004.08546), which weights clients by their
-  samples and searches by MiLeNAS.
+- The held-out samples are a share of the client's training samples (``fednas.alpha-share``), the
+  same in all rounds. The released code takes the client's test samples.
+- A client's weight in the mean is the number of all of its training samples, the held-out ones
+  among them.
+- Step, weight decay and optimizer of w are those of the run. The released code lowers the step of w
+  by a cosine over the local epochs, anew in each round.
+- Gradients are not clipped. The released code clips only those of alpha, after their step.
+- Adam, the optimizer of alpha, starts anew in each round, as in the released code.
+- Statistics of batch normalization are averaged like w. They are re-estimated from a client's
+  training samples before it replies and before it is evaluated, as in all searches here.
+- Accuracy is that of the supernet. The paper also derives a network from alpha and trains it anew:
+  read its genotype from a run, and train it by ``models = darts-fixed`` with ``genotype``.
+- A network without architecture weights is trained on all samples, which is FedAvg.
+- A new client is not trained. It is evaluated with the global supernet.
 """
 
-from strategies.supernets import SupernetStrategy
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from strategies.core.search import SearchRange
+from strategies.parameters import ParameterStrategy
+from strategies.supernets import SearchSettings
 
 
-class FedNAS(SupernetStrategy):
-    """FedKMA without knowledge sharing: M uniform (the paper's ablation, manner 3)."""
+class FedNASSettings(SearchSettings):
+    """Settings of the search by MiLeNAS, with the defaults of the released code.
 
-    paper = "Wang and Wang (FedKMA), manner 3"
+    Attributes
+    ----------
+    training_weight : float
+        lambda, the weight of the training loss beside the held-out loss in the steps on alpha; 0 is
+        first-order DARTS.
+    """
+
+    table = "fednas"
+    alpha_optimizer: Literal["sgd", "adam"] = "adam"
+    alpha_learning_rate: Annotated[float, SearchRange(1e-4, 0.03, log=True)] = Field(
+        default=3e-4, gt=0
+    )
+    alpha_weight_decay: float = Field(default=1e-3, ge=0)
+    alpha_share: float = Field(default=0.5, ge=0, lt=1)
+    training_weight: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=1.0, ge=0)
+
+
+class FedNAS(ParameterStrategy):
+    """FedAvg's server for a supernet; the architecture weights are averaged too."""
+
+    paper = "He et al. 2020"
+    color_family = "persfl"
+    settings_type = FedNASSettings
+    trains_new_clients = False
+    settings: FedNASSettings
+
+    def matrices(self) -> dict[str, NDArray[Any]]:
+        """Return the global ``alphas`` for every client, (N, a)."""
+        model, size = self.state.model, self.plan.num_clients
+        return {kind: np.tile(v, (size, 1)) for kind, v in model.items() if kind == "alphas"}

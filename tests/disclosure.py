@@ -35,7 +35,7 @@ JOINING = "query"
 EVALUATED = {"correct", "total", "loss"}
 """Metrics of an evaluation, which are also sent for the validation split as ``validation-…``."""
 
-SEARCHES = ("fedkma", "fednas", "spider")
+SEARCHES = ("fedkma", "fedkma-uniform", "fednas", "spider")
 """Methods that search architectures, and so send those of a supernet."""
 
 SYMBOLS = {40: "P", 5: "P/8", 10: "K", 6: "h", 12: "b", 2: "C", 7: "M", 3: "R", 4: "R"}

@@ -40,7 +40,7 @@ PAPER = {
 
 def settings_of(strategy):
     """Return settings of a small run, with different architectures where the method allows it."""
-    if strategy in ("fedkma", "fednas"):
+    if strategy in ("fedkma", "fedkma-uniform", "fednas"):
         return {**SMALL, **SUPERNET, "strategy": strategy}
     one_model = METHODS[strategy].strategy.needs_one_model
     # No batch normalization: with eight samples it amplifies rounding to percents of a loss.

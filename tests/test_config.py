@@ -183,7 +183,7 @@ def test_refusals_are_one_clear_sentence(values, sentence):
 @pytest.mark.parametrize("strategy", METHODS)
 def test_declared_requirements_are_enforced(strategy):
     needs = METHODS[strategy].strategy
-    model = "darts" if strategy in ("fedkma", "fednas", "spider") else "mlp"
+    model = "darts" if strategy in ("fedkma", "fedkma-uniform", "fednas", "spider") else "mlp"
     well = {"strategy": strategy, "models": model, "client-split": "60/20/20"}
     read_config(well)
     refused = {
@@ -344,4 +344,4 @@ def test_every_method_names_its_paper_and_year():
     undated = {
         name for name, m in METHODS.items() if not re.search(r"\b20[12]\d\b", m.strategy.paper)
     }
-    assert undated - baselines == {"fedkma", "fednas"}
+    assert undated - baselines == {"fedkma", "fedkma-uniform"}

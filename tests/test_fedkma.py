@@ -450,9 +450,9 @@ def test_clients_with_shared_classes_get_larger_weights(tiny, tmp_path):
     assert printed[same].mean() < 0.9 * printed[~same].mean()
 
 
-def test_fednas_is_uniform_and_asks_for_no_rows(tiny, tmp_path):
+def test_the_uniform_variant_shares_evenly_and_asks_for_no_rows(tiny, tmp_path):
     witness = Witness()
-    finished, _ = run_with(witness, {**tiny, "strategy": "fednas"}, tmp_path / "run")
+    finished, _ = run_with(witness, {**tiny, "strategy": "fedkma-uniform"}, tmp_path / "run")
     np.testing.assert_allclose(finished.matrices["sharing"], 1 / 3)
     assert not any(phase == SHARE_KNOWLEDGE for _, phase, _ in witness.down)
     assert not {CLASS_LOGITS, CLASS_FLAGS} & witness.up[1, "train", 0].keys()

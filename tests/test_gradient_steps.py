@@ -66,7 +66,8 @@ def test_architecture_weights_take_a_step_beside_each_step_of_the_network(base, 
         "models": "darts", "supernet-channels": 4, "supernet-cells": 3, "supernet-nodes": 1,
         "supernet-operations": "none,skip_connect", "num-server-rounds": 1,
     }  # fmt: skip
-    run = fedkd_flwr.run({**base, **supernet, "strategy": "fednas"}, output_dir=tmp_path / "run")
+    settings = {**base, **supernet, "strategy": "fedkma-uniform"}
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
     table, sizes = steps_by_round(run)
     assert table[1].to_dict() == {n: 2 * batches(size, 16) for n, size in sizes.items()}
 

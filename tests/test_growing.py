@@ -16,7 +16,7 @@ BEFORE, AFTER = 3, 4
 METHODS_THAT_GROW = [
     "kt-pfl", "sim-pfl", "topk-pfl", "perfed-ckt", "fedmd", "kt-pfl-params", "fedavg", "fedper",
     "scaffold", "ditto", "fedamp", "fedfomo", "pfedhn", "hypcluster", "fesem", "fd", "lg-fedavg",
-    "feddf", "fml", "fedkma", "fednas",
+    "feddf", "fml", "fedkma", "fedkma-uniform", "fednas",
 ]  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def settings_of(small, folder, strategy):
     return {
         **small, **clusters, "strategy": strategy, "models": "mlp", "num-clients": BEFORE,
         "num-server-rounds": 1, "state-dir": str(folder / "state"), "connect-timeout": 0.1,
-        "kt-pfl.top-k": 1, **(SUPERNET if strategy in ("fedkma", "fednas") else {}),
+        "kt-pfl.top-k": 1, **(SUPERNET if strategy.startswith(("fedkma", "fednas")) else {}),
     }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ def client_genotypes(run: Run, rule: Rule = "every-edge") -> list[Genotype]:
     Parameters
     ----------
     run : Run
-        A run of ``fedkma`` or ``fednas`` with ``models = darts``.
+        A run of ``fedkma``, ``fedkma-uniform`` or ``fednas`` with ``models = darts``.
     rule : {"every-edge", "two-edges"}
         Which edges are kept; see `fedkd_flwr.models.darts.derive_genotype`. FedKMA keeps every
         edge with its strongest operation.
@@ -40,8 +40,8 @@ def client_genotypes(run: Run, rule: Rule = "every-edge") -> list[Genotype]:
     """
     if ALPHAS not in run.matrices:
         raise RunDirectoryError(
-            f"{run.path} has no architecture weights. Only runs of fedkma and fednas with "
-            "models = darts have them."
+            f"{run.path} has no architecture weights. Only runs of fedkma, fedkma-uniform and "
+            "fednas with models = darts have them."
         )
     settings = recorded_config(run).run.models.search_space.settings
     # The rules only read the architecture weights, so the smallest network suffices.

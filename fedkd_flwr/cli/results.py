@@ -297,7 +297,7 @@ def personalize(
 
 
 def genotypes(
-    run: Annotated[Path, typer.Argument(help="Run directory of fedkma or fednas.")],
+    run: Annotated[Path, typer.Argument(help="Run directory of fedkma, fedkma-uniform or fednas.")],
     figures: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write one figure per client to this folder.")
     ] = None,

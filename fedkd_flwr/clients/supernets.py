@@ -10,7 +10,7 @@ from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.jobs import Steps, TrainJob
-from fedkd_flwr.training.loop import Batch, gathered, random_batches, refresh_statistics
+from fedkd_flwr.training.loop import Batch, Loss, gathered, random_batches, refresh_statistics
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import SGD, Adam
 from strategies.core.randomness import random_generator
@@ -52,7 +52,7 @@ class SupernetClient(ParameterClient):
         if self.num_examples < 2:
             raise ValueError(
                 "a search needs at least 2 training samples, one for each part; or set "
-                "fedkma.alpha-share = 0"
+                f"{self.settings.table}.alpha-share = 0"
             )
         generator = random_generator(self.run.plan.seed, "search-halves", self.partition_id)
         order = torch.from_numpy(generator.permutation(self.num_examples)).to(self.device)
@@ -81,12 +81,22 @@ class SupernetClient(ParameterClient):
         omega_batches = self.batches_of_part(for_omega, omega_positions)
         loss: float = yield TrainJob(
             self.model,
-            cross_entropy,
+            self.search_loss(),
             self.private_optimizer(omegas, server_round),
-            chain.from_iterable(zip(alpha_batches, omega_batches, strict=False)),
+            self.search_batches(alpha_batches, omega_batches),
             alternate=self.alpha_optimizer(alphas),
         )
         return loss
+
+    def search_loss(self) -> Loss:
+        """Return the loss of the steps on alpha and on omega."""
+        return cross_entropy
+
+    def search_batches(
+        self, for_alpha: Iterator[Batch], for_omega: Iterator[Batch]
+    ) -> Iterator[Batch]:
+        """Yield a batch for alpha and one for omega in turn, until those for omega end."""
+        return chain.from_iterable(zip(for_alpha, for_omega, strict=False))
 
     def alpha_optimizer(self, alphas: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Build the optimizer of the architecture weights, a new one in each round."""

@@ -105,6 +105,11 @@ class Configuration(BaseModel):
         sentences = []
         if of_methods := [key for key in unread if "." in key]:
             sentences.append(f"{run.strategy} does not read {', '.join(of_methods)}: ignored.")
+        if run.strategy == "fednas" and any(key.startswith("fedkma.") for key in of_methods):
+            sentences.append(
+                "fednas is the method of He et al. since version 0.2; for FedKMA with a uniform "
+                'mean set strategy = "fedkma-uniform".'
+            )
         if "data-root" in unread:
             sentences.append(f"{run.data.dataset} does not read data-root: ignored.")
         if run.data.dataset in DATASETS and (run.data.own_classes or run.data.own_shape):

@@ -53,7 +53,7 @@ def plot_genotype(run: Run, partition_id: int) -> Figure:
     Parameters
     ----------
     run : Run
-        A run of ``fedkma`` or ``fednas`` with ``models = darts``.
+        A run of ``fedkma``, ``fedkma-uniform`` or ``fednas`` with ``models = darts``.
     partition_id : int
         The client.
 
@@ -73,7 +73,7 @@ def draw_genotypes(
     Parameters
     ----------
     run : Run
-        A run of ``fedkma`` or ``fednas`` with ``models = darts``.
+        A run of ``fedkma``, ``fedkma-uniform`` or ``fednas`` with ``models = darts``.
     folder : Path or str
         Gets one figure per client, ``client-N.png``; created if missing.
     rule : {"every-edge", "two-edges"}

@@ -27,7 +27,7 @@ def plot_operations(run: Run, order: Sequence[int] | None = None) -> Figure:
     Parameters
     ----------
     run : Run
-        A run of ``fedkma`` or ``fednas`` with ``models = darts``.
+        A run of ``fedkma``, ``fedkma-uniform`` or ``fednas`` with ``models = darts``.
     order : sequence of int, optional
         Partition-ids from top to bottom; by default clients with similar labels are adjacent.
 

@@ -1,0 +1,180 @@
+"""FedNAS (He et al. 2020): the two steps of MiLeNAS, the mean of supernets, DARTS and FedAvg."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from helpers import Witness, client_of, run_with
+from torch.nn.functional import cross_entropy
+
+import fedkd_flwr
+from fedkd_flwr.analysis.genotypes import client_genotypes
+from fedkd_flwr.clients.supernets import split_parameters
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.runs import read_checkpoint
+from fedkd_flwr.server_app import initial_model
+from fedkd_flwr.training.jobs import complete
+
+FIXED = {
+    "normal": [[["skip_connect", 0], ["sep_conv_3x3", 1]]],
+    "reduce": [[["max_pool_3x3", 0], ["sep_conv_3x3", 1]]],
+}
+
+
+@pytest.fixture
+def tiny(small):
+    """Two clients of unequal sizes with the smallest supernet."""
+    return {
+        **small,
+        "strategy": "fednas",
+        "models": "darts",
+        "public-dataset": "none",
+        "partition": "dirichlet",
+        "max-samples": 300,
+        "client-split": "75/0/25",
+        "num-clients": 2,
+        "learning-rate": 0.02,
+        "supernet-channels": 2,
+        "supernet-cells": 3,
+        "supernet-nodes": 1,
+        "supernet-stem-stride": 2,
+        "supernet-operations": "none,skip_connect,max_pool_3x3,sep_conv_3x3",
+    }
+
+
+# ---- The update ----------------------------------------------------------------------
+
+
+def test_a_step_on_alpha_sees_both_losses_and_the_step_on_w_the_training_loss(tiny):
+    """One batch of all samples of each part: two steps, by autograd on the plain formulas."""
+    tiny |= {
+        "batch-size": 512, "local-epochs": 1, "momentum": 0.0, "learning-rate": 0.3,
+        "fednas.alpha-optimizer": "sgd", "fednas.alpha-learning-rate": 0.7,
+        "fednas.alpha-weight-decay": 0.0, "fednas.training-weight": 0.4,
+    }  # fmt: skip
+    client, other = client_of(tiny), client_of(tiny)
+    for one in (client, other):
+        one.receive_model(initial_model(read_config(tiny)))
+    loss = complete(client.search(1))
+
+    model = other.model.train()
+    of_training, held_out = (
+        (other.data.train_images[part], other.data.train_labels[part])
+        for part in other.search_samples()
+    )
+    alphas, omegas = split_parameters(model)
+
+    def mean_loss(images, labels):
+        return cross_entropy(model(images), labels)
+
+    def descend(parameters, value, rate):
+        for parameter, slope in zip(
+            parameters, torch.autograd.grad(value, parameters), strict=True
+        ):
+            parameter.data -= rate * slope
+
+    before = [alpha.detach().clone() for alpha in alphas]
+    descend(alphas, mean_loss(*held_out) + 0.4 * mean_loss(*of_training), 0.7)
+    assert all((a - b).abs().max() > 1e-5 for a, b in zip(alphas, before, strict=True))
+    value = mean_loss(*of_training)
+    assert loss == pytest.approx(value.item(), rel=1e-4)
+    descend(omegas, value, 0.3)
+    for found, expected in zip(client.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_the_server_averages_weights_and_architecture_by_samples(tiny, tmp_path):
+    """Round 2 starts from the mean of round 1, which is all that the server keeps."""
+    witness = Witness()
+    run, _ = run_with(witness, tiny, tmp_path / "run")
+    sizes = run.clients[run.clients["round"] == 1].sort_values("partition_id")["num_examples"]
+    first, second = sizes / sizes.sum()
+    assert first != second
+    for name in ("weights", "alphas", "buffers"):
+        sent, other = (witness.down[2, "train", n][name] for n in (0, 1))
+        np.testing.assert_array_equal(sent, other)
+        back, again = (witness.up[1, "train", n][name] for n in (0, 1))
+        np.testing.assert_allclose(sent, first * back + second * again, rtol=1e-4, atol=1e-6)
+        assert not np.array_equal(sent, witness.down[1, "train", 0][name])
+    assert set(read_checkpoint(run.path).state) == {
+        "model/weights",
+        "model/alphas",
+        "model/buffers",
+    }
+    common, same = client_genotypes(run)
+    assert common == same
+
+
+def test_searches_side_by_side_are_those_of_each_client(tiny, tmp_path):
+    tiny |= {"fednas.alpha-optimizer": "sgd", "fednas.alpha-learning-rate": 0.05}
+    alone, together = (
+        fedkd_flwr.run({**tiny, "cohort": cohort}, output_dir=tmp_path / cohort)
+        for cohort in ("off", "on")
+    )
+    np.testing.assert_allclose(
+        together.clients["train_loss"], alone.clients["train_loss"], rtol=1e-3
+    )
+    np.testing.assert_allclose(together.matrices["alphas"], alone.matrices["alphas"], atol=1e-4)
+
+
+# ---- Limits --------------------------------------------------------------------------
+
+
+def test_without_the_training_loss_alone_it_is_first_order_darts(tiny, tmp_path):
+    """One client: its search is that of FedKMA, and the mean is its own supernet."""
+    tiny |= {"num-clients": 1, "partition": "iid", "max-samples": 80}
+    search = {"alpha-optimizer": "sgd", "alpha-learning-rate": 0.05, "alpha-share": 0.5}
+    darts, without, mixed = (
+        fedkd_flwr.run(
+            {
+                **tiny,
+                "strategy": strategy,
+                **{f"{table}.{k}": v for k, v in search.items()},
+                **more,
+            },
+            output_dir=tmp_path / name,
+        )
+        for name, strategy, table, more in (
+            ("darts", "fedkma-uniform", "fedkma", {"fedkma.alpha-weight-decay": 1e-3}),
+            ("without", "fednas", "fednas", {"fednas.training-weight": 0.0}),
+            ("mixed", "fednas", "fednas", {}),
+        )
+    )
+    np.testing.assert_array_equal(without.matrices["alphas"], darts.matrices["alphas"])
+    assert list(without.clients["train_loss"]) == list(darts.clients["train_loss"])
+    assert not np.array_equal(mixed.matrices["alphas"], darts.matrices["alphas"])
+
+
+def test_with_a_fixed_network_it_trains_as_fedavg_does(tiny, tmp_path):
+    tiny |= {"models": "darts-fixed", "genotype": json.dumps(FIXED)}
+    runs = [
+        fedkd_flwr.run({**tiny, "strategy": strategy}, output_dir=tmp_path / strategy)
+        for strategy in ("fednas", "fedavg")
+    ]
+    assert list(runs[0].clients["train_loss"]) == list(runs[1].clients["train_loss"])
+    assert not runs[0].matrices
+
+
+# ---- Settings ------------------------------------------------------------------------
+
+
+def test_settings_of_the_former_fednas_are_reported(tiny):
+    warnings = read_config({**tiny, "fedkma.alpha-share": 0.3}).warnings
+    assert any('set strategy = "fedkma-uniform"' in sentence for sentence in warnings)
+    assert not any("fedkma-uniform" in sentence for sentence in read_config(tiny).warnings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"fednas.training-weight": -1}, "fednas.training-weight = -1"),
+        ({"fednas.alpha-share": 1}, "fednas.alpha-share = 1"),
+        ({"fednas.alpha-learning-rate": 0}, "fednas.alpha-learning-rate = 0"),
+        ({"models": "darts,lenet"}, "fednas averages parameters and needs one architecture"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, tiny):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**tiny, **changes})
+    assert "\n" not in str(caught.value)
