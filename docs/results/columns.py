@@ -161,6 +161,15 @@ def chosen_gains(own: list[Result]) -> str:
     return in_points(values)
 
 
+def _by_round(own: list[Result]) -> str:
+    """Return the mean accuracy over seeds after each evaluated round."""
+    rounds = own[0].run.kept["rounds"]
+    means = np.mean([result.run.accuracies for result in own], axis=0)
+    return ", ".join(
+        f"{number}: {100 * mean:.1f}" for number, mean in zip(rounds, means, strict=True)
+    )
+
+
 def _bottom_decile(own: list[Result]) -> str:
     deciles = [np.quantile(result.run.kept["accuracy_of_clients"], 0.1) for result in own]
     return f"{100 * np.mean(deciles):.1f}"
@@ -189,6 +198,7 @@ COLUMNS: dict[str, tuple[str, Callable[[list[Result]], str]]] = {
     "seeds": (heading("seeds"), lambda own: str(len(own))),
     "accuracy": ("accuracy", lambda own: with_spread(100 * r.accuracy for r in own)),
     "by-seed": ("accuracy by seed", lambda own: in_percent(r.accuracy for r in own)),
+    "by-round": ("accuracy by round", _by_round),
     "validation": (
         "validation accuracy",
         lambda own: with_spread(100 * r.run.kept["validation_accuracy_mean"][-1] for r in own),
