@@ -53,7 +53,7 @@ def time_aggregation(clients: int, public: int) -> Result:
     strategy.members.clients = {n: ClientInfo(n, n, "mlp", num_examples=600) for n in replies}
 
     flat = predictions.reshape(clients, -1)
-    coefficients = state.coefficients.astype(np.float32)
+    coefficients = state.coefficients.whole().astype(np.float32)
 
     def products() -> None:
         teachers = coefficients @ flat

@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
@@ -98,11 +99,11 @@ class FedAMPState(LibraryState):
 
     Attributes
     ----------
-    attention : ndarray
-        Weights of u, shape (N, N); a client without a model on the server has weight 1 on itself.
+    attention : PairMatrix
+        Weights of u, (N, N); a client without a model on the server has weight 1 on itself.
     """
 
-    attention: NDArray[np.float64]
+    attention: PairMatrix
 
 
 class FedAMP(LibraryStrategy):
@@ -117,21 +118,22 @@ class FedAMP(LibraryStrategy):
 
     def begin(self, initial: Arrays) -> FedAMPState:
         """Start with weight 1 of each client on itself."""
-        return FedAMPState(dict(initial), library={}, attention=np.eye(self.plan.num_clients))
+        identity = PairMatrix.identity(self.plan.num_clients)
+        return FedAMPState(dict(initial), library={}, attention=identity)
 
     def grown(self) -> FedAMPState:
         """Give clients that join weight 1 on themselves."""
-        attention = np.eye(self.plan.num_clients)
-        before = len(self.state.attention)
-        attention[:before, :before] = self.state.attention
+        attention = self.state.attention.grown(self.plan.num_clients, diagonal=1)
         return replace(self.state, attention=attention)
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> FedAMPState:
         """Store the models and recompute the weights among all stored models."""
-        library, attention = self.library_with(models), self.state.attention.copy()
-        known = list(library)
-        attention[np.ix_(known, known)] = self.weights_among(list(library.values()))
-        return replace(self.state, library=library, attention=attention)
+        library = self.library_with(models)
+        attention = self.state.attention.with_members(library)
+        weights = self.weights_among(list(library.values()))
+        return replace(
+            self.state, library=library, attention=attention.changed(library, library, weights)
+        )
 
     def weights_among(self, models: Sequence[Model]) -> NDArray[np.float64]:
         """Return the weights of u among some clients' models, shape (R, R)."""
@@ -140,12 +142,13 @@ class FedAMP(LibraryStrategy):
 
     def welcome(self, step: int, replies: dict[int, Reply]) -> FedAMPState:
         """Compute each new client's weights on the last models of the training clients."""
-        attention, new = self.state.attention.copy(), self.models_in(replies)
+        new = self.models_in(replies)
+        attention = self.state.attention.with_members(new)
         givers = self.state.library.keys() & self.trained
         library = {n: model for n, model in self.state.library.items() if n in givers}
         for n, model in new.items():
             weights = self.weights_among([*library.values(), model])
-            attention[n, [*library, n]] = weights[-1]
+            attention = attention.changed([n], [*library, n], weights[-1:])
         return replace(self.state, library=self.library_with(new), attention=attention)
 
     def model_for(self, partition_id: int) -> Model:
@@ -153,9 +156,9 @@ class FedAMP(LibraryStrategy):
         library = self.state.library
         if partition_id not in library:
             return self.state.model
-        weights = self.state.attention[partition_id, list(library)]
+        (weights,) = self.state.attention.at([partition_id], library)
         return AVERAGES[self.plan.mixing](list(library.values()), weights)
 
     def matrices(self) -> dict[str, NDArray[Any]]:
-        """Return the weights of u as ``attention``, (N, N)."""
-        return {"attention": self.state.attention}
+        """Return the weights of u as ``attention``."""
+        return self.state.attention.named("attention")

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.new_clients import padded
+from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Due, Reply
@@ -164,11 +164,11 @@ class FedFomoState(LibraryState):
 
     Attributes
     ----------
-    affinities : ndarray
-        Sums of gains, shape (N, N): receiver, giver.
+    affinities : PairMatrix
+        Sums of gains, (N, N): receiver, giver.
     """
 
-    affinities: NDArray[np.float64]
+    affinities: PairMatrix
 
 
 class FedFomo(LibraryStrategy):
@@ -185,13 +185,12 @@ class FedFomo(LibraryStrategy):
 
     def begin(self, initial: Arrays) -> FedFomoState:
         """Start with no affinities."""
-        none = np.zeros((self.plan.num_clients, self.plan.num_clients))
+        none = PairMatrix.zeros(self.plan.num_clients)
         return FedFomoState(dict(initial), library={}, affinities=none)
 
     def grown(self) -> FedFomoState:
         """Add clients without affinities."""
-        more = padded(self.state.affinities, self.plan.num_clients, axes=2)
-        return replace(self.state, affinities=more)
+        return replace(self.state, affinities=self.state.affinities.grown(self.plan.num_clients))
 
     def others_for(self, server_round: int, partition_id: int) -> list[int]:
         """Return the clients whose models a client receives, a function of seed and round."""
@@ -199,7 +198,7 @@ class FedFomo(LibraryStrategy):
         settings, seed = self.settings, self.plan.seed
         epsilon = max(0.0, settings.exploration - settings.exploration_decay * (server_round - 1))
         generator = random_generator(seed, "models-of-others", server_round, partition_id)
-        row = self.state.affinities[partition_id, others]
+        (row,) = self.state.affinities.at([partition_id], others)
         return [others[i] for i in chosen_models(row, settings.models_sent, epsilon, generator)]
 
     def models_for(self, server_round: int, partition_id: int) -> ReceivedModels:
@@ -232,12 +231,15 @@ class FedFomo(LibraryStrategy):
 
     def accumulated(self, server_round: int, replies: dict[int, Reply]) -> FedFomoState:
         """Return the state with the gains of some replies added to the affinities."""
-        affinities = self.state.affinities.copy()
-        for n, reply in replies.items():
+        repliers, library = list(replies), self.state.library
+        affinities = self.state.affinities.with_members([*library, *repliers])
+        rows = affinities.at(repliers, affinities.members)
+        for row, (n, reply) in zip(rows, replies.items(), strict=True):
             others = self.others_for(server_round, n)
-            affinities[n, others] += reply.arrays[GAINS_OF_OTHERS][: len(others)]
-        return replace(self.state, affinities=affinities)
+            row[affinities.places[others]] += reply.arrays[GAINS_OF_OTHERS][: len(others)]
+        changed = affinities.changed(repliers, affinities.members, rows)
+        return replace(self.state, affinities=changed)
 
     def matrices(self) -> dict[str, NDArray[Any]]:
-        """Return the sums of gains as ``affinities``, (N, N)."""
-        return {"affinities": self.state.affinities}
+        """Return the sums of gains as ``affinities``."""
+        return self.state.affinities.named("affinities")

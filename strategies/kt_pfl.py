@@ -41,12 +41,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.mixing import weighted_mean
-from strategies.core.new_clients import with_equal_weights
-from strategies.core.probabilities import (
-    equal_weights,
-    normalized_rows,
-    project_onto_simplex,
-)
+from strategies.core.new_clients import with_means
+from strategies.core.pair_matrix import PairMatrix
+from strategies.core.probabilities import normalized_rows, project_onto_simplex
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
 from strategies.soft_predictions import (
@@ -199,15 +196,18 @@ def _log_ratio(teacher: NDArray[Any], own: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class TeacherState(SoftPredictionState):
-    """The clients' teachers, (N, P, K), and how they are mixed.
+    """The teachers of the M clients that have trained, and how they are mixed.
+
+    The last of the teachers, (M + 1, P, K), is that of all other clients; it is left out if there
+    are none.
 
     Attributes
     ----------
-    coefficients : ndarray
-        c, shape (N, N) float64, rows on the simplex; starts at 1/N.
+    coefficients : PairMatrix
+        c, (N, N), rows on the simplex; starts at 1/N.
     """
 
-    coefficients: NDArray[np.float64]
+    coefficients: PairMatrix
 
 
 class PersonalTeacherStrategy(SoftPredictionStrategy):
@@ -226,31 +226,40 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
 
     def begin(self, initial: Arrays) -> TeacherState:
         """Start with equal coefficients."""
-        begun = super().begin(initial)
-        equal = equal_weights(self.plan.num_clients, self.plan.new_client_ids)
+        begun, plan = super().begin(initial), self.plan
+        equal = self._with_all_cached(PairMatrix.equal(plan.num_clients, plan.new_client_ids))
         return TeacherState(begun.releases, begun.lessons, begun.cache, equal)
 
     def grown(self) -> TeacherState:
-        """Give clients that join 1/N in their rows and columns of c."""
-        grown, coefficients = super().grown(), self.state.coefficients
-        more = with_equal_weights(coefficients, self.plan.num_clients)
-        return TeacherState(grown.releases, grown.lessons, grown.cache, more)
+        """Give clients that join 1/N in their rows and columns of c, and the mean teacher."""
+        grown, size = super().grown(), self.plan.num_clients
+        before = self.state.coefficients
+        share = len(before.places) / size
+        more = self._with_all_cached(before.scaled(share).grown(size, 1 / size, 1 / size, 1))
+        lessons = with_means(grown.lessons, min(size, len(more.values) + 1))
+        return TeacherState(grown.releases, lessons, grown.cache, more)
+
+    def lesson_of(self, partition_id: int) -> NDArray[Any]:
+        """Return the teacher of one client, (P, K)."""
+        # A client that has not trained has place -1, and its teacher is the last one.
+        lesson: NDArray[Any] = self.state.lessons[self.state.coefficients.places[partition_id]]
+        return lesson
 
     def teach(self, server_round: int, replies: dict[int, Reply]) -> TeacherState:
         """Update the coefficients of the repliers, and mix the teachers of all clients."""
-        repliers, coefficients = list(replies), self.state.coefficients.copy()
+        repliers = list(replies)
+        current = self.state.coefficients.with_members(repliers)
         predictions = self.stack_predictions(replies)
-        block = np.ix_(repliers, repliers)
         shares = self.sizes(repliers) / self.sizes(self.trained).sum()
-        coefficients[block] = self.updated_block(coefficients[block], predictions, shares)
-        mixing = self.mixing_coefficients(self.state.coefficients, coefficients)
-        lessons = self.mix(normalized_rows(mixing[:, repliers]), predictions)
-        return replace(self.state, coefficients=coefficients, lessons=lessons)
+        block = self.updated_block(current.at(repliers, repliers), predictions, shares)
+        updated = current.changed(repliers, repliers, block)
+        mixing = self.mixing_coefficients(current, updated)
+        weights = mixing.at(_receivers(mixing), repliers)
+        lessons = self.mix(normalized_rows(weights), predictions)
+        return replace(self.state, coefficients=updated, lessons=lessons)
 
-    def mixing_coefficients(
-        self, current: NDArray[np.float64], updated: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """Return the coefficients that mix a round's teachers, (N, N): the updated ones."""
+    def mixing_coefficients(self, current: PairMatrix, updated: PairMatrix) -> PairMatrix:
+        """Return the coefficients that mix a round's teachers: the updated ones."""
         return updated
 
     def welcome(self, step: int, replies: dict[int, Reply]) -> TeacherState:
@@ -260,16 +269,19 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         teachers are mixed with the new client's predictions. Rows of training clients do not
         change.
         """
-        trained = self.trained
-        coefficients, lessons = self.state.coefficients.copy(), self.state.lessons.copy()
+        before = self.state.coefficients
+        coefficients = before.with_members(replies)
+        lessons = self.state.lessons[before.places[_receivers(coefficients)]]
+        trained = [n for n in before.members if not self.members.is_new(n)]
+        teachers = lessons[coefficients.places[trained]]
         for n, own in zip(replies, self.stack_predictions(replies), strict=True):
-            predictions = np.concatenate([lessons[trained], own[None]])
+            predictions = np.concatenate([teachers, own[None]])
             members = [*trained, n]
-            block = coefficients[np.ix_(members, members)]
             shares = self.sizes(members) / self.sizes(members).sum()
-            row = self.updated_block(block, predictions, shares)[-1]
-            coefficients[n, members] = row
-            lessons[n] = self.mix(normalized_rows(row[None]), predictions)[0]
+            block = self.updated_block(coefficients.at(members, members), predictions, shares)
+            coefficients = coefficients.changed([n], members, block[-1:])
+            row = normalized_rows(block[-1:])
+            lessons[coefficients.places[n]] = self.mix(row, predictions)[0]
         return replace(self.state, coefficients=coefficients, lessons=lessons)
 
     def updated_block(
@@ -294,8 +306,20 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         raise NotImplementedError
 
     def matrices(self) -> dict[str, NDArray[Any]]:
-        """Return c as ``coefficients``, (N, N)."""
-        return {"coefficients": self.state.coefficients}
+        """Return c as ``coefficients``."""
+        return self.state.coefficients.named("coefficients")
+
+    def _with_all_cached(self, coefficients: PairMatrix) -> PairMatrix:
+        """Return the coefficients of all clients if a cache holds a teacher for each of them."""
+        if not self.settings.cache_rounds:
+            return coefficients
+        return coefficients.with_members(range(self.plan.num_clients))
+
+
+def _receivers(coefficients: PairMatrix) -> NDArray[np.int64]:
+    """Return the clients of the teachers: those that have trained, and one of the others."""
+    others = np.flatnonzero(coefficients.places < 0)
+    return np.append(coefficients.members, others[:1])
 
 
 class KTpFL(PersonalTeacherStrategy):
@@ -306,9 +330,7 @@ class KTpFL(PersonalTeacherStrategy):
     settings_type = KTpFLSettings
     settings: KTpFLSettings
 
-    def mixing_coefficients(
-        self, current: NDArray[np.float64], updated: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def mixing_coefficients(self, current: PairMatrix, updated: PairMatrix) -> PairMatrix:
         """Return the updated coefficients, or the current ones if c is stepped after mixing."""
         return updated if self.settings.step_coefficients == "before-mixing" else current
 

@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.mixing import MIXINGS
-from strategies.core.new_clients import with_equal_weights
+from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
-from strategies.core.probabilities import equal_weights, normalized_rows
+from strategies.core.probabilities import normalized_rows
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
 from strategies.kt_pfl import projected_step
@@ -95,15 +95,15 @@ class KTpFLParamsState(ParameterState):
 
     Attributes
     ----------
-    coefficients : ndarray
-        c, shape (N, N) float64, rows on the simplex; starts at 1/N.
+    coefficients : PairMatrix
+        c, (N, N), rows on the simplex; starts at 1/N.
     repliers : ndarray
         Shape (R,), repliers of the last round; empty before the first.
     models : dict of str to ndarray
         Models of these clients by kind, each (R, length).
     """
 
-    coefficients: NDArray[np.float64]
+    coefficients: PairMatrix
     repliers: NDArray[np.int64]
     models: Model
 
@@ -122,20 +122,21 @@ class KTpFLParams(ParameterStrategy):
 
     def begin(self, initial: Arrays) -> KTpFLParamsState:
         """Start with one model for all clients and equal coefficients."""
-        equal = equal_weights(self.plan.num_clients, self.plan.new_client_ids)
+        equal = PairMatrix.equal(self.plan.num_clients, self.plan.new_client_ids)
         return KTpFLParamsState(dict(initial), equal, np.empty(0, dtype=np.int64), models={})
 
     def grown(self) -> KTpFLParamsState:
         """Give clients that join 1/N in their rows and columns of c."""
-        more = with_equal_weights(self.state.coefficients, self.plan.num_clients)
-        return replace(self.state, coefficients=more)
+        coefficients, size = self.state.coefficients, self.plan.num_clients
+        scaled = coefficients.scaled(len(coefficients.places) / size)
+        return replace(self.state, coefficients=scaled.grown(size, 1 / size, 1 / size, 1))
 
     def model_for(self, partition_id: int) -> Model:
         """Mix the last round's models by the client's row of c."""
         state = self.state
         if not len(state.repliers):
             return state.model
-        row = normalized_rows(state.coefficients[[partition_id]][:, state.repliers])
+        row = normalized_rows(state.coefficients.at([partition_id], state.repliers))
         mix = MIXINGS[self.plan.mixing]
         return {kind: mix(row, rows)[0] for kind, rows in state.models.items()}
 
@@ -146,13 +147,12 @@ class KTpFLParams(ParameterStrategy):
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> KTpFLParamsState:
         """Update the repliers' coefficients, and store their models for the next round."""
         repliers, own = list(models), list(models.values())
-        coefficients = self.state.coefficients.copy()
-        block = np.ix_(repliers, repliers)
+        coefficients = self.state.coefficients.with_members(repliers)
         shares = self.sizes(repliers) / self.sizes(self.trained).sum()
-        coefficients[block] = self.updated_block(coefficients[block], own, shares)
+        block = self.updated_block(coefficients.at(repliers, repliers), own, shares)
         return replace(
             self.state,
-            coefficients=coefficients,
+            coefficients=coefficients.changed(repliers, repliers, block),
             repliers=np.array(repliers),
             models=stacked(own),
         )
@@ -178,12 +178,13 @@ class KTpFLParams(ParameterStrategy):
         of_trained = [m for m, n in enumerate(state.repliers) if n in trained]
         givers = state.repliers[of_trained].tolist()
         models = [{kind: rows[m] for kind, rows in state.models.items()} for m in of_trained]
-        own, coefficients = self.models_in(replies), state.coefficients.copy()
+        own, coefficients = self.models_in(replies), state.coefficients.with_members(replies)
         for n, model in own.items():
             members = [*givers, n]
-            block = coefficients[np.ix_(members, members)]
+            block = coefficients.at(members, members)
             shares = self.sizes(members) / self.sizes([*trained, n]).sum()
-            coefficients[n, members] = self.updated_block(block, [*models, model], shares)[-1]
+            row = self.updated_block(block, [*models, model], shares)[-1:]
+            coefficients = coefficients.changed([n], members, row)
         # No row gives weight to another new client.
         return replace(
             state,
@@ -193,5 +194,5 @@ class KTpFLParams(ParameterStrategy):
         )
 
     def matrices(self) -> dict[str, NDArray[Any]]:
-        """Return c as ``coefficients``, (N, N)."""
-        return {"coefficients": self.state.coefficients}
+        """Return c as ``coefficients``."""
+        return self.state.coefficients.named("coefficients")

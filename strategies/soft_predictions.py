@@ -22,7 +22,7 @@ from strategies.core.caching import ASKED, TAUGHT, LessonCache, packed
 from strategies.core.flower import log
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
 from strategies.core.mixing import MIXINGS
-from strategies.core.new_clients import padded, with_means
+from strategies.core.new_clients import padded
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.privacy import privacy_spent
 from strategies.core.probabilities import (
@@ -177,20 +177,21 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         )
 
     def grown(self) -> SoftPredictionState:
-        """Add clients without releases; personal lessons of theirs are the mean of the others'."""
-        state, size, are_personal = self.state, self.plan.num_clients, self.lessons_are_personal
-        return replace(
-            state,
-            releases=padded(state.releases, size),
-            lessons=with_means(state.lessons, size) if are_personal else state.lessons,
-            cache=state.cache.grown(size, are_personal) if state.cache else None,
-        )
+        """Add clients without releases."""
+        state, size = self.state, self.plan.num_clients
+        cache = state.cache.grown(size, self.lessons_are_personal) if state.cache else None
+        return replace(state, releases=padded(state.releases, size), cache=cache)
 
     # ---- Hook of methods -------------------------------------------------------------
 
     def teach(self, server_round: int, replies: dict[int, Reply]) -> SoftPredictionState:
         """Return the state with lessons, (..., A, K), from predictions on the A samples."""
         raise NotImplementedError
+
+    def lesson_of(self, partition_id: int) -> NDArray[Any]:
+        """Return the personal lesson of one client, (P, K)."""
+        lesson: NDArray[Any] = self.state.lessons[partition_id]
+        return lesson
 
     # ---- Hooks of every strategy -----------------------------------------------------
 
@@ -275,7 +276,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         if state.cache:
             missing = state.cache.missing(partition_id, self._samples(server_round - 1))
         if self.lessons_are_personal:
-            return self._encode(state.lessons[partition_id], missing)
+            return self._encode(self.lesson_of(partition_id), missing)
         return self.round.once(missing.tobytes(), lambda: self._encode(state.lessons, missing))
 
     def _encode(self, lessons: NDArray[Any], missing: NDArray[np.bool_]) -> Arrays:

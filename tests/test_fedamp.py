@@ -1,5 +1,7 @@
 """FedAMP (Huang et al. 2021): the cloud's mixtures, the clients' steps, FedAvg and local models."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from two_clients import CHANGES, assert_same_models, gradient, training_data, wi
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
+from strategies.core.pair_matrix import PairMatrix
 from strategies.fedamp import attention_weights
 from strategies.parameters import gram_matrix, squared_distances
 
@@ -105,8 +108,9 @@ def test_a_client_that_was_absent_is_mixed_with_its_last_model(small, tmp_path):
 def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     whole = fedkd_flwr.run({**small, **OWN}, output_dir=tmp_path / "whole")
     run = fedkd_flwr.run({**small, **OWN}, output_dir=tmp_path / "run", num_server_rounds=1)
+    attention = {f"attention/{part.name}" for part in fields(PairMatrix)}
     assert set(read_checkpoint(run.path).state) == {
-        "model/weights", "library/0/weights", "library/1/weights", "attention",
+        "model/weights", "library/0/weights", "library/1/weights", *attention,
     }  # fmt: skip
     resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
     np.testing.assert_array_equal(resumed.matrices["attention"], whole.matrices["attention"])

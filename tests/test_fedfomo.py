@@ -1,5 +1,7 @@
 """FedFomo (Zhang et al. 2021): weights by validation loss, mixtures, and models that are sent."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,7 @@ import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.runs import read_checkpoint
+from strategies.core.pair_matrix import PairMatrix
 from strategies.core.randomness import random_generator
 from strategies.fedfomo import chosen_models, gains_of, weights_of
 
@@ -178,7 +181,8 @@ def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
     library = {f"library/{n}/weights" for n in (0, 1, 2)}
-    assert set(read_checkpoint(run.path).state) == {"model/weights", "affinities", *library}
+    affinities = {f"affinities/{part.name}" for part in fields(PairMatrix)}
+    assert set(read_checkpoint(run.path).state) == {"model/weights", *affinities, *library}
     resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
     np.testing.assert_array_equal(resumed.matrices["affinities"], whole.matrices["affinities"])
     assert list(resumed.clients["loss"]) == list(whole.clients["loss"])

@@ -1,5 +1,7 @@
 """KT-pFL on parameters (Zhang et al. 2021, appendix C): c's step, the mixture, FedAvg at 1/N."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from two_clients import (
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
+from strategies.core.pair_matrix import PairMatrix
 from strategies.core.probabilities import normalized_rows, project_onto_simplex
 from strategies.kt_pfl_params import distance_gradient
 from strategies.parameters import gram_matrix
@@ -126,7 +129,8 @@ def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
     state = read_checkpoint(run.path).state
-    assert set(state) == {"model/weights", "models/weights", "coefficients", "repliers"}
+    coefficients = {f"coefficients/{part.name}" for part in fields(PairMatrix)}
+    assert set(state) == {"model/weights", "models/weights", *coefficients, "repliers"}
     resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
     np.testing.assert_array_equal(resumed.matrices["coefficients"], whole.matrices["coefficients"])
     assert list(resumed.clients["loss"]) == list(whole.clients["loss"])

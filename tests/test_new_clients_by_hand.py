@@ -78,10 +78,11 @@ def test_fedmd_teaches_the_mean_of_trained_clients(predictions):
 
 def test_kt_pfl_updates_its_row_by_eq_7(predictions):
     strategy = taught(KTpFL, predictions, coefficient_learning_rate=0.05, public_batch_size=2)
-    before = strategy.state.coefficients.copy()
+    before = strategy.state.coefficients.whole()
     np.testing.assert_allclose(before[np.ix_(TRAINED, TRAINED)].sum(axis=1), 1)
     np.testing.assert_array_equal(before[TRAINED][:, [FIRST, SECOND]], 0)
-    givers = np.concatenate([strategy.state.lessons[TRAINED], stacked(predictions, FIRST)])
+    teachers = [strategy.lesson_of(n) for n in TRAINED]
+    givers = np.concatenate([teachers, stacked(predictions, FIRST)])
     strategy.state = strategy.welcome(1, {FIRST: predictions[FIRST], SECOND: predictions[SECOND]})
     row = torch.full((4,), 0.25, dtype=torch.float64, requires_grad=True)
     teacher = torch.tensordot(row, torch.tensor(givers).double(), dims=1)
@@ -93,22 +94,22 @@ def test_kt_pfl_updates_its_row_by_eq_7(predictions):
     moved = (row.detach() - step + step.mean()).numpy()
     assert moved.min() > 0
     members = [*TRAINED, FIRST]
-    np.testing.assert_allclose(strategy.state.coefficients[FIRST, members], moved, rtol=1e-5)
-    np.testing.assert_allclose(
-        strategy.state.lessons[FIRST], np.tensordot(moved, givers, axes=1), rtol=1e-5
-    )
-    assert strategy.state.coefficients[FIRST, SECOND] == 0
-    np.testing.assert_array_equal(strategy.state.coefficients[TRAINED], before[TRAINED])
+    after = strategy.state.coefficients.whole()
+    np.testing.assert_allclose(after[FIRST, members], moved, rtol=1e-5)
+    mixed = np.tensordot(moved, givers, axes=1)
+    np.testing.assert_allclose(strategy.lesson_of(FIRST), mixed, rtol=1e-5)
+    assert after[FIRST, SECOND] == 0
+    np.testing.assert_array_equal(after[TRAINED], before[TRAINED])
 
 
 def test_topk_pfl_uses_the_teacher_of_the_most_similar_client(predictions):
     strategy = taught(TopKPFL, predictions, top_k=1)
-    lessons = strategy.state.lessons.copy()
-    nearly = lessons[TRAINED[1]] * 0.999 + 0.001 / 3
+    lesson = strategy.lesson_of(TRAINED[1]).copy()
+    nearly = lesson * 0.999 + 0.001 / 3
     strategy.state = strategy.welcome(
         1, {FIRST: reply_with({"predictions": nearly.astype(np.float32)})}
     )
-    np.testing.assert_allclose(strategy.state.lessons[FIRST], lessons[TRAINED[1]], rtol=1e-6)
+    np.testing.assert_allclose(strategy.lesson_of(FIRST), lesson, rtol=1e-6)
 
 
 def test_public_samples_are_those_of_the_last_round():

@@ -17,6 +17,7 @@ from fedkd_flwr.runs.arrays import ArraysError, read_arrays
 from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
 from fedkd_flwr.runs.folders import absolute
 from strategies.core.flower import log
+from strategies.core.pair_matrix import STARTS, whole_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,10 +134,18 @@ class Run:
 
     @cached_property
     def matrices(self) -> dict[str, NDArray[Any]]:
-        """The method's matrices by name, shape (rounds, ...)."""
-        files = sorted((self.path / MATRICES).glob("*.npy"))
-        read = {file.stem: self._rounds_of(file)[: self.until] for file in files}
+        """The method's matrices by name, shape (rounds, ...).
+
+        Entries of clients that have not trained yet are those of the start.
+        """
+        read = {name: self._matrices_of(name) for name in self.matrix_names}
         return {name: in_one_shape(rounds) for name, rounds in read.items() if rounds}
+
+    @property
+    def matrix_names(self) -> list[str]:
+        """The names of the method's matrices, in alphabetical order."""
+        names = (file.stem for file in (self.path / MATRICES).glob("*.npy"))
+        return sorted(name for name in names if not name.endswith(STARTS))
 
     @property
     def finished(self) -> bool:
@@ -210,6 +219,17 @@ class Run:
                 raise self._damaged_lines(name, f"line {number}: {_reason(error)}") from None
             _require_types(file, rows[-1], dict.fromkeys(keys, int), self._redo)
         return [row for row in rows if row["round"] <= self._last_round]
+
+    def _matrices_of(self, name: str) -> list[NDArray[Any]]:
+        """Return a matrix at the end of each round, with all clients."""
+        file, starts = (self.path / MATRICES / f"{name}{part}.npy" for part in ("", STARTS))
+        rounds = self._rounds_of(file)[: self.until]
+        if not starts.exists():
+            return rounds
+        try:
+            return list(map(whole_of, rounds, self._rounds_of(starts)))
+        except (ValueError, IndexError) as error:
+            raise self._damaged_matrix(starts, str(error)) from None
 
     def _rounds_of(self, file: Path) -> list[NDArray[Any]]:
         """Return a matrix at the end of each round."""

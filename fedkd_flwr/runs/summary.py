@@ -83,7 +83,7 @@ def summarize(run: Run, seconds: float) -> dict[str, Any]:
         **{name: sum(row[name] for row in rows) for name in [*COUNTED, "failures"]},
         **_gradient_steps(rows, evaluated),
         "new_clients": _of_new_clients(rows[-1]),
-        "matrices": sorted(run.matrices),
+        "matrices": run.matrix_names,
         "seconds": round(seconds, 3),
     }
 
