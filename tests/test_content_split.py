@@ -22,8 +22,8 @@ PARTS = ("train", "validation", "test")
 def plan_of(client_split="60/20/20", seed=0):
     settings = DataSettings(
         dataset="folder:anywhere",
-        own_classes=3,
-        own_shape="1,8,8",
+        configured_classes=3,
+        configured_shape="1,8,8",
         public_dataset="none",
         client_split=client_split,
     )

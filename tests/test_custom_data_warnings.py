@@ -93,7 +93,7 @@ def test_each_mistake_has_one_line(name, sentence, own, logged, tmp_path):
 def test_a_number_of_classes_says_that_class_0_may_be_absent():
     name = f"{HERE}:from_one"
     assert len(warnings_about_data(DataSettings(dataset=name))) == 1
-    assert warnings_about_data(DataSettings(dataset=name, own_classes=4)) == []
+    assert warnings_about_data(DataSettings(dataset=name, configured_classes=4)) == []
 
 
 def test_folders_named_from_one_are_warned_about(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from federation import images_of
 from helpers import write_image_folder, write_parquet
 
-from fedkd_flwr.clients.ledger import PrivacyLedger
+from fedkd_flwr.clients.privacy_ledger import PrivacyLedger
 from fedkd_flwr.engines.doctor import check_node
 from strategies.core.privacy import privacy_spent
 

@@ -15,7 +15,7 @@ from fedkd_flwr.config import read_config
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.server_app import serve
-from strategies.core.measures import MEANS
+from strategies.core.optional_metrics import MEANS
 from strategies.core.replies import Due, InvalidReplyError, checked_arrays, error_reason
 from strategies.core.traffic import count_numbers
 

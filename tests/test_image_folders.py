@@ -6,7 +6,7 @@ from helpers import write_image_folder
 from PIL import Image
 
 from fedkd_flwr.data import sources
-from fedkd_flwr.data.registry import DataError, Wanted
+from fedkd_flwr.data.registry import DataError, DataFormat
 from fedkd_flwr.data.sources import load_images, load_own_data
 
 BRIGHTNESS = {"cat": 10, "dog": 100, "horse": 200}
@@ -52,7 +52,7 @@ def test_folders_made_by_tools_are_not_classes(tmp_path):
     found = load_images(f"folder:{write_pets(tmp_path, ['cat', 'dog'])}")
     assert (classes_by_brightness(found), len(found.labels)) == ({(10, 0), (100, 1)}, 4)
     assert found.classes == 2
-    unlabeled = load_images(f"folder:{tmp_path}", "", Wanted(labeled=False))
+    unlabeled = load_images(f"folder:{tmp_path}", "", DataFormat(labeled=False))
     assert len(unlabeled.images) == 4
 
 

@@ -15,7 +15,6 @@ from helpers import Witness, run_with, write_image_folder, write_parquet
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
-from fedkd_flwr.clients.ledger import DamagedLedgerError, PrivacyLedger
 from fedkd_flwr.clients.names_in_config import code_names
 from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.clients.policy import (
@@ -25,6 +24,7 @@ from fedkd_flwr.clients.policy import (
     PolicyError,
     read_policy,
 )
+from fedkd_flwr.clients.privacy_ledger import DamagedLedgerError, PrivacyLedger
 from fedkd_flwr.config import read_config
 from fedkd_flwr.grids.in_process import InProcessGrid
 from strategies.core.privacy import privacy_spent

@@ -17,7 +17,7 @@ from helpers import arrays_of, write_image_folder
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
-from fedkd_flwr.clients.ledger import PrivacyLedger
+from fedkd_flwr.clients.privacy_ledger import PrivacyLedger
 from strategies.core.flower import TaskIdentity
 from strategies.core.privacy import privacy_spent
 

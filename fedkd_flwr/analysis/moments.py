@@ -15,7 +15,7 @@ from fedkd_flwr.runs import Run
 from fedkd_flwr.runs.summary import summarize
 from strategies.core.answers import ANSWERS
 from strategies.core.evaluations import accuracy_statistics
-from strategies.core.measures import MEANS
+from strategies.core.optional_metrics import MEANS
 
 SECOND_MOMENTS = {"trained": "after local training", "received": "as received"}
 """Words for the second moment of a method, by the prefix of its columns."""

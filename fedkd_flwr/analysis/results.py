@@ -19,7 +19,7 @@ from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.spread import bottom_decile, jains_index, mean_of_worst_tenth
 from fedkd_flwr.analysis.targets import cost_to_target, without_partial_means
 from fedkd_flwr.runs import Run
-from strategies.core.measures import MEANS
+from strategies.core.optional_metrics import MEANS
 
 AT_SECOND_MOMENTS = ("trained_accuracy", "received_accuracy")
 """Mean accuracies after local training or as received, where ``accuracy`` is of the other one."""
@@ -111,7 +111,7 @@ def run_results(
         ``bytes``, ``gradient_steps`` (the mean over the clients in training, where a run counted
         them), ``seconds`` (only where none of the other runs took place at the same time),
         ``path``, and with a target those of `cost_to_target`; NaN for what a run does not have.
-        Columns of `AT_SECOND_MOMENTS` and of `strategies.core.measures.MEANS`, means over
+        Columns of `AT_SECOND_MOMENTS` and of `strategies.core.optional_metrics.MEANS`, means over
         clients, where some run has measured them; those of `OF_NEW_CLIENTS` where some run has
         any: mean and worst accuracy, and the share of them that are above the reference's own.
     """

@@ -45,7 +45,7 @@ def label_counts(run: Run) -> pd.DataFrame:
         If the data of the run cannot be rebuilt on this machine.
     """
     plan = recorded_config(run).run.data_plan
-    labels = load_labels(plan.settings.dataset, plan.settings.data_root, plan.settings.wanted)
+    labels = load_labels(plan.settings.dataset, plan.settings.data_root, plan.settings.data_format)
     counts = [
         np.bincount(labels[indices], minlength=plan.settings.num_classes)
         for indices in client_indices(plan)

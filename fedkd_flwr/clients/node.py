@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedkd_flwr.clients.ledger import LEDGER, PrivacyLedger
 from fedkd_flwr.clients.policy import (
     OPEN,
     POLICY_KEYS,
@@ -15,6 +14,7 @@ from fedkd_flwr.clients.policy import (
     PolicyError,
     read_policy,
 )
+from fedkd_flwr.clients.privacy_ledger import LEDGER, PrivacyLedger
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.content_split import Grouping
 from fedkd_flwr.data.registry import DataError

@@ -2,24 +2,22 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from logging import INFO, WARNING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.distillation_search import Candidate, PairSearch
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.request import TRAIN
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.memory import Memory
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob
 from fedkd_flwr.training.loop import (
     DivergedError,
-    Evaluation,
     epoch_batches,
     evaluate,
     gathered,
@@ -62,80 +60,6 @@ class Imitation:
         hard = functional.cross_entropy(logits, labels)
         soft = self.soft_loss(logits, soft_labels, self.temperature)
         return (1 - self.share) * hard + self.share * self.temperature**2 * soft
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A model that was distilled for a pair of the grid, with its results.
-
-    Attributes
-    ----------
-    validation, test : Evaluation
-        On validation data, which select the model, and on test data, which select nothing.
-    weights : dict of str to Tensor
-        The model's parameters and buffers.
-    """
-
-    validation: Evaluation
-    test: Evaluation
-    weights: dict[str, Tensor]
-
-    @property
-    def rank(self) -> tuple[int, float]:
-        """Correct predictions and negative loss on validation data; larger is better."""
-        return self.validation.correct, -self.validation.loss
-
-
-@dataclass
-class Search:
-    """A client's progress through the pairs of the grid.
-
-    Attributes
-    ----------
-    counts : ndarray
-        Shape (pairs, 2): correct predictions of each pair's model on validation and on test data,
-        `DIVERGED` for both if the pair diverged or was not tried yet.
-    tried : int
-        Number of pairs that were tried, in the order of the grid.
-    best : int
-        Position of the best pair on validation data, -1 for none.
-    loss : float
-        Its validation cross-entropy.
-    weights : dict of str to Tensor
-        Its model.
-    """
-
-    counts: NDArray[np.int32]
-    tried: int = 0
-    best: int = -1
-    loss: float = 0.0
-    weights: dict[str, Tensor] = field(default_factory=dict)
-
-    def add(self, candidate: Candidate | None) -> None:
-        """Record the result of the next pair: its model, or None if it diverged."""
-        position, self.tried = self.tried, self.tried + 1
-        if candidate is None:
-            return
-        self.counts[position] = candidate.validation.correct, candidate.test.correct
-        if self.best < 0 or candidate.rank > (int(self.counts[self.best, 0]), -self.loss):
-            self.best, self.loss = position, candidate.validation.loss
-            self.weights = candidate.weights
-
-    def saved(self) -> Memory:
-        """Return the progress as a memory of its own."""
-        progress = Memory()
-        progress.save("counts", {"counts": torch.from_numpy(self.counts)})
-        progress.save("best", self.weights)
-        numbers = {"tried": self.tried, "best": self.best, "loss": self.loss}
-        progress.save_numbers("search", numbers)
-        return progress
-
-    @classmethod
-    def read(cls, progress: Memory) -> "Search":
-        """Read the progress from the result of `saved`."""
-        counts, numbers = progress.tensors["counts"]["counts"], progress.numbers["search"]
-        tried, best = int(numbers["tried"]), int(numbers["best"])
-        return cls(counts.numpy(), tried, best, numbers["loss"], progress.load("best") or {})
 
 
 class PersFLClient(ParameterClient):
@@ -237,7 +161,7 @@ class PersFLClient(ParameterClient):
         return search.counts
 
     @yields_jobs
-    def searched(self, server_round: int) -> Steps[Search]:
+    def searched(self, server_round: int) -> Steps[PairSearch]:
         """Distill from the teacher, which is in `model`, for each pair that was not tried yet."""
         teacher = {name: value.clone() for name, value in self.model.state_dict().items()}
         teacher_logits = yield PredictJob(self.model, self.data.train_images)
@@ -258,7 +182,7 @@ class PersFLClient(ParameterClient):
             self.note_search(search)
         return search
 
-    def search_so_far(self) -> Search:
+    def search_so_far(self) -> PairSearch:
         """Return the interrupted search if it had this teacher, else a new search."""
         folder = self.memory_folder
         progress = folder.read_progress(self.request.server_round) if folder else None
@@ -269,11 +193,11 @@ class PersFLClient(ParameterClient):
                 if str(number) in states:
                     generator.set_state(states[str(number)])
             self.gradient_steps.taken += int(progress.numbers["steps"][GRADIENT_STEPS.name])
-            return Search.read(progress)
+            return PairSearch.read(progress)
         shape = len(self.settings.grid()), 2
-        return Search(np.full(shape, DIVERGED, dtype=np.int32))
+        return PairSearch(np.full(shape, DIVERGED, dtype=np.int32))
 
-    def note_search(self, search: Search) -> None:
+    def note_search(self, search: PairSearch) -> None:
         """Note the progress of stage 2, so that an interrupted message can continue."""
         folder = self.memory_folder
         if folder is None:

@@ -33,7 +33,7 @@ from fedkd_flwr.data.registry import (
 )
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.methods import FAMILIES, METHODS
-from strategies.core.measures import MEASURES
+from strategies.core.optional_metrics import MEASURES
 from strategies.core.plan import Settings
 from strategies.core.settings_groups import (
     NoneOfTheAllowedError,

@@ -37,7 +37,7 @@ from fedkd_flwr.memory import (
 )
 from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps, complete
 from fedkd_flwr.training.loop import count_correct, refresh_statistics, seeded, statistics_of
-from fedkd_flwr.training.measures import measured
+from fedkd_flwr.training.optional_metrics import measured
 from strategies.core.answers import packed
 from strategies.core.evaluations import Moment
 from strategies.core.flower import log

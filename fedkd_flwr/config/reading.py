@@ -112,7 +112,9 @@ class Configuration(BaseModel):
             )
         if "data-root" in unread:
             sentences.append(f"{run.data.dataset} does not read data-root: ignored.")
-        if run.data.dataset in DATASETS and (run.data.own_classes or run.data.own_shape):
+        if run.data.dataset in DATASETS and (
+            run.data.configured_classes or run.data.configured_shape
+        ):
             sentences.append(
                 f"{run.data.dataset} does not read num-classes and image-shape: ignored."
             )

@@ -100,7 +100,7 @@ class ClientData:
 def _split_pool(plan: DataPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the private and the held-out positions in the data set."""
     settings = plan.settings
-    labels = load_labels(settings.dataset, settings.data_root, settings.wanted)
+    labels = load_labels(settings.dataset, settings.data_root, settings.data_format)
     pool = np.arange(len(labels))
     if 0 < settings.max_samples < len(labels):
         generator = random_generator(plan.seed, "max-samples")
@@ -133,7 +133,7 @@ def client_indices(plan: DataPlan) -> list[NDArray[np.int64]]:
     if len(private) < plan.num_clients:
         # Some partitions would search for minutes before they found out.
         raise DataError(f"{len(private)} samples are too few for {plan.num_clients} clients")
-    labels = load_labels(settings.dataset, settings.data_root, settings.wanted)[private]
+    labels = load_labels(settings.dataset, settings.data_root, settings.data_format)[private]
     if settings.partition == BY_COLUMN:
         # Deferred: Arrow is loaded for tables alone.
         from fedkd_flwr.data.by_column import split_by_column
@@ -154,8 +154,8 @@ def load_private(settings: DataSettings) -> ImageSet:
     DataError
         If it cannot be loaded, or custom data have another shape or other classes.
     """
-    everything = load_images(settings.dataset, settings.data_root, settings.wanted)
-    settings.check_own(tuple(everything.images.shape[1:]), everything.classes)
+    everything = load_images(settings.dataset, settings.data_root, settings.data_format)
+    settings.check_custom_data(tuple(everything.images.shape[1:]), everything.classes)
     return everything
 
 
@@ -184,7 +184,7 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
         load_private(settings)
         for warning in warnings_about_data(settings):
             log(WARNING, "%s", warning)
-    labels = load_labels(settings.dataset, settings.data_root, settings.wanted)
+    labels = load_labels(settings.dataset, settings.data_root, settings.data_format)
     most = 0
     for partition_id, indices in enumerate(client_indices(plan)):
         split_client(labels[indices], settings.client_split, plan.seed, partition_id)
@@ -211,7 +211,9 @@ def public_pool_size(settings: DataSettings) -> int:
     if settings.public_dataset == HELD_OUT:
         return settings.num_held_out
     _require_other_dataset(settings)
-    return len(load_labels(settings.public_dataset, settings.data_root, settings.wanted_in_public))
+    return len(
+        load_labels(settings.public_dataset, settings.data_root, settings.public_data_format)
+    )
 
 
 def _require_other_dataset(settings: DataSettings) -> None:
@@ -238,12 +240,12 @@ class _Loaded:
             return torch.empty((0, *shape), device=device)
         if settings.public_dataset == HELD_OUT:
             _, public = _split_pool(self.plan)
-            everything = load_images(settings.dataset, settings.data_root, settings.wanted)
+            everything = load_images(settings.dataset, settings.data_root, settings.data_format)
             images = everything.images[torch.from_numpy(public)]
         else:
             _require_other_dataset(settings)
             images = public_images(
-                settings.public_dataset, shape, settings.data_root, settings.wanted_in_public
+                settings.public_dataset, shape, settings.data_root, settings.public_data_format
             )
         return scaling_of(settings)(images).to(device)
 
@@ -357,7 +359,7 @@ def _build_client(
     if data_path:
         _require_symmetric(settings)
         shape, classes = settings.image_shape, settings.num_classes
-        own = load_own_data(data_path, shape, classes, settings.wanted, grouping)
+        own = load_own_data(data_path, shape, classes, settings.data_format, grouping)
         kind = "samples" if grouping == UNGROUPED else "groups"
         parts = parts_by_content(own.keys, settings.client_split, partition_id, own.folders, kind)
     else:

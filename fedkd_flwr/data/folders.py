@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkd_flwr.data.registry import DataError, Wanted
+from fedkd_flwr.data.registry import DataError, DataFormat
 from fedkd_flwr.data.storage import PARTS, parts_of
 
 IMAGE_FORMATS = {
@@ -39,17 +39,17 @@ def tables_at(path: Path) -> list[Path]:
     return [folder for folder in folders if (folder / "state.json").is_file()]
 
 
-def read_image_folder(path: Path, wanted: Wanted) -> tuple[list[Path], NDArray[np.int64]]:
+def read_image_folder(path: Path, data_format: DataFormat) -> tuple[list[Path], NDArray[np.int64]]:
     """Return the image files of a folder with one folder a class, and their classes.
 
     The parts ``train`` and ``test``, each with one folder per class, are pooled. Their classes are
     numbered together, so that a class that one part lacks does not shift the others.
     """
-    if not wanted.labeled:
+    if not data_format.labeled:
         files = image_files(path)
         return files, np.zeros(len(files), dtype=np.int64)
     folders = [folder for part in parts_of(path) for folder in _class_folders(part)]
-    numbers = _class_numbers(path, {folder.name for folder in folders}, wanted.classes)
+    numbers = _class_numbers(path, {folder.name for folder in folders}, data_format.classes)
     files, labels = [], []
     for folder in folders:
         images = image_files(folder)

@@ -47,11 +47,11 @@ def data_digests(plan: DataPlan) -> dict[str, str]:
     settings = plan.settings
     digests = {"split": _digest_of_indices(client_indices(plan))}
     if settings.dataset not in DATASETS:
-        private = load_images(settings.dataset, settings.data_root, settings.wanted)
+        private = load_images(settings.dataset, settings.data_root, settings.data_format)
         digests["dataset"] = content_digest(private.images, private.labels)
     if settings.public_dataset not in (*DATASETS, HELD_OUT, NO_PUBLIC_SET):
-        name, wanted = settings.public_dataset, settings.wanted_in_public
-        public = load_images(name, settings.data_root, wanted)
+        name, data_format = settings.public_dataset, settings.public_data_format
+        public = load_images(name, settings.data_root, data_format)
         digests["public-dataset"] = content_digest(public.images, public.labels)
     return digests
 

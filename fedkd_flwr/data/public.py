@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.data.decoding import convert_images
-from fedkd_flwr.data.registry import DataError, Shape, Wanted
+from fedkd_flwr.data.registry import DataError, DataFormat, Shape
 from fedkd_flwr.data.sources import ANY, load_images
 from strategies.core.randomness import random_generator
 
@@ -51,7 +51,9 @@ def split_public(
     return np.sort(order[held_out:]), np.sort(order[:held_out])
 
 
-def public_images(name: str, shape: Shape, data_root: str = "", wanted: Wanted = ANY) -> Tensor:
+def public_images(
+    name: str, shape: Shape, data_root: str = "", data_format: DataFormat = ANY
+) -> Tensor:
     """Return the images of another data set in the private shape, without their labels.
 
     Parameters
@@ -60,7 +62,7 @@ def public_images(name: str, shape: Shape, data_root: str = "", wanted: Wanted =
         As for `fedkd_flwr.data.sources.load_images`.
     shape : tuple of int
         Channels, height and width of the private images.
-    wanted : Wanted
+    data_format : DataFormat
         What the run config says about data that are not built in.
 
     Returns
@@ -73,7 +75,7 @@ def public_images(name: str, shape: Shape, data_root: str = "", wanted: Wanted =
     DataError
         If the data set is unknown or missing.
     """
-    images = load_images(name, data_root, wanted).images
+    images = load_images(name, data_root, data_format).images
     if images.shape[1:] == shape:
         return images
     if images.is_floating_point() or len(shape) != 3:

@@ -87,7 +87,7 @@ _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DataFormat:
     """What a run config says about data that are not built in.
 
     Attributes

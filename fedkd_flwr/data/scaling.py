@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedkd_flwr.data.decoding import to_float
-from fedkd_flwr.data.registry import SYMMETRIC, Wanted
+from fedkd_flwr.data.registry import SYMMETRIC, DataFormat
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.sources import load_images
 
@@ -123,13 +123,15 @@ def scaling_of(settings: DataSettings) -> Scaling:
     if settings.input_scaling == SYMMETRIC:
         return Symmetric()
     return _of_dataset(
-        settings.input_scaling, settings.dataset, settings.data_root, settings.wanted
+        settings.input_scaling, settings.dataset, settings.data_root, settings.data_format
     )
 
 
 @functools.lru_cache(maxsize=2)
-def _of_dataset(input_scaling: str, name: str, data_root: str, wanted: Wanted) -> Standardized:
-    return STANDARDIZED[input_scaling](load_images(name, data_root, wanted).images)
+def _of_dataset(
+    input_scaling: str, name: str, data_root: str, data_format: DataFormat
+) -> Standardized:
+    return STANDARDIZED[input_scaling](load_images(name, data_root, data_format).images)
 
 
 def scaling_from(description: Mapping[str, Any]) -> Scaling:

@@ -13,8 +13,8 @@ from fedkd_flwr.data.registry import (
     HELD_OUT,
     NO_PUBLIC_SET,
     DataError,
+    DataFormat,
     Shape,
-    Wanted,
     dataset_name,
     hub_id_of,
     partition_name,
@@ -30,13 +30,13 @@ class DataSettings(SettingsGroup):
     dataset : str
         The private data set: a built-in name, or custom data as ``hf:ORG/NAME``,
         ``folder:PATH`` or ``module:object``.
-    own_classes : int
+    configured_classes : int
         Number of classes of custom data; 0 for the largest label plus one.
     image_column : str
         Column of the images in custom data; empty to find it.
     label_column : str
         Column of the labels in custom data; empty to find it.
-    own_shape : str
+    configured_shape : str
         Shape of a sample of custom data, such as ``3,32,32``; empty for that of the first
         sample.
     data_root : str
@@ -84,8 +84,8 @@ class DataSettings(SettingsGroup):
     dataset: str = "digits"
     image_column: str = ""
     label_column: str = ""
-    own_classes: int = Field(default=0, ge=0)
-    own_shape: str = Field(default="", pattern=r"^$|^ *[1-9]\d*( *, *[1-9]\d*)* *$")
+    configured_classes: int = Field(default=0, ge=0)
+    configured_shape: str = Field(default="", pattern=r"^$|^ *[1-9]\d*( *, *[1-9]\d*)* *$")
     data_root: Annotated[str, PLACE] = ""
     input_scaling: Literal["symmetric", "per-pixel", "per-channel"] = "symmetric"
     max_samples: int = Field(default=0, ge=0)
@@ -130,7 +130,7 @@ class DataSettings(SettingsGroup):
     @classmethod
     def key_of(cls, name: str) -> str:
         """Return the flat key of a field; two keys have the names of properties."""
-        return {"own_classes": "num-classes", "own_shape": "image-shape"}.get(
+        return {"configured_classes": "num-classes", "configured_shape": "image-shape"}.get(
             name, super().key_of(name)
         )
 
@@ -141,8 +141,8 @@ class DataSettings(SettingsGroup):
             return DATASETS[self.dataset].classes
         from fedkd_flwr.data.sources import load_labels  # deferred: it loads PyTorch
 
-        return self.own_classes or int(
-            load_labels(self.dataset, self.data_root, self.wanted).max() + 1
+        return self.configured_classes or int(
+            load_labels(self.dataset, self.data_root, self.data_format).max() + 1
         )
 
     @property
@@ -150,25 +150,27 @@ class DataSettings(SettingsGroup):
         """Shape of a sample, channels, height and width of an image, found as `num_classes` is."""
         if self.dataset in DATASETS:
             return DATASETS[self.dataset].shape
-        if self.own_shape:
-            return self.wanted.shape
+        if self.configured_shape:
+            return self.data_format.shape
         from fedkd_flwr.data.sources import load_images  # deferred: it loads PyTorch
 
-        return tuple(load_images(self.dataset, self.data_root, self.wanted).images.shape[1:])
+        return tuple(load_images(self.dataset, self.data_root, self.data_format).images.shape[1:])
 
     @property
-    def wanted(self) -> Wanted:
-        """What the config says about custom private data."""
-        sides = [int(side) for side in self.own_shape.split(",") if side]
-        return Wanted(self.image_column, self.label_column, tuple(sides), self.own_classes)
+    def data_format(self) -> DataFormat:
+        """The format of custom private data, as the config describes it."""
+        sides = [int(side) for side in self.configured_shape.split(",") if side]
+        return DataFormat(
+            self.image_column, self.label_column, tuple(sides), self.configured_classes
+        )
 
     @property
-    def wanted_in_public(self) -> Wanted:
-        """What the config says about custom public data; images get the private shape."""
+    def public_data_format(self) -> DataFormat:
+        """The format of custom public data; images get the private shape."""
         shape = self.image_shape if len(self.image_shape) == 3 else ()
-        return replace(self.wanted, shape=shape, classes=0, labeled=False)
+        return replace(self.data_format, shape=shape, classes=0, labeled=False)
 
-    def check_own(self, shape: Shape, classes: int) -> None:
+    def check_custom_data(self, shape: Shape, classes: int) -> None:
         """Refuse custom data that contradict ``image-shape`` or ``num-classes``.
 
         Raises
@@ -177,10 +179,13 @@ class DataSettings(SettingsGroup):
             With what is found.
         """
         if shape != self.image_shape:
-            raise DataError(f"{self.dataset} has samples {shape}; image-shape is {self.own_shape}")
+            raise DataError(
+                f"{self.dataset} has samples {shape}; image-shape is {self.configured_shape}"
+            )
         if classes > self.num_classes:
             raise DataError(
-                f"{self.dataset} has labels up to {classes - 1}; num-classes is {self.own_classes}"
+                f"{self.dataset} has labels up to {classes - 1}; "
+                f"num-classes is {self.configured_classes}"
             )
 
     @property

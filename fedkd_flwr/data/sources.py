@@ -26,9 +26,9 @@ from fedkd_flwr.data.registry import (
     FOLDER,
     HUB,
     DataError,
+    DataFormat,
     Shape,
     Source,
-    Wanted,
     find_source,
     is_function,
 )
@@ -38,7 +38,7 @@ from fedkd_flwr.files import plain_name
 BUNDLED_DIGITS = "sklearn/datasets/data/digits.csv.gz"
 """File of scikit-learn with one row per digit: 64 brightnesses from 0 to 16, and the class."""
 
-ANY = Wanted()
+ANY = DataFormat()
 """The config says nothing about the data."""
 
 DECODING = 2
@@ -64,7 +64,7 @@ class ImageSet:
     classes: int
 
 
-def load_labels(name: str, data_root: str = "", wanted: Wanted = ANY) -> NDArray[np.int64]:
+def load_labels(name: str, data_root: str = "", data_format: DataFormat = ANY) -> NDArray[np.int64]:
     """Return the classes of all samples without decoding an image.
 
     Parameters
@@ -73,7 +73,7 @@ def load_labels(name: str, data_root: str = "", wanted: Wanted = ANY) -> NDArray
         Name of the data set, as `fedkd_flwr.data.registry.dataset_name` takes it.
     data_root : str
         Folder that holds Parquet data sets by hub id; empty for the Hugging Face hub.
-    wanted : Wanted
+    data_format : DataFormat
         What the config says about data that are not built in.
 
     Returns
@@ -86,10 +86,10 @@ def load_labels(name: str, data_root: str = "", wanted: Wanted = ANY) -> NDArray
     DataError
         If the data set is unknown, missing, or holds classes it should not.
     """
-    return _load_labels(name, data_root, _concerning(name, wanted))
+    return _load_labels(name, data_root, _concerning(name, data_format))
 
 
-def load_images(name: str, data_root: str = "", wanted: Wanted = ANY) -> ImageSet:
+def load_images(name: str, data_root: str = "", data_format: DataFormat = ANY) -> ImageSet:
     """Return a whole data set, decoded; the second call in a process costs nothing.
 
     What is decoded from image files is kept on disk (`fedkd_flwr.data.cache`), from where other
@@ -97,7 +97,7 @@ def load_images(name: str, data_root: str = "", wanted: Wanted = ANY) -> ImageSe
 
     Parameters
     ----------
-    name, data_root, wanted
+    name, data_root, data_format
         As for `load_labels`.
 
     Raises
@@ -105,28 +105,28 @@ def load_images(name: str, data_root: str = "", wanted: Wanted = ANY) -> ImageSe
     DataError
         If the data set is unknown or missing, or an image cannot be decoded.
     """
-    return _load_images(name, data_root, _concerning(name, wanted))
+    return _load_images(name, data_root, _concerning(name, data_format))
 
 
-def _concerning(name: str, wanted: Wanted) -> Wanted:
+def _concerning(name: str, data_format: DataFormat) -> DataFormat:
     """Return the settings that a data set reads, so that others do not load it again."""
-    return wanted if name.startswith((HUB, FOLDER)) else ANY
+    return data_format if name.startswith((HUB, FOLDER)) else ANY
 
 
 # The caches sit behind the public functions, so that a keyword argument is no other key.
 @functools.cache
-def _load_labels(name: str, data_root: str, wanted: Wanted) -> NDArray[np.int64]:
+def _load_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[np.int64]:
     if is_function(name) or name.startswith(FOLDER):
-        return load_images(name, data_root, wanted).labels.numpy()
-    source = _source(name, data_root, wanted)
-    labels = _read_labels(name, data_root, wanted) if source.hub_id else _bundled_digits()[1]
+        return load_images(name, data_root, data_format).labels.numpy()
+    source = _source(name, data_root, data_format)
+    labels = _read_labels(name, data_root, data_format) if source.hub_id else _bundled_digits()[1]
     _require_classes(labels, source.classes, f"data set {name!r}")
     labels.flags.writeable = False
     return labels
 
 
 @functools.cache
-def _source(name: str, data_root: str, wanted: Wanted) -> Source:
+def _source(name: str, data_root: str, data_format: DataFormat) -> Source:
     """Return where a data set lies: as the registry says, or as its own columns tell."""
     if not name.startswith(HUB):
         return find_source(name)
@@ -134,20 +134,22 @@ def _source(name: str, data_root: str, wanted: Wanted) -> Source:
 
     hub_id = name.removeprefix(HUB)
     schema = schema_of(hub_id, data_root)
-    image_column = find_column(schema, IMAGES, wanted.image_column, name)
-    label_column = find_column(schema, LABELS, wanted.label_column, name) if wanted.labeled else ""
-    return Source(hub_id, image_column, label_column, wanted.shape, wanted.classes)
+    image_column = find_column(schema, IMAGES, data_format.image_column, name)
+    label_column = (
+        find_column(schema, LABELS, data_format.label_column, name) if data_format.labeled else ""
+    )
+    return Source(hub_id, image_column, label_column, data_format.shape, data_format.classes)
 
 
-def _read_labels(name: str, data_root: str, wanted: Wanted) -> NDArray[np.int64]:
-    path = _path_in_cache(name, data_root, wanted)
+def _read_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[np.int64]:
+    path = _path_in_cache(name, data_root, data_format)
     kept = None if path is None else read_array(path, "labels")
     if kept is not None:
         return kept.numpy()
     # Deferred: digits need no Arrow, nor does what was decoded before.
     from fedkd_flwr.data.tables import read_column, whole_numbers
 
-    source = _source(name, data_root, wanted)
+    source = _source(name, data_root, data_format)
     if not source.label_column:
         number = len(read_column(source.hub_id, source.image_column, data_root))
         return np.zeros(number, dtype=np.int64)
@@ -155,49 +157,49 @@ def _read_labels(name: str, data_root: str, wanted: Wanted) -> NDArray[np.int64]
 
 
 @functools.cache
-def _load_images(name: str, data_root: str, wanted: Wanted) -> ImageSet:
+def _load_images(name: str, data_root: str, data_format: DataFormat) -> ImageSet:
     if name.startswith(FOLDER):
-        return _load_folder(Path(name.removeprefix(FOLDER)), wanted)
+        return _load_folder(Path(name.removeprefix(FOLDER)), data_format)
     if is_function(name):
         samples, classes_of = call_for_data(name)
         return ImageSet(samples, classes_of, int(classes_of.max()) + 1)
-    source = _source(name, data_root, wanted)
-    labels = torch.tensor(load_labels(name, data_root, wanted))
+    source = _source(name, data_root, data_format)
+    labels = torch.tensor(load_labels(name, data_root, data_format))
     if source.hub_id:
-        images = _read_images(name, data_root, wanted, labels)
+        images = _read_images(name, data_root, data_format, labels)
     else:
         images = convert_images(_bundled_digits()[0], source.shape)
     return ImageSet(images, labels, source.classes or int(labels.max()) + 1)
 
 
-def _load_folder(path: Path, wanted: Wanted) -> ImageSet:
+def _load_folder(path: Path, data_format: DataFormat) -> ImageSet:
     if not path.exists():
         raise DataError(f"there is no folder {str(path)!r}")
-    return _load_files(path, _encoded_at(path, wanted), wanted)
+    return _load_files(path, _encoded_at(path, data_format), data_format)
 
 
-def _load_files(path: Path, files: "_Files", wanted: Wanted) -> ImageSet:
+def _load_files(path: Path, files: "_Files", data_format: DataFormat) -> ImageSet:
     """Decode the images of a folder or a table; what is decoded is kept for other processes."""
-    _require_classes(files.labels, wanted.classes, repr(str(path)))
+    _require_classes(files.labels, data_format.classes, repr(str(path)))
     labels = torch.from_numpy(files.labels)
     # The digest takes time, and is needed only if the cache is on.
-    shape, encoded = wanted.shape, files.encoded
+    shape, encoded = data_format.shape, files.encoded
     kept_at = cache_folder() and _named_by_content(path.name, (digest_of(encoded), shape))
     images = _decoded(kept_at, labels, lambda: decode_images(encoded, shape, files.names))
-    return ImageSet(images, labels, wanted.classes or int(labels.max()) + 1)
+    return ImageSet(images, labels, data_format.classes or int(labels.max()) + 1)
 
 
-def _read_images(name: str, data_root: str, wanted: Wanted, labels: Tensor) -> Tensor:
+def _read_images(name: str, data_root: str, data_format: DataFormat, labels: Tensor) -> Tensor:
     """Return the images of a data set in Parquet files or on the hub."""
 
     def decode() -> Tensor:
         from fedkd_flwr.data.tables import encoded_images, read_column
 
-        source = _source(name, data_root, wanted)
+        source = _source(name, data_root, data_format)
         column = read_column(source.hub_id, source.image_column, data_root)
         return decode_images(encoded_images(column), source.shape)
 
-    return _decoded(_path_in_cache(name, data_root, wanted), labels, decode)
+    return _decoded(_path_in_cache(name, data_root, data_format), labels, decode)
 
 
 def _decoded(path: Path | None, labels: Tensor, decode: Callable[[], Tensor]) -> Tensor:
@@ -212,11 +214,11 @@ def _decoded(path: Path | None, labels: Tensor, decode: Callable[[], Tensor]) ->
 
 
 @functools.cache
-def _path_in_cache(name: str, data_root: str, wanted: Wanted) -> Path | None:
+def _path_in_cache(name: str, data_root: str, data_format: DataFormat) -> Path | None:
     """Return the file of a data set in the cache; None where nothing is kept."""
     if cache_folder() is None:
         return None
-    source = _source(name, data_root, wanted)
+    source = _source(name, data_root, data_format)
     return _named_by_content(name, (fingerprint(source.hub_id, data_root), source))
 
 
@@ -272,7 +274,7 @@ def load_own_data(
     path: str | Path,
     shape: Shape,
     classes: int,
-    wanted: Wanted = ANY,
+    data_format: DataFormat = ANY,
     grouping: Grouping = UNGROUPED,
 ) -> OwnData:
     """Load a node's own images: a folder with one folder per class, or one Parquet file.
@@ -310,9 +312,9 @@ def load_own_data(
         return OwnData(samples, own_labels, classes, keys, [])
     if not path.exists():
         raise DataError(f"there is no folder or Parquet file at {str(path)!r}")
-    wanted = replace(wanted, shape=shape, classes=classes)
-    files = _encoded_at(path, wanted, grouping)
-    decoded = _load_files(path, files, wanted)
+    data_format = replace(data_format, shape=shape, classes=classes)
+    files = _encoded_at(path, data_format, grouping)
+    decoded = _load_files(path, files, data_format)
     keys = files.groups or content_keys(files.encoded)
     return OwnData(decoded.images, decoded.labels, decoded.classes, keys, files.folders)
 
@@ -331,20 +333,20 @@ class _Files:
     groups: list[str]
 
 
-def _encoded_at(path: Path, wanted: Wanted, grouping: Grouping = UNGROUPED) -> _Files:
+def _encoded_at(path: Path, data_format: DataFormat, grouping: Grouping = UNGROUPED) -> _Files:
     """Return the images of a folder or a table."""
     if places := tables_at(path):
-        return _encoded_in(places, wanted, grouping)
+        return _encoded_in(places, data_format, grouping)
     if grouping.column:
         raise DataError("group-column reads a table; images in folders have a group-pattern")
-    files, own = read_image_folder(path, wanted)
-    folders, paths = folders_and_paths(path, files) if wanted.labeled else ([], [])
+    files, own = read_image_folder(path, data_format)
+    folders, paths = folders_and_paths(path, files) if data_format.labeled else ([], [])
     groups = groups_of_files(paths, grouping.pattern) if grouping.pattern else []
     encoded = [file.read_bytes() for file in files]
     return _Files(encoded, [repr(str(file)) for file in files], own, folders, groups)
 
 
-def _encoded_in(places: list[Path], wanted: Wanted, grouping: Grouping) -> _Files:
+def _encoded_in(places: list[Path], data_format: DataFormat, grouping: Grouping) -> _Files:
     """Return the images of tables."""
     from fedkd_flwr.data.tables import (
         IMAGES,
@@ -362,12 +364,12 @@ def _encoded_in(places: list[Path], wanted: Wanted, grouping: Grouping) -> _File
     labels = []
     for place in places:
         table = read_table(place)
-        images = find_column(table.schema, IMAGES, wanted.image_column, repr(str(place)))
+        images = find_column(table.schema, IMAGES, data_format.image_column, repr(str(place)))
         found.encoded.extend(encoded_images(table.column(images)))
         found.names.extend(f"the image in row {row} of {str(place)!r}" for row in range(len(table)))
         labels.append(np.zeros(len(table), dtype=np.int64))
-        if wanted.labeled:
-            column = find_column(table.schema, LABELS, wanted.label_column, repr(str(place)))
+        if data_format.labeled:
+            column = find_column(table.schema, LABELS, data_format.label_column, repr(str(place)))
             labels[-1] = whole_numbers(table.column(column))
         if grouping.column:
             found.groups.extend(groups_in(table, grouping.column))

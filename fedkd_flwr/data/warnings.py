@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import OBJECT
 from fedkd_flwr.data.custom_data import call_for_data, content_digest
-from fedkd_flwr.data.registry import DATASETS, SYMMETRIC, DataError, Wanted, is_function
+from fedkd_flwr.data.registry import DATASETS, SYMMETRIC, DataError, DataFormat, is_function
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.sources import load_images
 from strategies.core.flower import log
@@ -27,10 +27,10 @@ def warnings_about_data(settings: DataSettings) -> list[str]:
     name = settings.dataset
     if name in DATASETS:
         return []
-    found = load_images(name, settings.data_root, settings.wanted)
+    found = load_images(name, settings.data_root, settings.data_format)
     warnings = []
     lowest, highest = int(found.labels.min()), int(found.labels.max())
-    if lowest > 0 and not settings.own_classes:
+    if lowest > 0 and not settings.configured_classes:
         warnings.append(
             f"the labels of {name} go from {lowest} to {highest}, and models get an output for "
             f"each class from 0 to {highest}: number the classes from 0"
@@ -77,8 +77,8 @@ def check_scales(settings: DataSettings) -> None:
     DataError
         If the statistics of the one kind would scale the other.
     """
-    private = _float_range(settings.dataset, settings.data_root, settings.wanted)
-    public = _float_range(settings.public_dataset, settings.data_root, settings.wanted_in_public)
+    private = _float_range(settings.dataset, settings.data_root, settings.data_format)
+    public = _float_range(settings.public_dataset, settings.data_root, settings.public_data_format)
     if settings.input_scaling != SYMMETRIC and (private is None) != (public is None):
         floats, images = settings.dataset, settings.public_dataset
         if private is None:
@@ -106,9 +106,9 @@ def _warn_of_scale(name: str, of_floats: tuple[float, float], images: str) -> No
     )
 
 
-def _float_range(name: str, data_root: str, wanted: Wanted) -> tuple[float, float] | None:
+def _float_range(name: str, data_root: str, data_format: DataFormat) -> tuple[float, float] | None:
     """Return the least and the largest number of floating-point data; None for images."""
     if not is_function(name):
         return None
-    samples = load_images(name, data_root, wanted).images
+    samples = load_images(name, data_root, data_format).images
     return (samples.min().item(), samples.max().item()) if samples.is_floating_point() else None

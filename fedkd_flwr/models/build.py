@@ -7,7 +7,7 @@ from torch import nn
 
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.registry import Shape
-from fedkd_flwr.models.custom_models import build_own
+from fedkd_flwr.models.custom_models import build_custom_model
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.registry import ANY_SHAPE, DARTS_MODELS, MODELS, SMALLEST_SIDES, model_name
 
@@ -37,7 +37,7 @@ def build_model(
     ------
     ValueError
         If the name is unknown, the model does not take the shape, there are fewer than two
-        classes, or a custom model does not meet the requirements of `build_own`.
+        classes, or a custom model does not meet the requirements of `build_custom_model`.
     """
     try:
         model_name(name)
@@ -53,7 +53,7 @@ def build_model(
     if classes < 2:
         raise ValueError(f"a model needs at least 2 classes, got {classes}")
     if is_custom(name):
-        return build_own(name, shape, classes)
+        return build_custom_model(name, shape, classes)
     smallest = SMALLEST_SIDES.get(name, 1)
     if min(shape[1:], default=1) < smallest:
         raise ValueError(

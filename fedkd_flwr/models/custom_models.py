@@ -10,7 +10,7 @@ from fedkd_flwr.models.layers import mark_head
 SIGNATURE = "(shape, classes) -> torch.nn.Module"
 
 
-def build_own(name: str, shape: Shape, classes: int) -> nn.Module:
+def build_custom_model(name: str, shape: Shape, classes: int) -> nn.Module:
     """Build a custom model, and find its head with one sample of zeros.
 
     Lazy layers get their size from that sample.
@@ -51,7 +51,7 @@ def checked_own(model: object, name: str, shape: Shape, classes: int) -> nn.Modu
     model : object
         What was built.
     name, shape, classes
-        As for `build_own`.
+        As for `build_custom_model`.
 
     Raises
     ------

@@ -14,9 +14,14 @@ from flwr.app import Message
 
 from strategies.core.answers import ANSWERS, as_text, check_answers
 from strategies.core.exchange import Exchange
-from strategies.core.measures import LARGEST_COUNT, MEANS, check_class_counts, measured_metrics
 from strategies.core.membership import ClientInfo
 from strategies.core.metrics import FINE_TUNING_STEPS, fine_tuning_steps
+from strategies.core.optional_metrics import (
+    LARGEST_COUNT,
+    MEANS,
+    check_class_counts,
+    measured_metrics,
+)
 from strategies.core.plan import RunPlan
 from strategies.core.replies import InvalidReplyError, Metric, Reply
 

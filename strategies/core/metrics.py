@@ -5,8 +5,8 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from strategies.core.measures import LARGEST_COUNT
 from strategies.core.membership import ClientInfo
+from strategies.core.optional_metrics import LARGEST_COUNT
 from strategies.core.replies import Metric, Reply
 
 TRAIN_LOSS = Metric("train-loss")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from strategies.core.client_privacy import ClientPrivacySettings
-from strategies.core.measures import MEASURES
+from strategies.core.optional_metrics import MEASURES
 from strategies.core.randomness import random_generator
 from strategies.core.settings_groups import PLACE, SettingsGroup, Words, kebab_case, some_of
 

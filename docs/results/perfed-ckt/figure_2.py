@@ -30,7 +30,7 @@ SEEDS = range(5)
 def counts(found: Configuration) -> np.ndarray:
     """Return the number of samples by client and class, (N, K)."""
     data = found.run.data_plan
-    labels = load_labels(data.settings.dataset, data.settings.data_root, data.settings.wanted)
+    labels = load_labels(data.settings.dataset, data.settings.data_root, data.settings.data_format)
     classes = data.settings.num_classes
     return np.stack([np.bincount(labels[own], minlength=classes) for own in client_indices(data)])
 

@@ -10,14 +10,14 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.export import save_personalized_model
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.custom_models import build_own, checked_own
+from fedkd_flwr.models.custom_models import build_custom_model, checked_own
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.features import features_and_logits, fold_into, with_common_width
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.models.model_pool import Architecture, borrow, give_back
 
 TINY = "examples.own_model:TinyNet"
-HERE = "test_own_models"
+HERE = "test_custom_models"
 
 
 class HeadFirst(nn.Module):
@@ -115,7 +115,7 @@ not_callable = 3
 
 
 def test_the_head_is_the_layer_that_returns_the_logits():
-    model = build_own(f"{HERE}:HeadFirst", (1, 2, 2), 3)
+    model = build_custom_model(f"{HERE}:HeadFirst", (1, 2, 2), 3)
     assert head_of(model) is model.fc
     assert model.training
     samples = torch.randn(4, 1, 2, 2)
@@ -125,7 +125,7 @@ def test_the_head_is_the_layer_that_returns_the_logits():
     features, logits = features_and_logits(wide, samples)
     assert features.shape == (4, 7)
     assert not torch.equal(before, logits)
-    plain = fold_into(build_own(f"{HERE}:HeadFirst", (1, 2, 2), 3), wide)
+    plain = fold_into(build_custom_model(f"{HERE}:HeadFirst", (1, 2, 2), 3), wide)
     torch.testing.assert_close(plain(samples), logits)
 
 

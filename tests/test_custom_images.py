@@ -10,7 +10,7 @@ import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data import storage
 from fedkd_flwr.data.clients import check_data
-from fedkd_flwr.data.registry import DataError, Wanted
+from fedkd_flwr.data.registry import DataError, DataFormat
 from fedkd_flwr.data.sources import load_images, load_labels, load_own_data
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (120, 12, 10, 3), dtype=np.uint8)
@@ -87,13 +87,13 @@ def test_columns_are_found_or_named(tmp_path):
     with pytest.raises(DataError, match=f"has the columns {columns}: set image-column"):
         load_labels(HUB_SET, root)
     with pytest.raises(DataError, match=f"has the columns {columns}: set label-column"):
-        load_labels(HUB_SET, root, Wanted("thumb"))
+        load_labels(HUB_SET, root, DataFormat("thumb"))
     with pytest.raises(DataError, match="set label-column"):
-        load_labels(HUB_SET, root, Wanted("thumb", "no such column"))
-    found = load_images(HUB_SET, root, Wanted("thumb", "kind"))
+        load_labels(HUB_SET, root, DataFormat("thumb", "no such column"))
+    found = load_images(HUB_SET, root, DataFormat("thumb", "kind"))
     assert found.images.shape == (120, 3, 8, 8)
     np.testing.assert_array_equal(found.labels.numpy(), LABELS)
-    unlabeled = load_images(HUB_SET, root, Wanted("photo", labeled=False))
+    unlabeled = load_images(HUB_SET, root, DataFormat("photo", labeled=False))
     assert_images = unlabeled.images.permute(0, 2, 3, 1).numpy()
     np.testing.assert_array_equal(assert_images, PIXELS)
 
@@ -115,7 +115,7 @@ def test_a_folder_of_images(own, tmp_path):
     assert np.bincount(pooled.labels).tolist() == [40, 40, 40]
     (tmp_path / "photos/0/0000.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"0000\.png.* is no readable image file"):
-        load_images(f"folder:{folder}", "", Wanted(shape=(3, 4, 4)))
+        load_images(f"folder:{folder}", "", DataFormat(shape=(3, 4, 4)))
 
 
 def test_a_relative_folder_is_resolved_once(tmp_path, monkeypatch):

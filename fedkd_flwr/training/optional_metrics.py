@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from strategies.core.measures import (
+from strategies.core.optional_metrics import (
     AREA,
     AUC,
     BALANCED_ACCURACY,
@@ -50,7 +50,7 @@ def measured(
     held : Tensor
         Shape (K,), bool. The classes that the client trains on.
     measures : collection of str
-        Some of `strategies.core.measures.MEASURES`.
+        Some of `strategies.core.optional_metrics.MEASURES`.
     reported : callable
         Which counts by class are reported.
 

@@ -13,7 +13,7 @@ from fedkd_flwr.data.custom_data import call_for_data
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.data.sources import load_images, load_labels, load_own_data
 
-HERE = "test_own_data"
+HERE = "test_custom_data"
 SERIES = f"{HERE}:series"
 WINES = "examples.own_data:wines"
 PERCEPTRON = "examples.own_data:Perceptron"

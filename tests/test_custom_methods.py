@@ -23,7 +23,7 @@ from strategies.fedprox import FedProx
 from strategies.kt_pfl import KTpFLSettings
 
 NEAREST = "examples.own_method:nearest"
-HERE = "test_own_methods"
+HERE = "test_custom_methods"
 not_a_method = 3
 
 

@@ -11,14 +11,14 @@ from fedkd_flwr.clients.policy import NodePolicy
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.plots import plot_classes
-from fedkd_flwr.training.measures import (
+from fedkd_flwr.training.optional_metrics import (
     area_under_curves,
     balanced_accuracy,
     calibration_error,
     macro_f1,
     measured,
 )
-from strategies.core.measures import check_class_counts, measured_metrics
+from strategies.core.optional_metrics import check_class_counts, measured_metrics
 from strategies.core.replies import InvalidReplyError
 
 HELD = torch.tensor([True, True, False])

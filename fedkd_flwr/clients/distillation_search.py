@@ -1,0 +1,85 @@
+"""Stage 2 of PersFL on a client: a distilled model for each pair of the grid, and the best one."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkd_flwr.memory import Memory
+from fedkd_flwr.training.loop import Evaluation
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that was distilled for a pair of the grid, with its results.
+
+    Attributes
+    ----------
+    validation, test : Evaluation
+        On validation data, which select the model, and on test data, which select nothing.
+    weights : dict of str to Tensor
+        The model's parameters and buffers.
+    """
+
+    validation: Evaluation
+    test: Evaluation
+    weights: dict[str, Tensor]
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Correct predictions and negative loss on validation data; larger is better."""
+        return self.validation.correct, -self.validation.loss
+
+
+@dataclass
+class PairSearch:
+    """A client's progress through the pairs of the grid.
+
+    Attributes
+    ----------
+    counts : ndarray
+        Shape (pairs, 2): correct predictions of each pair's model on validation and on test data,
+        `DIVERGED` for both if the pair diverged or was not tried yet.
+    tried : int
+        Number of pairs that were tried, in the order of the grid.
+    best : int
+        Position of the best pair on validation data, -1 for none.
+    loss : float
+        Its validation cross-entropy.
+    weights : dict of str to Tensor
+        Its model.
+    """
+
+    counts: NDArray[np.int32]
+    tried: int = 0
+    best: int = -1
+    loss: float = 0.0
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, candidate: Candidate | None) -> None:
+        """Record the result of the next pair: its model, or None if it diverged."""
+        position, self.tried = self.tried, self.tried + 1
+        if candidate is None:
+            return
+        self.counts[position] = candidate.validation.correct, candidate.test.correct
+        if self.best < 0 or candidate.rank > (int(self.counts[self.best, 0]), -self.loss):
+            self.best, self.loss = position, candidate.validation.loss
+            self.weights = candidate.weights
+
+    def saved(self) -> Memory:
+        """Return the progress as a memory of its own."""
+        progress = Memory()
+        progress.save("counts", {"counts": torch.from_numpy(self.counts)})
+        progress.save("best", self.weights)
+        numbers = {"tried": self.tried, "best": self.best, "loss": self.loss}
+        progress.save_numbers("search", numbers)
+        return progress
+
+    @classmethod
+    def read(cls, progress: Memory) -> "PairSearch":
+        """Read the progress from the result of `saved`."""
+        counts, numbers = progress.tensors["counts"]["counts"], progress.numbers["search"]
+        tried, best = int(numbers["tried"]), int(numbers["best"])
+        return cls(counts.numpy(), tried, best, numbers["loss"], progress.load("best") or {})
