@@ -19,7 +19,8 @@ Differences from the paper
   ``step-coefficients = "after-mixing"`` does this.
 - There is one exchange per round, and accuracy is measured after local training, as in the authors'
   released implementation. The teacher of round t is distilled at the start of round t + 1.
-- Public samples are drawn in each round as a function of seed and round.
+- Public samples, and the order of their batches, are drawn in each round as a function of seed and
+  round. They are the same for all clients.
 - With client sampling a teacher is mixed from the repliers only, with the client's row renormalized
   over them. Coefficients of absent clients do not change.
 - The released implementation is not followed elsewhere. It fits c by squared error through

@@ -4,7 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-from helpers import Witness, run_with
+import torch
+from helpers import Witness, client_of, run_with
 from hypothesis import given
 from hypothesis import strategies as draw
 from scipy.stats import kstest
@@ -269,3 +270,25 @@ def test_noise_without_clipping_is_refused(small):
         read_config({**small, "perfed-ckt.number-format": "int4"})
     with pytest.raises(ConfigError, match=r"no key fedavg-ft\.noise"):
         read_config({**small, "fedavg-ft.noise-multiplier": 1.0})
+
+
+# ---- The order of public batches -------------------------------------------------------
+
+
+def public_order(small, strategy, partition_id, server_round):
+    """Return the positions of the public samples on which a client trains first in a round."""
+    client = client_of(small, partition_id, strategy=strategy, models="mlp")
+    # Each sample's teacher is its own position.
+    teacher = torch.arange(client.run.plan.public_size).unsqueeze(1)
+    if strategy == "perfed-ckt":
+        job = next(client.co_distill(client.public_images(0), teacher, server_round))
+        return torch.cat([batch[3] for batch in itertools.islice(job.batches, 3)])
+    job = next(client.distill(teacher, server_round))
+    return torch.cat([batch[1] for batch in job.batches])
+
+
+@pytest.mark.parametrize("strategy", ["kt-pfl", "fedmd", "ds-fl", "perfed-ckt"])
+def test_public_batches_have_one_order_for_all_clients_and_another_in_each_round(small, strategy):
+    one, other, later = (public_order(small, strategy, *at) for at in ((0, 2), (1, 2), (0, 3)))
+    assert torch.equal(one, other)
+    assert not torch.equal(one, later)

@@ -55,7 +55,7 @@ class KTpFLClient(SoftPredictionClient):
             len(images),
             settings.public_batch_size,
             settings.distillation_epochs,
-            self.generator("public-batches", server_round),
+            self.public_generator(server_round),
         )
         rate = settings.distillation_learning_rate
         loss: float = yield TrainJob(

@@ -74,7 +74,7 @@ class PerFedCKTClient(SoftPredictionClient):
         positions = random_batches(
             len(images),
             self.settings.public_batch_size,
-            generator=self.generator("public-batches", server_round),
+            self.public_generator(server_round),
         )
         return self.train_locally(
             server_round,

@@ -56,6 +56,10 @@ class SoftPredictionClient(PersonalClient):
 
     settings: SoftPredictionSettings
 
+    def public_generator(self, server_round: int) -> np.random.Generator:
+        """Return the generator of a round's public batches, which is the same for all clients."""
+        return random_generator(self.run.plan.seed, "public-batches", server_round)
+
     def lessons(self, name: str, received: Arrays, drawn_in: int) -> Tensor | None:
         """Return the teacher predictions of a message, completed with those stored before.
 
