@@ -11,12 +11,15 @@ measures run directories and replaces the lines of NAME, such as ``transfer/kt-p
 - ``overlap``: how much of their classes two clients of a cluster share.
 - ``statistics``: accuracy of exported models with kept and with fresh batch-normalization
   statistics.
+- ``derived``: accuracy of a search's supernets, and of the network derived from each, trained from
+  new weights on the client's own data for as many epochs.
 - ``pairs``: PersFL's mean test accuracy for each pair of lambda and T, a line for each lambda.
 """
 
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +28,25 @@ from numpy.typing import NDArray
 from runs import maker
 
 from fedkd_flwr import Run, load_model, load_run
+from fedkd_flwr.analysis.genotypes import client_genotypes
 from fedkd_flwr.analysis.persfl import mean_by_pair
 from fedkd_flwr.analysis.settings import varied_settings
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import load_client
+from fedkd_flwr.models.darts.fixed import darts_fixed
 from fedkd_flwr.plots import label_counts
-from fedkd_flwr.training.loop import evaluate, refresh_statistics
+from fedkd_flwr.runs import recorded_config
+from fedkd_flwr.training.loop import (
+    epoch_batches,
+    evaluate,
+    gathered,
+    refresh_statistics,
+    seeded,
+    train_on,
+)
+from fedkd_flwr.training.losses import cross_entropy
+from fedkd_flwr.training.optimizers import build_optimizer
+from strategies.core.randomness import random_generator
 from strategies.persfl import PAIRS
 
 FILE = Path(__file__).parent / "measurements.jsonl"
@@ -149,6 +165,40 @@ def statistics(run: Run) -> dict[str, Any]:
     }
 
 
+def derived(run: Run) -> dict[str, float]:
+    """Return the mean test accuracy of the supernets, and of the networks derived from them.
+
+    A derived network has the genotype of its client (FedKMA's Fig. 3) and the supernet's size. It
+    starts from new weights and is trained on the client's own data, for the epochs of the run.
+    """
+    config = recorded_config(run).run
+    training, space = config.training, config.models.search_space
+    seed, epochs = config.plan.seed, config.plan.num_server_rounds * training.local_epochs
+    accuracies = []
+    for n, genotype in enumerate(client_genotypes(run)):
+        data = load_client(config.data_plan, n)
+        with seeded("cpu", seed, "derived-weights", n):
+            model = darts_fixed(data.shape, data.classes, replace(space, genotype=genotype))
+        optimizer = build_optimizer(
+            "sgd",
+            model.parameters(),
+            training.learning_rate,
+            training.momentum,
+            training.weight_decay,
+        )
+        order = random_generator(seed, "derived-batches", n)
+        positions = epoch_batches(len(data.train_images), training.batch_size, epochs, order)
+        batches = gathered(positions, data.train_images, data.train_labels)
+        train_on(model, cross_entropy, optimizer, batches)
+        refresh_statistics(model, data.train_images)
+        result = evaluate(model, data.test_images, data.test_labels)
+        accuracies.append(result.correct / result.total)
+    return {
+        "supernet": round(float(run.rounds["accuracy_mean"].iloc[-1]), 4),
+        "derived": round(float(np.mean(accuracies)), 4),
+    }
+
+
 def pairs(run: Run) -> list[dict[str, float]]:
     """Return for each lambda the mean test accuracy over clients, by T (PersFL's Figs. 3 to 5)."""
     return [
@@ -162,6 +212,7 @@ KINDS = {
     "kinds": kinds,
     "overlap": overlap,
     "statistics": statistics,
+    "derived": derived,
     "pairs": pairs,
 }
 

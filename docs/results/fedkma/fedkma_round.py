@@ -22,9 +22,11 @@ import torch
 from flwr.app import Array
 from measurements import write_measurements
 
-from fedkd_flwr.clients.supernets import split_parameters, step
+from fedkd_flwr.clients.supernets import split_parameters
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.vectors import model_vectors
+from fedkd_flwr.training.loop import train_on
+from fedkd_flwr.training.losses import cross_entropy
 from strategies.core.plan import RunPlan
 from strategies.core.replies import Reply, checked_arrays
 from strategies.fedkma import (
@@ -109,10 +111,10 @@ def measure_client(repetitions: int = 3) -> dict[str, float]:
 
     milliseconds = {}
     for name, optimizer in optimizers.items():
-        step(model, batch, optimizer)
+        train_on(model, cross_entropy, optimizer, [batch])
         started_at = time.process_time()
         for _ in range(repetitions):
-            step(model, batch, optimizer)
+            train_on(model, cross_entropy, optimizer, [batch])
         seconds = (time.process_time() - started_at) / repetitions
         milliseconds[name] = 1000 * seconds / BATCH
     return milliseconds
