@@ -6,7 +6,7 @@ from typing import Any
 
 from fedkd_flwr.config.run_config import PLACE_KEYS
 from fedkd_flwr.custom_objects.importing import is_custom
-from fedkd_flwr.data.registry import FOLDER, HELD_OUT, NO_PUBLIC_SET, hub_id_of, is_function
+from fedkd_flwr.data.registry import HELD_OUT, NO_PUBLIC_SET, hub_id_of, is_function, path_of
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.methods import METHODS
 
@@ -14,7 +14,7 @@ DEFAULTS = DataSettings()
 """The defaults of the data settings."""
 
 DATA_KEYS = ("dataset", "public-dataset")
-"""Keys of a run config in which ``hf:`` and ``folder:`` are no modules."""
+"""Keys of a run config in which prefixes such as ``folder:`` are no modules."""
 
 COLUMN_KEYS = ("image-column", "label-column")
 """Keys of a run config that name columns of a table."""
@@ -59,7 +59,7 @@ def data_sets_read(run_config: Mapping[str, Any], data_path: str) -> list[str]:
 
 def place_of(name: str, data_root: str) -> Path | None:
     """Return the path of a data set that a run config places on this machine, if it does."""
-    if name.startswith(FOLDER):
-        return Path(name.removeprefix(FOLDER)).expanduser()
+    if path := path_of(name):
+        return path
     hub_id = hub_id_of(name)
     return Path(data_root).expanduser() / hub_id if hub_id and data_root else None

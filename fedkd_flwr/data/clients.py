@@ -17,6 +17,7 @@ from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, parts_by_content
 from fedkd_flwr.data.custom_partition import call_for_partition
 from fedkd_flwr.data.partitioners import partition_indices
+from fedkd_flwr.data.pfllib import split_by_file, test_positions
 from fedkd_flwr.data.public import (
     number_in_common,
     public_hash,
@@ -27,6 +28,7 @@ from fedkd_flwr.data.public import (
 )
 from fedkd_flwr.data.registry import (
     BY_COLUMN,
+    BY_FILE,
     DATASETS,
     HELD_OUT,
     NO_PUBLIC_SET,
@@ -105,8 +107,10 @@ def _split_pool(plan: DataPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     if 0 < settings.max_samples < len(labels):
         generator = random_generator(plan.seed, "max-samples")
         pool = np.sort(stratified_order(labels, generator)[: settings.max_samples])
-    private, public = split_public(len(pool), settings.num_held_out, plan.seed)
-    return pool[private], pool[public]
+    trainable = np.setdiff1d(pool, test_positions(settings))
+    _, held_out = split_public(len(trainable), settings.num_held_out, plan.seed)
+    public = trainable[held_out]
+    return np.setdiff1d(pool, public), public
 
 
 @functools.lru_cache(maxsize=PLANS_KEPT)
@@ -139,11 +143,22 @@ def client_indices(plan: DataPlan) -> list[NDArray[np.int64]]:
         from fedkd_flwr.data.by_column import split_by_column
 
         shares = split_by_column(settings, private, plan.num_clients, plan.seed)
+    elif settings.partition == BY_FILE:
+        shares = split_by_file(settings, private, plan.num_clients)
     elif is_custom(settings.partition):
         shares = call_for_partition(settings.partition, labels, plan.num_clients, plan.seed)
     else:
         shares = partition_indices(labels, settings, plan.num_clients, plan.seed)
     return [private[share] for share in shares]
+
+
+def _client_parts(
+    plan: DataPlan, partition_id: int, labels: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the positions of a client's train, validation and test samples, of classes (n,)."""
+    settings, own = plan.settings, client_indices(plan)[partition_id]
+    is_test = np.isin(own, test_positions(settings))
+    return split_client(labels, settings.client_split, plan.seed, partition_id, is_test)
 
 
 def load_private(settings: DataSettings) -> ImageSet:
@@ -187,7 +202,7 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
     labels = load_labels(settings.dataset, settings.data_root, settings.data_format)
     most = 0
     for partition_id, indices in enumerate(client_indices(plan)):
-        split_client(labels[indices], settings.client_split, plan.seed, partition_id)
+        _client_parts(plan, partition_id, labels[indices])
         most = max(most, int(np.bincount(labels[indices]).max()))
     if settings.partition in FIXED_NUMBERS and most < settings.samples_per_class:
         asked = settings.samples_per_class
@@ -366,7 +381,7 @@ def _build_client(
         everything = load_private(settings)
         share = torch.from_numpy(client_indices(plan)[partition_id])
         own = ImageSet(everything.images[share], everything.labels[share], settings.num_classes)
-        parts = split_client(own.labels.numpy(), settings.client_split, plan.seed, partition_id)
+        parts = _client_parts(plan, partition_id, own.labels.numpy())
     scaled = scaling_of(settings)
     train, validation, test = (
         (

@@ -76,12 +76,18 @@ PARTITIONS: dict[str, str] = {
 BY_COLUMN = "by-column"
 """The split by the values of a column, ``client-column``; see `fedkd_flwr.data.by_column`."""
 
+BY_FILE = "by-file"
+"""The split of ``pfllib:PATH``, a client for each file; see `fedkd_flwr.data.pfllib`."""
+
 
 HUB = "hf:"
 """Prefix of the names of other data sets of the Hugging Face hub."""
 
 FOLDER = "folder:"
 """Prefix of the names of folders on this machine."""
+
+PFLLIB = "pfllib:"
+"""Prefix of the names of folders with files of each client, as PFLlib and HtFLlib write them."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
@@ -115,33 +121,44 @@ def dataset_name(name: str) -> str:
     Raises
     ------
     NoneOfTheAllowedError
-        If it is neither of `DATASETS`, nor ``hf:ORG/NAME``, ``folder:PATH`` or ``module:object``.
+        If it is neither of `DATASETS`, nor ``hf:ORG/NAME``, ``folder:PATH``, ``pfllib:PATH`` or
+        ``module:object``.
     """
-    if name.startswith(FOLDER) and name != FOLDER:
-        return f"{FOLDER}{Path(name.removeprefix(FOLDER)).expanduser().absolute()}"
+    for prefix in (FOLDER, PFLLIB):
+        if name.startswith(prefix) and name != prefix:
+            return f"{prefix}{Path(name.removeprefix(prefix)).expanduser().absolute()}"
     is_of_hub = name.startswith(HUB) and _HUB_ID.fullmatch(name.removeprefix(HUB))
     if name in DATASETS or is_of_hub or is_function(name):
         return name
-    own = "or your own as hf:ORG/NAME, folder:PATH or module:object"
+    own = "or your own as hf:ORG/NAME, folder:PATH, pfllib:PATH or module:object"
     raise NoneOfTheAllowedError([*DATASETS, own], name)
 
 
 def partition_name(name: str) -> str:
-    """Return a name that is a split's: of `PARTITIONS`, `BY_COLUMN` or ``module:object``.
+    """Return a split's name: of `PARTITIONS`, `BY_COLUMN`, `BY_FILE` or ``module:object``.
 
     Raises
     ------
     NoneOfTheAllowedError
         If it is none of these.
     """
-    if name in PARTITIONS or name == BY_COLUMN or is_custom(name):
+    if name in (*PARTITIONS, BY_COLUMN, BY_FILE) or is_custom(name):
         return name
-    raise NoneOfTheAllowedError([*PARTITIONS, BY_COLUMN, "or a custom one as module:object"])
+    allowed = [*PARTITIONS, BY_COLUMN, BY_FILE, "or a custom one as module:object"]
+    raise NoneOfTheAllowedError(allowed)
 
 
 def is_function(name: str) -> bool:
     """Return whether a name is that of a function which returns the data."""
-    return is_custom(name) and not name.startswith((HUB, FOLDER))
+    return is_custom(name) and not name.startswith((HUB, FOLDER, PFLLIB))
+
+
+def path_of(name: str) -> Path | None:
+    """Return the folder that a data set's name contains, if it does."""
+    for prefix in (FOLDER, PFLLIB):
+        if name.startswith(prefix):
+            return Path(name.removeprefix(prefix)).expanduser()
+    return None
 
 
 def hub_id_of(name: str) -> str:

@@ -9,9 +9,11 @@ from pydantic import Field, field_validator, model_validator
 from fedkd_flwr.custom_objects.importing import CustomObjectError, find_custom, is_of_this_process
 from fedkd_flwr.data.registry import (
     BY_COLUMN,
+    BY_FILE,
     DATASETS,
     HELD_OUT,
     NO_PUBLIC_SET,
+    PFLLIB,
     DataError,
     DataFormat,
     Shape,
@@ -29,7 +31,7 @@ class DataSettings(SettingsGroup):
     ----------
     dataset : str
         The private data set: a built-in name, or custom data as ``hf:ORG/NAME``,
-        ``folder:PATH`` or ``module:object``.
+        ``folder:PATH``, ``pfllib:PATH`` or ``module:object``.
     configured_classes : int
         Number of classes of custom data; 0 for the largest label plus one.
     image_column : str
@@ -48,8 +50,8 @@ class DataSettings(SettingsGroup):
     max_samples : int
         Maximum number of samples of the data set, drawn from all classes alike; 0 for all.
     partition : str
-        How samples are split over clients: a built-in split, ``by-column``, or a custom function
-        as ``module:object``.
+        How samples are split over clients: a built-in split, ``by-column``, ``by-file`` (with
+        ``pfllib:PATH``), or a custom function as ``module:object``.
     client_column : str
         Column of the data set whose values tell which client has a row, such as ``writer``. It
         sets `partition` to ``by-column``; ``num-clients = 0`` then makes a client of each value.
@@ -114,12 +116,14 @@ class DataSettings(SettingsGroup):
 
     @model_validator(mode="before")
     @classmethod
-    def _partition_of_column(cls, values: Any) -> Any:
-        """Let a column of clients decide the partition, whatever the config has as default."""
+    def _natural_partition(cls, values: Any) -> Any:
+        """Let a column or files of clients decide the partition, whatever the default is."""
         if isinstance(values, dict) and (
             values.get("client_column") or values.get(kebab_case("client_column"))
         ):
             return {**values, "partition": BY_COLUMN}
+        if isinstance(values, dict) and str(values.get("dataset", "")).startswith(PFLLIB):
+            return {**values, "partition": BY_FILE}
         return values
 
     @field_validator("public_dataset")

@@ -25,6 +25,7 @@ from fedkd_flwr.data.folders import folders_and_paths, read_image_folder, tables
 from fedkd_flwr.data.registry import (
     FOLDER,
     HUB,
+    PFLLIB,
     DataError,
     DataFormat,
     Shape,
@@ -116,7 +117,7 @@ def _concerning(name: str, data_format: DataFormat) -> DataFormat:
 # The caches sit behind the public functions, so that a keyword argument is no other key.
 @functools.cache
 def _load_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[np.int64]:
-    if is_function(name) or name.startswith(FOLDER):
+    if is_function(name) or name.startswith((FOLDER, PFLLIB)):
         return load_images(name, data_root, data_format).labels.numpy()
     source = _source(name, data_root, data_format)
     labels = _read_labels(name, data_root, data_format) if source.hub_id else _bundled_digits()[1]

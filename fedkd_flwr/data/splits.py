@@ -76,7 +76,11 @@ def chosen_percentages(fractions: str, generator: np.random.Generator) -> NDArra
 
 
 def split_client(
-    labels: NDArray[np.int64], fractions: str, seed: int, partition_id: int
+    labels: NDArray[np.int64],
+    fractions: str,
+    seed: int,
+    partition_id: int,
+    is_test: NDArray[np.bool_] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Split a client's samples into train, validation and test, each with the same classes.
 
@@ -91,6 +95,9 @@ def split_client(
         Percentages, as `read_split` takes them.
     seed, partition_id : int
         Seed of the run, and the client.
+    is_test : ndarray, optional
+        Shape (n,), the test samples where the data set names them. The others are divided into
+        train and validation in the proportion of the percentages.
 
     Returns
     -------
@@ -105,15 +112,29 @@ def split_client(
     """
     generator = random_generator(seed, "client-split", partition_id)
     percentages = chosen_percentages(fractions, generator)
-    wanted = percentages > 0
-    if len(labels) < wanted.sum():
+    named = np.zeros(len(labels), dtype=bool) if is_test is None else is_test
+    free = np.flatnonzero(~named)
+    if named.any():
+        percentages = np.array([*percentages[:2], 0]) * 100 / percentages[:2].sum()
+    if len(free) < np.count_nonzero(percentages):
         raise DataError(
-            f"client {partition_id} has {len(labels)} samples, too few for the client-split "
-            f"{fractions}, which needs {wanted.sum()}; set fewer num-clients, or another partition"
+            f"client {partition_id} has {len(free)} samples, too few for the client-split "
+            f"{fractions}, which needs {np.count_nonzero(percentages)}; set fewer num-clients, or "
+            "another partition"
         )
+    train, validation, test = (
+        np.sort(free[part]) for part in _divided(labels[free], percentages, generator)
+    )
+    return train, validation, np.flatnonzero(named) if named.any() else test
+
+
+def _divided(
+    labels: NDArray[np.int64], percentages: NDArray[np.float64], generator: np.random.Generator
+) -> list[NDArray[np.int64]]:
+    """Return the positions of the three parts, each with at least one sample where it has any."""
+    wanted = percentages > 0
     ends = np.round(percentages.cumsum() / 100 * len(labels)).astype(np.int64)
     sizes = np.maximum(np.diff(ends, prepend=0), wanted)
     while sizes.sum() > len(labels):
         sizes[sizes.argmax()] -= 1
-    train, validation, test, _ = np.split(stratified_order(labels, generator), sizes.cumsum())
-    return np.sort(train), np.sort(validation), np.sort(test)
+    return np.split(stratified_order(labels, generator), sizes.cumsum())[:3]

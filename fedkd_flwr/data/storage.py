@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedkd_flwr.data.registry import DATASETS, FOLDER, DataError, hub_id_of
+from fedkd_flwr.data.registry import DATASETS, DataError, hub_id_of, path_of
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -162,8 +162,7 @@ def _canonical(name: str, data_root: str) -> str:
 def _places(name: str, data_root: str, labeled: bool) -> list[Path]:
     """Return the files and folders on this machine that hold a data set."""
     hub_id = hub_id_of(name)
-    if name.startswith(FOLDER):
-        path = Path(name.removeprefix(FOLDER))
+    if path := path_of(name):
         places = parts_of(path) if labeled else [path]
     else:
         places = [Path(data_root).expanduser() / hub_id] if hub_id and data_root else []

@@ -7,7 +7,14 @@ from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import OBJECT
 from fedkd_flwr.data.custom_data import call_for_data, content_digest
-from fedkd_flwr.data.registry import DATASETS, SYMMETRIC, DataError, DataFormat, is_function
+from fedkd_flwr.data.registry import (
+    DATASETS,
+    PFLLIB,
+    SYMMETRIC,
+    DataError,
+    DataFormat,
+    is_function,
+)
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.sources import load_images
 from strategies.core.flower import log
@@ -108,7 +115,7 @@ def _warn_of_scale(name: str, of_floats: tuple[float, float], images: str) -> No
 
 def _float_range(name: str, data_root: str, data_format: DataFormat) -> tuple[float, float] | None:
     """Return the least and the largest number of floating-point data; None for images."""
-    if not is_function(name):
+    if not (is_function(name) or name.startswith(PFLLIB)):
         return None
     samples = load_images(name, data_root, data_format).images
     return (samples.min().item(), samples.max().item()) if samples.is_floating_point() else None

@@ -7,6 +7,7 @@ from typing import Any
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.config.toml_files import upon_preset
 from fedkd_flwr.custom_objects.naming import name_objects
+from fedkd_flwr.data.registry import BY_COLUMN, BY_FILE
 from fedkd_flwr.engines.registry import find_engine
 from fedkd_flwr.runs import (
     Run,
@@ -113,31 +114,37 @@ def resolve_output(configuration: Configuration, parent: Path) -> Configuration:
     """Return the config with absolute folders, and with a new run directory if it names none.
 
     Clients save their memory in the run directory, so that the run can be continued. With
-    ``client-column`` and ``num-clients = 0`` the run has a client for each value of the column.
+    ``num-clients = 0`` the run has a client for each value of ``client-column``, or for each file
+    of ``pfllib:PATH``.
     """
-    configuration = with_clients_of_column(configuration)
+    configuration = with_natural_clients(configuration)
     run = configuration.run
     path = absolute(run.output_dir or default_run_directory(configuration, parent))
     state_dir = run.state_dir or str(clients_folder(path))
     return with_absolute_folders(configuration, output_dir=str(path), state_dir=state_dir)
 
 
-def with_clients_of_column(configuration: Configuration) -> Configuration:
-    """Return the config with a client for each value of ``client-column``, if it leaves N open.
+def with_natural_clients(configuration: Configuration) -> Configuration:
+    """Return the config with a client for each value of ``client-column`` or each file of PFLlib.
+
+    It is unchanged unless it leaves N open.
 
     Raises
     ------
     DataError
-        If the data set has no such column.
+        If the data set has no such column, or no such files.
     """
     data, plan = configuration.run.data, configuration.run.plan
-    if plan.num_clients or not data.client_column:
+    if plan.num_clients or data.partition not in (BY_COLUMN, BY_FILE):
         return configuration
-    # Deferred: Arrow is loaded for tables alone.
+    # Deferred: Arrow is loaded for tables, and PyTorch for files.
+    if data.partition == BY_FILE:
+        from fedkd_flwr.data.pfllib import num_clients_in
+
+        return configuration.with_clients(num_clients_in(data))
     from fedkd_flwr.data.by_column import client_values
 
-    number = len(set(client_values(data).tolist()))
-    return configuration.with_clients(number)
+    return configuration.with_clients(len(set(client_values(data).tolist())))
 
 
 def resumed(

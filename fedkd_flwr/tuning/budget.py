@@ -5,7 +5,7 @@ from typing import Any
 
 from fedkd_flwr.config import RunConfig, read_config
 from fedkd_flwr.data.clients import load_client
-from fedkd_flwr.engines.starting import with_clients_of_column
+from fedkd_flwr.engines.starting import with_natural_clients
 from fedkd_flwr.training.loop import batch_starts
 from strategies.core.plan import sample_clients
 
@@ -26,7 +26,7 @@ def steps_of_local(settings: Mapping[str, Any], seed: int) -> int:
         Of the split, and of the clients that are sampled.
     """
     configuration = read_config({**settings, "strategy": BASELINE, "seed": seed})
-    run = with_clients_of_column(configuration).run
+    run = with_natural_clients(configuration).run
     plan = run.plan
     trained = sorted({*range(plan.num_clients)} - {*plan.new_client_ids})
     by_client = {n: _steps_of_round(run, n) for n in trained}
