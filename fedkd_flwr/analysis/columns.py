@@ -51,6 +51,7 @@ _one_digit, _four_digits = "{:.1f}".format, "{:.4f}".format
 ACCURACY = "Accuracy, best method first"
 SPREAD = "Spread over clients"
 CLIENTS = "Gains and losses of clients"
+SAFEGUARD = "With a safeguard"
 NEW_CLIENTS = "New clients"
 MEASURES = "Further measures"
 COST = "Cost"
@@ -120,6 +121,10 @@ COLUMNS = {
         Column("harmed_shown", "shown harmed", _share, CLIENTS, 22),
         Column("harmed_estimate", "harmed, noise removed", _share, CLIENTS, 19),
         Column("worst_loss", "worst loss, points", _size_in_points, CLIENTS, 17),
+        Column("safeguarded_accuracy", "safeguarded", percent, SAFEGUARD, 30),
+        Column("private_accuracy", "private model", percent, SAFEGUARD, 28),
+        Column("safeguarded_harmed", "below private, shown", _share, SAFEGUARD, 29),
+        Column("safeguard_weight", "weight of method", _share, SAFEGUARD, 27),
         Column("new_accuracy", "new clients", percent, NEW_CLIENTS),
         Column("new_worst", "worst new client", percent, NEW_CLIENTS, 8),
         Column("new_beats_local", "new beat local", _share, NEW_CLIENTS, 18),

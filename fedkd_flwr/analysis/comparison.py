@@ -30,6 +30,7 @@ from fedkd_flwr.analysis.ranking import reading_order
 from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.rendering import in_latex, in_markdown, rendered
 from fedkd_flwr.analysis.results import client_results, means_over_seeds, run_results
+from fedkd_flwr.analysis.safeguards import note_on_safeguards, with_safeguards
 from fedkd_flwr.analysis.settings import (
     IncomparableRunsError,
     check_same_data,
@@ -182,6 +183,7 @@ def compare(
     order, ranked = reading_order(table, groups)
     effects = effects_on_clients(clients, order)
     table = with_harm(with_effects(table.loc[order], effects), clients)
+    table = with_safeguards(table, clients)
     return Comparison(
         groups={label: groups[label] for label in table.index},
         results=results,
@@ -194,6 +196,7 @@ def compare(
         notes=[
             *basis_of(effects),
             *notes_on_harm(clients),
+            *note_on_safeguards(clients),
             *damaged,
             *notes_on_content(finished),
             *unfinished,

@@ -16,11 +16,12 @@ from fedkd_flwr.runs.summary import summarize
 from strategies.core.answers import ANSWERS
 from strategies.core.evaluations import accuracy_statistics
 from strategies.core.optional_metrics import MEANS
+from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
 SECOND_MOMENTS = {"trained": "after local training", "received": "as received"}
 """Words for the second moment of a method, by the prefix of its columns."""
 
-OF_THE_FIRST_MOMENT = ("loss", ANSWERS, *MEANS)
+OF_THE_FIRST_MOMENT = ("loss", ANSWERS, *MEANS, *SAFEGUARD_COLUMNS)
 """Columns of a client that are not recorded at the second moment."""
 
 

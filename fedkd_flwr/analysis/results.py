@@ -16,10 +16,12 @@ from fedkd_flwr.analysis.evaluations import (
 )
 from fedkd_flwr.analysis.groups import Groups, each_run
 from fedkd_flwr.analysis.reference_runs import References
+from fedkd_flwr.analysis.safeguards import OF_CLIENTS, mean_safeguarded, safeguarded
 from fedkd_flwr.analysis.spread import bottom_decile, jains_index, mean_of_worst_tenth
 from fedkd_flwr.analysis.targets import cost_to_target, without_partial_means
 from fedkd_flwr.runs import Run
 from strategies.core.optional_metrics import MEANS
+from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
 AT_SECOND_MOMENTS = ("trained_accuracy", "received_accuracy")
 """Mean accuracies after local training or as received, where ``accuracy`` is of the other one."""
@@ -52,6 +54,7 @@ def client_results(
         with, ``reference``, the label of the reference, ``test_images`` and
         ``local_test_images``, the sizes of both test splits, and ``lost`` and ``won``, the images
         that only the reference or only the method gets right; NaN where a run did not record them.
+        Those of `fedkd_flwr.analysis.safeguards.safeguarded` where some run has a safeguard.
     """
     frames = []
     for label, run in each_run(groups):
@@ -76,10 +79,13 @@ def client_results(
                 "local_test_images": images.reindex(clients),
                 "lost": answers["lost"],
                 "won": answers["won"],
+                **safeguarded(run).reindex(clients),
             }
         )
         frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+    table = pd.concat(frames, ignore_index=True)
+    has_safeguard = table[list(OF_CLIENTS)].notna().any(axis=None)
+    return table if has_safeguard else table.drop(columns=list(OF_CLIENTS))
 
 
 def run_results(
@@ -111,7 +117,8 @@ def run_results(
         ``bytes``, ``gradient_steps`` (the mean over the clients in training, where a run counted
         them), ``seconds`` (only where none of the other runs took place at the same time),
         ``path``, and with a target those of `cost_to_target`; NaN for what a run does not have.
-        Columns of `AT_SECOND_MOMENTS` and of `strategies.core.optional_metrics.MEANS`, means over
+        Columns of `AT_SECOND_MOMENTS`, of a safeguard and of `strategies.core.optional_metrics.MEANS`,
+        means over
         clients, where some run has measured them; those of `OF_NEW_CLIENTS` where some run has
         any: mean and worst accuracy, and the share of them that are above the reference's own.
     """
@@ -136,6 +143,7 @@ def run_results(
                 "nll": last.get("loss_mean"),
                 **_at_second_moments(run),
                 **_means_over_clients(run),
+                **mean_safeguarded(run),
                 **_of_new_clients(run, references.of(label, seed)),
                 "numbers": summary["numbers_up"] + summary["numbers_down"],
                 "bytes": summary["bytes_up"] + summary["bytes_down"],
@@ -147,7 +155,8 @@ def run_results(
         )
     results = pd.DataFrame(rows)
     numeric = [name for name in results.columns if name not in ("method", "seed", "path")]
-    measured_by_some = (*MEANS, *AT_SECOND_MOMENTS, *OF_NEW_CLIENTS, "gradient_steps")
+    optional = (*MEANS, *SAFEGUARD_COLUMNS, *AT_SECOND_MOMENTS, *OF_NEW_CLIENTS)
+    measured_by_some = (*optional, "gradient_steps")
     unmeasured = [name for name in measured_by_some if results[name].isna().all()]
     return results.astype(dict.fromkeys(numeric, float)).drop(columns=unmeasured)
 

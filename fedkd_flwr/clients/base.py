@@ -167,9 +167,11 @@ class PersonalClient(ServingClient):
         return model.to(self.device)
 
     def close(self) -> None:
-        """Return the model object to the pool. Its weights were stored before."""
+        """Return the model objects to the pool. Their weights were stored before."""
         if "model" in vars(self):
             give_back(vars(self).pop("model"))
+        if safeguard := vars(self).get("safeguard"):
+            safeguard.close()
 
     @property
     def num_examples(self) -> int:

@@ -8,6 +8,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.clients.properties import data_properties
 from fedkd_flwr.clients.reply import Arrays, Training, TrainReply
 from fedkd_flwr.clients.request import TRAIN, Request
+from fedkd_flwr.clients.safeguard import ALONE, Safeguard
 from fedkd_flwr.clients.steps import StepsCall, checked, yields_jobs
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.clients import ClientData
@@ -130,6 +132,9 @@ class ServingClient(NumPyClient):
         """Serve a train message alone. What the model draws depends on round and client only."""
         with self._seeded(request.phase, request.server_round):
             reply = complete(self._trained(request))
+        with self._seeded(request.phase, request.server_round):
+            complete(self._trained_alone(reply))
+        self._keep(request.server_round)
         if self._evaluates_trained_model:
             reply = reply.with_evaluation(self._evaluated_alone({}, request.server_round))
         return reply
@@ -137,6 +142,8 @@ class ServingClient(NumPyClient):
     def serve_job_by_job(self, request: Request) -> Training:
         """Serve a train message beside others. The model must not draw random numbers."""
         reply = yield from self._trained(request)
+        yield from self._trained_alone(reply)
+        self._keep(request.server_round)
         if self._evaluates_trained_model:
             evaluation = yield from self.evaluate_model({}, request.server_round)
             reply = reply.with_evaluation(evaluation)
@@ -153,7 +160,7 @@ class ServingClient(NumPyClient):
         return self._evaluated_alone({}, server_round)
 
     def _trained(self, request: Request) -> Training:
-        """Recall, train, count the gradient steps, and keep what the next message needs."""
+        """Recall, train, and count the gradient steps."""
         self.request, server_round = request, request.server_round
         if request.starts_over:
             self._forget()
@@ -166,8 +173,20 @@ class ServingClient(NumPyClient):
         self.local.tell(reply.metrics)
         reply.metrics.update(counts)
         reply.metrics[GRADIENT_STEPS.name] = self.gradient_steps.taken
-        self._keep(server_round)
         return reply
+
+    @cached_property
+    def safeguard(self) -> Safeguard | None:
+        """The private model beside the method's, if the run asks for one."""
+        is_on = self.run.plan.safeguard.is_on and self.run.strategy != ALONE
+        return Safeguard(self) if is_on else None
+
+    def _trained_alone(self, reply: TrainReply) -> Steps[None]:
+        """Train the private model, once a round, and add its gradient steps to the reply."""
+        if self.safeguard and self.request.phase == TRAIN:
+            training = self.safeguard.train(self.request.server_round)
+            yield from self.gradient_steps.over(training)
+            reply.metrics[GRADIENT_STEPS.name] = self.gradient_steps.taken
 
     @property
     def _evaluates_trained_model(self) -> bool:
@@ -241,15 +260,11 @@ class ServingClient(NumPyClient):
     def evaluate_model(self, received: Arrays, server_round: int) -> Training:
         """Count the classifier's correct predictions, and export the model if the run asks."""
         trained = self.gradient_steps.taken
-        further = self.prepare_evaluation(received, server_round)
-        self.fine_tune_for_evaluation(server_round)
-        if steps := self.gradient_steps.taken - trained:
-            further = {**further, FINE_TUNING_STEPS.name: steps}
-        if self.run.models.batch_norm_statistics == "fresh":
-            # For every method: otherwise a comparison would measure running statistics.
-            refresh_statistics(self.model, self.data.train_images)
-        counts, answers = yield from self._count()
+        further = self.prepared_for_evaluation(received, server_round)
+        counts, answers = yield from self._count(server_round)
         metrics = {**counts, **further}
+        if steps := self.gradient_steps.taken - trained:
+            metrics[FINE_TUNING_STEPS.name] = steps
         for folder in self._export_folders(server_round):
             try:
                 self.export_model(folder, {**metrics, "round": server_round})
@@ -257,6 +272,15 @@ class ServingClient(NumPyClient):
                 # A full disk, or a tensor that cannot be written, must not lose the results.
                 log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
         return TrainReply({}, metrics if self.policy.allow_counts else {}, answers)
+
+    def prepared_for_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+        """Prepare and fine-tune the model for its evaluation, and return further metrics."""
+        further = self.prepare_evaluation(received, server_round)
+        self.fine_tune_for_evaluation(server_round)
+        if self.run.models.batch_norm_statistics == "fresh":
+            # For every method: otherwise a comparison would measure running statistics.
+            refresh_statistics(self.model, self.data.train_images)
+        return further
 
     @yields_jobs
     def counted_when(self, moment: Moment) -> Steps[dict[str, float]]:
@@ -284,7 +308,7 @@ class ServingClient(NumPyClient):
                     counts[f"{moment}-{split}total"] = result.total
         return counts
 
-    def _count(self) -> Steps[tuple[dict[str, float], bytes]]:
+    def _count(self, server_round: int) -> Steps[tuple[dict[str, float], bytes]]:
         """Evaluate `classifier` on the client's test split, and on its validation split if any.
 
         Returns
@@ -295,7 +319,7 @@ class ServingClient(NumPyClient):
             Which test images are classified correctly, if the run records it.
         """
         data, answers = self.data, b""
-        logits = yield PredictJob(self.classifier, data.test_images)
+        test_logits = logits = yield PredictJob(self.classifier, data.test_images)
         metrics = count_correct(logits, data.test_labels).numbers()
         if self.run.plan.record_answers and self.policy.tells_answers:
             answers = packed((logits.argmax(dim=1) == data.test_labels).cpu().numpy())
@@ -305,6 +329,9 @@ class ServingClient(NumPyClient):
         if len(data.validation_labels):
             logits = yield PredictJob(self.classifier, data.validation_images)
             metrics |= count_correct(logits, data.validation_labels).numbers("validation-")
+        if self.safeguard:
+            of_both = self.safeguard.count(test_logits, logits, server_round, self._seeded)
+            metrics |= yield from of_both
         return metrics, answers
 
     def _export_folders(self, server_round: int) -> list[Path]:

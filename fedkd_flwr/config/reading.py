@@ -358,7 +358,8 @@ def _check_combinations(configuration: Configuration) -> None:
         raise ConfigError(
             f"{run.strategy} needs validation data; set client-split to something like 60/20/20."
         )
-    for key, is_set in (("patience", plan.patience), ("keep-best", run.keep_best)):
+    on = {"patience": plan.patience, "keep-best": run.keep_best, "safeguard": plan.safeguard.is_on}
+    for key, is_set in on.items():
         if is_set and not has_validation:
             raise ConfigError(
                 f"{key} needs accuracy on validation data; set client-split to something like "
@@ -389,6 +390,7 @@ def _check_combinations(configuration: Configuration) -> None:
     if run.resume and not run.output_dir:
         raise ConfigError("resume = true needs output-dir, the run directory to continue.")
     try:
+        plan.safeguard.check(run.dp_sgd.noise_multiplier)
         edges = run.models.search_space.settings.edges
         if isinstance(settings, SpiderSettings) and DARTS in models:
             settings.schedule(edges, plan.num_server_rounds)

@@ -53,6 +53,23 @@ class Memory:
         """Note that the memory includes a round."""
         self.save_numbers(ROUND, {"round": server_round})
 
+    def part(self, prefix: str) -> "Memory":
+        """Return the groups whose names begin with a prefix, under the rest of their names."""
+        cut = len(prefix)
+        return Memory(
+            {name[cut:]: own for name, own in self.tensors.items() if name.startswith(prefix)},
+            {name[cut:]: own for name, own in self.numbers.items() if name.startswith(prefix)},
+        )
+
+    def keep_part(self, prefix: str, part: "Memory") -> None:
+        """Take over the changed groups of a `part`."""
+        for name in part.changed:
+            if name in part.tensors:
+                self.tensors[prefix + name] = part.tensors[name]
+            if name in part.numbers:
+                self.numbers[prefix + name] = part.numbers[name]
+            self.changed.add(prefix + name)
+
     # ---- Tensors and numbers -------------------------------------------------------------
 
     def save(self, group: str, tensors: Mapping[str, Tensor]) -> None:

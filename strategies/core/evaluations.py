@@ -24,6 +24,12 @@ from strategies.core.optional_metrics import (
 )
 from strategies.core.plan import RunPlan
 from strategies.core.replies import InvalidReplyError, Metric, Reply
+from strategies.core.safeguard import (
+    SAFEGUARD_COLUMNS,
+    SAFEGUARD_METRICS,
+    check_safeguarded,
+    safeguarded_accuracies,
+)
 
 Evaluation = dict[str, Any]
 """A client's row of results, computed by `read_evaluation`."""
@@ -86,7 +92,9 @@ class Evaluations:
         self._clients = clients
         self._second_moment = second_moment
         self._current: dict[int, Evaluation] = {}
-        self.counts = (*COUNTS, *measured_metrics(plan.measures, plan.num_classes))
+        measured = measured_metrics(plan.measures, plan.num_classes)
+        guarded = SAFEGUARD_METRICS if plan.safeguard.is_on else ()
+        self.counts = (*COUNTS, *measured, *guarded)
         self.counts_of_training = (*self.counts, *counts_at(second_moment))
 
     def discard(self, partition_ids: Iterable[int]) -> None:
@@ -218,6 +226,7 @@ def check_evaluation(clients: Mapping[int, ClientInfo], plan: RunPlan, reply: Re
     """
     client = clients[reply.partition_id]
     check_counts(reply.metrics, client)
+    check_safeguarded(reply.metrics)
     if not reply.answers:
         return
     if not plan.record_answers:
@@ -243,12 +252,14 @@ def read_evaluation(metrics: Mapping[str, float], answers: bytes = b"") -> Evalu
     dict
         ``accuracy``, ``correct``, ``total``, ``loss``, ``validation_accuracy``, …. With counts by
         class also ``held_accuracy`` on the client's training classes and ``other_accuracy`` on
-        the other classes, if the test split has any. With answers these as text, ``answers``.
+        the other classes, if the test split has any. With a safeguard also
+        ``safeguarded_accuracy`` and ``private_accuracy``. With answers these as text, ``answers``.
     """
     row: Evaluation = {name.replace("-", "_"): value for name, value in metrics.items()}
     row["accuracy"] = row["correct"] / row["total"]
     if row.get("validation_total"):
         row["validation_accuracy"] = row["validation_correct"] / row["validation_total"]
+    row |= safeguarded_accuracies(metrics)
     if "held_total" in row:
         held_correct, held_total = row["held_correct"], row["held_total"]
         others = row["correct"] - held_correct, row["total"] - held_total
@@ -307,7 +318,7 @@ def accuracy_statistics(evaluations: Iterable[Mapping[str, Any]]) -> dict[str, f
         "validation_accuracy_mean": float(np.mean(validation)) if validation else None,
         **{
             f"{name}_mean": float(np.mean(values))
-            for name in MEANS
+            for name in (*MEANS, *SAFEGUARD_COLUMNS)
             if (values := [row[name] for row in rows if name in row])
         },
         **fine_tuning_steps(rows),

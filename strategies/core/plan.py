@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field
 from strategies.core.client_privacy import ClientPrivacySettings
 from strategies.core.optional_metrics import MEASURES
 from strategies.core.randomness import random_generator
+from strategies.core.safeguard import SafeguardSettings
 from strategies.core.settings_groups import PLACE, SettingsGroup, Words, kebab_case, some_of
 
 
@@ -95,6 +96,8 @@ class PlanSettings(SettingsGroup):
         multiple of the median norm of the round; what is longer is shortened to it. 0 for no limit.
     client_dp : ClientPrivacySettings
         Differential privacy of clients in the global model.
+    safeguard : SafeguardSettings
+        A private model of each client beside the method's.
     measures : tuple of str
         Further measures of an evaluation, separated by commas: ``calibration``, ``auc``, ``f1``,
         ``balanced-accuracy``, ``classes``; empty for none.
@@ -130,6 +133,7 @@ class PlanSettings(SettingsGroup):
     weight_cap: Annotated[float, AfterValidator(multiple_or_none)] = 5.0
     update_cap: Annotated[float, AfterValidator(multiple_or_none)] = 10.0
     client_dp: ClientPrivacySettings = ClientPrivacySettings()
+    safeguard: SafeguardSettings = SafeguardSettings()
     measures: Annotated[Words, AfterValidator(some_of(MEASURES)), PLACE] = ()
     record_answers: Annotated[bool, PLACE] = True
     seed: int = Field(default=0, ge=0)

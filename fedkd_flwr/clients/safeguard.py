@@ -1,0 +1,133 @@
+"""The safeguard of a client: a private model beside the method's, and the weight of each.
+
+The private model is trained by the client of the method `local`, with a memory of its own inside
+the client's. It therefore equals the model of a run of `local` with the same seed and settings.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from logging import WARNING
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fedkd_flwr.clients.request import TRAIN
+from fedkd_flwr.config import RunConfig
+from fedkd_flwr.methods import find_method
+from fedkd_flwr.training.blending import WEIGHTS, blended, chosen_weight
+from fedkd_flwr.training.jobs import PredictJob, Steps
+from fedkd_flwr.training.loop import DivergedError
+from strategies.core.flower import log
+from strategies.core.plan import Settings
+from strategies.core.safeguard import (
+    PRIVATE_CORRECT,
+    SAFEGUARD_WEIGHT,
+    SAFEGUARDED_CORRECT,
+    SAFEGUARDED_LOST,
+    SafeguardSettings,
+)
+
+if TYPE_CHECKING:
+    from fedkd_flwr.clients.serving import ServingClient
+
+GROUPS = "safeguard-"
+"""Beginning of the names of the private model's groups in the client's memory."""
+
+ALONE = "local"
+"""The method that trains the private model."""
+
+Seeded = Callable[[str, int], AbstractContextManager[None]]
+"""Seeds PyTorch's draws by purpose and round."""
+
+
+class Safeguard:
+    """The private model of a client, beside the model of its method.
+
+    Parameters
+    ----------
+    client : ServingClient
+        The client, with its memory recalled.
+
+    Attributes
+    ----------
+    alone : PersonalClient
+        The client of `local` that trains and evaluates the private model.
+    """
+
+    def __init__(self, client: "ServingClient") -> None:
+        self._memory = client.memory
+        self._mode = client.run.plan.safeguard.mode
+        run = run_of_private_model(client.run)
+        self.alone: Any = find_method(ALONE).client(client.context, run, Settings())
+        self.alone.memory = client.memory.part(GROUPS)
+        # Steps of fine-tuning count like those of the client's own model.
+        self.alone.gradient_steps = client.gradient_steps
+        # The same tensors: with its own plan, the client would read the data again.
+        vars(self.alone)["data"] = client.data
+
+    def train(self, server_round: int) -> Steps[None]:
+        """Train the private model as `local` does, and keep it.
+
+        A private model that diverges stays as it was.
+        """
+        alone = self.alone
+        try:
+            yield from alone.train({}, server_round, TRAIN)
+        except DivergedError as error:
+            log(WARNING, "Client %d: its private model: %s", alone.partition_id, error)
+            alone.close()
+        else:
+            alone.memory.save_model("model", alone.model)
+            self._memory.keep_part(GROUPS, alone.memory)
+
+    def count(
+        self, test: Tensor, validation: Tensor, server_round: int, seeded: Seeded
+    ) -> Steps[dict[str, float]]:
+        """Evaluate the private model, choose the weight, and count what would be deployed.
+
+        Parameters
+        ----------
+        test, validation : Tensor
+            Logits of the method's model on both splits, (n, K).
+        server_round : int
+            Round of the evaluation.
+        seeded : callable
+            Seeds what the private model draws.
+
+        Returns
+        -------
+        dict of str to float
+            The metrics of `strategies.core.safeguard`.
+        """
+        alone, data = self.alone, self.alone.data
+        with seeded("evaluate", server_round):
+            alone.prepared_for_evaluation({}, server_round)
+        private = yield PredictJob(alone.model, data.validation_images)
+        weights = WEIGHTS[self._mode]
+        weight = chosen_weight(validation, private, data.validation_labels, weights)
+        private = yield PredictJob(alone.model, data.test_images)
+        right = blended(test, private, weight).argmax(dim=1) == data.test_labels
+        alone_right = private.argmax(dim=1) == data.test_labels
+        return {
+            SAFEGUARDED_CORRECT: int(right.sum()),
+            PRIVATE_CORRECT: int(alone_right.sum()),
+            SAFEGUARDED_LOST: int((alone_right & ~right).sum()),
+            SAFEGUARD_WEIGHT: weight,
+        }
+
+    def close(self) -> None:
+        """Return the private model's object to the pool."""
+        self.alone.close()
+
+
+def run_of_private_model(run: RunConfig) -> RunConfig:
+    """Return the run config of `local` with which a private model is trained."""
+    settings = run.plan.safeguard
+    changes: dict[str, float] = {}
+    if settings.learning_rate:
+        changes["learning_rate"] = settings.learning_rate
+    if settings.momentum >= 0:
+        changes["momentum"] = settings.momentum
+    plan = run.plan.model_copy(update={"safeguard": SafeguardSettings()})
+    training = run.training.model_copy(update=changes)
+    return run.model_copy(update={"strategy": ALONE, "plan": plan, "training": training})

@@ -1,0 +1,167 @@
+"""The safeguard: a private model beside the method's, which equals a run of `local`."""
+
+import math
+
+import pytest
+import torch
+
+import fedkd_flwr
+from fedkd_flwr import compare
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.memory import Memory
+from fedkd_flwr.training.blending import blended, chosen_weight
+from strategies.core.replies import InvalidReplyError
+from strategies.core.safeguard import check_safeguarded
+
+
+@pytest.fixture
+def base(small):
+    return {**small, "models": "mlp", "num-clients": 3, "max-samples": 400}
+
+
+def by_client(run, name):
+    last = run.clients[run.clients["round"] == run.clients["round"].max()]
+    return last.set_index("partition_id")[name].to_dict()
+
+
+# ---- The private model is that of `local` --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes"),
+    [
+        ("kt-pfl", {}),
+        ("fedavg", {"fraction-train": 0.67}),
+        ("persfl", {}),
+        ("fedproto", {"cohort": "on"}),
+        ("fml", {"fine-tune-epochs": 1, "learning-rate-schedule": "cosine"}),
+    ],
+)
+def test_the_private_model_equals_a_run_of_local(strategy, changes, base, tmp_path):
+    settings = {**base, **changes}
+    local = fedkd_flwr.run({**settings, "strategy": "local"}, output_dir=tmp_path / "local")
+    guarded = {**settings, "strategy": strategy, "safeguard": "blend"}
+    run = fedkd_flwr.run(guarded, output_dir=tmp_path / "run")
+    assert by_client(run, "private_accuracy") == by_client(local, "accuracy")
+    for n, weight in by_client(run, "safeguard_weight").items():
+        if weight in (0, 1):
+            whose = "private_accuracy" if weight == 0 else "accuracy"
+            assert by_client(run, "safeguarded_accuracy")[n] == by_client(run, whose)[n]
+
+
+def test_networks_that_draw_random_numbers_draw_as_in_local(base, tmp_path):
+    settings = {**base, "models": "cnn-persfl", "num-server-rounds": 1, "max-samples": 200}
+    local = fedkd_flwr.run({**settings, "strategy": "local"}, output_dir=tmp_path / "local")
+    guarded = {**settings, "strategy": "fedavg", "safeguard": "choose"}
+    run = fedkd_flwr.run(guarded, output_dir=tmp_path / "run")
+    assert by_client(run, "private_accuracy") == by_client(local, "accuracy")
+
+
+def test_the_method_is_what_it_is_without_a_safeguard(base, tmp_path):
+    plain = fedkd_flwr.run({**base, "strategy": "kt-pfl"}, output_dir=tmp_path / "plain")
+    guarded = {**base, "strategy": "kt-pfl", "safeguard": "choose"}
+    run = fedkd_flwr.run(guarded, output_dir=tmp_path / "run")
+    for name in ("accuracy", "loss", "validation_accuracy", "train_loss"):
+        assert by_client(run, name) == by_client(plain, name)
+    assert set(by_client(run, "safeguard_weight").values()) <= {0.0, 1.0}
+    # The private model takes as many steps as `local` does: those of the private batches.
+    local = fedkd_flwr.run({**base, "strategy": "local"}, output_dir=tmp_path / "local")
+    steps = [by_client(each, "gradient_steps") for each in (run, plain, local)]
+    assert steps[0] == {n: steps[1][n] + steps[2][n] for n in steps[1]}
+
+
+def test_the_private_model_has_settings_of_its_own(base, tmp_path):
+    local = {**base, "strategy": "local", "learning-rate": 0.1, "momentum": 0.5}
+    local = fedkd_flwr.run(local, output_dir=tmp_path / "local")
+    own = {"safeguard": "blend", "safeguard-learning-rate": 0.1, "safeguard-momentum": 0.5}
+    run = fedkd_flwr.run({**base, "strategy": "fedavg", **own}, output_dir=tmp_path / "run")
+    assert by_client(run, "private_accuracy") == by_client(local, "accuracy")
+
+
+def test_local_needs_no_safeguard(base, tmp_path):
+    guarded = {**base, "strategy": "local", "safeguard": "blend"}
+    run = fedkd_flwr.run(guarded, output_dir=tmp_path / "run")
+    assert "safeguarded_accuracy" not in run.clients
+
+
+# ---- The weight ----------------------------------------------------------------------------
+
+
+def test_a_blend_is_the_mean_of_probabilities():
+    method, private = torch.randn(7, 4), torch.randn(7, 4)
+    mean = 0.25 * method.double().softmax(dim=1) + 0.75 * private.double().softmax(dim=1)
+    torch.testing.assert_close(blended(method, private, 0.25).exp(), mean)
+    assert blended(method, private, 0.0) is private
+    assert blended(method, private, 1.0) is method
+
+
+def test_the_weight_follows_the_better_model():
+    labels = torch.tensor([0, 1, 2, 0])
+    right, wrong = 3 * torch.eye(3)[labels], 3 * torch.eye(3)[(labels + 1) % 3]
+    grid = (0.0, 0.25, 0.5, 0.75, 1.0)
+    assert chosen_weight(right, wrong, labels, grid) == 1
+    assert chosen_weight(wrong, right, labels, grid) == 0
+    assert chosen_weight(torch.full((4, 3), math.nan), right, labels, grid) == 0
+
+
+# ---- Server, settings, memory and comparisons ----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"safeguarded-correct": 11},
+        {"safeguarded-lost": 8},
+        {"private-correct": 1.5},
+        {"safeguarded-lost": 0, "safeguarded-correct": 4},
+    ],
+)
+def test_counts_that_contradict_each_other_are_refused(change):
+    counts = {"total": 10, "safeguarded-correct": 8, "private-correct": 7, "safeguarded-lost": 1}
+    counts["safeguard-weight"] = 0.5
+    check_safeguarded(counts)
+    with pytest.raises(InvalidReplyError, match="safeguard"):
+        check_safeguarded({**counts, **change})
+    del counts["private-correct"]
+    with pytest.raises(InvalidReplyError, match="without the rest"):
+        check_safeguarded(counts)
+
+
+def test_what_a_safeguard_cannot_do_is_refused(small):
+    with pytest.raises(ConfigError, match="safeguard needs accuracy on validation data; set"):
+        read_config({**small, "safeguard": "blend", "client-split": "80/0/20"})
+    noise = {"strategy": "fedavg", "models": "mlp", "dp-sgd-noise-multiplier": 1.0}
+    with pytest.raises(ConfigError, match="set safeguard = none"):
+        read_config({**small, **noise, "safeguard": "blend"})
+
+
+def test_a_part_of_a_memory_is_kept_under_its_prefix():
+    memory = Memory({"model": {"w": torch.zeros(1)}, "own-model": {"w": torch.ones(1)}})
+    part = memory.part("own-")
+    assert part.load("model") == {"w": torch.ones(1)}
+    part.save("model", {"w": torch.full((1,), 2.0)})
+    part.save_numbers("progress", {"round": 1})
+    memory.keep_part("own-", part)
+    assert (memory.load("model"), memory.load("own-model")) == ({"w": 0}, {"w": 2})
+    assert memory.load_numbers("own-progress") == {"round": 1}
+    assert memory.changed == {"own-model", "own-progress"}
+
+
+def test_a_comparison_shows_both(base, tmp_path):
+    fedkd_flwr.run({**base, "strategy": "local"}, output_dir=tmp_path / "local")
+    run = fedkd_flwr.run(
+        {**base, "strategy": "fedavg", "safeguard": "blend"}, output_dir=tmp_path / "run"
+    )
+    compared = compare(tmp_path)
+    row = compared.table.loc["fedavg"]
+    assert row["safeguarded_accuracy"] == pytest.approx(
+        run.round_rows[-1]["safeguarded_accuracy_mean"]
+    )
+    assert row["private_accuracy"] == pytest.approx(compared.table.loc["local", "accuracy"])
+    own = compared.clients[compared.clients["method"] == "fedavg"]
+    gain = (own["safeguarded_won"] - own["safeguarded_lost"]) / own["test_images"]
+    assert (own["private_accuracy"] + gain).to_numpy() == pytest.approx(
+        own["safeguarded_accuracy"].to_numpy()
+    )
+    text = compared.to_markdown()
+    assert "safeguarded" in text and "weight of method" in text
