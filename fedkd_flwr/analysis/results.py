@@ -117,10 +117,10 @@ def run_results(
         ``bytes``, ``gradient_steps`` (the mean over the clients in training, where a run counted
         them), ``seconds`` (only where none of the other runs took place at the same time),
         ``path``, and with a target those of `cost_to_target`; NaN for what a run does not have.
-        Columns of `AT_SECOND_MOMENTS`, of a safeguard and of `strategies.core.optional_metrics.MEANS`,
-        means over
-        clients, where some run has measured them; those of `OF_NEW_CLIENTS` where some run has
-        any: mean and worst accuracy, and the share of them that are above the reference's own.
+        Columns of `AT_SECOND_MOMENTS`, of a safeguard, and of
+        `strategies.core.optional_metrics.MEANS`, means over clients, where some run has measured
+        them; those of `OF_NEW_CLIENTS` where some run has any: mean and worst accuracy, and the
+        share of them that are above the reference's own.
     """
     by_run = dict(iter(clients.groupby(["method", "seed"])))
     alone = ran_alone([run for _, run in each_run(groups)])

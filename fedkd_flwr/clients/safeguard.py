@@ -7,15 +7,18 @@ the client's. It therefore equals the model of a run of `local` with the same se
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from logging import WARNING
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from flwr.app import Context
 from torch import Tensor
 
 from fedkd_flwr.clients.request import TRAIN
 from fedkd_flwr.config import RunConfig
+from fedkd_flwr.data.clients import ClientData
+from fedkd_flwr.memory import Memory
 from fedkd_flwr.methods import find_method
 from fedkd_flwr.training.blending import WEIGHTS, blended, chosen_weight
-from fedkd_flwr.training.jobs import PredictJob, Steps
+from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps
 from fedkd_flwr.training.loop import DivergedError
 from strategies.core.flower import log
 from strategies.core.plan import Settings
@@ -26,9 +29,6 @@ from strategies.core.safeguard import (
     SAFEGUARDED_LOST,
     SafeguardSettings,
 )
-
-if TYPE_CHECKING:
-    from fedkd_flwr.clients.serving import ServingClient
 
 GROUPS = "safeguard-"
 """Beginning of the names of the private model's groups in the client's memory."""
@@ -45,8 +45,16 @@ class Safeguard:
 
     Parameters
     ----------
-    client : ServingClient
-        The client, with its memory recalled.
+    context : Context
+        Flower's context of the client.
+    run : RunConfig
+        The run config of the method.
+    memory : Memory
+        The client's memory, which has been recalled.
+    data : ClientData
+        Its data.
+    gradient_steps : StepCounter
+        Counts the steps of fine-tuning before an evaluation.
 
     Attributes
     ----------
@@ -54,16 +62,22 @@ class Safeguard:
         The client of `local` that trains and evaluates the private model.
     """
 
-    def __init__(self, client: "ServingClient") -> None:
-        self._memory = client.memory
-        self._mode = client.run.plan.safeguard.mode
-        run = run_of_private_model(client.run)
-        self.alone: Any = find_method(ALONE).client(client.context, run, Settings())
-        self.alone.memory = client.memory.part(GROUPS)
-        # Steps of fine-tuning count like those of the client's own model.
-        self.alone.gradient_steps = client.gradient_steps
+    def __init__(
+        self,
+        context: Context,
+        run: RunConfig,
+        memory: Memory,
+        data: ClientData,
+        gradient_steps: StepCounter,
+    ) -> None:
+        self._memory = memory
+        self._mode = run.plan.safeguard.mode
+        own_run = run_of_private_model(run)
+        self.alone: Any = find_method(ALONE).client(context, own_run, Settings())
+        self.alone.memory = memory.part(GROUPS)
+        self.alone.gradient_steps = gradient_steps
         # The same tensors: with its own plan, the client would read the data again.
-        vars(self.alone)["data"] = client.data
+        vars(self.alone)["data"] = data
 
     def train(self, server_round: int) -> Steps[None]:
         """Train the private model as `local` does, and keep it.

@@ -178,8 +178,9 @@ class ServingClient(NumPyClient):
     @cached_property
     def safeguard(self) -> Safeguard | None:
         """The private model beside the method's, if the run asks for one."""
-        is_on = self.run.plan.safeguard.is_on and self.run.strategy != ALONE
-        return Safeguard(self) if is_on else None
+        if not self.run.plan.safeguard.is_on or self.run.strategy == ALONE:
+            return None
+        return Safeguard(self.context, self.run, self.memory, self.data, self.gradient_steps)
 
     def _trained_alone(self, reply: TrainReply) -> Steps[None]:
         """Train the private model, once a round, and add its gradient steps to the reply."""

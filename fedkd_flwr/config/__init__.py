@@ -1,6 +1,7 @@
 """The run config: its keys, how it is read and checked, presets and the reference."""
 
 from fedkd_flwr.config.flat_config import flatten
+from fedkd_flwr.config.importable import require_importable
 from fedkd_flwr.config.reading import (
     ALL_CONNECTED,
     OWN_SETTINGS,
@@ -10,7 +11,6 @@ from fedkd_flwr.config.reading import (
     known_names,
     methods_with,
     read_config,
-    require_importable,
     settings_types,
     unpacked,
 )

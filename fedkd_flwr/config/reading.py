@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from fedkd_flwr.config.flat_config import Scalar, as_scalar, flatten
 from fedkd_flwr.config.run_config import PLACE_KEYS, RunConfig
 from fedkd_flwr.config.suggestions import either, suggestions
-from fedkd_flwr.custom_objects.importing import is_custom, is_of_this_process
+from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.registry import DATASETS, NO_PUBLIC_SET
 from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
@@ -258,35 +258,6 @@ def custom_keys(flat: Mapping[str, Any]) -> set[str]:
         If the custom method cannot be found.
     """
     return {*known_names(_own_method(flat))} - {*known_names()}
-
-
-def require_importable(configuration: Configuration, place: str) -> None:
-    """Refuse a method, model, data set or partition that exists in this process alone.
-
-    Parameters
-    ----------
-    configuration : Configuration
-        The run config.
-    place : str
-        What has other processes, for the message.
-
-    Raises
-    ------
-    ConfigError
-        If the config names one.
-    """
-    if (strategy := configuration.run.strategy) in REGISTERED:
-        raise ConfigError(
-            f"{strategy} is registered in this process, and {place} other ones: keep what "
-            "register returns in a module, and set strategy to module:object."
-        )
-    for key, value in configuration.flat().items():
-        for name in str(value).split(","):
-            if is_of_this_process(name):
-                raise ConfigError(
-                    f"{key} = {name} is an object of this process, and {place} other ones: put "
-                    f"it in a module, and set {key} to module:object."
-                )
 
 
 def _unknown(name: str, flat: Mapping[str, Any], known: Sequence[str]) -> str:
