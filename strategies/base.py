@@ -24,6 +24,7 @@ from strategies.core.evaluations import (
     Evaluations,
     accuracies_of,
     accuracy_statistics,
+    standard_error,
     without_answers,
 )
 from strategies.core.exchange import Exchange
@@ -220,12 +221,11 @@ class PersonalizedStrategy(MethodHooks, Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Address an evaluation message to every client without current counts."""
+        """Address an evaluation message to every evaluated client without current counts."""
         server_round += self._rounds_before
         self.round.start_clock()
-        if not self.plan.is_evaluated(server_round):
-            return []
-        asked = self.evaluations.missing(self.reachable())
+        self.round.evaluated = self.plan.evaluated(server_round, self.reachable())
+        asked = self.evaluations.missing(self.round.evaluated)
         payloads = partial(self.evaluate_payload, server_round)
         return self.round.exchange.to_evaluate(asked, payloads, grid)
 
@@ -236,9 +236,10 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         server_round += self._rounds_before
         self.round.stop_clock("evaluate")
         self.evaluations.add(self._evaluations_in(replies))
-        shown = self.reachable() if self.plan.is_evaluated(server_round) else []
-        evaluations = self.evaluations.current(shown)
-        row = self._round_row(server_round, evaluations)
+        reachable = self.reachable()
+        shown = set(reachable).intersection(self.round.evaluated)
+        evaluations = self.evaluations.current(sorted(shown))
+        row = self._round_row(server_round, evaluations, len(reachable))
         log_round(row, self.plan.num_server_rounds)
         new = receive_new_clients(self, server_round)
         self.plan = self._patience.end_of(self.plan, row)
@@ -305,10 +306,14 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         self.evaluations.check_train_reply(reply)
         self.check_reply(reply)
 
-    def _round_row(self, server_round: int, results: Mapping[int, Evaluation]) -> dict[str, Any]:
+    def _round_row(
+        self, server_round: int, results: Mapping[int, Evaluation], reachable: int
+    ) -> dict[str, Any]:
+        sampled_from = reachable if self.plan.evaluate_clients else 0
         return {
             "round": server_round,
             **accuracy_statistics(results.values()),
+            **standard_error(results.values(), sampled_from),
             **self.round.columns((*self.train_metrics, *accuracies_of(self.second_moment))),
             "absent": self.plan.num_clients - len(self.members.reachable(self.round.grid)),
             **self.round_metrics(),

@@ -27,6 +27,8 @@ class CurrentRound:
         Addresses its messages, and reads the replies.
     grid : Grid or None
         The connection to the clients; None before the first round.
+    evaluated : list of int
+        Partition-ids of the clients that are evaluated in it.
     num_replies : int
         Number of valid replies to the first message.
     metrics : dict of int to dict
@@ -41,6 +43,7 @@ class CurrentRound:
 
     exchange: Exchange
     grid: Grid | None = None
+    evaluated: list[int] = field(default_factory=list)
     num_replies: int = 0
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     seconds: dict[str, float] = field(

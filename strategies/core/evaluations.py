@@ -5,7 +5,7 @@ after a round. Where clients are sent a model, its accuracy is also counted at t
 moments: before local training, *received*, or after it, *trained*.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -323,3 +323,31 @@ def accuracy_statistics(evaluations: Iterable[Mapping[str, Any]]) -> dict[str, f
         },
         **fine_tuning_steps(rows),
     }
+
+
+def standard_error(
+    evaluations: Collection[Mapping[str, Any]], sampled_from: int
+) -> dict[str, float]:
+    """Return the standard error of the mean accuracy of sampled clients.
+
+    With n of N clients drawn without replacement and their standard deviation s (n - 1 in the
+    denominator), it is ``s / sqrt(n) * sqrt(1 - n/N)``.
+
+    Parameters
+    ----------
+    evaluations : collection of mapping
+        One row of `read_evaluation` per sampled client.
+    sampled_from : int
+        N; 0 if clients are not sampled.
+
+    Returns
+    -------
+    dict of str to float
+        ``accuracy_standard_error``; empty if clients are not sampled, or fewer than two are.
+    """
+    size = len(evaluations)
+    if not sampled_from or size < 2:
+        return {}
+    deviation = np.std([row["accuracy"] for row in evaluations], ddof=1)
+    left_out = max(0.0, 1 - size / sampled_from)
+    return {"accuracy_standard_error": float(deviation / np.sqrt(size) * np.sqrt(left_out))}

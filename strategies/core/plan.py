@@ -81,6 +81,9 @@ class PlanSettings(SettingsGroup):
         Smallest number of valid replies; a round with fewer stops the run.
     evaluate_every : int
         Evaluate the clients every that many rounds, and after the last round.
+    evaluate_clients : int
+        Number of clients in each evaluation, drawn by seed and round; 0 for all. The round's row
+        then has the standard error of the mean accuracy.
     patience : int
         Early stopping: number of evaluations in a row without a better mean validation accuracy
         after which one more round is the last; 0 for no early stopping.
@@ -128,6 +131,7 @@ class PlanSettings(SettingsGroup):
     fraction_train: float = Field(default=1.0, gt=0, le=1)
     min_replies: int = Field(default=1, ge=1)
     evaluate_every: int = Field(default=1, ge=1)
+    evaluate_clients: int = Field(default=0, ge=0)
     patience: int = Field(default=0, ge=0)
     mixing: Literal["mean", "median", "trimmed-mean"] = "mean"
     weight_cap: Annotated[float, AfterValidator(multiple_or_none)] = 5.0
@@ -212,6 +216,13 @@ class RunPlan(PlanSettings):
         """Return whether clients are evaluated in a round."""
         return server_round == self.num_server_rounds or server_round % self.evaluate_every == 0
 
+    def evaluated(self, server_round: int, candidates: Sequence[int]) -> list[int]:
+        """Return which clients are evaluated in a round, of some in ascending order."""
+        if not self.is_evaluated(server_round):
+            return []
+        size = self.evaluate_clients or len(candidates)
+        return sample_clients(candidates, size, self.seed, server_round, purpose="evaluation")
+
 
 def sample_clients(
     candidates: Sequence[int],
@@ -219,6 +230,7 @@ def sample_clients(
     seed: int,
     server_round: int,
     probabilities: NDArray[np.float64] | None = None,
+    purpose: str = "sampling",
 ) -> list[int]:
     """Sample clients without replacement, as a function of seed and round.
 
@@ -232,6 +244,8 @@ def sample_clients(
         Seed and round of the draw.
     probabilities : ndarray, optional
         Shape (len(candidates),), positive weights of the candidates; uniform if omitted.
+    purpose : str
+        What the draw is for; draws for other purposes are independent.
 
     Returns
     -------
@@ -242,6 +256,6 @@ def sample_clients(
         return sorted(candidates)
     if probabilities is not None:
         probabilities = probabilities / probabilities.sum()
-    generator = random_generator(seed, "sampling", server_round)
+    generator = random_generator(seed, purpose, server_round)
     chosen = generator.choice(candidates, size, replace=False, p=probabilities)
     return sorted(int(partition_id) for partition_id in chosen)
