@@ -27,6 +27,7 @@ BENCHMARKS = {
     "wire": "benchmarks.wire:measure",
     "memory": "benchmarks.memory:measure",
     "many-clients": "benchmarks.many_clients:measure",
+    "scale": "benchmarks.scale:measure",
     "cohort": "benchmarks.cohort:measure",
     "messages": "benchmarks.simulation:measure_messages",
     "order": "benchmarks.order:measure",
@@ -35,7 +36,7 @@ BENCHMARKS = {
 }
 """The function of each benchmark, by name; imported when it runs."""
 
-LONG = ("large-network", "large-server", "order", "simulation", "sweeps")
+LONG = ("large-network", "large-server", "scale", "order", "simulation", "sweeps")
 """Benchmarks that take several minutes each. They run only if named, or with ``--all``."""
 
 Measure = Callable[[], Iterable[Result]]

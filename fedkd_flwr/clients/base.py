@@ -5,7 +5,7 @@ another model than the one the client keeps. ``batch-norm-statistics`` selects t
 which batch normalization is evaluated. The default is fresh statistics of the training images.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,7 @@ from fedkd_flwr.clients.serving import ServingClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.data.clients import ClientData, load_client, public_samples
 from fedkd_flwr.models.features import fold_into
-from fedkd_flwr.models.model_pool import Architecture, borrow, give_back
+from fedkd_flwr.models.model_pool import Architecture, borrow, common_weights, give_back
 from fedkd_flwr.models.vectors import fill_model
 from fedkd_flwr.training.jobs import Steps, TrainJob
 from fedkd_flwr.training.loop import (
@@ -127,7 +127,7 @@ class PersonalClient(ServingClient):
         """The client's stored model, or a new one with the initial weights of its partition-id."""
         model = borrow(self.architecture)
         if not self.memory.load_model("model", model) and self.keeps_model:
-            fill_model(model, self.new_model().state_dict())
+            fill_model(model, self._initial_weights())
         return model
 
     @property
@@ -165,6 +165,11 @@ class PersonalClient(ServingClient):
         with seeded("cpu", self.run.plan.seed, "initial-weights", self.initial_draw):
             model = self.architecture.build()
         return model.to(self.device)
+
+    def _initial_weights(self) -> Mapping[str, Tensor]:
+        if self.initial_draw:
+            return self.new_model().state_dict()
+        return common_weights(self.architecture, self.run.plan.seed, self.new_model)
 
     def close(self) -> None:
         """Return the model objects to the pool. Their weights were stored before."""

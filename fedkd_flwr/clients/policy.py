@@ -11,6 +11,7 @@ to one user, and `OPEN` replaces them. ``trust-server = true`` does the same for
 import math
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -313,9 +314,16 @@ def read_policy(node_config: Mapping[str, Any]) -> NodePolicy:
     """
     given = {key: node_config[key] for key in POLICY_KEYS if key in node_config}
     trusts = given.get("trust-server", is_simulation())
-    defaults = OPEN.flat() if trusts is True else {}
+    return _read_once(trusts is True, tuple((k, v, type(v)) for k, v in given.items()))
+
+
+# All clients of a process have one policy, and each message reads it. The type counts, since
+# 1 equals True.
+@lru_cache(maxsize=16)
+def _read_once(trusts: bool, given: tuple[tuple[str, Any, type], ...]) -> NodePolicy:
+    defaults = OPEN.flat() if trusts else {}
     try:
-        return NodePolicy.model_validate({**defaults, **given})
+        return NodePolicy.model_validate({**defaults, **{key: value for key, value, _ in given}})
     except ValidationError as error:
         first = error.errors()[0]
         key = kebab_case(str(first["loc"][0]))

@@ -48,6 +48,9 @@ from strategies.core.randomness import random_generator
 FIXED_NUMBERS = ("two-groups", "two-classes", "k-classes", "k-classes-grouped")
 """Splits that read `samples_per_class`."""
 
+BYTES_KEPT = 2**30
+"""Bytes of clients' samples that a process keeps as tensors; those of others are built again."""
+
 PLANS_KEPT = 2
 """Data plans whose tensors a process keeps; more would fill the device in a sweep."""
 
@@ -246,6 +249,7 @@ class _Loaded:
 
     plan: DataPlan
     clients: dict[tuple[int, str, Grouping], ClientData] = field(default_factory=dict)
+    kept: int = 0
 
     @functools.cached_property
     def public_images(self) -> Tensor:
@@ -328,7 +332,7 @@ def public_samples(plan: DataPlan, size: int, server_round: int) -> Tensor:
 def load_client(
     plan: DataPlan, partition_id: int, data_path: str = "", grouping: Grouping = UNGROUPED
 ) -> ClientData:
-    """Return the data of one client; the second call in a process costs nothing.
+    """Return the data of one client; the second call costs nothing, up to `BYTES_KEPT`.
 
     Parameters
     ----------
@@ -348,20 +352,16 @@ def load_client(
     DataError
         If the data is missing or cannot be split as asked.
     """
-    clients = _loaded(plan).clients
-    key = (partition_id, data_path, grouping)
-    if key not in clients:
-        clients[key] = _build_client(plan, *key)
-    return clients[key]
-
-
-def _require_symmetric(settings: DataSettings) -> None:
-    """Refuse scaling by statistics of a data set to which a node's own samples do not belong."""
-    if settings.input_scaling != SYMMETRIC:
-        raise DataError(
-            "a node with its own data does not know the statistics of the pooled data that "
-            f"input-scaling {settings.input_scaling} needs; set input-scaling to {SYMMETRIC}"
-        )
+    loaded, key = _loaded(plan), (partition_id, data_path, grouping)
+    if key in loaded.clients:
+        return loaded.clients[key]
+    data = _build_client(plan, *key)
+    images = data.train_images, data.validation_images, data.test_images
+    size = sum(part.nbytes for part in images)
+    if loaded.kept + size <= BYTES_KEPT:
+        loaded.clients[key] = data
+        loaded.kept += size
+    return data
 
 
 def _build_client(
@@ -372,7 +372,11 @@ def _build_client(
         raise DataError(f"there is no client {partition_id} among {plan.num_clients}")
     own: ImageSet
     if data_path:
-        _require_symmetric(settings)
+        if settings.input_scaling != SYMMETRIC:
+            raise DataError(
+                "a node with its own data does not know the statistics of the pooled data that "
+                f"input-scaling {settings.input_scaling} needs; set input-scaling to {SYMMETRIC}"
+            )
         shape, classes = settings.image_shape, settings.num_classes
         own = load_own_data(data_path, shape, classes, settings.data_format, grouping)
         kind = "samples" if grouping == UNGROUPED else "groups"

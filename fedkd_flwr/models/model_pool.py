@@ -5,7 +5,7 @@ models of clients in a cohort are adjacent in memory.
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -131,6 +131,8 @@ def _addresses(model: nn.Module) -> list[int]:
 
 _FREE: dict[Architecture, list[nn.Module]] = {}
 
+_COMMON: dict[tuple[Architecture, int], dict[str, Tensor]] = {}
+
 _ADJACENT: dict[Architecture, AdjacentModels] = {}
 
 
@@ -199,6 +201,26 @@ def _built(architecture: Architecture) -> nn.Module:
         return architecture.build().to(architecture.device)
 
 
+def common_weights(
+    architecture: Architecture, seed: int, build: Callable[[], nn.Module]
+) -> dict[str, Tensor]:
+    """Return the initial weights that clients of one architecture share. Do not change them.
+
+    Parameters
+    ----------
+    architecture : Architecture
+        The architecture.
+    seed : int
+        Seed of the run, which draws them.
+    build : callable
+        Builds a model with these weights, if this process has not done so.
+    """
+    key = architecture, seed
+    if key not in _COMMON:
+        _COMMON[key] = build().state_dict()
+    return _COMMON[key]
+
+
 def give_back(model: nn.Module) -> None:
     """Return a model to the pool for the next client. The caller must not use it any more."""
     model.zero_grad(set_to_none=True)
@@ -214,6 +236,7 @@ def clear() -> None:
     """Remove all models from the pool."""
     _FREE.clear()
     _ADJACENT.clear()
+    _COMMON.clear()
 
 
 def architecture_of(model: nn.Module) -> Architecture:

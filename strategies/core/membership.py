@@ -295,9 +295,10 @@ class Membership:
 
     def _with_valid_name(self, client: ClientInfo) -> ClientInfo:
         """Return a client without its name, with a warning, if it is invalid or another's."""
+        if not client.name:
+            return client
         taken = {c.name.casefold() for n, c in self.clients.items() if n != client.partition_id}
-        is_unique = client.name.casefold() not in taken
-        if not client.name or (valid_name(client.name) and is_unique):
+        if valid_name(client.name) and client.name.casefold() not in taken:
             return client
         reason = "as another client does" if valid_name(client.name) else "which is none"
         log(WARNING, "client %d gives the name %r, %s: names have up to 40 letters, digits, dots, "
