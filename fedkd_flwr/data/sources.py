@@ -161,6 +161,11 @@ def _read_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[
 def _load_images(name: str, data_root: str, data_format: DataFormat) -> ImageSet:
     if name.startswith(FOLDER):
         return _load_folder(Path(name.removeprefix(FOLDER)), data_format)
+    if name.startswith(PFLLIB):
+        from fedkd_flwr.data.pfllib import client_files  # deferred: it imports the settings
+
+        files = client_files(name)
+        return ImageSet(files.samples, files.labels, int(files.labels.max()) + 1)
     if is_function(name):
         samples, classes_of = call_for_data(name)
         return ImageSet(samples, classes_of, int(classes_of.max()) + 1)
