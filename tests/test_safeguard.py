@@ -9,7 +9,7 @@ import fedkd_flwr
 from fedkd_flwr import compare
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.memory import Memory
-from fedkd_flwr.training.blending import blended, chosen_weight
+from fedkd_flwr.training.blending import Blend, chosen, mixed
 from strategies.core.replies import InvalidReplyError
 from strategies.core.safeguard import check_safeguarded
 
@@ -89,19 +89,46 @@ def test_local_needs_no_safeguard(base, tmp_path):
 
 def test_a_blend_is_the_mean_of_probabilities():
     method, private = torch.randn(7, 4), torch.randn(7, 4)
-    mean = 0.25 * method.double().softmax(dim=1) + 0.75 * private.double().softmax(dim=1)
-    torch.testing.assert_close(blended(method, private, 0.25).exp(), mean)
-    assert blended(method, private, 0.0) is private
-    assert blended(method, private, 1.0) is method
+    calibrated = (method.double() / 2).softmax(dim=1), (private.double() / 0.5).softmax(dim=1)
+    mean = 0.25 * calibrated[0] + 0.75 * calibrated[1]
+    torch.testing.assert_close(Blend(0.25, 2.0, 0.5)(method, private).exp(), mean)
+    assert Blend(0.0)(method, private) is private
+    assert Blend(1.0)(method, private) is method
 
 
-def test_the_weight_follows_the_better_model():
-    labels = torch.tensor([0, 1, 2, 0])
-    right, wrong = 3 * torch.eye(3)[labels], 3 * torch.eye(3)[(labels + 1) % 3]
-    grid = (0.0, 0.25, 0.5, 0.75, 1.0)
-    assert chosen_weight(right, wrong, labels, grid) == 1
-    assert chosen_weight(wrong, right, labels, grid) == 0
-    assert chosen_weight(torch.full((4, 3), math.nan), right, labels, grid) == 0
+def predictions(right, images=60, classes=3):
+    """Return logits that get the first images right, and the labels."""
+    labels = torch.arange(images) % classes
+    found = torch.where(torch.arange(images) < right, labels, (labels + 1) % classes)
+    return 3 * torch.eye(classes)[found], labels
+
+
+def test_the_method_is_chosen_where_it_leads_clearly():
+    best, labels = predictions(60)
+    # One image is no lead of half a standard deviation; ties go to the private model.
+    for right, weight in ((60, 0), (59, 1), (40, 1)):
+        assert chosen(best, predictions(right)[0], labels).weight == weight
+    assert chosen(predictions(59)[0], best, labels).weight == 0
+
+
+def test_the_weight_of_a_blend_is_its_posterior_mean():
+    good, labels = predictions(57)
+    poor, _ = predictions(20)
+    assert mixed(poor, good, labels).weight < 0.1
+    assert 0.5 < mixed(good, poor, labels).weight < 0.9
+    # Equal models say nothing: the mean of the prior, Beta(1, 3), is a quarter.
+    assert mixed(good, good, labels).weight == pytest.approx(0.25, abs=0.01)
+    # Fewer images leave the weight nearer to the prior.
+    few = slice(0, 60, 10)
+    more = mixed(good, poor, labels).weight
+    assert 0.25 < mixed(good[few], poor[few], labels[few]).weight < more
+    assert mixed(torch.full_like(good, math.nan), good, labels).weight == 0
+
+
+def test_overconfident_models_are_softened():
+    logits, labels = predictions(40)
+    blend = mixed(20 * logits, logits, labels)
+    assert blend.method_temperature == 10.0 > blend.private_temperature
 
 
 # ---- Server, settings, memory and comparisons ----------------------------------------------

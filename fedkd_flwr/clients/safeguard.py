@@ -17,7 +17,7 @@ from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.clients import ClientData
 from fedkd_flwr.memory import Memory
 from fedkd_flwr.methods import find_method
-from fedkd_flwr.training.blending import WEIGHTS, blended, chosen_weight
+from fedkd_flwr.training.blending import RULES
 from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps
 from fedkd_flwr.training.loop import DivergedError
 from strategies.core.flower import log
@@ -117,16 +117,15 @@ class Safeguard:
         with seeded("evaluate", server_round):
             alone.prepared_for_evaluation({}, server_round)
         private = yield PredictJob(alone.model, data.validation_images)
-        weights = WEIGHTS[self._mode]
-        weight = chosen_weight(validation, private, data.validation_labels, weights)
+        blend = RULES[self._mode](validation, private, data.validation_labels)
         private = yield PredictJob(alone.model, data.test_images)
-        right = blended(test, private, weight).argmax(dim=1) == data.test_labels
+        right = blend(test, private).argmax(dim=1) == data.test_labels
         alone_right = private.argmax(dim=1) == data.test_labels
         return {
             SAFEGUARDED_CORRECT: int(right.sum()),
             PRIVATE_CORRECT: int(alone_right.sum()),
             SAFEGUARDED_LOST: int((alone_right & ~right).sum()),
-            SAFEGUARD_WEIGHT: weight,
+            SAFEGUARD_WEIGHT: blend.weight,
         }
 
     def close(self) -> None:

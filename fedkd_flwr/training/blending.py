@@ -1,61 +1,103 @@
-"""Two models of a client as one prediction: the weight of each, and the blend."""
+"""Two models of a client as one prediction: the rules by which validation data weigh them.
+
+Few validation images say little about which model is better, so both rules lean to the private
+one: `chosen` takes the method's model where it gets clearly more images right, and `mixed` has a
+prior for its weight.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-WEIGHTS = {"choose": (0.0, 1.0), "blend": (0.0, 0.25, 0.5, 0.75, 1.0)}
-"""Weights of the method's model among which validation data decide, by the safeguard's mode."""
+GRID = tuple((k + 0.5) / 20 for k in range(20))
+"""Weights of the method's model in `mixed`."""
+
+PRIOR_EXPONENT = 2
+"""The prior of weight a is proportional to ``(1 - a)`` to this power: a Beta(1, 3) distribution."""
+
+TEMPERATURES = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 4.0, 6.0, 10.0)
+"""Temperatures among which validation data decide for each model."""
+
+LEAD = 0.5
+"""Standard deviations by which `chosen` wants the method's model to lead."""
 
 
-def blended(method: Tensor, private: Tensor, weight: float) -> Tensor:
-    """Return the logits of ``a · softmax(method) + (1 - a) · softmax(private)``.
+@dataclass(frozen=True)
+class Blend:
+    """``a · softmax(method / T) + (1 - a) · softmax(private / T')``.
 
-    Parameters
+    Attributes
     ----------
-    method, private : Tensor
-        Shape (n, K), logits of both models.
     weight : float
-        a, in [0, 1]. With 0 and 1 the logits of one model are returned as they are.
-
-    Returns
-    -------
-    Tensor
-        Shape (n, K), logarithms of probabilities in float64 where both models count.
+        a, in [0, 1].
+    method_temperature, private_temperature : float
+        T and T'.
     """
-    if weight in (0.0, 1.0):
-        return method if weight else private
-    # In logarithms, because a softmax of one and zeros would have equal zeros.
-    parts = (method, math.log(weight)), (private, math.log1p(-weight))
-    first, second = (functional.log_softmax(own.double(), dim=1) + part for own, part in parts)
-    return torch.logaddexp(first, second)
+
+    weight: float
+    method_temperature: float = 1.0
+    private_temperature: float = 1.0
+
+    def __call__(self, method: Tensor, private: Tensor) -> Tensor:
+        """Return the logits of the blend, (n, K), from those of both models.
+
+        With a weight of 0 or 1 the logits of one model are returned as they are.
+        """
+        if self.weight in (0.0, 1.0):
+            return method if self.weight else private
+        # In logarithms, because a softmax of one and zeros would have equal zeros.
+        own = functional.log_softmax(method.double() / self.method_temperature, dim=1)
+        alone = functional.log_softmax(private.double() / self.private_temperature, dim=1)
+        return torch.logaddexp(own + math.log(self.weight), alone + math.log1p(-self.weight))
 
 
-def chosen_weight(
-    method: Tensor, private: Tensor, labels: Tensor, weights: Sequence[float]
-) -> float:
-    """Return the weight with the smallest cross-entropy on validation data.
+Rule = Callable[[Tensor, Tensor, Tensor], Blend]
+"""Returns the blend for the logits of the method's and the private model, (n, K), on validation
+data, and labels (n,)."""
 
-    Parameters
-    ----------
-    method, private : Tensor
-        Shape (n, K), logits of both models on validation data.
-    labels : Tensor
-        Shape (n,), int64.
-    weights : sequence of float
-        The candidates, in the order in which equal ones are preferred.
 
-    Returns
-    -------
-    float
-        0 if no candidate has a finite cross-entropy.
+def chosen(method: Tensor, private: Tensor, labels: Tensor) -> Blend:
+    """Choose the method's model if it leads by `LEAD` standard deviations, else the private one.
+
+    Of b images that only the method's model gets right and c that only the private one does, the
+    lead b - c has standard deviation ``sqrt(b + c)`` where both are equally good.
     """
-    losses = {
-        weight: float(functional.cross_entropy(blended(method, private, weight).double(), labels))
-        for weight in weights
-    }
-    finite = [weight for weight in weights if math.isfinite(losses[weight])]
-    return min(finite, key=lambda weight: losses[weight], default=0.0)
+    own, alone = (logits.argmax(dim=1) == labels for logits in (method, private))
+    b, c = int((own & ~alone).sum()), int((alone & ~own).sum())
+    return Blend(float(b - c > LEAD * math.sqrt(b + c)))
+
+
+def mixed(method: Tensor, private: Tensor, labels: Tensor) -> Blend:
+    """Mix calibrated predictions with the posterior mean of the weight.
+
+    The prediction is linear in a, so it equals the mean of the predictions with each weight of
+    `GRID`, weighted by prior and likelihood of the validation labels (Bayesian model averaging).
+    """
+    if not (method.isfinite().all() and private.isfinite().all()):
+        return Blend(0.0)
+    temperatures = _temperature(method, labels), _temperature(private, labels)
+    scores = torch.tensor(
+        [
+            PRIOR_EXPONENT * math.log(1 - weight)
+            - float(functional.nll_loss(Blend(weight, *temperatures)(method, private), labels))
+            * len(labels)
+            for weight in GRID
+        ],
+        dtype=torch.float64,
+    )
+    posterior = torch.softmax(scores, dim=0)
+    mean = float(posterior @ torch.tensor(GRID, dtype=torch.float64))
+    return Blend(mean, *temperatures)
+
+
+def _temperature(logits: Tensor, labels: Tensor) -> float:
+    """Return the temperature with the smallest cross-entropy."""
+    return min(TEMPERATURES, key=lambda t: float(functional.cross_entropy(logits / t, labels)))
+
+
+RULES: dict[str, Rule] = {"choose": chosen, "blend": mixed}
+"""The rules by the safeguard's mode."""
