@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedkd_flwr
-from fedkd_flwr import compare
+from fedkd_flwr import client_data, compare, load_model
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.memory import Memory
 from fedkd_flwr.training.blending import Blend, chosen, mixed
@@ -129,6 +129,28 @@ def test_overconfident_models_are_softened():
     logits, labels = predictions(40)
     blend = mixed(20 * logits, logits, labels)
     assert blend.method_temperature == 10.0 > blend.private_temperature
+
+
+@pytest.mark.parametrize("mode", ["choose", "blend"])
+def test_the_exported_file_predicts_as_evaluated(mode, base, tmp_path):
+    folder = tmp_path / "models"
+    guarded = {**base, "strategy": "fedproto", "safeguard": mode, "models-dir": str(folder)}
+    run = fedkd_flwr.run(guarded, output_dir=tmp_path / "run")
+    for n, right in by_client(run, "safeguarded_correct").items():
+        model, data = load_model(folder / f"{n}.safetensors"), client_data(run, n)
+        with torch.inference_mode():
+            found = model(data.test_images).argmax(dim=1)
+        assert int((found == data.test_labels).sum()) == right
+
+
+def test_a_resumed_run_is_that_of_one_go(base, tmp_path):
+    guarded = {**base, "strategy": "kt-pfl", "safeguard": "blend"}
+    whole = fedkd_flwr.run(guarded, output_dir=tmp_path / "whole")
+    stopped = {**guarded, "num-server-rounds": 1, "state-dir": str(tmp_path / "state")}
+    fedkd_flwr.run(stopped, output_dir=tmp_path / "run")
+    run = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    for name in ("accuracy", "private_accuracy", "safeguarded_accuracy", "safeguard_weight"):
+        assert by_client(run, name) == by_client(whole, name)
 
 
 # ---- Server, settings, memory and comparisons ----------------------------------------------

@@ -10,14 +10,14 @@ from logging import WARNING
 from typing import Any
 
 from flwr.app import Context
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedkd_flwr.clients.request import TRAIN
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.clients import ClientData
 from fedkd_flwr.memory import Memory
 from fedkd_flwr.methods import find_method
-from fedkd_flwr.training.blending import RULES
+from fedkd_flwr.training.blending import RULES, Blend, BlendedModel
 from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps
 from fedkd_flwr.training.loop import DivergedError
 from strategies.core.flower import log
@@ -60,6 +60,8 @@ class Safeguard:
     ----------
     alone : PersonalClient
         The client of `local` that trains and evaluates the private model.
+    blend : Blend
+        What the last evaluation chose.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Safeguard:
     ) -> None:
         self._memory = memory
         self._mode = run.plan.safeguard.mode
+        self.blend = Blend(0.0)
         own_run = run_of_private_model(run)
         self.alone: Any = find_method(ALONE).client(context, own_run, Settings())
         self.alone.memory = memory.part(GROUPS)
@@ -117,16 +120,20 @@ class Safeguard:
         with seeded("evaluate", server_round):
             alone.prepared_for_evaluation({}, server_round)
         private = yield PredictJob(alone.model, data.validation_images)
-        blend = RULES[self._mode](validation, private, data.validation_labels)
+        self.blend = RULES[self._mode](validation, private, data.validation_labels)
         private = yield PredictJob(alone.model, data.test_images)
-        right = blend(test, private).argmax(dim=1) == data.test_labels
+        right = self.blend(test, private).argmax(dim=1) == data.test_labels
         alone_right = private.argmax(dim=1) == data.test_labels
         return {
             SAFEGUARDED_CORRECT: int(right.sum()),
             PRIVATE_CORRECT: int(alone_right.sum()),
             SAFEGUARDED_LOST: int((alone_right & ~right).sum()),
-            SAFEGUARD_WEIGHT: blend.weight,
+            SAFEGUARD_WEIGHT: self.blend.weight,
         }
+
+    def deployed(self, method: nn.Module) -> nn.Module:
+        """Return what the client would deploy, with the method's model as it is exported."""
+        return BlendedModel(method, self.alone.exported_model, self.blend)
 
     def close(self) -> None:
         """Return the private model's object to the pool."""

@@ -8,6 +8,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from functools import cached_property
 from logging import WARNING
 from pathlib import Path
@@ -362,7 +363,11 @@ class ServingClient(NumPyClient):
         """
         whose = (self.model_name, self.partition_id, self.node.data_path)
         card = model_card(self.run, self.request.run_id, *whose, metrics)
-        return save_personalized_model(self.exported_model, card, folder)
+        model = self.exported_model
+        if self.safeguard:
+            card["safeguard"] = asdict(self.safeguard.blend)
+            model = self.safeguard.deployed(model)
+        return save_personalized_model(model, card, folder)
 
     # ---- Flower's NumPyClient --------------------------------------------------------
 

@@ -23,6 +23,7 @@ from fedkd_flwr.models.darts.genotype import Genotype
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.darts.settings import SupernetSettings
 from fedkd_flwr.models.registry import DARTS_MODELS
+from fedkd_flwr.training.blending import Blend, BlendedModel
 from strategies.core.versions import installed_versions
 
 CONVERSION = {
@@ -220,16 +221,21 @@ def load_model(
         settings = {**card["supernet"], "operations": tuple(card["supernet"]["operations"])}
         genotype = Genotype.from_text(card["genotype"])
         search_space = SearchSpace(SupernetSettings(**settings), genotype)
-    shape = tuple(card["shape"])
-    if builder is not None:
-        model = checked_own(builder(shape, card["classes"]), card["model"], shape, card["classes"])
-    elif is_custom(card["model"]):
+    shape, classes = tuple(card["shape"]), card["classes"]
+    if builder is None and is_custom(card["model"]):
         raise ValueError(
             f"{weights} is a {card['model']}: pass its builder to load_model, "
             "since names in files are not imported"
         )
-    else:
-        model = build_model(card["model"], shape, card["classes"], search_space)
+
+    def build() -> nn.Module:
+        if builder is not None:
+            return checked_own(builder(shape, classes), card["model"], shape, classes)
+        return build_model(card["model"], shape, classes, search_space)
+
+    model = build()
+    if "safeguard" in card:
+        model = BlendedModel(model, build(), Blend(**card["safeguard"]))
     try:
         model.load_state_dict(load_file(weights))
     except RuntimeError as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 GRID = tuple((k + 0.5) / 20 for k in range(20))
@@ -53,6 +53,26 @@ class Blend:
         own = functional.log_softmax(method.double() / self.method_temperature, dim=1)
         alone = functional.log_softmax(private.double() / self.private_temperature, dim=1)
         return torch.logaddexp(own + math.log(self.weight), alone + math.log1p(-self.weight))
+
+
+class BlendedModel(nn.Module):
+    """Both models of a client as one, which predicts their blend.
+
+    Parameters
+    ----------
+    method, private : nn.Module
+        They are not copied.
+    blend : Blend
+        Their weights and temperatures.
+    """
+
+    def __init__(self, method: nn.Module, private: nn.Module, blend: Blend) -> None:
+        super().__init__()
+        self.method, self.private, self.blend = method, private, blend
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits, shape (n, K)."""
+        return self.blend(self.method(images), self.private(images))
 
 
 Rule = Callable[[Tensor, Tensor, Tensor], Blend]
