@@ -11,7 +11,8 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.memory import Memory
 from fedkd_flwr.training.blending import Blend, chosen, mixed
 from strategies.core.replies import InvalidReplyError
-from strategies.core.safeguard import check_safeguarded
+from strategies.core.safeguard import SAFEGUARD_METRICS, check_safeguarded
+from tests.helpers import Witness, run_with
 
 
 @pytest.fixture
@@ -151,6 +152,24 @@ def test_a_resumed_run_is_that_of_one_go(base, tmp_path):
     run = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
     for name in ("accuracy", "private_accuracy", "safeguarded_accuracy", "safeguard_weight"):
         assert by_client(run, name) == by_client(whole, name)
+
+
+def test_nodes_with_flowers_records_give_the_same_numbers(base, tmp_path):
+    guarded = {**base, "strategy": "kt-pfl", "safeguard": "blend"}
+    together = fedkd_flwr.run(guarded, output_dir=tmp_path / "together")
+    witness = Witness()
+    run, _ = run_with(witness, guarded, tmp_path / "nodes")
+    for name in ("accuracy", "private_accuracy", "safeguarded_accuracy", "safeguard_weight"):
+        assert by_client(run, name) == by_client(together, name)
+    plain = Witness()
+    run_with(plain, {**guarded, "safeguard": "none"}, tmp_path / "plain")
+    # The private model changes no array of a message, and no message without a safeguard.
+    assert {k: set(v) for k, v in witness.up.items()} == {k: set(v) for k, v in plain.up.items()}
+    further = {metric.name for metric in SAFEGUARD_METRICS}
+    trained = [key for key in witness.metrics if key[1] == "train"]
+    assert len(trained) == 6
+    for key in trained:
+        assert witness.metrics[key].keys() - plain.metrics[key].keys() == further
 
 
 # ---- Server, settings, memory and comparisons ----------------------------------------------
