@@ -12,8 +12,9 @@ Differences from the paper
 - Only the head is shared, so that bodies may have different architectures. Models with different
   feature widths get a linear layer, which stays on the client. The paper's models have one
   architecture and share two or more of their last layers.
-- Clients start from different heads. The paper's better results start from a model trained by
-  FedAvg, which is not done here.
+- Clients of one architecture start from one draw of weights, and from one each with
+  ``initial-weights = "own"``. The paper's better results start from a model trained by FedAvg,
+  which is not done here.
 - Momentum of the body is kept from round to round. The head's starts anew, since it is replaced.
 - A client is evaluated with its own body and the mean head, the paper's *local test*. Its test on
   new clients by an ensemble and its adversarial term for fairness are not implemented.
