@@ -93,6 +93,7 @@ METHODS: dict[str, Method] = {
     "fedkd": _built_in("fedkd:FedKD", "fedkd:FedKDClient"),
     "fedtgp": _built_in("fedtgp:FedTGP", "fedproto:FedProtoClient"),
     "scaffold": _built_in("scaffold:Scaffold", "scaffold:ScaffoldClient"),
+    "fedntd": _built_in("fedntd:FedNTD", "fedntd:FedNTDClient"),
     "per-fedavg": _built_in("per_fedavg:PerFedAvg", "per_fedavg:PerFedAvgClient"),
     "pfedme": _built_in("pfedme:PFedMe", "pfedme:PFedMeClient"),
     "ditto": _built_in("ditto:Ditto", "ditto:DittoClient"),

@@ -1,0 +1,53 @@
+"""FedNTD: FedAvg whose clients keep what the global model says about the classes that are not true.
+
+Gihun Lee, Minchan Jeong, Yongjin Shin, Sangmin Bae, Se-Young Yun, *Preservation of the Global
+Knowledge by Not-True Distillation in Federated Learning*, NeurIPS 2022, arXiv:2106.03097.
+
+A client minimizes ``CE + beta * tau² * KL(q_g || q)`` from the global model that it received. q and
+q_g are the soft predictions of its model and of the received one at temperature tau, over all
+classes but the label of the sample. The server averages the models as in FedAvg.
+
+Differences from the paper
+--------------------------
+- The definition of the loss, with its factor tau², was checked against a public implementation that
+  cites the authors' code, not against the text of the paper. The same holds for the received
+  model being in evaluation mode.
+- beta = 1 and tau = 1 are defaults of this project; those of the paper could not be verified.
+- Models are weighted by their training samples in the average.
+- Momentum starts anew in each round, since the model is replaced.
+- With two classes nothing is left to distill, and the method is FedAvg.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from strategies.core.plan import Settings
+from strategies.core.search import SearchRange
+from strategies.parameters import ParameterStrategy
+
+
+class FedNTDSettings(Settings):
+    """Settings of FedNTD.
+
+    Attributes
+    ----------
+    beta : float
+        Weight of the distillation; 0 is FedAvg.
+    temperature : float
+        tau of both soft predictions.
+    """
+
+    table = "fedntd"
+    beta: Annotated[float, SearchRange(0.1, 3.0, log=True)] = Field(default=1.0, ge=0)
+    temperature: Annotated[float, SearchRange(1.0, 5.0, log=True)] = Field(default=1.0, gt=0)
+
+
+class FedNTD(ParameterStrategy):
+    """FedAvg's server; only the clients' loss differs."""
+
+    paper = "Lee et al. 2022"
+    client_dp = True
+    color_family = "fedmd"
+    settings_type = FedNTDSettings
+    trains_new_clients = False
