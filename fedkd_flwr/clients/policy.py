@@ -314,13 +314,13 @@ def read_policy(node_config: Mapping[str, Any]) -> NodePolicy:
     """
     given = {key: node_config[key] for key in POLICY_KEYS if key in node_config}
     trusts = given.get("trust-server", is_simulation())
-    return _read_once(trusts is True, tuple((k, v, type(v)) for k, v in given.items()))
+    return _validated_policy(trusts is True, tuple((k, v, type(v)) for k, v in given.items()))
 
 
 # All clients of a process have one policy, and each message reads it. The type counts, since
 # 1 equals True.
 @lru_cache(maxsize=16)
-def _read_once(trusts: bool, given: tuple[tuple[str, Any, type], ...]) -> NodePolicy:
+def _validated_policy(trusts: bool, given: tuple[tuple[str, Any, type], ...]) -> NodePolicy:
     defaults = OPEN.flat() if trusts else {}
     try:
         return NodePolicy.model_validate({**defaults, **{key: value for key, value, _ in given}})

@@ -17,7 +17,7 @@ from strategies.core.settings_groups import SettingsGroup
 
 
 class SafeguardSettings(SettingsGroup):
-    """A private model of each client beside the method's, which no client falls behind.
+    """A private model of each client beside the method's, and how both are weighed.
 
     Attributes
     ----------
