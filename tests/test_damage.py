@@ -54,6 +54,9 @@ def folder(path):
 DAMAGES = (half, garbage, empty, latin_1, list_of_numbers, number, object_of_something_else, folder)
 
 
+MATRIX_FILES = ("matrices/coefficients.npy", "matrices/coefficients-starts.npy")
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A finished run of KT-pFL, which has a matrix, that no test changes."""
@@ -82,7 +85,7 @@ def refusal(function, *arguments, **options):
     ("name", "damage"),
     [
         *itertools.product(TEXTS, DAMAGES),
-        *itertools.product(["matrices/coefficients.npy"], [half, garbage, empty, folder]),
+        *itertools.product(MATRIX_FILES, [half, garbage, empty, folder]),
     ],
     ids=lambda part: getattr(part, "__name__", part),
 )
@@ -130,6 +133,16 @@ def test_a_run_without_matrices_can_be_read_but_not_continued(run):
     sentence = refusal(fedkd_flwr.resume, run, num_server_rounds=3)
     assert sentence.startswith(f"{run / 'matrices/coefficients.npy'} is damaged (")
     assert "a part of the first 2 rounds is missing" in sentence
+
+
+@pytest.mark.parametrize("name", MATRIX_FILES)
+def test_a_run_can_be_read_after_the_remedy_for_a_damaged_matrix(name, run):
+    empty(run / name)
+    remedy = "remove coefficients.npy and coefficients-starts.npy to read the run without"
+    assert remedy in refusal(load_run, run)
+    for file in MATRIX_FILES:
+        (run / file).unlink()
+    assert load_run(run).matrices == {}
 
 
 def test_matrices_of_version_0_1_are_not_read(run, logged):

@@ -252,7 +252,10 @@ class Run:
         return damaged(self.path / name, reason, self._redo)
 
     def _damaged_matrix(self, file: Path, reason: str) -> DamagedRunError:
-        remedy = "restore it from a copy, or remove it to read the run without this matrix"
+        name = file.stem.removesuffix(STARTS)
+        files = (file.with_name(f"{name}{part}.npy") for part in ("", STARTS))
+        stored = " and ".join(path.name for path in files if path.exists())
+        remedy = f"restore it from a copy, or remove {stored} to read the run without this matrix"
         return damaged(file, reason, remedy)
 
 
