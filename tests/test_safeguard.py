@@ -182,11 +182,13 @@ def test_nodes_with_flowers_records_give_the_same_numbers(base, tmp_path):
         {"safeguarded-lost": 8},
         {"private-correct": 1.5},
         {"safeguarded-lost": 0, "safeguarded-correct": 4},
+        {"method-lost": 0, "correct": 6},
+        {"method-lost": 2.5},
     ],
 )
 def test_counts_that_contradict_each_other_are_refused(change):
-    counts = {"total": 10, "safeguarded-correct": 8, "private-correct": 7, "safeguarded-lost": 1}
-    counts["safeguard-weight"] = 0.5
+    counts = {"total": 10, "correct": 6, "private-correct": 7, "safeguarded-correct": 8}
+    counts |= {"safeguarded-lost": 1, "method-lost": 2, "safeguard-weight": 0.5}
     check_safeguarded(counts)
     with pytest.raises(InvalidReplyError, match="safeguard"):
         check_safeguarded({**counts, **change})

@@ -23,6 +23,7 @@ from fedkd_flwr.training.loop import DivergedError
 from strategies.core.flower import log
 from strategies.core.plan import Settings
 from strategies.core.safeguard import (
+    METHOD_LOST,
     PRIVATE_CORRECT,
     SAFEGUARD_WEIGHT,
     SAFEGUARDED_CORRECT,
@@ -122,12 +123,15 @@ class Safeguard:
         private = yield PredictJob(alone.model, data.validation_images)
         self.blend = RULES[self._mode](validation, private, data.validation_labels)
         private = yield PredictJob(alone.model, data.test_images)
-        right = self.blend(test, private).argmax(dim=1) == data.test_labels
-        alone_right = private.argmax(dim=1) == data.test_labels
+        deployed = self.blend(test, private)
+        right, method_right, alone_right = (
+            logits.argmax(dim=1) == data.test_labels for logits in (deployed, test, private)
+        )
         return {
             SAFEGUARDED_CORRECT: int(right.sum()),
             PRIVATE_CORRECT: int(alone_right.sum()),
             SAFEGUARDED_LOST: int((alone_right & ~right).sum()),
+            METHOD_LOST: int((alone_right & ~method_right).sum()),
             SAFEGUARD_WEIGHT: self.blend.weight,
         }
 

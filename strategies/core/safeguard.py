@@ -69,13 +69,16 @@ PRIVATE_CORRECT = "private-correct"
 SAFEGUARDED_LOST = "safeguarded-lost"
 """Metric: test images that its private model gets right, and the deployed prediction does not."""
 
+METHOD_LOST = "method-lost"
+"""Metric: test images that its private model gets right, and the method's model does not."""
+
 SAFEGUARD_WEIGHT = "safeguard-weight"
 """Metric: a, the weight of the method's model."""
 
 SAFEGUARD_METRICS = (
     *(
         Metric(name, averaged=False, low=0, high=LARGEST_COUNT)
-        for name in (SAFEGUARDED_CORRECT, PRIVATE_CORRECT, SAFEGUARDED_LOST)
+        for name in (SAFEGUARDED_CORRECT, PRIVATE_CORRECT, SAFEGUARDED_LOST, METHOD_LOST)
     ),
     Metric(SAFEGUARD_WEIGHT, averaged=False, low=0, high=1),
 )
@@ -91,7 +94,7 @@ def check_safeguarded(metrics: Mapping[str, float]) -> None:
     Parameters
     ----------
     metrics : mapping of str to float
-        With ``total``, which has been checked. Those of a safeguard are optional.
+        With ``correct`` and ``total``, which have been checked. Those of a safeguard are optional.
 
     Raises
     ------
@@ -103,17 +106,21 @@ def check_safeguarded(metrics: Mapping[str, float]) -> None:
         return
     if len(reported) < len(SAFEGUARD_METRICS):
         raise InvalidReplyError(f"reports {', '.join(reported)} without the rest of its safeguard")
-    names = (SAFEGUARDED_CORRECT, PRIVATE_CORRECT, SAFEGUARDED_LOST)
-    right, private, lost = (metrics[name] for name in names)
+    pairs = ((SAFEGUARDED_CORRECT, SAFEGUARDED_LOST), ("correct", METHOD_LOST))
+    if not all(_fit(metrics, right, lost) for right, lost in pairs):
+        raise InvalidReplyError("reports counts of its safeguard that contradict each other")
+
+
+def _fit(metrics: Mapping[str, float], right_name: str, lost_name: str) -> bool:
+    """Return whether counts of a model agree with those of the private model."""
+    right, private, lost = metrics[right_name], metrics[PRIVATE_CORRECT], metrics[lost_name]
     won = right - private + lost
-    fits = (
+    return (
         all(count == int(count) for count in (right, private, lost))
         and max(right, private) <= metrics["total"]
         and lost <= private
         and 0 <= won <= metrics["total"] - private
     )
-    if not fits:
-        raise InvalidReplyError("reports counts of its safeguard that contradict each other")
 
 
 def safeguarded_accuracies(metrics: Mapping[str, float]) -> dict[str, Any]:
