@@ -1,9 +1,11 @@
 """Run benchmarks and print a table of ratios: ``python -m benchmarks [NAME ...] [--json FILE]``.
 
-The exit status is 1 if a target is missed.
+The exit status is 1 if a target is missed. ``python -m benchmarks gpu`` is a command of its own,
+for a limited time on a GPU (`benchmarks.gpu`).
 """
 
 import os
+import sys
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from pkgutil import resolve_name
@@ -120,5 +122,9 @@ def check_file(file: Path) -> None:
 
 if __name__ == "__main__":
     os.environ |= dict.fromkeys(THREADS, "1")  # read when the libraries are first imported
+    if sys.argv[1:2] == ["gpu"]:
+        from benchmarks import gpu  # deferred: NumPy's threads are set first
+
+        gpu.app(sys.argv[2:], prog_name="python -m benchmarks gpu")
     os.environ["FEDKD_CACHE"] = "off"  # do not cache random images
     app()

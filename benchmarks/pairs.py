@@ -71,6 +71,7 @@ def time_alternately(
     baseline: Task,
     at_most: float = math.inf,
     at_least: float = 0.0,
+    repetitions: int = REPETITIONS,
 ) -> Result:
     """Time two tasks alternately, after one untimed run of each.
 
@@ -82,10 +83,12 @@ def time_alternately(
         The tasks.
     at_most, at_least : float
         The target: limits of the ratio.
+    repetitions : int
+        How often each task is timed.
     """
     task()
     baseline()
-    pairs = [(seconds(task), seconds(baseline)) for _ in range(REPETITIONS)]
+    pairs = [(seconds(task), seconds(baseline)) for _ in range(repetitions)]
     return summarize(name, baseline_name, pairs, at_most, at_least)
 
 
