@@ -14,14 +14,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from fedkd_flwr.clients.base import PersonalClient
+from fedkd_flwr.clients.estimators import estimator_client, refusal
 from fedkd_flwr.clients.node import with_known_clients
 from fedkd_flwr.clients.node_log import log_work
-from fedkd_flwr.clients.policy import NodeConfigError, read_policy, split_for_use
+from fedkd_flwr.clients.policy import NodeConfigError, PolicyError, read_policy, split_for_use
 from fedkd_flwr.clients.reply import TrainReply
 from fedkd_flwr.clients.request import Request
 from fedkd_flwr.clients.tracebacks import Tracebacks, failure_to_send
 from fedkd_flwr.config import Configuration, read_config
 from fedkd_flwr.memory import InProcessContext
+from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.model_pool import Architecture, prepare_adjacent
 from fedkd_flwr.training.cohort import cohort_size, run_together
 from fedkd_flwr.training.loop import computing_in
@@ -106,7 +108,11 @@ def build_client(context: Context) -> PersonalClient:
     if run.torch_threads:
         torch.set_num_threads(run.torch_threads)
     client: PersonalClient = run.method.client(context, run, configuration.settings)
-    return client
+    if not names_estimator(client.model_name):
+        return client
+    if reason := refusal(run):
+        raise PolicyError(reason)
+    return estimator_client(type(client))(context, run, configuration.settings)
 
 
 def computing(client: PersonalClient) -> AbstractContextManager[None]:

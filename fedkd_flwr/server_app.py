@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
+from fedkd_flwr.clients.estimators import require_estimator
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.clients import check_data
@@ -21,6 +22,7 @@ from fedkd_flwr.grids.duration import DurationEstimate
 from fedkd_flwr.grids.fast_polling import FastPollingGrid
 from fedkd_flwr.grids.longest_first import LongestFirstGrid
 from fedkd_flwr.models.build import build_fitting, returns_probabilities
+from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import head_of, require_body
 from fedkd_flwr.runs import (
     Checkpoint,
@@ -176,7 +178,7 @@ def check_models(configuration: Configuration) -> None:
     """Refuse models that do not fit the run, by building one of each.
 
     Custom models are built, and built-in ones where the data are custom or there is noise. A
-    warning names custom models that return probabilities instead of logits.
+    warning names custom models that return probabilities instead of logits. Estimators are created.
 
     Raises
     ------
@@ -193,6 +195,9 @@ def check_models(configuration: Configuration) -> None:
             continue
         shape, classes = run.data.image_shape, run.data.num_classes
         try:
+            if names_estimator(name):
+                require_estimator(run, name)
+                continue
             model = build_fitting(name, shape, classes, run.models.search_space)
             if run.method.client.needs_head:
                 head_of(model)

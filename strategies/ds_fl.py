@@ -74,6 +74,7 @@ class DSFL(FedMD):
 
     paper = "Itahara et al. 2021"
     dp_sgd = True
+    takes_estimators = True
     color_family = "perfed-ckt"
     settings_type = DSFLSettings
     settings: DSFLSettings

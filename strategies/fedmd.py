@@ -43,6 +43,7 @@ class FedMD(SoftPredictionStrategy):
 
     paper = "Li and Wang 2019"
     dp_sgd = True
+    takes_estimators = True
     color_family = "fedmd"
     settings_type: ClassVar[type[DistillationSettings]] = TeacherSettings
     settings: DistillationSettings

@@ -328,6 +328,7 @@ class KTpFL(PersonalTeacherStrategy):
 
     paper = "Zhang et al. 2021"
     dp_sgd = True
+    takes_estimators = True
     settings_type = KTpFLSettings
     settings: KTpFLSettings
 

@@ -11,4 +11,5 @@ class Local(PersonalizedStrategy):
 
     paper = "baseline"
     dp_sgd = True
+    takes_estimators = True
     color_family = "local"

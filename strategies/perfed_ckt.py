@@ -147,6 +147,7 @@ class PerFedCKT(SoftPredictionStrategy):
 
     paper = "Cho et al. 2021"
     dp_sgd = True
+    takes_estimators = True
     color_family = "perfed-ckt"
     settings_type = PerFedCKTSettings
     settings: PerFedCKTSettings

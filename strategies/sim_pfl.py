@@ -102,6 +102,7 @@ class SimPFL(PersonalTeacherStrategy):
     """Sim-pFL: coefficients from the cosine similarities of soft predictions (§5.1)."""
 
     dp_sgd = True
+    takes_estimators = True
 
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
@@ -115,6 +116,7 @@ class TopKPFL(PersonalTeacherStrategy):
     """TopK-pFL: equal coefficients for the K most similar other clients (§5.1, K = 5)."""
 
     dp_sgd = True
+    takes_estimators = True
     settings_type = TopKSettings
     settings: TopKSettings
 

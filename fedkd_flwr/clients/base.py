@@ -22,6 +22,7 @@ from fedkd_flwr.clients.reply import TrainReply as TrainReply
 from fedkd_flwr.clients.serving import ServingClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.data.clients import ClientData, load_client, public_samples
+from fedkd_flwr.models.build import num_parameters
 from fedkd_flwr.models.features import fold_into
 from fedkd_flwr.models.model_pool import Architecture, borrow, common_weights, give_back
 from fedkd_flwr.models.vectors import fill_model
@@ -170,6 +171,22 @@ class PersonalClient(ServingClient):
         if self.initial_draw:
             return self.new_model().state_dict()
         return common_weights(self.architecture, self.run.plan.seed, self.new_model)
+
+    def tried(self) -> str:
+        """Take one training step with a new model as in a round, and say how it went.
+
+        Raises
+        ------
+        ValueError
+            If the loss is not finite.
+        """
+        model = self.new_model().train()
+        loss = cross_entropy(model, *next(self.private_batches(1)))
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.private_optimizer(model.parameters(), server_round=1).step()
+        if not loss.isfinite():
+            raise ValueError(f"{self.model_name}: the loss of the first batch is {loss.item()}")
+        return f"{num_parameters(model):,} numbers; the first batch has loss {loss.item():.3f}"
 
     def close(self) -> None:
         """Return the model objects to the pool. Their weights were stored before."""

@@ -361,6 +361,7 @@ def _check_combinations(configuration: Configuration) -> None:
     if run.resume and not run.output_dir:
         raise ConfigError("resume = true needs output-dir, the run directory to continue.")
     try:
+        run.models.check()
         plan.safeguard.check(run.dp_sgd.noise_multiplier)
         edges = run.models.search_space.settings.edges
         if isinstance(settings, SpiderSettings) and DARTS in models:

@@ -1,6 +1,7 @@
 """Settings of a run's models."""
 
-from typing import Literal
+import tomllib
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -15,6 +16,64 @@ DIGITS = "digits"
 """The bundled data set, on which `SMALL` supernets are the default."""
 
 
+class EstimatorSettings(SettingsGroup):
+    """Models that are no networks: their options, and the weights of a distillation's rows.
+
+    Attributes
+    ----------
+    options : str
+        Options of estimators as TOML, one table for each by the name after the colon:
+        ``RandomForestClassifier = {n_estimators = 200}``.
+    private_weight : float
+        Weight of a private sample in the fit of an estimator.
+    public_weight : float
+        Weight of a public sample with the soft label of its teacher.
+    top_classes : int
+        Classes of a soft label that are used, the most probable ones; 0 for all. Every one is a
+        row of the fit.
+    """
+
+    options: str = ""
+    private_weight: float = Field(default=1.0, gt=0)
+    public_weight: float = Field(default=1.0, ge=0)
+    top_classes: int = Field(default=0, ge=0)
+
+    @classmethod
+    def key_of(cls, name: str) -> str:
+        """Return the flat key of a field."""
+        return f"estimator-{super().key_of(name)}"
+
+    @field_validator("options")
+    @classmethod
+    def _tables(cls, value: str) -> str:
+        try:
+            tables = _read_tables(value)
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"it is not TOML ({error}); {EXAMPLE}") from None
+        if not all(isinstance(table, dict) for table in tables.values()):
+            raise ValueError(f"it should have a table for each estimator; {EXAMPLE}")
+        return value
+
+    def options_of(self, name: str) -> dict[str, Any]:
+        """Return the options of an estimator ``module:object``."""
+        options: dict[str, Any] = _read_tables(self.options).get(_last_name(name), {})
+        return options
+
+
+EXAMPLE = 'write it like RandomForestClassifier = {n_estimators = 200, criterion = "entropy"}'
+"""How options of estimators are written."""
+
+
+def _read_tables(text: str) -> dict[str, Any]:
+    tables: dict[str, Any] = tomllib.loads(f"tables = {{ {text} }}")["tables"]
+    return tables
+
+
+def _last_name(name: str) -> str:
+    """Return ``Forest`` of ``module:Forest``."""
+    return name.rpartition(":")[2].rpartition(".")[2]
+
+
 class ModelSettings(SettingsGroup):
     """Which architectures there are, and who gets which.
 
@@ -22,7 +81,7 @@ class ModelSettings(SettingsGroup):
     ----------
     models : tuple of str
         Architectures, separated by commas: keys of `fedkd_flwr.models.registry.MODELS`, or own
-        ones as ``module:object``.
+        ones as ``module:object``, networks or estimators.
     model_assignment : str
         How clients get one of them; see `fedkd_flwr.models.assignment.assign_models`.
     supernet_channels : int
@@ -50,6 +109,8 @@ class ModelSettings(SettingsGroup):
         With which means and variances a network with batch normalization is evaluated, whatever
         the method: ``fresh``, those of the client's own training images under the final
         weights, or ``kept``, the running averages of training.
+    estimators : EstimatorSettings
+        Settings of models that are no networks.
     """
 
     models: Words = ("mlp", "lenet", "cnn-persfl", "cnn")
@@ -63,6 +124,7 @@ class ModelSettings(SettingsGroup):
     feature_width: int = Field(default=0, ge=0)
     initial_weights: Literal["common", "own"] = "common"
     batch_norm_statistics: Literal["fresh", "kept"] = "fresh"
+    estimators: EstimatorSettings = EstimatorSettings()
 
     @field_validator("models")
     @classmethod
@@ -70,6 +132,21 @@ class ModelSettings(SettingsGroup):
         if not value:
             raise ValueError(f"names no model; allowed are {', '.join(ALLOWED)}")
         return tuple(model_name(name) for name in value)
+
+    def check(self) -> None:
+        """Refuse options of estimators that no client has.
+
+        Raises
+        ------
+        ValueError
+            With the names of the tables that there may be.
+        """
+        names = {_last_name(name) for name in self.models}
+        if others := sorted(_read_tables(self.estimators.options).keys() - names):
+            raise ValueError(
+                f"estimator-options has a table for {others[0]}, which models lacks; allowed are "
+                f"{', '.join(sorted(names))}"
+            )
 
     @field_validator("model_assignment")
     @classmethod

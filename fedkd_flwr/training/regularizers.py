@@ -81,7 +81,9 @@ def parameters_of(model: nn.Module) -> list[Tensor]:
 
 @torch.no_grad()
 def relative_distance(model: nn.Module, before: Sequence[Tensor]) -> float:
-    """Return ``||w - before|| / ||before||`` over all of a model's parameters."""
+    """Return ``||w - before|| / ||before||`` over all of a model's parameters; 0 without any."""
+    if not before:
+        return 0.0
     moved = [new - old for new, old in zip(model.parameters(), before, strict=True)]
     return float(_norm(moved) / _norm(before))
 

@@ -71,6 +71,13 @@ class MethodProperties:
     differential privacy of clients can be added. A derived class says so itself.
     """
 
+    takes_estimators: ClassVar[bool] = False
+    """Whether its clients may have models that are no networks, with ``fit`` and ``predict_proba``.
+
+    That is so if its client trains by `train_locally`, `distill` and `co_distill` alone. A derived
+    class says so itself.
+    """
+
     needs_plain_descent: ClassVar[bool] = False
     """Whether the method is derived for stochastic gradient descent only."""
 

@@ -1,0 +1,200 @@
+"""Clients whose model is an estimator: refits in the place of gradient steps.
+
+`estimator_client` derives the class from the method's own client, which decides what is exchanged.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from functools import cache, cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedkd_flwr.clients.base import Arrays, PersonalClient, Training
+from fedkd_flwr.clients.steps import yields_jobs
+from fedkd_flwr.config import RunConfig, methods_with
+from fedkd_flwr.models.estimators import EstimatorModel, new_estimator, weighted_rows
+from fedkd_flwr.training.jobs import PredictJob, Steps
+from fedkd_flwr.training.loop import Batch, Loss
+from fedkd_flwr.training.losses import cross_entropy, kl_to_teacher
+from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC
+from strategies.core.randomness import random_generator
+
+LARGEST_SEED = 2**31
+"""Seeds of estimators are below: NumPy's generators of that kind take no larger ones."""
+
+
+def refusal(run: RunConfig) -> str:
+    """Return why the clients of a run cannot have estimators, in one sentence; empty if they can.
+
+    Parameters
+    ----------
+    run : RunConfig
+        The run config.
+    """
+    if not run.method.strategy.declares("takes_estimators"):
+        return (
+            f"{run.strategy} needs networks, and estimators exchange soft predictions alone; set "
+            f"strategy to one of {', '.join(methods_with('takes_estimators'))}, or models to "
+            "networks"
+        )
+    if run.dp_sgd.noise_multiplier:
+        return "estimators have no gradients; set dp-sgd-noise-multiplier to 0"
+    if run.models.feature_width:
+        return "estimators have no features; set feature-width to 0"
+    if run.plan.safeguard.is_on:
+        return "estimators have no private model beside them; set safeguard to none"
+    return ""
+
+
+def require_estimator(run: RunConfig, name: str) -> None:
+    """Refuse an estimator that a run cannot have, by creating it.
+
+    Raises
+    ------
+    ValueError
+        With one sentence.
+    """
+    if reason := refusal(run):
+        raise ValueError(f"{name}: {reason}")
+    new_estimator(name, run.models.estimators.options_of(name))
+
+
+class EstimatorClient(PersonalClient):
+    """What a client does differently if its model is an estimator.
+
+    Each training fits a new estimator on all private samples. Distillation adds the public samples
+    with the teacher's soft labels, as weighted rows.
+    """
+
+    trains_alone = True
+
+    fitted_for_message = False
+    """Whether the model was fitted for the message that is served."""
+
+    # ---- The model -----------------------------------------------------------------------
+
+    @cached_property
+    def model(self) -> EstimatorModel:
+        """The client's stored estimator, or a new one."""
+        model = self.new_model()
+        if stored := self.memory.load("model"):
+            model.load_state_dict(stored)
+        return model
+
+    def new_model(self) -> EstimatorModel:
+        """Return an estimator that is not fitted. Its seed is the same in all rounds."""
+        name, settings = self.model_name, self.run.models.estimators
+        draws = random_generator(self.run.plan.seed, "estimator", self.partition_id)
+        options = {} if self.node.model else settings.options_of(name)
+        create = partial(new_estimator, name, options, int(draws.integers(LARGEST_SEED)))
+        return EstimatorModel(create, self.data.classes)
+
+    @property
+    def exported_model(self) -> nn.Module:
+        """The estimator."""
+        return self.model
+
+    def tried(self) -> str:
+        """Fit a new estimator on the private samples, and say how it went."""
+        self.refit()
+        loss = cross_entropy(self.model, self.data.train_images, self.data.train_labels)
+        return f"fitted; the training samples have loss {loss.item():.3f}"
+
+    def close(self) -> None:
+        """Keep nothing: the estimator was stored before."""
+        vars(self).pop("model", None)
+
+    # ---- Training ------------------------------------------------------------------------
+
+    @yields_jobs
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Train as the method does. Distances between parameters are not reported."""
+        reply = yield from super().train(received, server_round, phase)
+        for metric in (MOVED_PRIVATE, MOVED_PUBLIC):
+            reply.metrics.pop(metric.name, None)
+        return reply
+
+    @yields_jobs
+    def train_locally(
+        self,
+        server_round: int,
+        loss: Loss = cross_entropy,
+        beside: Iterator[Batch] | None = None,
+        model: nn.Module | None = None,
+        replaced: Collection[nn.Parameter] | None = None,
+        parameters: Iterable[nn.Parameter] | None = None,
+    ) -> Steps[float]:
+        """Fit on private samples, unless a distillation has done so with public ones too.
+
+        Returns
+        -------
+        float
+            Mean cross-entropy over the private samples, afterwards.
+        """
+        if not self.fitted_for_message:
+            self.refit()
+        logits: Tensor = yield PredictJob(self.model, self.data.train_images)
+        return float(nn.functional.cross_entropy(logits, self.data.train_labels))
+
+    @yields_jobs
+    def distill(self, teacher: Tensor, server_round: int) -> Steps[float]:
+        """Fit on private samples and on the last round's public subset (KT-pFL and its kind).
+
+        The soft labels are the predictions p with ``softmax(log(p) / T) = teacher``, at which the
+        distillation loss of networks is smallest.
+
+        Returns
+        -------
+        float
+            The distillation loss, afterwards.
+        """
+        settings, images = self.settings, self.public_images(server_round - 1)
+        self.refit(images, torch.softmax(settings.temperature * teacher.log(), dim=1))
+        logits: Tensor = yield PredictJob(self.model, images)
+        return float(kl_to_teacher(logits, teacher, settings.temperature, settings.t_squared))
+
+    @yields_jobs
+    def co_distill(
+        self, images: Tensor, centroid: Tensor, server_round: int, factor: float = 1.0
+    ) -> Steps[float]:
+        """Fit on private samples and on public ones with the centroid's predictions (PerFed-CKT).
+
+        The public weight takes the place of lambda, and is multiplied by the factor.
+        """
+        self.refit(images, centroid, factor)
+        loss = yield from self.train_locally(server_round)
+        return loss
+
+    def refit(
+        self, public: Tensor | None = None, teacher: Tensor | None = None, factor: float = 1.0
+    ) -> None:
+        """Fit a new estimator on private samples, and on public samples if there is a teacher.
+
+        Parameters
+        ----------
+        public : Tensor, optional
+            Shape (P, ...).
+        teacher : Tensor, optional
+            Shape (P, K), rows on the simplex.
+        factor : float
+            What multiplies the weight of public samples.
+        """
+        data, settings = self.data, self.run.models.estimators
+        weights = torch.full_like(data.train_labels, settings.private_weight, dtype=torch.float32)
+        rows = [(data.train_images, data.train_labels, weights)]
+        if public is not None and teacher is not None:
+            samples, labels, shares = weighted_rows(public, teacher, settings.top_classes)
+            rows.append((samples, labels, shares * settings.public_weight * factor))
+        self.model.fit(*map(torch.cat, zip(*rows, strict=True)))
+        self.fitted_for_message = True
+
+    def fine_tune_for_evaluation(self, server_round: int) -> None:
+        """Leave the estimator as it is: it was fitted on the private samples."""
+
+
+@cache
+def estimator_client(client: type[PersonalClient]) -> type[PersonalClient]:
+    """Return a method's client for estimators, derived from its own."""
+    members: dict[str, Any] = {"__module__": __name__}
+    return type(f"Estimator{client.__name__}", (EstimatorClient, client), members)

@@ -1,0 +1,94 @@
+"""Clients whose model is an estimator: which methods take them, and what their runs give."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.naive_bayes import GaussianNB
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError, methods_with
+from fedkd_flwr.models.estimators import EstimatorModel, weighted_rows
+
+FOREST = "sklearn.ensemble:RandomForestClassifier"
+TAKING = ["kt-pfl", "sim-pfl", "topk-pfl", "fedmd", "perfed-ckt", "local", "ds-fl"]
+
+
+@pytest.fixture
+def mixed(small):
+    """A small run of networks and forests in turn."""
+    options = "RandomForestClassifier = {n_estimators = 5}"
+    return {**small, "models": f"mlp,{FOREST}", "estimator-options": options}
+
+
+def test_these_methods_take_estimators():
+    assert sorted(methods_with("takes_estimators")) == sorted(TAKING)
+
+
+@pytest.mark.parametrize("strategy", TAKING)
+def test_forests_and_networks_run_together(strategy, mixed, tmp_path):
+    run = fedkd_flwr.run({**mixed, "strategy": strategy}, output_dir=tmp_path / "run")
+    last = run.clients[run.clients["round"] == 2].set_index("partition_id")
+    assert len(last) == 4
+    assert (last.loc[[1, 3], "accuracy"] > 0.5).all()  # four classes each
+    assert last.loc[[1, 3], "gradient_steps"].tolist() == [0, 0]
+    assert (last.loc[[0, 2], "gradient_steps"] > 0).all()
+
+
+@pytest.mark.parametrize("strategy", ["fd", "fedproto", "lg-fedavg", "feddf", "fml"])
+def test_methods_that_need_networks_refuse_in_one_line(strategy, mixed, tmp_path):
+    with pytest.raises(ConfigError, match=f"{strategy} needs networks, .* set strategy") as refused:
+        fedkd_flwr.run({**mixed, "strategy": strategy}, output_dir=tmp_path / "run")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"strategy": "fedavg", "models": FOREST}, "fedavg needs networks"),
+        ({"safeguard": "blend"}, "set safeguard to none"),
+        ({"feature-width": 8}, "set feature-width to 0"),
+        ({"dp-sgd-noise-multiplier": 1.0}, "set dp-sgd-noise-multiplier to 0"),
+        ({"models": "sklearn.neighbors:KNeighborsClassifier"}, "takes no sample_weight"),
+        ({"estimator-options": "RandomForestClassifier = {trees = 3}"}, "trees"),
+        ({"estimator-options": "Forest = {trees = 3}"}, "which models lacks"),
+        ({"estimator-options": "n_estimators = 3"}, "a table for each estimator"),
+        ({"estimator-options": "n_estimators ="}, "it is not TOML"),
+    ],
+)
+def test_what_estimators_cannot_have_is_refused(changes, message, mixed, tmp_path):
+    settings = {**mixed, "strategy": "kt-pfl"}
+    if "models" in changes:
+        settings.pop("estimator-options")
+    with pytest.raises(ConfigError, match=message) as refused:
+        fedkd_flwr.run({**settings, **changes}, output_dir=tmp_path / "run")
+    assert "\n" not in str(refused.value)
+
+
+def test_soft_labels_become_weighted_rows():
+    samples = torch.tensor([[1.0], [2.0]])
+    probabilities = torch.tensor([[0.5, 0.3, 0.2], [0.0, 0.0, 1.0]])
+    rows, labels, weights = weighted_rows(samples, probabilities)
+    assert rows.flatten().tolist() == [1, 1, 1, 2]
+    assert labels.tolist() == [0, 1, 2, 2]
+    torch.testing.assert_close(weights, torch.tensor([0.5, 0.3, 0.2, 1.0]))
+    _, labels, weights = weighted_rows(samples, probabilities, top=2)
+    assert labels.tolist() == [0, 1, 2]
+    torch.testing.assert_close(weights, torch.tensor([0.625, 0.375, 1.0]))
+
+
+def test_an_estimator_sees_the_classes_that_the_client_has():
+    model = EstimatorModel(GaussianNB, classes=5)
+    samples = torch.tensor([[0.0], [0.1], [4.0], [4.1]])
+    assert torch.softmax(model(samples), dim=1).tolist() == [[pytest.approx(0.2)] * 5] * 4
+    model.fit(samples, torch.tensor([1, 1, 3, 3]), torch.ones(4))
+    assert model(samples).argmax(dim=1).tolist() == [1, 1, 3, 3]
+    model.fit(samples, torch.tensor([1, 1, 3, 3]), torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    assert model(samples).argmax(dim=1).tolist() == [1, 1, 1, 1]
+
+
+def test_a_stored_estimator_predicts_the_same():
+    model, again = EstimatorModel(GaussianNB, classes=3), EstimatorModel(GaussianNB, classes=3)
+    samples = torch.from_numpy(np.random.default_rng(0).normal(size=(30, 2))).float()
+    model.fit(samples, torch.arange(30) % 3, torch.ones(30))
+    again.load_state_dict(model.state_dict())
+    torch.testing.assert_close(again(samples), model(samples), rtol=0, atol=0)
