@@ -2,13 +2,20 @@
 
 import math
 
+import pandas as pd
 import pytest
 import torch
+from scipy import stats
+from typer.testing import CliRunner
 
 import fedkd_flwr
 from fedkd_flwr import client_data, compare, load_model
+from fedkd_flwr.analysis.safeguard_criterion import criterion, of_clients
+from fedkd_flwr.cli import app
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.memory import Memory
+from fedkd_flwr.plots import plot_gain_with_safeguard
+from fedkd_flwr.report.page import render_page
 from fedkd_flwr.training.blending import Blend, chosen, mixed
 from strategies.core.replies import InvalidReplyError
 from strategies.core.safeguard import SAFEGUARD_METRICS, check_safeguarded
@@ -217,6 +224,42 @@ def test_a_part_of_a_memory_is_kept_under_its_prefix():
     assert memory.changed == {"own-model", "own-progress"}
 
 
+def guarded(part, seed, client, method, safeguarded, label="fedavg"):
+    """Return a row of a client with 1,000 test images, 500 of them right by its private model."""
+    return {
+        "data": part, "label": label, "seed": seed, "partition_id": client,
+        "private_accuracy": 0.5, "safeguard_weight": 0.25,
+        "method_gain": method, "safeguarded_gain": safeguarded,
+        "method_harmed": method < -0.1, "safeguarded_harmed": safeguarded < -0.1,
+    }  # fmt: skip
+
+
+def test_the_criterion_has_two_sides():
+    gains = {1: (0.04, 0.03), 2: (0.06, 0.05), 3: (0.08, 0.04)}
+    rows = [guarded("a", seed, 0, *both) for seed, both in gains.items()]
+    rows += [guarded("a", seed, 0, -0.2, 0.0, "fedprox") for seed in gains]
+    rows[-1]["safeguarded_harmed"] = True
+    found = of_clients(pd.DataFrame(rows))
+    assert found.gaining == [("a", "fedavg")]
+    # A method that loses alone has no gain to keep.
+    assert found.kept().value == pytest.approx(0.12 / 0.18)
+    assert found.harmed("method").value == 0.5
+    shown = found.harmed()
+    # Seeds have shares of 0, 0 and 1/2; the jackknife of a mean is Student's interval.
+    low, high = stats.t.interval(0.95, 2, 1 / 6, stats.sem([0, 0, 0.5]))
+    assert (shown.value, shown.low) == (pytest.approx(1 / 6), 0) and low < 0
+    assert shown.high == pytest.approx(high)
+    notes = " ".join(found.notes)
+    assert "at most 2%; missed" in notes and "at least 80%; missed" in notes
+    assert math.isnan(of_clients(pd.DataFrame(rows[:1])).harmed().low)
+
+
+def test_a_safeguard_that_keeps_all_gains_meets_the_criterion():
+    rows = [guarded("a", seed, n, 0.02, 0.03) for seed in (1, 2) for n in (0, 1)]
+    notes = " ".join(of_clients(pd.DataFrame(rows)).notes)
+    assert "at most 2%; met" in notes and "Kept of the mean gain: 150.0%, over 1 of 1" in notes
+
+
 def test_a_comparison_shows_both(base, tmp_path):
     fedkd_flwr.run({**base, "strategy": "local"}, output_dir=tmp_path / "local")
     run = fedkd_flwr.run(
@@ -235,3 +278,25 @@ def test_a_comparison_shows_both(base, tmp_path):
     )
     text = compared.to_markdown()
     assert "safeguarded" in text and "weight of method" in text
+    # Counts of each pair give the accuracy of the method alone too.
+    gain = (own["method_won"] - own["method_lost"]) / own["test_images"]
+    assert gain.to_numpy() == pytest.approx(own["gain"].to_numpy())
+    result = CliRunner().invoke(
+        app, ["safeguard", str(tmp_path), "--figures", str(tmp_path / "figures")]
+    )
+    assert result.exit_code == 0, result.output
+    assert "`fedavg`" in result.stdout and "`local`" not in result.stdout
+    (figure,) = (tmp_path / "figures").glob("*-safeguard.png")
+    assert figure.stat().st_size > 10_000
+    page = render_page(compared)
+    assert "Gain with a safeguard" in page and "fedavg, safeguarded" in page
+
+
+def test_runs_without_a_safeguard_have_no_criterion(base, tmp_path):
+    fedkd_flwr.run({**base, "strategy": "local"}, output_dir=tmp_path / "local")
+    compared = compare(tmp_path)
+    with pytest.raises(ConfigError, match="safeguard=blend"):
+        criterion({"a": compared})
+    assert "Gain with a safeguard" not in render_page(compared)
+    with pytest.raises(ValueError, match="safeguard"):
+        plot_gain_with_safeguard(compared)

@@ -12,6 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.evaluations import client_accuracies
 from fedkd_flwr.analysis.line_styles import COLORS, line_styles
+from fedkd_flwr.analysis.safeguard_criterion import guarded_clients
 from fedkd_flwr.analysis.samples import label_counts
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError
@@ -69,6 +70,21 @@ def gains_by_method(comparison: Comparison) -> list[tuple[str, dict[str, Any], p
     shown = [(label, style) for label, _, style in line_styles(comparison) if label in gains]
     return [
         (label, style, gains[label].assign(jitter=_jitter(row, len(gains[label]))))
+        for row, (label, style) in enumerate(shown)
+    ]
+
+
+def gains_with_safeguard(comparison: Comparison) -> list[tuple[str, dict[str, Any], pd.DataFrame]]:
+    """Return label, style and gains over the private models of each method with a safeguard.
+
+    Gains have one row per client and seed: ``method_gain``, that of the method's model alone,
+    ``safeguarded_gain`` and ``jitter``, as in `gains_by_method`.
+    """
+    guarded = guarded_clients("", comparison)
+    found = dict(iter(guarded.groupby("label"))) if len(guarded) else {}
+    shown = [(label, style) for label, _, style in line_styles(comparison) if label in found]
+    return [
+        (label, style, found[label].assign(jitter=_jitter(row, len(found[label]))))
         for row, (label, style) in enumerate(shown)
     ]
 

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pandas as pd
 
 from fedkd_flwr.analysis.evaluations import last_evaluations
@@ -10,7 +9,10 @@ from fedkd_flwr.analysis.harm import mcnemar, shown_by_false_discovery_rate
 from fedkd_flwr.runs import Run
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
-OF_CLIENTS = (*SAFEGUARD_COLUMNS, "safeguarded_lost", "safeguarded_won")
+LOST_AND_WON = ("safeguarded_lost", "safeguarded_won", "method_lost", "method_won")
+"""Test images that only one of two gets right: the private model, or what it is compared with."""
+
+OF_CLIENTS = (*SAFEGUARD_COLUMNS, *LOST_AND_WON)
 """Columns of `safeguarded`."""
 
 SHOWN = "safeguarded_harmed"
@@ -24,16 +26,16 @@ def safeguarded(run: Run) -> pd.DataFrame:
     -------
     DataFrame
         By partition-id, the columns `OF_CLIENTS`: accuracies, the weight of the method's model,
-        and the images that only the private model or only the deployed prediction gets right.
-        NaN for clients without a safeguard.
+        and the images that only the private model gets right, or only what it is compared with:
+        the deployed prediction, and the method's model alone. NaN where a run has none.
     """
     rows = last_evaluations(run)
     if SAFEGUARD_COLUMNS[0] not in rows:
         return pd.DataFrame(math.nan, index=rows.index, columns=list(OF_CLIENTS))
-    found = rows[[*SAFEGUARD_COLUMNS, "safeguarded_lost"]].copy()
-    gained = rows["safeguarded_correct"] - rows["private_correct"]
-    found["safeguarded_won"] = gained + rows["safeguarded_lost"]
-    return found
+    found = rows.reindex(columns=[*SAFEGUARD_COLUMNS, "safeguarded_lost", "method_lost"])
+    for name, right in (("safeguarded", "safeguarded_correct"), ("method", "correct")):
+        found[f"{name}_won"] = rows[right] - rows["private_correct"] + found[f"{name}_lost"]
+    return found[list(OF_CLIENTS)]
 
 
 def mean_safeguarded(run: Run) -> dict[str, float]:
@@ -42,25 +44,27 @@ def mean_safeguarded(run: Run) -> dict[str, float]:
     return {str(name): float(value) for name, value in means.items()}
 
 
-def share_harmed(clients: pd.DataFrame) -> float:
-    """Return the share of clients shown to be worse than their private model, of all seeds.
+def harmed(clients: pd.DataFrame, name: str = "safeguarded") -> pd.Series:
+    """Return which clients are shown to be worse than their private model, of all seeds.
 
     McNemar's exact test for each client, as in `fedkd_flwr.analysis.harm`.
 
     Parameters
     ----------
     clients : DataFrame
-        With the columns of `safeguarded`.
+        One method's rows, with the columns of `safeguarded`. Those without counts are left out.
+    name : str
+        Whose predictions: ``safeguarded``, or ``method`` for the method's model alone.
     """
-    known = clients.dropna(subset=["safeguarded_lost", "safeguarded_won"])
-    if known.empty:
-        return math.nan
-    lost, won = (known[f"safeguarded_{name}"].to_numpy(float) for name in ("lost", "won"))
-    return float(np.mean(shown_by_false_discovery_rate(mcnemar(lost, won))))
+    counts = clients[[f"{name}_lost", f"{name}_won"]].dropna()
+    if counts.empty:
+        return pd.Series(dtype=bool)
+    lost, won = counts.to_numpy(float).T
+    return pd.Series(shown_by_false_discovery_rate(mcnemar(lost, won)), index=counts.index)
 
 
 def with_safeguards(table: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of means with the share of `share_harmed`, if any run has a safeguard.
+    """Return a table of means with the share of `harmed` clients, if any run has a safeguard.
 
     Parameters
     ----------
@@ -71,7 +75,7 @@ def with_safeguards(table: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
     """
     if "safeguarded_lost" not in clients:
         return table
-    shares = {label: share_harmed(clients[clients["method"] == label]) for label in table.index}
+    shares = {label: harmed(clients[clients["method"] == label]).mean() for label in table.index}
     return table.join(pd.Series(shares, name=SHOWN, dtype=float))
 
 

@@ -1,4 +1,4 @@
-"""Commands on finished runs: compare, rank, report, cross, personalize, genotypes."""
+"""Commands on finished runs: compare, safeguard, rank, report, cross, personalize, genotypes."""
 
 import logging
 from pathlib import Path
@@ -99,6 +99,37 @@ def compare(
             from fedkd_flwr.plots import save_figures
 
             say_figures(save_figures(compared, figures, figure_format))
+
+
+def safeguard(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of runs; each folder is one comparison.")
+    ],
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write a figure per folder to this folder."),
+    ] = None,
+    figure_format: FigureFormat = "png",
+    allow_code: AllowCode = None,
+) -> None:
+    """Say how many clients fall behind with a safeguard, and how much of the gain it keeps."""
+    with one_clear_line():
+        from fedkd_flwr.analysis.comparison import compare
+        from fedkd_flwr.analysis.safeguard_criterion import criterion
+
+        code = allow_code or ()
+        compared = {str(folder): compare(folder, allow_code=code) for folder in runs}
+        echo(criterion(compared).to_markdown())
+        if figures is not None:
+            from fedkd_flwr.plots import plot_gain_with_safeguard
+            from fedkd_flwr.plots.files import write_figures
+
+            drawn = [
+                (f"{Path(name).resolve().name}-safeguard", plot_gain_with_safeguard(comparison))
+                for name, comparison in compared.items()
+                if "method_lost" in comparison.clients
+            ]
+            say_figures(write_figures(drawn, figures, figure_format))
 
 
 def rank(

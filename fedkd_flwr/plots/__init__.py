@@ -11,6 +11,7 @@ from fedkd_flwr.plots.accuracy import (
     plot_accuracy_over_rounds,
     plot_clients_by_rank,
     plot_gain_over_local,
+    plot_gain_with_safeguard,
 )
 from fedkd_flwr.plots.clusters import plot_clusters
 from fedkd_flwr.plots.comparison import save_figures
@@ -38,6 +39,7 @@ __all__ = [
     "plot_clusters",
     "plot_cross",
     "plot_gain_over_local",
+    "plot_gain_with_safeguard",
     "plot_genotype",
     "plot_help",
     "plot_new_clients",

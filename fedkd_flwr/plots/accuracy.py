@@ -10,9 +10,13 @@ from fedkd_flwr.analysis.figures import (
     accuracy_curve,
     comparison_title,
     gains_by_method,
+    gains_with_safeguard,
 )
 from fedkd_flwr.analysis.line_styles import line_styles
 from fedkd_flwr.plots.axes import FIGURE_WIDTH, in_percent, in_points, legend_below, new_figure
+
+ALONE = "#888888"
+"""Color of gains without the safeguard."""
 
 
 def plot_accuracy_over_rounds(comparison: Comparison) -> Figure:
@@ -89,6 +93,45 @@ def plot_gain_over_local(comparison: Comparison) -> Figure:
     axes.axvline(0, color="black", lw=1, ls=":")
     title = f"{comparison_title(comparison)}\nOne dot per client and seed; the bar is the mean"
     axes.set_title(title, fontsize="medium")
+    return figure
+
+
+def plot_gain_with_safeguard(comparison: Comparison) -> Figure:
+    """Plot each client's gain over its private model, without and with the safeguard.
+
+    Raises
+    ------
+    ValueError
+        If no run has a safeguard.
+    """
+    shown = gains_with_safeguard(comparison)
+    if not shown:
+        raise ValueError("No run of the comparison has a safeguard.")
+    figure, axes = new_figure("Gain in accuracy over the private model, in points", "")
+    in_points(axes.xaxis)
+    figure.set_size_inches(FIGURE_WIDTH, 1.6 + 0.6 * len(shown))
+    for row, (_, style, own) in enumerate(shown):
+        for name, place, color in (
+            ("method_gain", row - 0.2, ALONE),
+            ("safeguarded_gain", row + 0.2, style["color"]),
+        ):
+            gain = own[name].to_numpy()
+            axes.scatter(gain, place + 0.14 * own["jitter"], s=16, color=color, alpha=0.6, lw=0)
+            axes.plot([gain.mean()] * 2, [place - 0.18, place + 0.18], color="black", lw=2)
+    names = [
+        f"{label}\nshown worse: {own['method_harmed'].mean():.0%} alone, "
+        f"{own['safeguarded_harmed'].mean():.1%} safeguarded"
+        for label, _, own in shown
+    ]
+    axes.set_yticks(range(len(shown)), names)
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.axvline(0, color="black", lw=1, ls=":")
+    axes.set_title(
+        f"{comparison_title(comparison)}\nGray: the method alone; color: safeguarded. "
+        "One dot per client and seed; the bar is the mean",
+        fontsize="medium",
+    )
     return figure
 
 

@@ -21,6 +21,7 @@ from fedkd_flwr.analysis.figures import (
     cluster_colors,
     clusters_of,
     gains_by_method,
+    gains_with_safeguard,
     ordered_matrices,
     results_over_seeds,
 )
@@ -110,6 +111,38 @@ def gain_figure(comparison: Comparison) -> Figure:
             row,
             f"{label}: {share:.0%} of clients above local, {mean:+.1f} points on average",
         )
+    figure.add_vline(0, line={"color": INK, "width": 1, "dash": "dot"})
+    return _with_rows(figure, len(shown))
+
+
+def safeguard_figure(comparison: Comparison) -> Figure:
+    """Return each client's gain over its private model, without (hollow) and with a safeguard."""
+    shown = gains_with_safeguard(comparison)
+    title = "Gain in accuracy over the private model, in points"
+    figure = _new_figure(title, "", height=110 + 104 * len(shown))
+    for row, (label, style, own) in enumerate(shown):
+        color = _on_theme(style["color"])
+        for name, whose, place, fill in (
+            ("method", "alone", row, PAPER),
+            ("safeguarded", "safeguarded", row + 0.28, color),
+        ):
+            gain = 100 * own[f"{name}_gain"]
+            figure.add_scatter(
+                x=gain,
+                y=place + 0.1 * own["jitter"],
+                customdata=own[["partition_id", "seed", "safeguard_weight"]],
+                mode="markers",
+                name=_wrapped(f"{label}, {whose}"),
+                marker={"color": fill, "size": 7, "line": {"color": color, "width": 1}},
+                hovertemplate="client %{customdata[0]}, seed %{customdata[1]}: %{x:+.1f} points<br>"
+                "weight of method %{customdata[2]:.2f}",
+            )
+            figure.add_shape(
+                type="line", x0=gain.mean(), x1=gain.mean(), y0=place - 0.12, y1=place + 0.12,
+                line={"color": INK, "width": 3},
+            )  # fmt: skip
+        alone, safe = own["method_harmed"].mean(), own["safeguarded_harmed"].mean()
+        _write_above(figure, row, f"{label}: shown worse {alone:.0%} alone, {safe:.1%} safeguarded")
     figure.add_vline(0, line={"color": INK, "width": 1, "dash": "dot"})
     return _with_rows(figure, len(shown))
 

@@ -9,7 +9,12 @@ from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.figures import cluster_members, data_title, sharing_matrices
+from fedkd_flwr.analysis.figures import (
+    cluster_members,
+    data_title,
+    gains_with_safeguard,
+    sharing_matrices,
+)
 from fedkd_flwr.analysis.pairs import notes_on_pairs
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError
@@ -19,6 +24,7 @@ from fedkd_flwr.report.figures import (
     clusters_figure,
     gain_figure,
     new_clients_figure,
+    safeguard_figure,
     sharing_figure,
     shown_rounds,
     split_figure,
@@ -108,6 +114,9 @@ def render_page(comparison: Comparison) -> str:
             if (steps := _knowledge(label, runs[0]))
         ],
         gains=_chart("Gain over local", gain_figure(comparison)) if has_gains else None,
+        safeguards=_chart("Gain with a safeguard", safeguard_figure(comparison))
+        if gains_with_safeguard(comparison)
+        else None,
         clients=client_table(comparison),
         new_clients=_chart("New clients", new_clients_figure(comparison)) if has_new else None,
         split=split,

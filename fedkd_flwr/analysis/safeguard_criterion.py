@@ -1,0 +1,206 @@
+"""Whether safeguards keep clients from falling behind, over the methods of several comparisons.
+
+The criterion has two sides. At most `MOST_HARMED` of all clients are shown to be worse than their
+private model. At least `LEAST_KEPT` of the mean gain is kept, over the methods that gain alone.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedkd_flwr.analysis.columns import Column, percent, points
+from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.rendering import in_markdown
+from fedkd_flwr.analysis.safeguards import harmed
+from fedkd_flwr.analysis.significance import CONFIDENCE, FEWEST_SEEDS, effect_of
+from fedkd_flwr.config import ConfigError
+
+MOST_HARMED = 0.02
+"""Share of clients shown to be worse that the criterion allows."""
+
+LEAST_KEPT = 0.8
+"""Share of the mean gain that the criterion requires."""
+
+SMALLEST_GAIN = 0.005
+"""Mean gain, part of 1, from which on a method counts among those that gain."""
+
+COLUMNS = (
+    Column("seeds", "seeds", "{:.0f}".format),
+    Column("private_accuracy", "private model", percent),
+    Column("method", "method alone over private, points (95%)", points),
+    Column("safeguarded", "safeguarded over private, points (95%)", points),
+    Column("method_harmed", "method alone shown worse", percent),
+    Column("safeguarded_harmed", "safeguarded shown worse", percent),
+    Column("safeguard_weight", "weight of method", "{:.0%}".format),
+)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its interval over seeds, NaN below `FEWEST_SEEDS`."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+    def __str__(self) -> str:
+        if math.isnan(self.low):
+            return percent(self.value)
+        return f"{percent(self.value)} ({percent(self.low)} to {percent(self.high)})"
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What safeguards give the clients of several comparisons.
+
+    Attributes
+    ----------
+    clients : DataFrame
+        One row per client and run with a safeguard. Besides the columns of
+        `fedkd_flwr.analysis.results.client_results`: ``data``, the comparison; ``label``, the
+        method; ``method_gain`` and ``safeguarded_gain`` over the private model; ``method_harmed``
+        and ``safeguarded_harmed``, whether these are shown to be worse than it.
+    table : DataFrame
+        One row per comparison and method, with the columns `COLUMNS`.
+    """
+
+    clients: pd.DataFrame
+    table: pd.DataFrame
+
+    @property
+    def gaining(self) -> list[tuple[str, str]]:
+        """Comparisons and methods that gain at least `SMALLEST_GAIN` alone."""
+        return list(self.table.index[self.table["method"] >= SMALLEST_GAIN])
+
+    def harmed(self, name: str = "safeguarded") -> Estimate:
+        """Return the share of clients shown to be worse, ``safeguarded`` or ``method`` alone."""
+        return _over_seeds(self.clients, lambda rows: float(rows[f"{name}_harmed"].mean()), low=0)
+
+    def kept(self) -> Estimate:
+        """Return which share of the mean gain is kept, over the methods that gain."""
+        gaining = self.gaining
+        by_method = self.clients.set_index(["data", "label"])
+        rows = self.clients[by_method.index.isin(gaining)]
+        return _over_seeds(rows, _kept)
+
+    @property
+    def notes(self) -> list[str]:
+        """Both sides of the criterion, and how they are computed."""
+        alone, safe, kept = self.harmed("method"), self.harmed(), self.kept()
+        notes = [
+            f"Shown worse than the private model: {safe} of {len(self.clients)} clients, and "
+            f"{alone} by the method alone. Aim: at most {MOST_HARMED:.0%}; "
+            f"{_met(safe.value <= MOST_HARMED)}.",
+        ]
+        if self.gaining:
+            notes.append(
+                f"Kept of the mean gain: {kept}, over {len(self.gaining)} of {len(self.table)} "
+                f"rows that gain at least {100 * SMALLEST_GAIN:g} points alone. Aim: at least "
+                f"{LEAST_KEPT:.0%}; {_met(kept.value >= LEAST_KEPT)}."
+            )
+        else:
+            notes.append("No method gains alone, so there is no gain to keep.")
+        return [
+            *notes,
+            "Shown worse: McNemar's exact test for each client, with at most 5% false discoveries "
+            "in a row. Intervals: Student's t over seeds, by the jackknife.",
+        ]
+
+    def to_markdown(self) -> str:
+        """Return the table and the notes in Markdown."""
+        rows = [
+            [data, f"`{label}`", *(column.text(row) for column in COLUMNS)]
+            for (data, label), row in self.table.T.to_dict().items()
+        ]
+        headings = ["data", "method", *(column.heading for column in COLUMNS)]
+        return in_markdown(pd.DataFrame(rows, columns=headings), self.notes)
+
+
+def criterion(comparisons: Mapping[str, Comparison]) -> Criterion:
+    """Return what safeguards give the clients of several comparisons.
+
+    Parameters
+    ----------
+    comparisons : mapping of str to Comparison
+        By the names that they have in the table.
+
+    Raises
+    ------
+    ConfigError
+        If no run has a safeguard.
+    """
+    found = [guarded_clients(name, comparison) for name, comparison in comparisons.items()]
+    found = [rows for rows in found if not rows.empty]
+    if not found:
+        raise ConfigError("No run has a safeguard; do runs with -c safeguard=blend.")
+    return of_clients(pd.concat(found, ignore_index=True))
+
+
+def of_clients(clients: pd.DataFrame) -> Criterion:
+    """Return the criterion of clients whose rows are those of `Criterion.clients`."""
+    groups = clients.groupby(["data", "label"], sort=False)
+    return Criterion(clients, pd.DataFrame({key: _row(own) for key, own in groups}).T)
+
+
+def guarded_clients(name: str, comparison: Comparison) -> pd.DataFrame:
+    """Return the clients of a comparison whose run has a safeguard.
+
+    Returns
+    -------
+    DataFrame
+        As `Criterion.clients`; empty without a safeguard.
+    """
+    clients = comparison.clients
+    if "method_lost" not in clients:
+        return pd.DataFrame()
+    rows = clients.dropna(subset=["safeguarded_lost", "method_lost"])
+    rows = rows.rename(columns={"method": "label"}).assign(data=name)
+    rows["method_gain"] = rows["accuracy"] - rows["private_accuracy"]
+    rows["safeguarded_gain"] = rows["safeguarded_accuracy"] - rows["private_accuracy"]
+    for whose in ("method", "safeguarded"):
+        shown = [harmed(own, whose) for _, own in rows.groupby("label")]
+        rows[f"{whose}_harmed"] = pd.concat([pd.Series(dtype=bool), *shown]).astype(bool)
+    return rows
+
+
+def _row(own: pd.DataFrame) -> dict[str, float]:
+    """Return a method's row of the table."""
+    row: dict[str, float] = {"seeds": own["seed"].nunique()}
+    for name in ("private_accuracy", "safeguard_weight", "method_harmed", "safeguarded_harmed"):
+        row[name] = float(own[name].mean())
+    for name in ("method", "safeguarded"):
+        effect = effect_of(own.groupby("seed")[f"{name}_gain"].mean())
+        row |= {name: effect.gain, f"{name}_low": effect.low, f"{name}_high": effect.high}
+    return row
+
+
+def _kept(rows: pd.DataFrame) -> float:
+    """Return the share of the mean gain that is kept, each method counting alike."""
+    means = rows.groupby(["data", "label"])[["method_gain", "safeguarded_gain"]].mean().sum()
+    return float(means["safeguarded_gain"] / means["method_gain"])
+
+
+def _over_seeds(
+    rows: pd.DataFrame, statistic: Callable[[pd.DataFrame], float], low: float = -math.inf
+) -> Estimate:
+    """Return a statistic with its interval by the jackknife over seeds.
+
+    Clients of one seed are not independent, so a seed is left out as a whole.
+    """
+    if rows.empty:
+        return Estimate(math.nan)
+    value, seeds = statistic(rows), rows["seed"].unique()
+    if (count := len(seeds)) < FEWEST_SEEDS:
+        return Estimate(value)
+    without = np.array([statistic(rows[rows["seed"] != seed]) for seed in seeds])
+    error = math.sqrt((count - 1) * without.var())
+    width = float(stats.t.isf((1 - CONFIDENCE) / 2, count - 1)) * error
+    return Estimate(value, max(low, value - width), value + width)
+
+
+def _met(holds: bool) -> str:
+    return "met" if holds else "missed"
