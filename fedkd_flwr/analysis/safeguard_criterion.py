@@ -112,9 +112,10 @@ class Criterion:
 
     def to_markdown(self) -> str:
         """Return the table and the notes in Markdown."""
+        named = zip(self.table.index.tolist(), self.table.to_dict("records"), strict=True)
         rows = [
             [data, f"`{label}`", *(column.text(row) for column in COLUMNS)]
-            for (data, label), row in self.table.T.to_dict().items()
+            for (data, label), row in named
         ]
         headings = ["data", "method", *(column.heading for column in COLUMNS)]
         return in_markdown(pd.DataFrame(rows, columns=headings), self.notes)
