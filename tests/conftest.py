@@ -1,6 +1,5 @@
 """Shared fixtures: a run of a second or two."""
 
-import gc
 import logging
 import os
 
@@ -45,19 +44,16 @@ SMALL = {
 
 
 def pytest_xdist_auto_num_workers(config):
-    """Use two processes for a whole suite, and none for a choice of files or tests."""
-    return 2 if config.args_source == pytest.Config.ArgsSource.TESTPATHS else 0
+    """Use several processes for a whole suite, and none for a choice of files or tests."""
+    if config.args_source != pytest.Config.ArgsSource.TESTPATHS:
+        return 0
+    # Federations wait for each other's messages half of their time.
+    return 3 if config.option.markexpr == "slow" else 2
 
 
 def pytest_xdist_make_scheduler(config, log):
     """Keep the slow proofs of a file in one process: they share a federation or a cluster."""
     return LoadFileScheduling(config, log) if config.option.markexpr == "slow" else None
-
-
-def pytest_collection_finish():
-    """Keep what was imported out of garbage collections: statsmodels' Holm asks for one a call."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

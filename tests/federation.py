@@ -21,6 +21,7 @@ from fedkd_flwr.runs import load_run
 ROOT = Path(__file__).parent.parent
 PROGRAMS = Path(sys.executable).parent
 NAME = "silo"
+FRESH_PROCESSES = ("--fresh-processes",)
 
 # Two rounds over 4 clients of 100 digits each: what a test can wait for.
 SMALL = {
@@ -273,6 +274,8 @@ class GuardedFederation(Federation):
         self.secret = folder / "superexec.secret"
         self.secret.write_bytes(b"of node and app process alone")
         self.runtime_ports = {}
+        self.app_options = {}
+        """Options of ``fedkd superexec`` by node."""
         self.apps = {}
 
     def __exit__(self, *failure):
@@ -287,8 +290,10 @@ class GuardedFederation(Federation):
         self.start_app(n)
         return self.nodes[n]
 
-    def start_app(self, n, *options):
-        """Start a node's app process, with options of ``fedkd superexec``."""
+    def start_app(self, n):
+        """Start a node's app process. It forks a process for each message, on Linux alone."""
+        forks = sys.platform == "linux"
+        options = self.app_options.get(n, () if forks else FRESH_PROCESSES)
         command = [PROGRAMS / "fedkd", "superexec", *options, "--insecure"]
         command += ["--runtime-api-address", f"127.0.0.1:{self.runtime_ports[n]}"]
         command += ["--superexec-auth-secret-file", self.secret]

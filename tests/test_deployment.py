@@ -1,9 +1,12 @@
-"""A real federation over TLS with SuperNode authentication: the numbers of one process."""
+"""A real federation over TLS with SuperNode authentication: the numbers of one process.
+
+Two nodes fork a process for each message, and one starts a new Python.
+"""
 
 import federation as fed
 import numpy as np
 import pytest
-from federation import Federation
+from federation import FRESH_PROCESSES, GuardedFederation
 from helpers import write_image_folder, write_parquet
 
 import fedkd_flwr
@@ -39,7 +42,9 @@ def config_for(strategy):
 @pytest.fixture(scope="module")
 def silos(tmp_path_factory):
     """Three nodes with data of their own: image folders and Parquet files."""
-    with Federation(tmp_path_factory.mktemp("silos"), nodes=3) as federation:
+    with GuardedFederation(tmp_path_factory.mktemp("silos"), nodes=3) as federation:
+        federation.approve()
+        federation.app_options[2] = FRESH_PROCESSES
         for n, model in enumerate(MODELS):
             folder = federation.folder / f"silo-{n}"
             images, labels = fed.images_of(fed.SMALL, n)

@@ -1,6 +1,6 @@
 """Byzantine clients attack every method: the run continues, and no attack is averaged in.
 
-In each round four of six clients corrupt their training and evaluation replies, each in another
+In each round seven of nine clients corrupt their training and evaluation replies, each in another
 way. The run must have the results of a run in which these clients raise an error instead.
 """
 
@@ -19,8 +19,9 @@ from strategies.core.optional_metrics import MEANS
 from strategies.core.replies import Due, InvalidReplyError, checked_arrays, error_reason
 from strategies.core.traffic import count_numbers
 
-BYZANTINE = (1, 2, 3, 4)
-"""Clients that attack; 0 and 5 are honest."""
+CLIENTS = 9
+BYZANTINE = tuple(range(1, CLIENTS - 1))
+"""Clients that attack; the first and the last are honest."""
 
 
 def spoil_first_array(change):
@@ -173,13 +174,13 @@ def run_among(app, strategy, small, path, rounds=ROUNDS):
         "strategy": strategy,
         "models": "mlp" if one_model else "mlp,lenet",
         "max-samples": 240,
-        "num-clients": 6,
+        "num-clients": CLIENTS,
         "num-server-rounds": rounds,
         "measures": "calibration,auc,f1,balanced-accuracy,classes",
         "output-dir": str(path),
     }
     configuration = read_config(flat)
-    return serve(InProcessGrid(app, 6, configuration.flat()), configuration)
+    return serve(InProcessGrid(app, CLIENTS, configuration.flat()), configuration)
 
 
 def of_honest(run, columns):

@@ -6,7 +6,7 @@ Runs follow one another on the same nodes, which allow the methods and the code 
 import federation as fed
 import numpy as np
 import pytest
-from federation import Federation, patience
+from federation import GuardedFederation, patience
 from test_engines import assert_same_new_clients
 
 import fedkd_flwr
@@ -28,7 +28,8 @@ POLICY = {
 
 @pytest.fixture(scope="module")
 def silos(tmp_path_factory):
-    with Federation(tmp_path_factory.mktemp("silos"), nodes=2) as federation:
+    with GuardedFederation(tmp_path_factory.mktemp("silos"), nodes=2) as federation:
+        federation.approve()
         for node in federation.node_configs.values():
             node |= {"num-partitions": 2, **POLICY}
         federation.start_all()

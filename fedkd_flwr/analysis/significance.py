@@ -149,12 +149,14 @@ def effects_of(gains: Mapping[Key, Iterable[float]]) -> dict[Key, Effect]:
 
 
 def holm(p_values: list[float]) -> list[float]:
-    """Return p values corrected by Holm's method, in their order."""
-    if not p_values:
-        return []
-    from statsmodels.stats.multitest import multipletests  # deferred: takes a second to load
-
-    return [float(p) for p in multipletests(p_values, alpha=LEVEL, method="holm")[1]]
+    """Return p values corrected by Holm's step-down method, in their order."""
+    # statsmodels' multipletests gives the same, but collects all garbage at each call: 0.4 s
+    # once PyTorch is loaded.
+    values = np.asarray(p_values, dtype=float)
+    order = np.argsort(values, kind="stable")
+    corrected = np.empty_like(values)
+    corrected[order] = np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1))
+    return [float(p) for p in np.minimum(corrected, 1.0)]
 
 
 def smallest_effect(seeds: int, level: float, power: float = POWER) -> float:
