@@ -1,12 +1,19 @@
 """Clients whose model is an estimator: which methods take them, and what their runs give."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from sklearn.ensemble import RandomForestClassifier
 from sklearn.naive_bayes import GaussianNB
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from test_resume import interrupted
 
 import fedkd_flwr
+from fedkd_flwr import name_objects
 from fedkd_flwr.config import ConfigError, methods_with
+from fedkd_flwr.custom_objects.importing import HELD
 from fedkd_flwr.models.estimators import EstimatorModel, weighted_rows
 
 FOREST = "sklearn.ensemble:RandomForestClassifier"
@@ -92,3 +99,85 @@ def test_a_stored_estimator_predicts_the_same():
     model.fit(samples, torch.arange(30) % 3, torch.ones(30))
     again.load_state_dict(model.state_dict())
     torch.testing.assert_close(again(samples), model(samples), rtol=0, atol=0)
+
+
+def scaled(smoothing=1e-9):
+    return make_pipeline(StandardScaler(), GaussianNB(var_smoothing=smoothing))
+
+
+class Nearest:
+    """Probabilities by distance to the weighted mean of each class, without scikit-learn."""
+
+    def fit(self, samples, labels, sample_weight):
+        self.means = np.stack(
+            [
+                np.average(samples[labels == k], axis=0, weights=sample_weight[labels == k])
+                for k in np.unique(labels)
+            ]
+        )
+
+    def predict_proba(self, samples):
+        nearness = np.exp(-np.linalg.norm(samples[:, None] - self.means, axis=2))
+        return nearness / nearness.sum(axis=1, keepdims=True)
+
+
+@pytest.fixture
+def no_object_is_left():
+    yield
+    HELD.clear()
+
+
+@pytest.mark.usefixtures("no_object_is_left")
+def test_pipelines_and_own_classes_are_passed_as_objects(small, tmp_path):
+    models = [scaled(), Nearest, "mlp"]
+    run = fedkd_flwr.run(
+        {**small, "strategy": "kt-pfl", "num-clients": 3, "models": models},
+        output_dir=tmp_path / "run",
+    )
+    last = run.clients[run.clients["round"] == 2].set_index("partition_id")
+    assert (last.loc[[0, 1], "accuracy"] > 0.5).all()
+    assert last.loc[0, "model"].startswith("object:Pipeline_")
+
+
+@pytest.mark.usefixtures("no_object_is_left")
+def test_a_pipeline_is_named_by_its_parameters():
+    names = [name_objects({"models": scaled(smoothing)})["models"] for smoothing in (1.0, 1.0, 2.0)]
+    assert names[0] == names[1] != names[2]
+
+
+@pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt"])
+def test_a_resumed_run_goes_on_to_the_same_numbers(strategy, mixed, tmp_path):
+    settings = {**mixed, "strategy": strategy, "num-server-rounds": 3}
+    whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
+    interrupted(settings, tmp_path / "part", at_round=3, at_client=2)
+    resumed = fedkd_flwr.resume(tmp_path / "part", allow_code="sklearn")
+    columns = ["round", "partition_id", "accuracy", "loss"]
+    pd.testing.assert_frame_equal(resumed.clients[columns], whole.clients[columns])
+
+
+def test_exported_estimators_predict_as_evaluated(mixed, tmp_path):
+    folder = tmp_path / "models"
+    settings = {**mixed, "strategy": "kt-pfl", "models-dir": str(folder)}
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    last = run.clients[run.clients["round"] == 2].set_index("partition_id")["accuracy"]
+    data = fedkd_flwr.client_data(run, 1)
+    model = fedkd_flwr.load_model(folder / "1.safetensors", RandomForestClassifier(2))
+    assert isinstance(model.estimator, RandomForestClassifier)
+    right = model(data.test_images).argmax(dim=1) == data.test_labels
+    assert right.float().mean() == pytest.approx(last[1])
+    np.testing.assert_allclose(fedkd_flwr.cross(run).accuracies.diagonal(), last)
+    stored = fedkd_flwr.run(settings, output_dir=tmp_path / "stored", models_dir="")
+    np.testing.assert_allclose(fedkd_flwr.cross(stored).accuracies.diagonal(), last)
+
+
+def test_a_file_with_types_that_its_estimator_lacks_is_not_read(mixed, tmp_path):
+    folder = tmp_path / "models"
+    settings = {**mixed, "strategy": "local", "models": FOREST, "models-dir": str(folder)}
+    fedkd_flwr.run(settings, output_dir=tmp_path / "run", num_server_rounds=1)
+    file = folder / "1.safetensors"
+    with pytest.raises(ValueError, match="pass its builder"):
+        fedkd_flwr.load_model(file)
+    with pytest.raises(ValueError, match=r"not trusted: sklearn.tree._tree.Tree"):
+        fedkd_flwr.load_model(file, GaussianNB)
+    tree = ["sklearn.tree._tree.Tree"]
+    assert fedkd_flwr.load_model(file, GaussianNB, trusted=tree).estimator is not None

@@ -7,9 +7,10 @@ those whose models suit them.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,13 +24,13 @@ from fedkd_flwr.analysis.writing import written_to
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.policy import OURS
 from fedkd_flwr.config import ConfigError, Configuration
-from fedkd_flwr.custom_objects.importing import find_callable, is_custom
+from fedkd_flwr.custom_objects.importing import find_callable, find_custom, is_custom
 from fedkd_flwr.data.clients import load_client
-from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.export import load_model
 from fedkd_flwr.files import write_text
 from fedkd_flwr.memory import InProcessContext, MemoryFolder
 from fedkd_flwr.models.custom_models import SIGNATURE
+from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.runs import Run, RunDirectoryError, load_run, recorded_config
 from fedkd_flwr.training.loop import computing_in, evaluate
 
@@ -280,17 +281,14 @@ def _exported_model(file: Path, run: Run, configuration: Configuration) -> nn.Mo
     return model
 
 
-def _custom_builder(
-    name: str, configuration: Configuration
-) -> Callable[[Shape, int], nn.Module] | None:
-    """Return the builder of a custom model, only if the settings of the run name it.
+def _custom_builder(name: str, configuration: Configuration) -> Any:
+    """Return the builder of a custom model or its estimator, only if the run's settings name it.
 
     A model file may come from an untrusted source, so its card alone must not import code.
     """
     if not is_custom(name) or name not in configuration.run.models.models:
         return None
-    builder: Callable[[Shape, int], nn.Module] = find_callable(name, SIGNATURE)
-    return builder
+    return find_custom(name) if names_estimator(name) else find_callable(name, SIGNATURE)
 
 
 def _models_from_state(run: Run, configuration: Configuration) -> Iterator[nn.Module]:

@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -24,6 +24,7 @@ from fedkd_flwr.custom_objects.importing import OBJECT, hold, name_in_module
 from fedkd_flwr.data.custom_data import as_data_set, content_digest
 from fedkd_flwr.data.registry import DATA
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, register
+from fedkd_flwr.models.estimators import is_estimator
 
 STRATEGY = "strategy"
 """Key of a run config that names a method."""
@@ -42,7 +43,7 @@ def name_objects(settings: Mapping[str, Any]) -> dict[str, Any]:
     ----------
     settings : mapping
         Flat run config values. ``models``, ``partition`` and other settings that name a callable
-        may hold it, ``models`` also a list of names and callables. ``strategy`` may hold
+        may hold it, ``models`` also an estimator or a list of all these. ``strategy`` may hold
         what `register` returns, or a pair of a strategy and a client class. ``dataset`` and
         ``public-dataset`` may hold a pair of samples and labels, or a function that returns it.
 
@@ -75,10 +76,11 @@ def _named(key: str, value: Any, names: dict[str, Any]) -> Any:
             f"{key}: this is a network; pass its class or a function (shape, classes) -> "
             "torch.nn.Module, since every client gets a network of its own."
         )
-    return _name_of_callable(value, names) if callable(value) else value
+    return _name_of_object(value, names) if callable(value) or is_estimator(value) else value
 
 
-def _name_of_callable(value: Callable[..., Any], names: dict[str, Any]) -> str:
+def _name_of_object(value: Any, names: dict[str, Any]) -> str:
+    """Return the name of a callable or an estimator."""
     if name := name_in_module(value):
         return name
     label = f"{_label(value)}_{code_digest(value)[:DIGITS]}"
@@ -96,8 +98,10 @@ def _label(value: object) -> str:
     return re.sub(r"\W", "", qualified.rpartition(".")[2], flags=re.ASCII) or "unnamed"
 
 
-def code_digest(value: Callable[..., Any]) -> str:
+def code_digest(value: Any) -> str:
     """Return the SHA-256 of the code of a callable and of the values that the code uses.
+
+    Of an estimator the digest covers its class and its parameters.
 
     The digest covers bytecode, constants, defaults, and variables of enclosing scopes: numbers,
     texts, arrays, tensors, functions, classes, and containers of these. It is the same in another
@@ -106,7 +110,7 @@ def code_digest(value: Callable[..., Any]) -> str:
 
     Parameters
     ----------
-    value : callable
+    value : callable or estimator
         A function, a class, a ``functools.partial`` or an object with ``__call__``.
 
     Returns
@@ -147,6 +151,8 @@ def _written(value: Any, within: tuple[int, ...]) -> str:
         return f"{{{', '.join(sorted(map(inner, value)))}}}"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{inner(k)}: {inner(v)}' for k, v in value.items())}}}"
+    if not isinstance(value, type) and hasattr(value, "get_params"):
+        return f"{inner(type(value))} {inner(value.get_params(deep=False))}"
     if parts := _parts_of_callable(value):
         return f"{type(value).__name__} {inner(parts)}"
     return f"{inner(type(value))} {inner(_plain(getattr(value, '__dict__', {})))}"

@@ -1,7 +1,8 @@
 """Personalized models as files: weights in safetensors, and a small JSON card beside them."""
 
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from fedkd_flwr.models.custom_models import checked_own
 from fedkd_flwr.models.darts.genotype import Genotype
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.darts.settings import SupernetSettings
+from fedkd_flwr.models.estimators import EstimatorModel, estimator_to_read, is_estimator
 from fedkd_flwr.models.registry import DARTS_MODELS
 from fedkd_flwr.training.blending import Blend, BlendedModel
 from strategies.core.versions import installed_versions
@@ -188,7 +190,9 @@ def read_card(path: str | Path) -> dict[str, Any]:
 
 
 def load_model(
-    path: str | Path, builder: Callable[[Shape, int], nn.Module] | None = None
+    path: str | Path,
+    builder: Callable[[Shape, int], nn.Module] | Any = None,
+    trusted: Collection[str] | None = None,
 ) -> nn.Module:
     """Load a personalized model.
 
@@ -196,23 +200,28 @@ def load_model(
     ----------
     path : str or Path
         A ``<partition-id>.safetensors`` file with its card beside it.
-    builder : callable, optional
-        Builder of a custom model, ``(shape, classes) -> nn.Module``; names in a card are never
-        imported, since a card may come from anywhere.
+    builder : callable or estimator, optional
+        Builder of a custom model, ``(shape, classes) -> nn.Module``, or the class of an estimator,
+        or one that is not fitted. Names in a card are never imported, since a card may come from
+        anywhere.
+    trusted : collection of str, optional
+        Types that the file of an estimator may have, besides those that skops knows to be safe. By
+        default those of the `builder` after a fit on random numbers.
 
     Returns
     -------
     nn.Module
         In evaluation mode; maps float32 images (N, channels, height, width), scaled as the
-        card's preprocessing says, to logits (N, classes).
+        card's preprocessing says, to logits (N, classes). For an estimator it is an
+        `EstimatorModel`, whose ``estimator`` is the fitted one.
 
     Raises
     ------
     FileNotFoundError
         If the weights or the card are missing.
     ValueError
-        If the model is a custom one and `builder` is left out, or if the file has other tensors
-        than the model.
+        If the model is a custom one and `builder` is left out, if the file has other tensors
+        than the model, or types that are not trusted.
     """
     weights = Path(path).expanduser()
     card = read_card(weights)
@@ -229,6 +238,8 @@ def load_model(
         )
 
     def build() -> nn.Module:
+        if is_estimator(builder):
+            return estimator_to_read(builder, math.prod(shape), classes, trusted)
         if builder is not None:
             return checked_own(builder(shape, classes), card["model"], shape, classes)
         return build_model(card["model"], shape, classes, search_space)
@@ -243,4 +254,7 @@ def load_model(
         raise ValueError(
             f"{weights} does not fit the {card['model']} built for it: {told}"
         ) from error
+    for part in model.modules():
+        if isinstance(part, EstimatorModel):
+            part.read()
     return model.eval()

@@ -10,7 +10,8 @@ code when it is read.
 """
 
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,9 @@ SMALLEST_PROBABILITY = 1e-6
 
 WEIGHT = "sample_weight"
 """Name of the argument of ``fit`` with the weights of the rows."""
+
+ROWS_PER_CLASS = 10
+"""Samples of each class on which `fitted_types` fits."""
 
 SEED = "random_state"
 """Name of an estimator's parameter that seeds its draws."""
@@ -63,17 +67,10 @@ def new_estimator(name: str, options: Mapping[str, Any] | None = None, seed: int
     CustomObjectError
         If it cannot be created, or its ``fit`` takes no ``sample_weight``; in one sentence.
     """
-    # Deferred: runs of networks do without.
-    from sklearn.base import clone
-    from sklearn.utils.validation import has_fit_parameter
+    from sklearn.utils.validation import has_fit_parameter  # deferred: networks do without
 
-    found = find_custom(name)
     try:
-        estimator = (
-            found(**(options or {})) if isinstance(found, type) else clone(found, safe=False)
-        )
-        if options and not isinstance(found, type):
-            estimator.set_params(**options)
+        estimator = created(find_custom(name), options)
         if hasattr(estimator, "get_params"):
             estimator.set_params(**dict.fromkeys(_open_seeds(estimator), seed))
     # A user's class may raise anything.
@@ -90,6 +87,16 @@ def new_estimator(name: str, options: Mapping[str, Any] | None = None, seed: int
             "choose an estimator that takes it"
         )
     return estimator
+
+
+def created(kind: Any, options: Mapping[str, Any] | None = None) -> Any:
+    """Create an estimator that is not fitted, of a class or like an object."""
+    from sklearn.base import clone  # deferred, as above
+
+    if isinstance(kind, type):
+        return kind(**(options or {}))
+    estimator = clone(kind, safe=False)
+    return estimator.set_params(**options) if options else estimator
 
 
 def _open_seeds(estimator: Any) -> list[str]:
@@ -122,13 +129,14 @@ class EstimatorModel(nn.Module):
         Returns an estimator that is not fitted.
     classes : int
         K.
-    trusted : sequence of str, optional
-        Types, besides those that skops knows to be safe, that a stored state may have. By default
-        those of the packages to which the estimator and its parts belong.
+    trusted : collection of str, optional
+        Types, besides those that skops knows to be safe, that a stored state may have. By default,
+        for a state that this client has written itself, all of the packages to which the estimator
+        and its parts belong.
     """
 
     def __init__(
-        self, create: Callable[[], Any], classes: int, trusted: Sequence[str] | None = None
+        self, create: Callable[[], Any], classes: int, trusted: Collection[str] | None = None
     ) -> None:
         super().__init__()
         self._create = create
@@ -136,6 +144,11 @@ class EstimatorModel(nn.Module):
         self._trusted = trusted
         self._state: dict[str, Any] | None = {"estimator": None, "labels": np.arange(classes)}
         self._packed: Tensor | None = None
+
+    @property
+    def estimator(self) -> Any:
+        """The fitted estimator; None if there was no fit yet, or one of a single class."""
+        return self.read()["estimator"]
 
     # ---- Fit and predict -----------------------------------------------------------------
 
@@ -162,7 +175,7 @@ class EstimatorModel(nn.Module):
 
     def forward(self, samples: Tensor) -> Tensor:
         """Return log-probabilities (n, K), float32, of samples (n, ...)."""
-        state = self._unpacked()
+        state = self.read()
         labels, estimator = state["labels"], state["estimator"]
         probabilities = np.zeros((len(samples), self._classes))
         # Not by its truth value, which is the number of steps or members of some.
@@ -189,7 +202,14 @@ class EstimatorModel(nn.Module):
         """Take over a state of `get_extra_state`. It is read when it is needed."""
         self._state, self._packed = None, state.cpu()
 
-    def _unpacked(self) -> dict[str, Any]:
+    def read(self) -> dict[str, Any]:
+        """Return the estimator and its labels, read from a state that was taken over.
+
+        Raises
+        ------
+        ValueError
+            If the state has types that are not trusted, with their names.
+        """
         if self._state is None:
             assert self._packed is not None
             self._state = _read_state(self._packed.numpy().tobytes(), self._trusts)
@@ -231,6 +251,53 @@ def _read_state(packed: bytes, trusts: Callable[[str], bool]) -> dict[str, Any]:
         )
     state: dict[str, Any] = skops.io.loads(packed, trusted=unknown)
     return state
+
+
+def fitted_types(create: Callable[[], Any], features: int, classes: int) -> set[str]:
+    """Return the types of which a fitted estimator consists, without those that skops trusts.
+
+    They are found by fits on random numbers, of two classes and of all.
+
+    Parameters
+    ----------
+    create : callable
+        Returns an estimator that is not fitted.
+    features : int
+        Numbers of a sample.
+    classes : int
+        K.
+    """
+    import skops.io
+
+    found = set[str]()
+    for present in {2, classes}:
+        labels = torch.arange(ROWS_PER_CLASS * present) % present
+        generator = torch.Generator().manual_seed(0)
+        samples = torch.rand((len(labels), features), generator=generator)
+        model = EstimatorModel(create, classes)
+        model.fit(samples, labels, torch.ones(len(labels)))
+        found |= {*skops.io.get_untrusted_types(data=model.get_extra_state().numpy().tobytes())}
+    return found
+
+
+def estimator_to_read(
+    kind: Any, features: int, classes: int, trusted: Collection[str] | None = None
+) -> EstimatorModel:
+    """Return a model for a state that somebody else may have written.
+
+    Parameters
+    ----------
+    kind : type or object
+        The class of the estimator, or one that is not fitted.
+    features, classes : int
+        Numbers of a sample, and K.
+    trusted : collection of str, optional
+        Types that the state may have; by default its `fitted_types`.
+    """
+    create = partial(created, kind)
+    if trusted is None:
+        trusted = fitted_types(create, features, classes)
+    return EstimatorModel(create, classes, trusted)
 
 
 def weighted_rows(
