@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy import stats
+from torch.nn import functional
 from typer.testing import CliRunner
 
 import fedkd_flwr
@@ -16,7 +17,14 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.memory import Memory
 from fedkd_flwr.plots import plot_gain_with_safeguard
 from fedkd_flwr.report.page import render_page
-from fedkd_flwr.training.blending import Blend, chosen, mixed
+from fedkd_flwr.training.blending import (
+    ONLY_METHOD,
+    ONLY_PRIVATE,
+    TEMPERATURES,
+    Blend,
+    chosen,
+    mixed,
+)
 from strategies.core.replies import InvalidReplyError
 from strategies.core.safeguard import SAFEGUARD_METRICS, check_safeguarded
 from tests.helpers import Witness, run_with
@@ -95,13 +103,13 @@ def test_local_needs_no_safeguard(base, tmp_path):
 # ---- The weight ----------------------------------------------------------------------------
 
 
-def test_a_blend_is_the_mean_of_probabilities():
+def test_a_blend_is_a_sum_of_logits():
     method, private = torch.randn(7, 4), torch.randn(7, 4)
-    calibrated = (method.double() / 2).softmax(dim=1), (private.double() / 0.5).softmax(dim=1)
-    mean = 0.25 * calibrated[0] + 0.75 * calibrated[1]
-    torch.testing.assert_close(Blend(0.25, 2.0, 0.5)(method, private).exp(), mean)
-    assert Blend(0.0)(method, private) is private
-    assert Blend(1.0)(method, private) is method
+    blend = Blend(0.5, 0.25, 2.0)
+    torch.testing.assert_close(blend(method, private), 0.25 * method + 2 * private)
+    assert torch.equal(ONLY_METHOD(method, private), method)
+    # A model that has diverged does not spoil the private one.
+    assert torch.equal(ONLY_PRIVATE(method * math.nan, private), private)
 
 
 def predictions(right, images=60, classes=3):
@@ -119,24 +127,51 @@ def test_the_method_is_chosen_where_it_leads_clearly():
     assert chosen(predictions(59)[0], best, labels).weight == 0
 
 
-def test_the_weight_of_a_blend_is_its_posterior_mean():
+def test_a_blend_leans_to_the_private_model():
     good, labels = predictions(57)
     poor, _ = predictions(20)
     assert mixed(poor, good, labels).weight < 0.1
-    assert 0.5 < mixed(good, poor, labels).weight < 0.9
-    # Equal models say nothing: the mean of the prior, Beta(1, 3), is a quarter.
-    assert mixed(good, good, labels).weight == pytest.approx(0.25, abs=0.01)
-    # Fewer images leave the weight nearer to the prior.
+    assert mixed(good, poor, labels).weight > 0.7
+    # Equal models say nothing, so the prior decides for the private one.
+    assert mixed(good, good, labels).weight < 0.4
+    # Fewer images leave the weight nearer to the prior's, 0.
     few = slice(0, 60, 10)
-    more = mixed(good, poor, labels).weight
-    assert 0.25 < mixed(good[few], poor[few], labels[few]).weight < more
-    assert mixed(torch.full_like(good, math.nan), good, labels).weight == 0
+    weights = [mixed(good[part], poor[part], labels[part]).weight for part in (few, slice(60))]
+    assert 0 < weights[0] < weights[1]
+    assert mixed(torch.full_like(good, math.nan), good, labels) == ONLY_PRIVATE
 
 
-def test_overconfident_models_are_softened():
-    logits, labels = predictions(40)
-    blend = mixed(20 * logits, logits, labels)
-    assert blend.method_temperature == 10.0 > blend.private_temperature
+def test_the_coefficients_of_a_blend_are_the_most_probable():
+    draws = torch.Generator().manual_seed(0)
+    method, private = torch.randn(2, 40, 3, generator=draws)
+    labels = (method + private + torch.randn(40, 3, generator=draws)).argmax(dim=1)
+    found = mixed(method, private, labels)
+    calibrated = [
+        logits / min(TEMPERATURES, key=lambda t: functional.cross_entropy(logits / t, labels))
+        for logits in (method, private)
+    ]
+    scales = torch.linspace(0, 3, 61)
+    scores = [
+        (
+            functional.cross_entropy(x * calibrated[0] + y * calibrated[1], labels, reduction="sum")
+            + x**2 / (2 * 0.5**2)
+            + (y - 1) ** 2 / 2
+        )
+        for x in scales
+        for y in scales
+    ]
+    best = int(torch.stack(scores).argmin())
+    x, y = float(scales[best // 61]), float(scales[best % 61])
+    assert found.weight == pytest.approx(x / (x + y), abs=0.02)
+    assert 0.2 < found.weight < 0.8
+
+
+def test_the_scale_of_logits_does_not_matter():
+    good, labels = predictions(57)
+    poor, _ = predictions(40)
+    plain, scaled = mixed(good, poor, labels), mixed(2 * good, poor, labels)
+    assert scaled.method == pytest.approx(plain.method / 2) and plain.method > 0
+    assert scaled.private == pytest.approx(plain.private)
 
 
 @pytest.mark.parametrize("mode", ["choose", "blend"])

@@ -17,7 +17,7 @@ from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.clients import ClientData
 from fedkd_flwr.memory import Memory
 from fedkd_flwr.methods import find_method
-from fedkd_flwr.training.blending import RULES, Blend, BlendedModel
+from fedkd_flwr.training.blending import ONLY_PRIVATE, RULES, BlendedModel
 from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps
 from fedkd_flwr.training.loop import DivergedError
 from strategies.core.flower import log
@@ -75,7 +75,7 @@ class Safeguard:
     ) -> None:
         self._memory = memory
         self._mode = run.plan.safeguard.mode
-        self.blend = Blend(0.0)
+        self.blend = ONLY_PRIVATE
         own_run = run_of_private_model(run)
         self.alone: Any = find_method(ALONE).client(context, own_run, Settings())
         self.alone.memory = memory.part(GROUPS)

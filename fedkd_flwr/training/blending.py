@@ -2,22 +2,24 @@
 
 Few validation images say little about which model is better, so both rules lean to the private
 one: `chosen` takes the method's model where it gets clearly more images right, and `mixed` has a
-prior for its weight.
+prior whose mean is the private model alone.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-GRID = tuple((k + 0.5) / 20 for k in range(20))
-"""Weights of the method's model in `mixed`."""
+PRIOR_MEAN = np.array([0.0, 1.0])
+"""Mean of the prior of both coefficients in `mixed`: the private model alone."""
 
-PRIOR_EXPONENT = 2
-"""The prior of weight a is proportional to ``(1 - a)`` to this power: a Beta(1, 3) distribution."""
+PRIOR_DEVIATION = np.array([0.5, 1.0])
+"""Standard deviations of the prior: the coefficient of the method's model is held more tightly."""
 
 TEMPERATURES = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 4.0, 6.0, 10.0)
 """Temperatures among which validation data decide for each model."""
@@ -28,31 +30,29 @@ LEAD = 0.5
 
 @dataclass(frozen=True)
 class Blend:
-    """``a · softmax(method / T) + (1 - a) · softmax(private / T')``.
+    """``u · method + v · private``, in logits.
 
     Attributes
     ----------
     weight : float
-        a, in [0, 1].
-    method_temperature, private_temperature : float
-        T and T'.
+        Share of the method's model in [0, 1]: its coefficient as part of both, where logits are
+        divided by their temperatures.
+    method, private : float
+        u and v, at least 0.
     """
 
     weight: float
-    method_temperature: float = 1.0
-    private_temperature: float = 1.0
+    method: float
+    private: float
 
     def __call__(self, method: Tensor, private: Tensor) -> Tensor:
-        """Return the logits of the blend, (n, K), from those of both models.
+        """Return the logits of the blend, (n, K), from those of both models."""
+        if not self.method:  # Also of a model that has diverged: 0 times NaN is NaN.
+            return self.private * private
+        return self.method * method + self.private * private
 
-        With a weight of 0 or 1 the logits of one model are returned as they are.
-        """
-        if self.weight in (0.0, 1.0):
-            return method if self.weight else private
-        # In logarithms, because a softmax of one and zeros would have equal zeros.
-        own = functional.log_softmax(method.double() / self.method_temperature, dim=1)
-        alone = functional.log_softmax(private.double() / self.private_temperature, dim=1)
-        return torch.logaddexp(own + math.log(self.weight), alone + math.log1p(-self.weight))
+
+ONLY_METHOD, ONLY_PRIVATE = Blend(1.0, 1.0, 0.0), Blend(0.0, 0.0, 1.0)
 
 
 class BlendedModel(nn.Module):
@@ -63,7 +63,7 @@ class BlendedModel(nn.Module):
     method, private : nn.Module
         They are not copied.
     blend : Blend
-        Their weights and temperatures.
+        Their coefficients.
     """
 
     def __init__(self, method: nn.Module, private: nn.Module, blend: Blend) -> None:
@@ -88,30 +88,42 @@ def chosen(method: Tensor, private: Tensor, labels: Tensor) -> Blend:
     """
     own, alone = (logits.argmax(dim=1) == labels for logits in (method, private))
     b, c = int((own & ~alone).sum()), int((alone & ~own).sum())
-    return Blend(float(b - c > LEAD * math.sqrt(b + c)))
+    return ONLY_METHOD if b - c > LEAD * math.sqrt(b + c) else ONLY_PRIVATE
 
 
 def mixed(method: Tensor, private: Tensor, labels: Tensor) -> Blend:
-    """Mix calibrated predictions with the posterior mean of the weight.
+    """Return the most probable coefficients: a logistic regression on both models' logits.
 
-    The prediction is linear in a, so it equals the mean of the predictions with each weight of
-    `GRID`, weighted by prior and likelihood of the validation labels (Bayesian model averaging).
+    Each model's logits are divided by the temperature with the smallest cross-entropy. Then the
+    coefficients x >= 0 maximize the likelihood of the labels times a normal prior with `PRIOR_MEAN`
+    and `PRIOR_DEVIATION`. The fewer images, the closer the blend is to the private model.
     """
     if not (method.isfinite().all() and private.isfinite().all()):
-        return Blend(0.0)
-    temperatures = _temperature(method, labels), _temperature(private, labels)
-    scores = torch.tensor(
-        [
-            PRIOR_EXPONENT * math.log(1 - weight)
-            - float(functional.nll_loss(Blend(weight, *temperatures)(method, private), labels))
-            * len(labels)
-            for weight in GRID
-        ],
-        dtype=torch.float64,
-    )
-    posterior = torch.softmax(scores, dim=0)
-    mean = float(posterior @ torch.tensor(GRID, dtype=torch.float64))
-    return Blend(mean, *temperatures)
+        return ONLY_PRIVATE
+    temperatures = np.array([_temperature(logits, labels) for logits in (method, private)])
+    logits = torch.stack([method, private]).double().cpu()
+    x = _most_probable(logits / torch.from_numpy(temperatures)[:, None, None], labels.cpu())
+    if not x.sum():
+        return ONLY_PRIVATE
+    u, v = x / temperatures
+    return Blend(float(x[0] / x.sum()), float(u), float(v))
+
+
+def _most_probable(logits: Tensor, labels: Tensor) -> NDArray[np.float64]:
+    """Return the most probable coefficients, (2,), of logits, (2, n, K), by labels (n,)."""
+    from scipy.optimize import minimize  # deferred: few clients have a safeguard
+
+    def loss(x: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        """Return the negative logarithm of the posterior, up to a constant, and its gradient."""
+        log_shares = torch.tensordot(torch.from_numpy(x), logits, dims=1).log_softmax(dim=1)
+        excess = log_shares.exp() - functional.one_hot(labels, logits.shape[2])
+        off = (x - PRIOR_MEAN) / PRIOR_DEVIATION
+        entropy = float(functional.nll_loss(log_shares, labels, reduction="sum"))
+        gradient = torch.einsum("nk,jnk->j", excess, logits).numpy()
+        return entropy + off @ off / 2, gradient + off / PRIOR_DEVIATION
+
+    found = minimize(loss, PRIOR_MEAN, jac=True, method="L-BFGS-B", bounds=[(0, None)] * 2)
+    return np.asarray(found.x)
 
 
 def _temperature(logits: Tensor, labels: Tensor) -> float:

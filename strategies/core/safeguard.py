@@ -1,9 +1,9 @@
 """The safeguard: each client also trains alone, and would deploy the better model or a blend.
 
 A method may give a client less than it reaches alone. A client with a safeguard trains a private
-model beside that of the method, as the method `local` would. Validation data choose the weight a
-of the method in ``a · method + (1 - a) · private``. Nothing of the private model is sent. The
-server learns the counts of an evaluation, and a.
+model beside that of the method, as the method `local` would. Validation data choose one of both
+models, or the coefficients of a sum of their logits. Nothing of the private model is sent. The
+server learns the counts of an evaluation, and the weight of the method's model.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class SafeguardSettings(SettingsGroup):
     ----------
     mode : str
         What a client would deploy: ``none`` for the method's model alone, ``choose`` for the
-        better of this and its private model, ``blend`` for a weighted mean of their predictions.
+        better of this and its private model, ``blend`` for a weighted sum of their logits.
         Validation data decide.
     learning_rate : float
         Learning rate of the private model; 0 for ``learning-rate``.
@@ -73,7 +73,7 @@ METHOD_LOST = "method-lost"
 """Metric: test images that its private model gets right, and the method's model does not."""
 
 SAFEGUARD_WEIGHT = "safeguard-weight"
-"""Metric: a, the weight of the method's model."""
+"""Metric: the share of the method's model in the deployed prediction, in [0, 1]."""
 
 SAFEGUARD_METRICS = (
     *(
