@@ -97,6 +97,7 @@ METHODS: dict[str, Method] = {
     "per-fedavg": _built_in("per_fedavg:PerFedAvg", "per_fedavg:PerFedAvgClient"),
     "pfedme": _built_in("pfedme:PFedMe", "pfedme:PFedMeClient"),
     "ditto": _built_in("ditto:Ditto", "ditto:DittoClient"),
+    "apfl": _built_in("apfl:APFL", "apfl:APFLClient"),
     "fedper": _built_in("fedper:FedPer", "parameters:ParameterClient"),
     "fedrep": _built_in("fedrep:FedRep", "fedrep:FedRepClient"),
     "fedbabu": _built_in("fedbabu:FedBABU", "fedbabu:FedBABUClient"),

@@ -1,11 +1,13 @@
 """What clients send and receive in real runs of every method, for the pages on disclosure.
 
-``python -m tests.disclosure`` rewrites the tables of ``docs/reference/disclosure*.md``. Run it if a
-method sends something else on purpose, and read the difference before you commit it.
+``python -m tests.disclosure METHOD...`` rewrites the tables of some methods, and without a method
+those of all, in ``docs/reference/disclosure*.md``. Run it if a method sends something else on
+purpose, and read the difference before you commit it.
 """
 
 import logging
 import re
+import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -269,10 +271,13 @@ def write(page, part):
     page.write_text(f"{before}{BEGIN}\n\n{part}\n\n{END}{rest.partition(END)[2]}")
 
 
-def main():
+def main(chosen):
     logging.getLogger("flwr").setLevel(logging.ERROR)
     blocks = defaultdict(dict)
     for strategy, method in METHODS.items():
+        if strategy not in chosen:
+            blocks[method.family] |= {strategy: blocks_of(page_of(method))[strategy]}
+            continue
         with tempfile.TemporaryDirectory() as folder:
             record = Record(strategy, Path(folder))
         blocks[method.family][strategy] = rows_of(record)
@@ -283,5 +288,10 @@ def main():
         write(PAGES[family], part_for(of_methods))
 
 
+def page_of(method):
+    """Return the page with the table of a method."""
+    return PAGES.get(method.family, COMMON)
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] or METHODS)

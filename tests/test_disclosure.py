@@ -7,7 +7,7 @@ import pytest
 
 from fedkd_flwr.methods import METHODS
 from tests import disclosure
-from tests.disclosure import COMMON, PAGES, Record, blocks_of, common_rows_of, rows_of
+from tests.disclosure import COMMON, PAGES, Record, blocks_of, common_rows_of, page_of, rows_of
 
 HINT = "what a client sends has changed: run `python -m tests.disclosure` and read the difference"
 
@@ -17,7 +17,7 @@ def test_a_page_names_all_that_leaves_a_client(strategy, tmp_path):
     record = Record(strategy, tmp_path)
     assert list(record.run.rounds["failures"]) == [0, 0]
     assert record.records == {"arrays", "metrics", "info"}
-    page = PAGES.get(METHODS[strategy].family, COMMON)
+    page = page_of(METHODS[strategy])
     assert blocks_of(page)[strategy] == rows_of(record), HINT
     assert set(common_rows_of(record)) <= set(disclosure.generated_part(COMMON)), HINT
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient, Training, TrainReply
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.models.model_pool import borrowed
+from fedkd_flwr.models.model_pool import Architecture, borrowed
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.losses import kl_to_teacher
 from strategies.fml import FMLSettings
@@ -79,10 +79,15 @@ class SharedModelClient(PersonalClient):
         assert isinstance(model, Pair)
         return list(model.shared.parameters())
 
+    @property
+    def shared_architecture(self) -> Architecture:
+        """The architecture of the shared model."""
+        return replace(self.architecture, name=self.settings.shared_model)
+
     @contextmanager
     def shared_model(self, received: Arrays) -> Iterator[nn.Module]:
         """Provide the shared model as it was received."""
-        with borrowed(replace(self.architecture, name=self.settings.shared_model)) as model:
+        with borrowed(self.shared_architecture) as model:
             fill_from_vectors(model, received)
             yield model
 

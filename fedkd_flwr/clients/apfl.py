@@ -1,0 +1,102 @@
+"""The client of APFL."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.fml import Pair, SharedModelClient
+from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.clients.steps import yields_jobs
+from fedkd_flwr.models.model_pool import Architecture
+from fedkd_flwr.models.vectors import fill_model, model_vectors
+from fedkd_flwr.training.losses import cross_entropy
+from strategies.apfl import APFLSettings
+
+ALPHA = "alpha"
+"""Name of alpha among the numbers of a client's memory, and of its metric."""
+
+
+def mixture(
+    private: nn.Module, shared: Mapping[str, Tensor], alpha: float | Tensor
+) -> dict[str, Tensor]:
+    """Return the parameters ``alpha v + (1 - alpha) w`` by name, with v those of `private`."""
+    return {
+        name: alpha * own + (1 - alpha) * shared[name] for name, own in private.named_parameters()
+    }
+
+
+def mixture_loss(pair: Pair, images: Tensor, labels: Tensor, alpha: float | Tensor) -> Tensor:
+    """Return the cross-entropy of a pair's mixture, without a gradient for the shared model."""
+    shared = {name: parameter.detach() for name, parameter in pair.shared.named_parameters()}
+    logits = functional_call(pair.private, mixture(pair.private, shared, alpha), (images,))
+    return functional.cross_entropy(logits, labels)
+
+
+@dataclass(frozen=True)
+class MixedLearning:
+    """The sum of both losses of APFL. Each has a gradient only for its own model.
+
+    Attributes
+    ----------
+    alpha : float
+        Share of the private model in the mixture.
+    """
+
+    alpha: float
+
+    def __call__(self, pair: Pair, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of a batch."""
+        own = cross_entropy(pair.shared, images, labels)
+        return own + mixture_loss(pair, images, labels, self.alpha)
+
+
+class APFLClient(SharedModelClient, ParameterClient):
+    """Trains the global model and sends it back; trains the private model within the mixture."""
+
+    settings: APFLSettings  # type: ignore[assignment]
+
+    @property
+    def shared_architecture(self) -> Architecture:
+        """The architecture of the client's own model, which is the global model's too."""
+        return self.architecture
+
+    @property
+    def alpha(self) -> float:
+        """The share of the private model, as of the last training."""
+        return self.memory.load_numbers(ALPHA).get(ALPHA, self.settings.alpha)
+
+    @yields_jobs
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Take a step on alpha, train both models, and reply with the global one."""
+        with self.shared_model(received) as shared:
+            pair = Pair(self.model, shared)
+            alpha = self.next_alpha(pair, server_round) if self.settings.adaptive else self.alpha
+            loss = yield from self.train_locally(server_round, MixedLearning(alpha), model=pair)
+            arrays = dict(model_vectors(shared))
+        self.memory.save_numbers(ALPHA, {ALPHA: alpha})
+        return TrainReply(arrays, {"train-loss": loss, ALPHA: alpha})
+
+    def next_alpha(self, pair: Pair, server_round: int) -> float:
+        """Return alpha after a step on the first private batch of the round."""
+        ((images, labels),) = self.gradient_steps.counted(
+            [next(self.private_batches(server_round))]
+        )
+        alpha = torch.tensor(self.alpha, device=self.device, requires_grad=True)
+        (slope,) = torch.autograd.grad(mixture_loss(pair.eval(), images, labels, alpha), alpha)
+        return min(1.0, max(0.0, self.alpha - self.private_rate(server_round) * float(slope)))
+
+    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+        """Evaluate the global model for comparison, then mix the private model with it."""
+        private = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        self.receive_model(received)
+        global_accuracy = self.test_accuracy()
+        shared = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        fill_model(self.model, private)
+        with torch.no_grad():
+            fill_model(self.model, mixture(self.model, shared, self.alpha))
+        return {"global-accuracy": global_accuracy}
