@@ -11,6 +11,7 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import run_deployment, simulation
 from strategies.core.new_clients import NEW_CLIENTS
 from strategies.core.rounds import Observer
+from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
 
 def in_both_engines(settings, folder):
@@ -41,7 +42,7 @@ def assert_same_new_clients(there, here):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"strategy": "kt-pfl", "num-server-rounds": 3},
+        {"strategy": "kt-pfl", "num-server-rounds": 3, "safeguard": "blend"},
         {"strategy": "scaffold", "models": "mlp", "momentum": 0.0},
         {"strategy": "fedproto"},
     ],
@@ -54,6 +55,9 @@ def test_each_family_gives_the_same_numbers_under_ray(changes, small, tmp_path):
     assert_same_numbers(simulated, here)
     if changes["strategy"] == "kt-pfl":
         assert "coefficients" in here.matrices
+        guarded = list(SAFEGUARD_COLUMNS)
+        assert simulated.clients[guarded].equals(here.clients[guarded])
+        assert here.clients[guarded].notna().any().all()
 
 
 @pytest.mark.slow

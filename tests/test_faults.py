@@ -30,6 +30,7 @@ from fedkd_flwr.runs import directory as directory_module
 from fedkd_flwr.server_app import serve
 from strategies.core.replies import TooFewRepliesError
 from strategies.core.rounds import RowObserver
+from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
 HOSTILE = 1
 SAME = ["round", "accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"]
@@ -703,7 +704,7 @@ def resume_as_documented(network, config):
 
 @pytest.mark.slow
 def test_a_run_continues_after_server_app_and_superlink_are_killed(network, tmp_path):
-    settings = {**NETWORK, "num-server-rounds": 3, "evaluate-every": 3}
+    settings = {**NETWORK, "num-server-rounds": 3, "evaluate-every": 3, "safeguard": "blend"}
     resumed = {**settings, "output-dir": str(tmp_path / "run"), "resume": True}
 
     process = network.start_run({**resumed, "resume": False})
@@ -736,7 +737,9 @@ def test_a_run_continues_after_server_app_and_superlink_are_killed(network, tmp_
     assert list(run.rounds["round"]) == [1, 2, 3]
     keys = ["round", "partition_id"]
     assert run.clients[keys].values.tolist() == here.clients[keys].values.tolist()
-    for name in ("accuracy_mean", "loss_mean", "numbers_up"):
+    # The private models of the safeguard continue too.
+    guarded = [f"{name}_mean" for name in SAFEGUARD_COLUMNS]
+    for name in ("accuracy_mean", "loss_mean", "numbers_up", *guarded):
         there = run.rounds[name].dropna().to_numpy(dtype=float)
         np.testing.assert_allclose(there, here.rounds[name].dropna(), rtol=1e-5)
     for name, matrix in here.matrices.items():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fedkd_flwr
+from fedkd_flwr.analysis.safeguards import LOST_AND_WON, safeguarded
 from fedkd_flwr.analysis.targets import cost_to_target
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
@@ -92,7 +93,7 @@ def test_the_caption_names_version_commit_and_test_images(small, runs_script, tm
     run = fedkd_flwr.run({**small, "strategy": "local"}, output_dir=tmp_path / "local")
     runs_script.write_set("a/b", [run], tmp_path / "runs.jsonl.gz")
     (again,) = runs_script.read_set("a/b", tmp_path / "runs.jsonl.gz")
-    caption = tables._caption({(): [columns.Result(again, 1, None)]}, {}, has_verdicts=False)
+    caption = tables.caption({(): [columns.Result(again, 1, None)]}, {}, has_verdicts=False)
     project = run.description["project"]
     assert f"made by version {project['version']}, commit" in caption
     assert f"{run.clients['total'].min():,.0f}" in caption
@@ -121,6 +122,17 @@ def test_published_runs_compare_like_the_original_runs(runs_script, small, tmp_p
     assert kept["rounds_to_target"] == costs["rounds_to_target"]
     assert kept["bytes_to_target"] == costs["bytes_to_target"]
     assert kept["seconds_to_target"] == pytest.approx(costs["seconds_to_target"], abs=0.01)
+
+
+def test_published_safeguards_are_those_of_the_runs(runs_script, small, tmp_path):
+    guarded = {**small, "safeguard": "blend", "models": "mlp", "strategy": "fedavg"}
+    run = fedkd_flwr.run(guarded, output_dir=tmp_path / "run")
+    runs_script.write_set("a/one", [run], tmp_path / "runs.jsonl.gz")
+    (again,) = runs_script.read_set("a/one", tmp_path / "runs.jsonl.gz")
+    expected, found = safeguarded(run), safeguarded(again)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    counted = list(LOST_AND_WON)
+    assert (found[counted].to_numpy() == expected[counted].to_numpy()).all()
 
 
 def test_accuracy_at_equal_bytes_is_that_of_the_last_round_within_the_budget(

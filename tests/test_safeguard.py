@@ -25,6 +25,7 @@ from fedkd_flwr.training.blending import (
     chosen,
     mixed,
 )
+from strategies.core.new_clients import NEW_CLIENTS
 from strategies.core.replies import InvalidReplyError
 from strategies.core.safeguard import SAFEGUARD_METRICS, check_safeguarded
 from tests.helpers import Witness, run_with
@@ -194,6 +195,15 @@ def test_a_resumed_run_is_that_of_one_go(base, tmp_path):
     run = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
     for name in ("accuracy", "private_accuracy", "safeguarded_accuracy", "safeguard_weight"):
         assert by_client(run, name) == by_client(whole, name)
+
+
+def test_private_models_of_new_clients_are_those_of_local(base, tmp_path):
+    settings = {**base, "num-clients": 4, "new-clients": 0.25}
+    local = fedkd_flwr.run({**settings, "strategy": "local"}, output_dir=tmp_path / "local")
+    guarded = {**settings, "strategy": "kt-pfl", "safeguard": "blend"}
+    run = fedkd_flwr.run(guarded, output_dir=tmp_path / "run")
+    (alone,), (row,) = (r.table(NEW_CLIENTS).to_dict("records") for r in (local, run))
+    assert row["private_correct"] == alone["correct"]
 
 
 def test_nodes_with_flowers_records_give_the_same_numbers(base, tmp_path):

@@ -44,6 +44,15 @@ MEANS = ("moved_private", "moved_public")
 USERS = ("global_accuracy", "teacher_accuracy", "lambda", "temperature", "teacher_round")
 """PersFL's columns of each client after the last round."""
 
+GUARDED = (
+    "safeguarded_correct",
+    "private_correct",
+    "safeguarded_lost",
+    "method_lost",
+    "safeguard_weight",
+)
+"""Columns of each client with a safeguard after the last round; the weight has four digits."""
+
 MADE_BY = (
     "project",
     "versions",
@@ -126,6 +135,8 @@ def published(run: Run) -> dict[str, Any]:
     users = {name: last[name].round(4).tolist() for name in USERS if name in last}
     if users:
         result["users"] = users
+    if GUARDED[0] in last:
+        result["safeguards"] = {name: last[name].round(4).tolist() for name in GUARDED}
     for column in MEANS:
         if column in run.clients:
             result[column] = float(f"{run.clients[column].mean():.3g}")
@@ -216,10 +227,17 @@ class PublishedRun(Run):
         """One row per client after the last round."""
         accuracies = self.kept["accuracy_of_clients"]
         images = self.kept.get("test_images", [None] * len(accuracies))
-        return [
+        rows = [
             {"round": self.kept["rounds"][-1], "partition_id": n, "accuracy": a, "total": total}
             for n, (a, total) in enumerate(zip(accuracies, images, strict=True))
         ]
+        guarded = self.kept.get("safeguards", {})
+        for n, row in enumerate(rows if guarded else []):
+            row |= {name: values[n] for name, values in guarded.items()}
+            row["correct"] = round(row["accuracy"] * row["total"])
+            for name in ("safeguarded", "private"):
+                row[f"{name}_accuracy"] = row[f"{name}_correct"] / row["total"]
+        return rows
 
     @cached_property
     def further_rows(self) -> dict[str, list[dict[str, Any]]]:

@@ -74,7 +74,7 @@ def table(*words: str) -> str:
     ]
     headings = [*(["runs"] if len(sets) > 1 else []), "method", *(f"`{name}`" for name in names)]
     text = markdown([*headings, *(cells.heading(column) for column in columns)], rows)
-    return f"{text}\n{_caption(groups, effects, 'verdict' in columns)}\n"
+    return f"{text}\n{caption(groups, effects, 'verdict' in columns)}\n"
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _number(text: str) -> tuple[float, str]:
         return float("-inf"), text
 
 
-def _caption(groups: Groups, effects: dict[Any, Effect], has_verdicts: bool) -> str:
+def caption(groups: Groups, effects: dict[Any, Effect], has_verdicts: bool) -> str:
     """Return what a reader of the table has to know, in one line."""
     found = [result for own in groups.values() for result in own]
     makers = dict.fromkeys(maker(result.run.description) for result in found)
@@ -229,7 +229,7 @@ def at_bytes(*words: str) -> str:
     ]
     columns = [f"{budget:g} MB" for budget in budgets]
     text = markdown(["method", "a round:", *columns], rows)
-    return f"{text}\n{_caption(groups, {}, has_verdicts=False)}\n"
+    return f"{text}\n{caption(groups, {}, has_verdicts=False)}\n"
 
 
 def _bytes_a_round(result: Result) -> float:
@@ -283,9 +283,9 @@ def gains(*words: str) -> str:
     rows.sort(key=lambda row: -int(row[-2].split()[0]))
     headings = [f"{name.rpartition('/')[2]}:" for name in sets]
     found = [result for name in sets for result in results(name)]
-    caption = _caption({(): found}, {}, has_verdicts=False)
+    below = caption({(): found}, {}, has_verdicts=False)
     text = markdown(["method", *headings, "means above", "seeds above"], rows)
-    return f"{text}\n{caption}\n"
+    return f"{text}\n{below}\n"
 
 
 def _effects_of_set(name: str) -> dict[str, Effect]:
