@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fedkd_flwr.cli import app
 from fedkd_flwr.data import cache, sources, storage
-from fedkd_flwr.data.sources import load_images, load_labels, load_own_data
+from fedkd_flwr.data.sources import load_images, load_labels, load_node_data
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
 LABELS = np.arange(12) % 10
@@ -122,7 +122,7 @@ def test_a_nodes_own_images_are_decoded_once(folder, decoded, tmp_path, kind):
     write = write_image_folder if kind == "folder" else write_parquet
 
     def assert_loaded_as(images, shape=(3, 32, 32)):
-        pool = load_own_data(own, shape, 10)
+        pool = load_node_data(own, shape, 10)
         assert pool.images.shape[1:] == shape
         if images is not None:
             by_class = np.argsort(LABELS, kind="stable") if kind == "folder" else slice(None)
@@ -255,10 +255,10 @@ def test_processes_write_read_and_remove_at_the_same_time(folder):
 
 def test_no_copy_is_left_of_a_deleted_image(folder, tmp_path):
     images = write_image_folder(tmp_path / "own", IMAGES, LABELS)
-    load_own_data(images, (3, 32, 32), 10)
+    load_node_data(images, (3, 32, 32), 10)
     forget()
     next(images.rglob("*.png")).unlink()
-    load_own_data(images, (3, 32, 32), 10)
+    load_node_data(images, (3, 32, 32), 10)
     assert len(list(folder.iterdir())) == 2  # the deleted image is in the first
     result = CliRunner().invoke(app, ["forget"])
     assert result.output.startswith(f"{folder}: removed 2 files, 0.")

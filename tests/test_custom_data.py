@@ -11,7 +11,7 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.clients import check_data
 from fedkd_flwr.data.custom_data import call_for_data
 from fedkd_flwr.data.registry import DataError
-from fedkd_flwr.data.sources import load_images, load_labels, load_own_data
+from fedkd_flwr.data.sources import load_images, load_labels, load_node_data
 
 HERE = "test_custom_data"
 SERIES = f"{HERE}:series"
@@ -175,9 +175,9 @@ def test_a_node_loads_its_data_from_a_function(own, tmp_path):
     assert sizes[0] == 24
     assert sizes[1] == pytest.approx(72, abs=15)
     with pytest.raises(DataError, match=r"has samples \(2, 5\), the run's are \(13,\)"):
-        load_own_data(SERIES, (13,), 2)
+        load_node_data(SERIES, (13,), 2)
     with pytest.raises(DataError, match="there is no folder"):
-        load_own_data("nowhere.at_all", (13,), 2)
+        load_node_data("nowhere.at_all", (13,), 2)
 
 
 def test_runs_on_different_data_are_not_compared(own, tmp_path):

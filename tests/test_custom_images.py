@@ -11,7 +11,7 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data import storage
 from fedkd_flwr.data.clients import check_data
 from fedkd_flwr.data.registry import DataError, DataFormat
-from fedkd_flwr.data.sources import load_images, load_labels, load_own_data
+from fedkd_flwr.data.sources import load_images, load_labels, load_node_data
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (120, 12, 10, 3), dtype=np.uint8)
 LABELS = np.arange(120) % 3
@@ -130,12 +130,12 @@ def test_arrow_folders_whole_or_one_on_a_node(own, tmp_path):
     found = load_images(f"folder:{folder}")
     expected = np.concatenate([PIXELS[n::12] for n in range(12)])
     np.testing.assert_array_equal(found.images.permute(0, 2, 3, 1).numpy(), expected)
-    one = load_own_data(folder / "partition_3", (3, 12, 10), 3)
+    one = load_node_data(folder / "partition_3", (3, 12, 10), 3)
     np.testing.assert_array_equal(one.images.permute(0, 2, 3, 1).numpy(), PIXELS[3::12])
     np.testing.assert_array_equal(one.labels.numpy(), LABELS[3::12])
     (folder / "partition_3/state.json").write_text("{}")
     with pytest.raises(DataError, match="partition_3' cannot be read as an Arrow folder"):
-        load_own_data(folder / "partition_3", (3, 12, 10), 3)
+        load_node_data(folder / "partition_3", (3, 12, 10), 3)
 
 
 def test_public_images_need_neither_labels_nor_the_private_shape(own, tmp_path):

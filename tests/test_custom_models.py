@@ -10,7 +10,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.export import save_personalized_model
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.custom_models import build_custom_model, checked_own
+from fedkd_flwr.models.custom_models import build_custom_model, checked_custom_model
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.features import features_and_logits, fold_into, with_common_width
 from fedkd_flwr.models.layers import head_of
@@ -254,7 +254,7 @@ def test_a_failed_export_does_not_lose_results(small, tmp_path, monkeypatch):
     ],
 )
 def test_a_file_of_other_tensors_is_refused_in_one_line(stored, builder, sentence, tmp_path):
-    model = checked_own(stored((1, 2, 2), 3), f"{HERE}:Net", (1, 2, 2), 3)
+    model = checked_custom_model(stored((1, 2, 2), 3), f"{HERE}:Net", (1, 2, 2), 3)
     card = {"model": f"{HERE}:Net", "shape": [1, 2, 2], "classes": 3, "partition-id": 0}
     path = save_personalized_model(model, card, tmp_path)
     assert fedkd_flwr.load_model(path, stored).state_dict().keys() == model.state_dict().keys()

@@ -9,7 +9,7 @@ from examples import own_data, own_fedrep, own_method, own_parquet, own_series
 from fedkd_flwr.data.clients import client_indices
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import load_images
-from fedkd_flwr.models.custom_models import checked_own
+from fedkd_flwr.models.custom_models import checked_custom_model
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.training.losses import cross_entropy
 
@@ -23,7 +23,7 @@ def gradients(loss, model, images, labels):
 
 
 def test_fedrep_trains_the_head_and_then_the_body():
-    model = checked_own(own_data.Perceptron((13,), 3), "Perceptron", (13,), 3)
+    model = checked_custom_model(own_data.Perceptron((13,), 3), "Perceptron", (13,), 3)
     images, labels = torch.randn(6, 13), torch.tensor([0, 1, 2, 0, 1, 2])
     whole = gradients(cross_entropy, model, images, labels)
     of_head = gradients(own_fedrep.head_loss, model, images, labels)

@@ -7,7 +7,7 @@ from PIL import Image
 
 from fedkd_flwr.data import sources
 from fedkd_flwr.data.registry import DataError, DataFormat
-from fedkd_flwr.data.sources import load_images, load_own_data
+from fedkd_flwr.data.sources import load_images, load_node_data
 
 BRIGHTNESS = {"cat": 10, "dog": 100, "horse": 200}
 
@@ -40,9 +40,9 @@ def test_a_class_missing_in_one_part_does_not_shift_the_others(lacking, tmp_path
     expected = {(10, 0), (100, 1), (200, 2)}
     found = load_images(f"folder:{tmp_path}")
     assert (classes_by_brightness(found), found.classes) == (expected, 3)
-    assert classes_by_brightness(load_own_data(tmp_path, (1, 8, 8), 3)) == expected
+    assert classes_by_brightness(load_node_data(tmp_path, (1, 8, 8), 3)) == expected
     with pytest.raises(DataError, match="holds 3 folders; it needs one for each of the 2 classes"):
-        load_own_data(tmp_path, (1, 8, 8), 2)
+        load_node_data(tmp_path, (1, 8, 8), 2)
 
 
 def test_folders_made_by_tools_are_not_classes(tmp_path):
@@ -64,13 +64,13 @@ def test_a_file_in_a_documented_format_is_an_image(suffix, tmp_path):
     save(tmp_path / "0", f"one{suffix}", np.full((8, 8), 100, np.uint8))
     (tmp_path / "0" / f".one{suffix}").write_bytes(b"hidden")
     (tmp_path / "0/notes.txt").write_text("no image")
-    found = load_own_data(tmp_path, (1, 8, 8), 1)
+    found = load_node_data(tmp_path, (1, 8, 8), 1)
     assert (len(found.images), int(found.images.max())) == (1, 100)
     (tmp_path / "0/other.gif").write_bytes(b"not looked at")
-    assert len(load_own_data(tmp_path, (1, 8, 8), 1).images) == 1
+    assert len(load_node_data(tmp_path, (1, 8, 8), 1).images) == 1
     (tmp_path / "0" / f"two{suffix}").write_bytes(b"no image")
     with pytest.raises(DataError, match=f"two{suffix}' is no readable"):
-        load_own_data(tmp_path, (1, 8, 8), 1)
+        load_node_data(tmp_path, (1, 8, 8), 1)
 
 
 @pytest.mark.parametrize("other", ["GIF", "PPM", "EPS", "ICO"])
@@ -79,7 +79,7 @@ def test_no_decoder_of_another_format_is_tried_whatever_the_file_is_called(other
     with (tmp_path / "0/disguised.png").open("wb") as file:
         Image.new("RGB", (16, 16)).save(file, other)
     with pytest.raises(DataError, match=r"disguised\.png' is no readable image file"):
-        load_own_data(tmp_path, (1, 16, 16), 1)
+        load_node_data(tmp_path, (1, 16, 16), 1)
 
 
 # ---- Pixels ----------------------------------------------------------------------------
@@ -113,5 +113,5 @@ def test_files_cached_by_an_older_decoder_are_not_used(tmp_path, monkeypatch):
     write_pets(tmp_path / "pets", ["cat", "dog"])
     for version in (sources.DECODING, sources.DECODING, sources.DECODING + 1):
         monkeypatch.setattr(sources, "DECODING", version)
-        load_own_data(tmp_path / "pets", (1, 8, 8), 2)
+        load_node_data(tmp_path / "pets", (1, 8, 8), 2)
     assert len(list((tmp_path / "cache/decoded").iterdir())) == 2

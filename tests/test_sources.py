@@ -13,7 +13,7 @@ from PIL import Image
 from fedkd_flwr.data import sources
 from fedkd_flwr.data.decoding import convert_images, to_float
 from fedkd_flwr.data.registry import DATASETS, DataError
-from fedkd_flwr.data.sources import load_images, load_labels, load_own_data
+from fedkd_flwr.data.sources import load_images, load_labels, load_node_data
 
 TINY = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
 TINY_LABELS = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8])
@@ -102,7 +102,7 @@ def test_files_of_any_mode_are_decoded(tmp_path):
         Image.new(mode, (28, 28), 1).save(tmp_path / "0" / f"{mode}.png")
     (tmp_path / "0" / "notes.txt").write_text("no image")
     for shape in ((1, 28, 28), (3, 28, 28)):
-        assert load_own_data(tmp_path, shape, 1).images.shape == (6, *shape)
+        assert load_node_data(tmp_path, shape, 1).images.shape == (6, *shape)
 
 
 def test_sets_are_decoded_once(tmp_path):
@@ -214,7 +214,7 @@ def own_folder(path, names):
 
 
 def test_own_folder_by_number(tmp_path):
-    own = load_own_data(own_folder(tmp_path, ["10", "2"]), (1, 28, 28), 12)
+    own = load_node_data(own_folder(tmp_path, ["10", "2"]), (1, 28, 28), 12)
     assert own.images.shape == (2, 1, 28, 28)
     brightness = own.images.flatten(1).float().mean(1).tolist()
     assert dict(zip(own.labels.tolist(), brightness, strict=True)) == {10: 0.0, 2: 10.0}
@@ -223,24 +223,24 @@ def test_own_folder_by_number(tmp_path):
 
 def test_own_folder_by_name_needs_every_class(tmp_path):
     folder = own_folder(tmp_path, ["cat", "dog"])
-    assert load_own_data(folder, (3, 32, 32), 2).labels.tolist() == [0, 1]
+    assert load_node_data(folder, (3, 32, 32), 2).labels.tolist() == [0, 1]
     with pytest.raises(DataError, match="holds 2 folders; it needs one for each of the 3"):
-        load_own_data(folder, (3, 32, 32), 3)
+        load_node_data(folder, (3, 32, 32), 3)
     (folder / "ape").mkdir()  # an empty folder keeps the numbering of the others
-    assert load_own_data(folder, (3, 32, 32), 3).labels.tolist() == [1, 2]
+    assert load_node_data(folder, (3, 32, 32), 3).labels.tolist() == [1, 2]
 
 
 def test_own_parquet_file(tmp_path):
     write_tiny(tmp_path / "mine.parquet", slice(0, 5), image="image")
-    own = load_own_data(tmp_path / "mine.parquet", (3, 32, 32), 10)
+    own = load_node_data(tmp_path / "mine.parquet", (3, 32, 32), 10)
     np.testing.assert_array_equal(own.images.permute(0, 2, 3, 1).numpy(), TINY[:5])
     assert own.labels.tolist() == TINY_LABELS[:5].tolist()
 
 
 def test_own_data_must_exist_and_fit(tmp_path):
     with pytest.raises(DataError, match="there is no folder or Parquet file at"):
-        load_own_data(tmp_path / "nowhere", (1, 28, 28), 10)
+        load_node_data(tmp_path / "nowhere", (1, 28, 28), 10)
     with pytest.raises(DataError, match="has no folders"):
-        load_own_data(tmp_path, (1, 28, 28), 10)
+        load_node_data(tmp_path, (1, 28, 28), 10)
     with pytest.raises(DataError, match="holds classes 11 to 11, allowed are 0 to 9"):
-        load_own_data(own_folder(tmp_path, ["11"]), (1, 28, 28), 10)
+        load_node_data(own_folder(tmp_path, ["11"]), (1, 28, 28), 10)

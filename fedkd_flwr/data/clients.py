@@ -38,7 +38,7 @@ from fedkd_flwr.data.registry import (
 )
 from fedkd_flwr.data.scaling import scaling_of
 from fedkd_flwr.data.settings import DataPlan, DataSettings
-from fedkd_flwr.data.sources import ImageSet, load_images, load_labels, load_own_data
+from fedkd_flwr.data.sources import ImageSet, load_images, load_labels, load_node_data
 from fedkd_flwr.data.splits import read_split, split_client, stratified_order
 from fedkd_flwr.data.storage import share_samples
 from fedkd_flwr.data.warnings import check_scales, warnings_about_data
@@ -341,7 +341,7 @@ def load_client(
     partition_id : int
         Which client, 0..N-1.
     data_path : str
-        A node's own folder of images or Parquet file, as `load_own_data` takes it, in place of
+        A node's own folder of images or Parquet file, as `load_node_data` takes it, in place of
         a share of the data set. It is split by content, so that samples keep their part while
         others come and go (`fedkd_flwr.data.content_split`).
     grouping : Grouping
@@ -378,7 +378,7 @@ def _build_client(
                 f"input-scaling {settings.input_scaling} needs; set input-scaling to {SYMMETRIC}"
             )
         shape, classes = settings.image_shape, settings.num_classes
-        own = load_own_data(data_path, shape, classes, settings.data_format, grouping)
+        own = load_node_data(data_path, shape, classes, settings.data_format, grouping)
         kind = "samples" if grouping == UNGROUPED else "groups"
         parts = parts_by_content(own.keys, settings.client_split, partition_id, own.folders, kind)
     else:

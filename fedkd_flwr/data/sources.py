@@ -276,7 +276,7 @@ class OwnData(ImageSet):
     folders: list[str]
 
 
-def load_own_data(
+def load_node_data(
     path: str | Path,
     shape: Shape,
     classes: int,

@@ -19,7 +19,7 @@ from fedkd_flwr.data.folders import class_names
 from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.data.scaling import scaling_of
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.custom_models import checked_own
+from fedkd_flwr.models.custom_models import checked_custom_model
 from fedkd_flwr.models.darts.genotype import Genotype
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.darts.settings import SupernetSettings
@@ -241,7 +241,7 @@ def load_model(
         if is_estimator(builder):
             return estimator_to_read(builder, math.prod(shape), classes, trusted)
         if builder is not None:
-            return checked_own(builder(shape, classes), card["model"], shape, classes)
+            return checked_custom_model(builder(shape, classes), card["model"], shape, classes)
         return build_model(card["model"], shape, classes, search_space)
 
     model = build()

@@ -40,10 +40,10 @@ def build_custom_model(name: str, shape: Shape, classes: int) -> nn.Module:
     # A user's builder may raise anything.
     except Exception as error:
         raise CustomObjectError(f"{name}({shape}, {classes}) fails: {_told(error)}") from error
-    return checked_own(model, name, shape, classes)
+    return checked_custom_model(model, name, shape, classes)
 
 
-def checked_own(model: object, name: str, shape: Shape, classes: int) -> nn.Module:
+def checked_custom_model(model: object, name: str, shape: Shape, classes: int) -> nn.Module:
     """Return a model with its head marked, after checking that it fits.
 
     Parameters
