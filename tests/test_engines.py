@@ -61,6 +61,14 @@ def test_each_family_gives_the_same_numbers_under_ray(changes, small, tmp_path):
 
 
 @pytest.mark.slow
+def test_forests_beside_networks_give_the_same_numbers_under_ray(small, tmp_path):
+    models = "mlp,sklearn.ensemble:RandomForestClassifier"
+    own = {"models": models, "estimator-options": "RandomForestClassifier = {n_estimators = 5}"}
+    simulated, here, _ = in_both_engines({**small, **own, "strategy": "perfed-ckt"}, tmp_path)
+    assert_same_numbers(simulated, here)
+
+
+@pytest.mark.slow
 def test_custom_code_and_new_clients_give_the_same_numbers_under_ray(small, tmp_path):
     own = {
         "strategy": "examples.own_method:nearest",

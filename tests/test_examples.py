@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import fedkd_flwr
-from examples import own_data, own_fedrep, own_method, own_parquet, own_series
+from examples import own_data, own_fedrep, own_method, own_parquet, own_series, three_silos
 from fedkd_flwr.data.clients import client_indices
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import load_images
@@ -82,3 +82,14 @@ def test_the_comparison_of_the_example_can_be_repeated(small, tmp_path, monkeypa
         comparison = own_method.compare_with_kt_pfl(**{**small, "num-server-rounds": 1})
         assert comparison.groups.keys() == {"local", "kt-pfl", "nearest"}
     assert len(list((tmp_path / "runs").iterdir())) == 6
+
+
+def test_three_silos_with_different_kinds_of_models_learn_together(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    samples, labels = three_silos.tumors()
+    assert samples.shape == (569, 30)
+    assert sorted(set(labels)) == [0, 1]
+    accuracies = three_silos.accuracies("kt-pfl", num_server_rounds=2)
+    kinds = [model.rpartition(":")[2] for model in accuracies]
+    assert kinds == ["RandomForestClassifier", "HistGradientBoostingClassifier", "Perceptron"]
+    assert min(accuracies.values()) > 0.7

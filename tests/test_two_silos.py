@@ -19,9 +19,10 @@ pytestmark = pytest.mark.slow
 
 NEAREST = "examples.own_method:nearest"
 PERCEPTRON = "examples.own_data:Perceptron"
+FOREST = "sklearn.ensemble:RandomForestClassifier"
 POLICY = {
     "allow-methods": f"soft-predictions,persfl,{NEAREST}",
-    "allow-code": "examples",
+    "allow-code": "examples,sklearn",
     "min-class-count": 3,
 }
 
@@ -84,3 +85,16 @@ def test_custom_code_gives_the_numbers_of_one_process(silos, tmp_path):
     np.testing.assert_allclose(
         there.matrices["coefficients"], here.matrices["coefficients"], rtol=1e-5
     )
+
+
+def test_a_forest_on_one_node_gives_the_numbers_of_one_process(silos, tmp_path):
+    options = "RandomForestClassifier = {n_estimators = 5}"
+    own = {"models": f"mlp,{FOREST}", "num-clients": 2, "estimator-options": options}
+    settings = {**fed.SMALL, **own}
+    process = silos.start_run({**settings, "output-dir": str(tmp_path / "run")})
+    there = silos.finished_run(process, tmp_path / "run", 400)
+    here = in_process(settings, tmp_path / "here")
+    models = there.clients.sort_values(["round", "partition_id"])["model"]
+    assert list(models) == ["mlp", FOREST] * 2
+    np.testing.assert_allclose(there.rounds["loss_mean"], here.rounds["loss_mean"], rtol=1e-5)
+    np.testing.assert_allclose(there.rounds["accuracy_mean"], here.rounds["accuracy_mean"])
