@@ -9,6 +9,8 @@ measures run directories and replaces the lines of NAME, such as ``transfer/kt-p
 - ``kinds``: clients that were filled up, of one class, and of several: how many, how often sampled,
   how accurate.
 - ``overlap``: how much of their classes two clients of a cluster share.
+- ``likeness``: a client's mean weight for itself and for another in FedKMA's matrix M, and how the
+  weights of others follow the classes that two clients share.
 - ``statistics``: accuracy of exported models with kept and with fresh batch-normalization
   statistics.
 - ``derived``: accuracy of a search's supernets, and of the network derived from each, trained from
@@ -26,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from runs import maker
+from scipy.stats import spearmanr
 
 from fedkd_flwr import Run, load_model, load_run
 from fedkd_flwr.analysis.genotypes import client_genotypes
@@ -123,15 +126,20 @@ def kinds(run: Run) -> dict[str, float]:
     }
 
 
+def shared_parts(run: Run) -> NDArray[np.float64]:
+    """Return how much of their classes two clients share, (N, N): 1 for equal parts of labels."""
+    parts: NDArray[np.float64] = label_counts(run).to_numpy()
+    parts = parts / parts.sum(axis=1, keepdims=True)
+    return np.minimum(parts[:, None], parts[None]).sum(axis=2)
+
+
 def overlap(run: Run) -> dict[str, float]:
     """Return the classes that two clients share: of one cluster, of two, and of the nearest pair.
 
     Two clients share the sum over classes of the smaller of their parts: 1 where labels are
     distributed alike, 0 where no class is common. Means are over rounds and pairs.
     """
-    parts: NDArray[np.float64] = label_counts(run).to_numpy()
-    parts = parts / parts.sum(axis=1, keepdims=True)
-    shared = np.minimum(parts[:, None], parts[None]).sum(axis=2)
+    shared = shared_parts(run)
     others = ~np.eye(len(shared), dtype=bool)
     clusters = run.matrices["clusters"]
     present = (clusters >= 0)[:, :, None] & (clusters >= 0)[:, None] & others
@@ -141,6 +149,20 @@ def overlap(run: Run) -> dict[str, float]:
         "in one cluster": round(float(everywhere[present & together].mean()), 4),
         "in two": round(float(everywhere[present & ~together].mean()), 4),
         "its most alike": round(float(np.where(others, shared, 0).max(axis=1).mean()), 4),
+    }
+
+
+def likeness(run: Run) -> dict[str, float]:
+    """Return M's mean weights after the last round, and the rank correlation over pairs.
+
+    The correlation is between the weight of another client and the classes that both share.
+    """
+    matrix, shared = run.matrices["sharing"][-1], shared_parts(run)
+    others = ~np.eye(len(shared), dtype=bool)
+    return {
+        "itself": round(float(matrix.diagonal().mean()), 4),
+        "another": round(float(matrix[others].mean()), 4),
+        "correlation": round(float(spearmanr(matrix[others], shared[others]).statistic), 4),
     }
 
 
@@ -211,6 +233,7 @@ KINDS = {
     "weights": weights,
     "kinds": kinds,
     "overlap": overlap,
+    "likeness": likeness,
     "statistics": statistics,
     "derived": derived,
     "pairs": pairs,
