@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
 import typer
+from markdown.extensions import toc
 
 import fedkd_flwr
 from fedkd_flwr.cli import app
@@ -96,9 +98,28 @@ def test_every_package_is_in_the_table_of_the_architecture():
     assert {name for name in packages if f"{name}/`" not in table} == set()
 
 
-def test_links_of_the_readme_lead_somewhere():
-    targets = LINK.findall((ROOT / "README.md").read_text())
-    assert [t for t in targets if "://" not in t and not (ROOT / t.split("#")[0]).exists()] == []
+@cache
+def anchors(page):
+    """Return the names of a page's headings, as the site gives them to links."""
+    names: set[str] = set()
+    for heading in re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE):
+        toc.unique(toc.slugify(heading.replace("`", ""), "-"), names)
+    return names
+
+
+def broken_links(page):
+    for target in LINK.findall(page.read_text()):
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+            yield f"{page.relative_to(ROOT)}: {target}"
+
+
+def test_links_lead_to_files_and_headings():
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    assert [link for page in pages for link in broken_links(page)] == []
 
 
 @pytest.mark.slow
