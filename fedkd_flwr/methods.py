@@ -94,6 +94,7 @@ METHODS: dict[str, Method] = {
     "fedtgp": _built_in("fedtgp:FedTGP", "fedproto:FedProtoClient"),
     "scaffold": _built_in("scaffold:Scaffold", "scaffold:ScaffoldClient"),
     "fedntd": _built_in("fedntd:FedNTD", "fedntd:FedNTDClient"),
+    "moon": _built_in("moon:MOON", "moon:MOONClient"),
     "per-fedavg": _built_in("per_fedavg:PerFedAvg", "per_fedavg:PerFedAvgClient"),
     "pfedme": _built_in("pfedme:PFedMe", "pfedme:PFedMeClient"),
     "ditto": _built_in("ditto:Ditto", "ditto:DittoClient"),

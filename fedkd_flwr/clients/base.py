@@ -23,10 +23,10 @@ from fedkd_flwr.clients.serving import ServingClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.data.clients import ClientData, load_client, public_samples
 from fedkd_flwr.models.build import num_parameters
-from fedkd_flwr.models.features import fold_into
+from fedkd_flwr.models.features import FeatureExtractor, fold_into
 from fedkd_flwr.models.model_pool import Architecture, borrow, common_weights, give_back
 from fedkd_flwr.models.vectors import fill_model
-from fedkd_flwr.training.jobs import Steps, TrainJob
+from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob
 from fedkd_flwr.training.loop import (
     Batch,
     Loss,
@@ -285,6 +285,12 @@ class PersonalClient(ServingClient):
         mean_loss: float = yield TrainJob(model, loss, optimizer, batches, gradients)
         self.memory.save_optimizer("optimizer", optimizer, without=replaced)
         return mean_loss
+
+    @yields_jobs
+    def features(self) -> Steps[Tensor]:
+        """Return the features of the training samples by `model`, shape (D_n, d)."""
+        answer: Tensor = yield PredictJob(FeatureExtractor(self.model), self.data.train_images)
+        return answer
 
     @property
     def fine_tune_epochs(self) -> int:

@@ -12,11 +12,9 @@ from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient
 from fedkd_flwr.clients.policy import NodePolicy
-from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.models.features import FeatureExtractor, common_width
+from fedkd_flwr.models.features import common_width
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.models.model_pool import Architecture
-from fedkd_flwr.training.jobs import PredictJob, Steps
 from strategies.prototypes import CLASS_COUNTS, CLASS_MEANS, HEAD_BIAS, HEAD_WEIGHT
 
 
@@ -91,12 +89,6 @@ class CommonWidthClient(ClassMeanClient):
         width = self.settings.feature_width
         width = width or common_width(self.run.models, plain.shape, plain.classes)
         return replace(plain, feature_width=width)
-
-    @yields_jobs
-    def features(self) -> Steps[Tensor]:
-        """Return the features of the training samples, shape (D_n, d)."""
-        answer: Tensor = yield PredictJob(FeatureExtractor(self.model), self.data.train_images)
-        return answer
 
     @property
     def evaluated_head(self) -> nn.Linear:

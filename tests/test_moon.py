@@ -1,0 +1,129 @@
+"""MOON (Li et al. 2021): the contrast between three models' features, and its limits."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import breaking, replacing, run_with
+from torch.nn import functional
+from two_clients import (
+    CHANGES,
+    LAYERS,
+    assert_same_models,
+    returned_weights,
+    sizes_of,
+    training_data,
+    witnessed,
+)
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.runs import read_checkpoint
+
+MU, TAU = 2.0, 0.4
+
+
+@pytest.fixture
+def small(small):
+    own = {"strategy": "moon", "moon.mu": MU, "moon.temperature": TAU}
+    return {**small, **CHANGES, **own}
+
+
+def features_and_logits(weights, images):
+    parts = torch.split(weights, [int(np.prod(shape)) for shape in LAYERS])
+    w1, b1, w2, b2 = (part.view(shape) for part, shape in zip(parts, LAYERS, strict=True))
+    hidden = torch.relu(images @ w1.T + b1)
+    return hidden, hidden @ w2.T + b2
+
+
+def cosine(first, second):
+    return (first * second).sum(dim=1) / (first.norm(dim=1) * second.norm(dim=1))
+
+
+def by_hand(start, previous, images, labels, steps=3, rate=0.2):
+    """Return the weights after a round; all weights are flat arrays."""
+    start, previous = (torch.from_numpy(np.array(weights)) for weights in (start, previous))
+    received, old = (features_and_logits(weights, images)[0] for weights in (start, previous))
+    weights = start.clone()
+    for _ in range(steps):
+        weights.requires_grad_()
+        own, logits = features_and_logits(weights, images)
+        near, far = (cosine(own, other).div(TAU).exp() for other in (received, old))
+        contrast = -(near / (near + far)).log().mean()
+        loss = functional.cross_entropy(logits, labels) + MU * contrast
+        (step,) = torch.autograd.grad(loss, weights)
+        weights = weights.detach() - rate * step
+    return weights.numpy()
+
+
+@pytest.mark.parametrize("cohort", ["off", "on"])
+def test_two_rounds_by_hand(cohort, small, tmp_path):
+    """In the second round the previous model is that of the end of the first one."""
+    run, _ = witnessed(small, tmp_path / "run", cohort=cohort)
+    shares = sizes_of(small) / sizes_of(small).sum()
+    back, previous = returned_weights(run), [run.down[1, "train", n]["weights"] for n in (0, 1)]
+    for t in (1, 2):
+        sent = run.down[t, "train", 0]["weights"]
+        ends = [by_hand(sent, previous[n], *training_data(small, n)) for n in (0, 1)]
+        for n in (0, 1):
+            np.testing.assert_allclose(back[t, n], ends[n], atol=5e-6)
+        evaluated = run.down[t, "evaluate", 0]["weights"]
+        np.testing.assert_allclose(evaluated, shares @ ends, atol=5e-6)
+        previous = ends
+
+
+def test_the_first_round_is_fedavg_and_the_second_is_not(small, tmp_path):
+    """With equal models on both sides of the contrast, its gradient is zero."""
+    moon, _ = witnessed(small, tmp_path / "moon")
+    fedavg, _ = witnessed({**small, "strategy": "fedavg"}, tmp_path / "fedavg")
+    ours, theirs = returned_weights(moon), returned_weights(fedavg)
+    for n in (0, 1):
+        np.testing.assert_allclose(ours[1, n], theirs[1, n], atol=1e-6)
+        assert np.abs(ours[2, n] - theirs[2, n]).max() > 1e-4
+
+
+def test_batches_meet_the_features_of_their_own_samples(small, tmp_path):
+    """In small batches the contrast of the received model with itself is known."""
+    small |= {"batch-size": 7, "local-epochs": 1, "num-server-rounds": 1, "learning-rate": 1e-7}
+    _, without = witnessed(small, tmp_path / "without", **{"moon.mu": 0.0})
+    _, held = witnessed({**small, "initial-weights": "own"}, tmp_path / "held")
+    # A contrast with wrong samples would be near log 2. Client 0 has the common initial network.
+    gap = held.clients["train_loss"] - without.clients["train_loss"]
+    assert gap[0] == pytest.approx(MU * np.log(2), abs=1e-4)
+    assert gap[1] < 0.5 * MU * np.log(2)
+
+
+def test_with_mu_0_it_is_fedavg_bit_for_bit(small, tmp_path):
+    small |= {"batch-size": 20, "momentum": 0.9, "learning-rate": 0.02}
+    one, _ = witnessed(small, tmp_path / "one", **{"moon.mu": 0.0})
+    other, _ = witnessed({**small, "strategy": "fedavg"}, tmp_path / "other")
+    assert_same_models(one, other)
+
+
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
+    """The client keeps its previous model."""
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    assert set(read_checkpoint(tmp_path / "run").state) == {"model/weights"}
+    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
+
+
+def test_a_model_that_is_not_finite_is_refused(small, tmp_path):
+    weights = np.full(79510, np.nan, np.float32)
+    run, _ = run_with(breaking(replacing(weights=weights)), small, tmp_path / "run")
+    assert list(run.rounds["failures"]) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"moon.mu": -1}, "moon.mu = -1: it should be greater than or equal to 0"),
+        ({"moon.temperature": 0}, "moon.temperature = 0: it should be greater than 0"),
+        ({"models": "mlp,lenet"}, "moon averages parameters and needs one architecture"),
+        ({"dp-sgd-noise-multiplier": 1.0}, "moon uses training samples outside of plain local"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)
