@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from columns import COLUMNS, REFERENCE, Result, heading, in_points, results, with_spread
 from measurements import read_measurements
-from runs import UNRECORDED, maker, set_names
+from runs import UNRECORDED, PublishedRun, maker, set_names
 
 from fedkd_flwr.analysis.columns import COLUMNS as COMPARED
 from fedkd_flwr.analysis.columns import in_bytes
@@ -299,6 +299,40 @@ def _effects_of_set(name: str) -> dict[str, Effect]:
 def _bold(effect: Effect) -> str:
     mean = in_points([effect.gain])
     return mean if effect.outcome == "not shown" else f"**{mean}**"
+
+
+def by_model(*words: str) -> str:
+    """Return one row per architecture and method: the mean over the clients that have it.
+
+    Parameters
+    ----------
+    *words : str
+        The name of a set whose models are assigned in turn.
+    """
+    (name,), _, _ = _parted(words)
+    found = [result for result in results(name) if result.local and result.strategy != REFERENCE]
+    rows, groups = [], {}
+    for model in dict.fromkeys(found[0].value("models").split(",")):
+        for strategy in dict.fromkeys(result.strategy for result in found):
+            own = [result for result in found if result.strategy == strategy]
+            alone = [_accuracy_of(model, result.local) for result in own]
+            reached = [_accuracy_of(model, result.run) for result in own]
+            gained = np.subtract(reached, alone).tolist()
+            effect = effects_of({(strategy,): gained})[strategy,]
+            shares = [with_spread(100 * np.array(part)) for part in (alone, reached)]
+            cells = [f"`{model.rpartition(':')[2]}`", f"`{strategy}`", *shares]
+            rows.append([*cells, _gain(effect), in_points(gained)])
+            groups[strategy,] = own
+    headings = ["model", "method", "`local`", "accuracy", "over local, points (95%):"]
+    text = markdown([*headings, "gain over `local`, by seed"], rows)
+    return f"{text}\n{caption(groups, {}, has_verdicts=False)}\n"
+
+
+def _accuracy_of(model: str, run: PublishedRun) -> float:
+    """Return the mean accuracy of the clients with an architecture, after the last round."""
+    models = str(run.settings["models"]).split(",")
+    accuracies = run.kept["accuracy_of_clients"]
+    return float(np.mean(accuracies[models.index(model) :: len(models)]))
 
 
 def measured(*words: str) -> str:
