@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from columns import REFERENCE, Result, chosen_gains, in_points, results
+from columns import REFERENCE, Result, accuracy_with, chosen_gains, in_points, results
 from measurements import read_measurements
 from runs import set_names
 
@@ -54,7 +54,17 @@ def gains(name: str, method: str, over: str = "") -> str:
 
 def interval(name: str, method: str, over: str = "") -> str:
     """Return the mean gain in points with its 95% interval, by paired t over seeds."""
-    (effect,) = effects_of({method: _gains(name, method, over)}).values()
+    return _interval(_gains(name, method, over))
+
+
+def interval_with(name: str, method: str, model: str, first_seed: str) -> str:
+    """Return the interval over `local` for the clients with a model, in seeds from one on."""
+    found = [r for r in of_method(name, method) if r.local and r.seed >= int(first_seed)]
+    return _interval([accuracy_with(model, r.run) - accuracy_with(model, r.local) for r in found])
+
+
+def _interval(gains: list[float]) -> str:
+    (effect,) = effects_of({"gains": gains}).values()
     low, high = in_points([effect.low]), in_points([effect.high])
     return f"{in_points([effect.gain])} ({low} to {high})"
 

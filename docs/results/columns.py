@@ -91,6 +91,13 @@ def at(run: PublishedRun, server_round: int) -> float:
     return run.accuracies[rounds.index(min(server_round, rounds[-1]))]
 
 
+def accuracy_with(model: str, run: PublishedRun) -> float:
+    """Return the mean accuracy of the clients with an architecture, after the last round."""
+    models = str(run.settings["models"]).split(",")
+    accuracies = run.kept["accuracy_of_clients"]
+    return float(np.mean(accuracies[models.index(model) :: len(models)]))
+
+
 def reference(run: PublishedRun, runs: list[PublishedRun]) -> PublishedRun | None:
     """Return the run of `local` with the same seed that shares most of a run's settings."""
 

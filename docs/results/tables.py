@@ -11,9 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from columns import COLUMNS, REFERENCE, Result, heading, in_points, results, with_spread
+from columns import (
+    COLUMNS,
+    REFERENCE,
+    Result,
+    accuracy_with,
+    heading,
+    in_points,
+    results,
+    with_spread,
+)
 from measurements import read_measurements
-from runs import UNRECORDED, PublishedRun, maker, set_names
+from runs import UNRECORDED, maker, set_names
 
 from fedkd_flwr.analysis.columns import COLUMNS as COMPARED
 from fedkd_flwr.analysis.columns import in_bytes
@@ -315,8 +324,8 @@ def by_model(*words: str) -> str:
     for model in dict.fromkeys(found[0].value("models").split(",")):
         for strategy in dict.fromkeys(result.strategy for result in found):
             own = [result for result in found if result.strategy == strategy]
-            alone = [_accuracy_of(model, result.local) for result in own]
-            reached = [_accuracy_of(model, result.run) for result in own]
+            alone = [accuracy_with(model, result.local) for result in own]
+            reached = [accuracy_with(model, result.run) for result in own]
             gained = np.subtract(reached, alone).tolist()
             effect = effects_of({(strategy,): gained})[strategy,]
             shares = [with_spread(100 * np.array(part)) for part in (alone, reached)]
@@ -326,13 +335,6 @@ def by_model(*words: str) -> str:
     headings = ["model", "method", "`local`", "accuracy", "over local, points (95%):"]
     text = markdown([*headings, "gain over `local`, by seed"], rows)
     return f"{text}\n{caption(groups, {}, has_verdicts=False)}\n"
-
-
-def _accuracy_of(model: str, run: PublishedRun) -> float:
-    """Return the mean accuracy of the clients with an architecture, after the last round."""
-    models = str(run.settings["models"]).split(",")
-    accuracies = run.kept["accuracy_of_clients"]
-    return float(np.mean(accuracies[models.index(model) :: len(models)]))
 
 
 def measured(*words: str) -> str:
