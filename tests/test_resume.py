@@ -59,7 +59,7 @@ def interrupted(settings, folder, at_round, at_client):
 
 @pytest.mark.parametrize("strategy", METHODS)
 def test_a_resumed_run_equals_an_uninterrupted_one(strategy, small, tmp_path):
-    settings = settings_for(strategy, small)
+    settings = {**settings_for(strategy, small), "num-server-rounds": 3}
     model_pool.clear()
     whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
     interrupted(settings, tmp_path / "cut", at_round=3, at_client=2)

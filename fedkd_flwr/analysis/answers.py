@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedkd_flwr.analysis.evaluations import last_evaluations
 from fedkd_flwr.runs import Run
 from fedkd_flwr.runs.reading import damaged
 from strategies.core.answers import ANSWERS, from_text, unpacked
@@ -21,7 +20,7 @@ def answers_of(run: Run) -> Answers:
     DamagedRunError
         If they cannot be read, or do not have the number of right ones that the counts say.
     """
-    rows = last_evaluations(run)
+    rows = run.last_evaluations
     if not {ANSWERS, "correct", "total"} <= set(rows):
         return {}
     answers: Answers = {}

@@ -6,16 +6,6 @@ from fedkd_flwr.runs import Run
 from strategies.core.new_clients import NEW_CLIENTS
 
 
-def last_evaluations(run: Run) -> pd.DataFrame:
-    """Return the clients' rows at the last evaluated round, by partition-id."""
-    clients = run.clients
-    if "accuracy" not in clients or not (run.summary or {}).get("last_round"):
-        return pd.DataFrame({"accuracy": pd.Series(dtype=float)})
-    last_round = (run.summary or {})["last_round"]["round"]
-    last = clients[(clients["round"] == last_round) & clients["accuracy"].notna()]
-    return last.set_index("partition_id").sort_index()
-
-
 def class_accuracies(run: Run) -> pd.DataFrame:
     """Return each client's accuracy by class at the last evaluated round.
 
@@ -25,7 +15,7 @@ def class_accuracies(run: Run) -> pd.DataFrame:
         One row per client, one column per class that some test split has, NaN for classes that the
         client's own has not; no columns unless the run has ``measures = classes``.
     """
-    rows = last_evaluations(run)
+    rows = run.last_evaluations
     totals = rows.filter(regex=r"^class_\d+_total$")
     counted = sorted(int(str(name).split("_")[1]) for name in totals)
     return pd.DataFrame({k: rows[f"class_{k}_correct"] / rows[f"class_{k}_total"] for k in counted})
@@ -33,7 +23,7 @@ def class_accuracies(run: Run) -> pd.DataFrame:
 
 def client_accuracies(run: Run) -> pd.Series:
     """Return the clients' accuracies at the last evaluated round, by partition-id."""
-    accuracies: pd.Series = last_evaluations(run)["accuracy"]
+    accuracies: pd.Series = run.last_evaluations["accuracy"]
     return accuracies
 
 
@@ -47,6 +37,6 @@ def new_client_accuracies(run: Run) -> pd.Series:
 
 def client_test_images(run: Run) -> pd.Series:
     """Return the sizes of the clients' test splits, by partition-id; empty where not recorded."""
-    rows = last_evaluations(run)
+    rows = run.last_evaluations
     images: pd.Series = rows["total"] if "total" in rows else pd.Series(dtype=float)
     return images

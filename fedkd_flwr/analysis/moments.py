@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from fedkd_flwr.analysis.evaluations import last_evaluations
 from fedkd_flwr.analysis.groups import Groups
 from fedkd_flwr.runs import Run
 from fedkd_flwr.runs.summary import summarize
@@ -53,7 +52,7 @@ def at_best_moments(groups: Groups) -> dict[str, list[Run]]:
 
 def second_moment(runs: list[Run]) -> str:
     """Return the second moment that all evaluated clients of some runs have; empty for none."""
-    last = pd.concat([last_evaluations(run) for run in runs])
+    last = pd.concat([run.last_evaluations for run in runs])
     return next(
         (
             moment
@@ -97,4 +96,4 @@ def _at(moment: str, row: Mapping[str, Any]) -> dict[str, Any]:
 def _validation(runs: list[Run], prefix: str = "") -> float:
     """Return the mean validation accuracy over runs and clients after the last round."""
     name = f"{prefix}validation_accuracy"
-    return float(pd.Series([last_evaluations(run)[name].mean() for run in runs]).mean())
+    return float(pd.Series([run.last_evaluations[name].mean() for run in runs]).mean())

@@ -8,7 +8,6 @@ import pandas as pd
 
 from fedkd_flwr.analysis.evaluations import (
     client_accuracies,
-    last_evaluations,
     new_client_accuracies,
 )
 from fedkd_flwr.analysis.groups import Groups, by_strategy, each_run
@@ -163,7 +162,7 @@ def _ending(name: str) -> str:
 
 def _notes_on_classes(runs: Iterable[Run]) -> list[str]:
     """Note where accuracy on classes that a client does not hold is undefined."""
-    evaluations = [last_evaluations(run) for run in runs]
+    evaluations = [run.last_evaluations for run in runs]
     measured = [rows for rows in evaluations if "held_total" in rows]
     if not measured or any((rows["held_total"] < rows["total"]).any() for rows in measured):
         return []

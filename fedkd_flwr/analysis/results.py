@@ -11,7 +11,6 @@ from fedkd_flwr.analysis.answers import lost_and_won
 from fedkd_flwr.analysis.evaluations import (
     client_accuracies,
     client_test_images,
-    last_evaluations,
     new_client_accuracies,
 )
 from fedkd_flwr.analysis.groups import Groups, each_run
@@ -177,7 +176,7 @@ def _spread_over_clients(accuracies: pd.Series) -> dict[str, float]:
 
 def _at_second_moments(run: Run) -> dict[str, float]:
     """Return mean accuracies at another moment, where all clients of the evaluation have one."""
-    rows = last_evaluations(run)
+    rows = run.last_evaluations
     return {
         name: float(rows[name].mean()) if name in rows and rows[name].notna().all() else math.nan
         for name in AT_SECOND_MOMENTS
@@ -186,7 +185,7 @@ def _at_second_moments(run: Run) -> dict[str, float]:
 
 def _means_over_clients(run: Run) -> dict[str, float]:
     """Return the means over clients of what the last evaluation measured."""
-    rows = last_evaluations(run)
+    rows = run.last_evaluations
     return {name: float(rows[name].mean()) if name in rows else math.nan for name in MEANS}
 
 

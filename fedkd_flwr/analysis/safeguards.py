@@ -4,7 +4,6 @@ import math
 
 import pandas as pd
 
-from fedkd_flwr.analysis.evaluations import last_evaluations
 from fedkd_flwr.analysis.harm import mcnemar, shown_by_false_discovery_rate
 from fedkd_flwr.runs import Run
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
@@ -29,7 +28,7 @@ def safeguarded(run: Run) -> pd.DataFrame:
         and the images that only the private model gets right, or only what it is compared with:
         the deployed prediction, and the method's model alone. NaN where a run has none.
     """
-    rows = last_evaluations(run)
+    rows = run.last_evaluations
     if SAFEGUARD_COLUMNS[0] not in rows:
         return pd.DataFrame(math.nan, index=rows.index, columns=list(OF_CLIENTS))
     found = rows.reindex(columns=[*SAFEGUARD_COLUMNS, "safeguarded_lost", "method_lost"])

@@ -9,7 +9,7 @@ import pandas as pd
 from fedkd_flwr.analysis.columns import points
 from fedkd_flwr.analysis.effects import effects_on_clients
 from fedkd_flwr.analysis.evaluations import new_client_accuracies
-from fedkd_flwr.analysis.groups import Groups
+from fedkd_flwr.analysis.groups import Groups, each_run
 from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.results import client_results
 from fedkd_flwr.analysis.significance import (
@@ -19,6 +19,7 @@ from fedkd_flwr.analysis.significance import (
     Effect,
     Outcome,
 )
+from strategies.core.new_clients import NEW_CLIENTS
 
 
 def verdicts(effects: Mapping[str, Effect], clients: pd.DataFrame, against: str) -> list[str]:
@@ -57,6 +58,8 @@ def verdicts_on_new_clients(
     references : References
         What each run is compared with.
     """
+    if not any(NEW_CLIENTS in run.further_rows for _, run in each_run(groups)):
+        return []
     clients = client_results(groups, references, new_client_accuracies)
     effects = effects_on_clients(clients, labels)
     found = verdicts(effects, clients, references.against)

@@ -133,6 +133,18 @@ class Run:
         return pd.DataFrame(self.client_rows)
 
     @cached_property
+    def last_evaluations(self) -> "pd.DataFrame":
+        """The clients' rows at the last evaluated round of a finished run, by partition-id."""
+        import pandas as pd
+
+        clients, last_round = self.clients, (self.summary or {}).get("last_round")
+        if "accuracy" not in clients or not last_round:
+            return pd.DataFrame({"accuracy": pd.Series(dtype=float)})
+        is_last = clients["round"] == last_round["round"]
+        last = clients[is_last & clients["accuracy"].notna()]
+        return last.set_index("partition_id").sort_index()
+
+    @cached_property
     def matrices(self) -> dict[str, NDArray[Any]]:
         """The method's matrices by name, shape (rounds, ...).
 
