@@ -31,7 +31,12 @@ DAMAGES = {
 
 def forget():
     """Be a process that has loaded nothing yet."""
-    for known in (sources._load_images, sources._load_labels, sources._path_in_cache):
+    for known in (
+        sources._load_images,
+        sources._load_labels,
+        sources.count_classes,
+        sources._path_in_cache,
+    ):
         known.cache_clear()
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as draw
 
 from fedkd_flwr.data import scaling as scaling_module
 from fedkd_flwr.data import sources as sources_module
+from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.data.clients import (
-    ClientData,
     check_data,
     client_indices,
     load_client,

@@ -63,7 +63,12 @@ def softmax_net(shape, classes):
 def fresh():
     """Each test calls the functions for the first time."""
     CALLS.clear()
-    for cache in (sources._load_images, sources._load_labels, warnings_module._is_repeatable):
+    for cache in (
+        sources._load_images,
+        sources._load_labels,
+        sources.count_classes,
+        warnings_module._is_repeatable,
+    ):
         cache.cache_clear()
     yield
     HELD.clear()

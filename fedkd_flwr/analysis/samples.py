@@ -3,7 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from fedkd_flwr.data.clients import ClientData, client_indices, load_client
+from fedkd_flwr.data.client_data import ClientData
+from fedkd_flwr.data.clients import client_indices, load_client
 from fedkd_flwr.data.sources import load_labels
 from fedkd_flwr.runs import Run, recorded_config
 

@@ -21,7 +21,8 @@ from fedkd_flwr.clients.reply import Training as Training
 from fedkd_flwr.clients.reply import TrainReply as TrainReply
 from fedkd_flwr.clients.serving import ServingClient
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.data.clients import ClientData, load_client, public_samples
+from fedkd_flwr.data.client_data import ClientData
+from fedkd_flwr.data.clients import load_client, public_samples
 from fedkd_flwr.models.build import num_parameters
 from fedkd_flwr.models.features import FeatureExtractor, fold_into
 from fedkd_flwr.models.model_pool import Architecture, borrow, common_weights, give_back
@@ -113,7 +114,8 @@ class PersonalClient(ServingClient):
         """
         node = self.node
         data = load_client(self.run.data_plan, self.partition_id, node.data_path, node.grouping)
-        self.policy.check_data(len(data.train_labels), len(data.test_labels), data.in_public)
+        train, _, test = data.sizes
+        self.policy.check_data(train, test, data.in_public)
         return data
 
     @cached_property
@@ -198,7 +200,7 @@ class PersonalClient(ServingClient):
     @property
     def num_examples(self) -> int:
         """D_n, the number of private training samples."""
-        return len(self.data.train_labels)
+        return self.data.sizes[0]
 
     def generator(self, purpose: str, server_round: int) -> np.random.Generator:
         """Return the client's generator for one purpose in one round."""

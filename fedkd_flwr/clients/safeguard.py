@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedkd_flwr.clients.request import TRAIN
 from fedkd_flwr.config import RunConfig
-from fedkd_flwr.data.clients import ClientData
+from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.memory import Memory
 from fedkd_flwr.methods import find_method
 from fedkd_flwr.training.blending import ONLY_PRIVATE, RULES, BlendedModel

@@ -28,7 +28,7 @@ from fedkd_flwr.clients.request import TRAIN, Request
 from fedkd_flwr.clients.safeguard import ALONE, Safeguard
 from fedkd_flwr.clients.steps import StepsCall, checked, yields_jobs
 from fedkd_flwr.config import RunConfig
-from fedkd_flwr.data.clients import ClientData
+from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.export import keep_only_best, model_card, round_folder, save_personalized_model
 from fedkd_flwr.memory import (
     InProcessContext,

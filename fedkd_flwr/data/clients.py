@@ -10,10 +10,10 @@ from logging import WARNING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
+from fedkd_flwr.data.client_data import ClientData, Indices, Parts
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, parts_by_content
 from fedkd_flwr.data.custom_partition import call_for_partition
 from fedkd_flwr.data.partitioners import partition_indices
@@ -34,7 +34,6 @@ from fedkd_flwr.data.registry import (
     NO_PUBLIC_SET,
     SYMMETRIC,
     DataError,
-    Shape,
 )
 from fedkd_flwr.data.scaling import scaling_of
 from fedkd_flwr.data.settings import DataPlan, DataSettings
@@ -55,54 +54,8 @@ PLANS_KEPT = 2
 """Data plans whose tensors a process keeps; more would fill the device in a sweep."""
 
 
-@dataclass(frozen=True, eq=False)
-class ClientData:
-    """The private data of one client and the public pool, on the device.
-
-    Attributes
-    ----------
-    train_images, validation_images, test_images : Tensor
-        Shape (samples, channels, height, width), float32 as `scaling_of` makes them;
-        own data may have any shape.
-    train_labels, validation_labels, test_labels : Tensor
-        Shape (samples,), int64.
-    public_images : Tensor
-        Shape (pool, channels, height, width), float32: the public pool, which has no labels.
-    classes : int
-        K, the number of classes of the data set.
-    in_public : int
-        Number of samples of a node's own data that the public pool holds too, by content.
-    """
-
-    train_images: Tensor
-    train_labels: Tensor
-    validation_images: Tensor
-    validation_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
-    public_images: Tensor
-    classes: int
-    in_public: int = 0
-
-    @property
-    def shape(self) -> Shape:
-        """Of a sample: channels, height and width of an image."""
-        return tuple(self.train_images.shape[1:])
-
-    def described(self) -> str:
-        """Return how many samples each part has."""
-        parts = self.train_labels, self.validation_labels, self.test_labels
-        train, validation, test = map(len, parts)
-        return f"{train} samples to train, {validation} to validate, {test} to test"
-
-    @property
-    def class_counts(self) -> Tensor:
-        """Training samples of each class, shape (K,), int64."""
-        return torch.bincount(self.train_labels, minlength=self.classes)
-
-
 @functools.lru_cache(maxsize=PLANS_KEPT)
-def _split_pool(plan: DataPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _split_pool(plan: DataPlan) -> tuple[Indices, Indices]:
     """Return the private and the held-out positions in the data set."""
     settings = plan.settings
     labels = load_labels(settings.dataset, settings.data_root, settings.data_format)
@@ -117,7 +70,7 @@ def _split_pool(plan: DataPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 @functools.lru_cache(maxsize=PLANS_KEPT)
-def client_indices(plan: DataPlan) -> list[NDArray[np.int64]]:
+def client_indices(plan: DataPlan) -> list[Indices]:
     """Return the positions of each client's samples in the data set, from labels alone.
 
     Parameters
@@ -155,13 +108,23 @@ def client_indices(plan: DataPlan) -> list[NDArray[np.int64]]:
     return [private[share] for share in shares]
 
 
-def _client_parts(
-    plan: DataPlan, partition_id: int, labels: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the positions of a client's train, validation and test samples, of classes (n,)."""
-    settings, own = plan.settings, client_indices(plan)[partition_id]
-    is_test = np.isin(own, test_positions(settings))
-    return split_client(labels, settings.client_split, plan.seed, partition_id, is_test)
+def client_parts(plan: DataPlan, partition_id: int) -> Parts:
+    """Return the positions of a client's train, validation and test samples in the data set.
+
+    Raises
+    ------
+    DataError
+        If the data set is missing, or cannot be split as asked.
+    """
+    known = _loaded(plan).parts
+    if partition_id not in known:
+        settings, own = plan.settings, client_indices(plan)[partition_id]
+        labels = load_labels(settings.dataset, settings.data_root, settings.data_format)[own]
+        is_test = np.isin(own, test_positions(settings))
+        parts = split_client(labels, settings.client_split, plan.seed, partition_id, is_test)
+        train, validation, test = (own[part] for part in parts)
+        known[partition_id] = train, validation, test
+    return known[partition_id]
 
 
 def load_private(settings: DataSettings) -> ImageSet:
@@ -205,7 +168,7 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
     labels = load_labels(settings.dataset, settings.data_root, settings.data_format)
     most = 0
     for partition_id, indices in enumerate(client_indices(plan)):
-        _client_parts(plan, partition_id, labels[indices])
+        client_parts(plan, partition_id)
         most = max(most, int(np.bincount(labels[indices]).max()))
     if settings.partition in FIXED_NUMBERS and most < settings.samples_per_class:
         asked = settings.samples_per_class
@@ -245,9 +208,10 @@ def _require_other_dataset(settings: DataSettings) -> None:
 
 @dataclass(eq=False)
 class _Loaded:
-    """The tensors that a process has built for one `DataPlan`, kept and dropped together."""
+    """What a process has built for one `DataPlan`, kept and dropped together."""
 
     plan: DataPlan
+    parts: dict[int, Parts] = field(default_factory=dict)
     clients: dict[tuple[int, str, Grouping], ClientData] = field(default_factory=dict)
     kept: int = 0
 
@@ -356,11 +320,9 @@ def load_client(
     if key in loaded.clients:
         return loaded.clients[key]
     data = _build_client(plan, *key)
-    images = data.train_images, data.validation_images, data.test_images
-    size = sum(part.nbytes for part in images)
-    if loaded.kept + size <= BYTES_KEPT:
+    if loaded.kept + data.nbytes <= BYTES_KEPT:
         loaded.clients[key] = data
-        loaded.kept += size
+        loaded.kept += data.nbytes
     return data
 
 
@@ -370,30 +332,19 @@ def _build_client(
     settings = plan.settings
     if not 0 <= partition_id < plan.num_clients:
         raise DataError(f"there is no client {partition_id} among {plan.num_clients}")
-    own: ImageSet
-    if data_path:
-        if settings.input_scaling != SYMMETRIC:
-            raise DataError(
-                "a node with its own data does not know the statistics of the pooled data that "
-                f"input-scaling {settings.input_scaling} needs; set input-scaling to {SYMMETRIC}"
-            )
-        shape, classes = settings.image_shape, settings.num_classes
-        own = load_node_data(data_path, shape, classes, settings.data_format, grouping)
-        kind = "samples" if grouping == UNGROUPED else "groups"
-        parts = parts_by_content(own.keys, settings.client_split, partition_id, own.folders, kind)
-    else:
-        everything = load_private(settings)
-        share = torch.from_numpy(client_indices(plan)[partition_id])
-        own = ImageSet(everything.images[share], everything.labels[share], settings.num_classes)
-        parts = _client_parts(plan, partition_id, own.labels.numpy())
-    scaled = scaling_of(settings)
-    train, validation, test = (
-        (
-            scaled(own.images[positions]).to(plan.device),
-            own.labels[positions].to(plan.device),
+    scaling, public = scaling_of(settings), public_pool(plan)
+    device, classes = plan.device, settings.num_classes
+    if not data_path:
+        everything, positions = load_private(settings), client_parts(plan, partition_id)
+        return ClientData(everything, positions, scaling, device, public, classes)
+    if settings.input_scaling != SYMMETRIC:
+        raise DataError(
+            "a node with its own data does not know the statistics of the pooled data that "
+            f"input-scaling {settings.input_scaling} needs; set input-scaling to {SYMMETRIC}"
         )
-        for positions in map(torch.from_numpy, parts)
-    )
-    public = public_pool(plan)
-    in_public = number_in_common(public, scaled(own.images)) if data_path else 0
-    return ClientData(*train, *validation, *test, public, own.classes, in_public)
+    shape = settings.image_shape
+    own = load_node_data(data_path, shape, classes, settings.data_format, grouping)
+    kind = "samples" if grouping == UNGROUPED else "groups"
+    positions = parts_by_content(own.keys, settings.client_split, partition_id, own.folders, kind)
+    in_public = number_in_common(public, scaling(own.images))
+    return ClientData(own, positions, scaling, device, public, own.classes, in_public)

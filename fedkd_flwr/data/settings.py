@@ -143,10 +143,10 @@ class DataSettings(SettingsGroup):
         """K, the number of classes; custom data are loaded if ``num-classes`` is not set."""
         if self.dataset in DATASETS:
             return DATASETS[self.dataset].classes
-        from fedkd_flwr.data.sources import load_labels  # deferred: it loads PyTorch
+        from fedkd_flwr.data.sources import count_classes  # deferred: it loads PyTorch
 
-        return self.configured_classes or int(
-            load_labels(self.dataset, self.data_root, self.data_format).max() + 1
+        return self.configured_classes or count_classes(
+            self.dataset, self.data_root, self.data_format
         )
 
     @property

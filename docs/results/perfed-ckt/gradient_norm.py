@@ -22,7 +22,8 @@ from torch.nn.utils import parameters_to_vector
 
 from fedkd_flwr.clients.perfed_ckt import nearest_centroid
 from fedkd_flwr.config import read_config
-from fedkd_flwr.data.clients import ClientData, load_client
+from fedkd_flwr.data.client_data import ClientData
+from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.runs.provenance import provenance
 from fedkd_flwr.training.loop import random_batches

@@ -1,0 +1,117 @@
+"""The samples of one client, read when they are first used."""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkd_flwr.data.registry import Shape
+from fedkd_flwr.data.scaling import Scaling
+from fedkd_flwr.data.sources import ImageSet
+
+Indices = NDArray[np.int64]
+"""Positions of samples, sorted."""
+
+Parts = tuple[Indices, Indices, Indices]
+"""Positions of training, validation and test samples."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """The private data of one client and the public pool, on the device.
+
+    A part's samples are read and scaled when they are first used: a client that is never sampled
+    costs its positions alone.
+
+    Attributes
+    ----------
+    samples : ImageSet
+        As decoded; those of all clients, or a node's own.
+    positions : tuple of ndarray
+        Of the training, validation and test samples in `samples`.
+    scaling : Scaling
+        From decoded samples to what a model sees.
+    device : str
+        Where the tensors lie.
+    public_images : Tensor
+        Shape (pool, channels, height, width), float32: the public pool, which has no labels.
+    classes : int
+        K, the number of classes of the data set.
+    in_public : int
+        Number of samples of a node's own data that the public pool holds too, by content.
+    """
+
+    samples: ImageSet
+    positions: Parts
+    scaling: Scaling
+    device: str
+    public_images: Tensor
+    classes: int
+    in_public: int = 0
+
+    @functools.cached_property
+    def train_images(self) -> Tensor:
+        """Shape (samples, channels, height, width), float32; own data may have any shape."""
+        return self._images(0)
+
+    @functools.cached_property
+    def validation_images(self) -> Tensor:
+        """Shaped as `train_images`."""
+        return self._images(1)
+
+    @functools.cached_property
+    def test_images(self) -> Tensor:
+        """Shaped as `train_images`."""
+        return self._images(2)
+
+    @functools.cached_property
+    def train_labels(self) -> Tensor:
+        """Shape (samples,), int64."""
+        return self._labels(0)
+
+    @functools.cached_property
+    def validation_labels(self) -> Tensor:
+        """Shape (samples,), int64."""
+        return self._labels(1)
+
+    @functools.cached_property
+    def test_labels(self) -> Tensor:
+        """Shape (samples,), int64."""
+        return self._labels(2)
+
+    def _images(self, part: int) -> Tensor:
+        read = self.samples.images[torch.from_numpy(self.positions[part])]
+        return self.scaling(read).to(self.device)
+
+    def _labels(self, part: int) -> Tensor:
+        return self.samples.labels[torch.from_numpy(self.positions[part])].to(self.device)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Numbers of training, validation and test samples."""
+        train, validation, test = map(len, self.positions)
+        return train, validation, test
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all images as float32, once they are read."""
+        return 4 * math.prod(self.shape) * sum(self.sizes)
+
+    @property
+    def shape(self) -> Shape:
+        """Of a sample: channels, height and width of an image."""
+        return tuple(self.samples.images.shape[1:])
+
+    def described(self) -> str:
+        """Return how many samples each part has."""
+        train, validation, test = self.sizes
+        return f"{train} samples to train, {validation} to validate, {test} to test"
+
+    @property
+    def class_counts(self) -> Tensor:
+        """Training samples of each class, shape (K,), int64."""
+        return torch.bincount(self.train_labels, minlength=self.classes)
