@@ -1,7 +1,7 @@
 """Run benchmarks and print a table of ratios: ``python -m benchmarks [NAME ...] [--json FILE]``.
 
-The exit status is 1 if a target is missed. ``python -m benchmarks gpu`` is a command of its own,
-for a limited time on a GPU (`benchmarks.gpu`).
+The exit status is 1 if a target is missed. ``gpu`` and ``published`` are commands of their own,
+with options of their own: see `COMMANDS`.
 """
 
 import os
@@ -40,6 +40,9 @@ BENCHMARKS = {
 
 LONG = ("large-network", "large-server", "scale", "order", "simulation", "sweeps")
 """Benchmarks that take several minutes each. They run only if named, or with ``--all``."""
+
+COMMANDS = {"gpu": "benchmarks.gpu:app", "published": "benchmarks.published:app"}
+"""Commands with options of their own, for real data; imported when they run."""
 
 Measure = Callable[[], Iterable[Result]]
 """A benchmark: yields one result per row of the table."""
@@ -122,9 +125,7 @@ def check_file(file: Path) -> None:
 
 if __name__ == "__main__":
     os.environ |= dict.fromkeys(THREADS, "1")  # read when the libraries are first imported
-    if sys.argv[1:2] == ["gpu"]:
-        from benchmarks import gpu  # deferred: NumPy's threads are set first
-
-        gpu.app(sys.argv[2:], prog_name="python -m benchmarks gpu")
+    for name in {*sys.argv[1:2]} & COMMANDS.keys():
+        resolve_name(COMMANDS[name])(sys.argv[2:], prog_name=f"python -m benchmarks {name}")
     os.environ["FEDKD_CACHE"] = "off"  # do not cache random images
     app()

@@ -91,9 +91,9 @@ class MemoryFolder:
             file.unlink()
 
     def sync(self, server_round: int) -> None:
-        """Wait until the memory of a round is on the disk."""
-        sync(self.file(server_round))
-        sync(self.path)
+        """Wait until the memory of a round is on the disk, and the names of its folders."""
+        for path in (self.file(server_round), self.path, *self.path.parents[:2]):
+            sync(path)
 
     def read(self, before_round: int) -> Memory | None:
         """Return the newest memory from before a round, or None.
@@ -176,7 +176,8 @@ class MemoryFolder:
         return self.path / PROGRESS.replace("*", f"{server_round:06d}")
 
     def _write(self, file: Path, memory: Memory) -> None:
-        make_folder(self.path)
+        make_folder(self.path.parents[1])  # the state-dir; `sync` waits for folders below it
+        self.path.mkdir(parents=True, exist_ok=True)
         arrays = {
             f"{group}/{name}": tensor.detach().cpu().numpy()
             for group, tensors in memory.tensors.items()
