@@ -28,11 +28,8 @@ class Proximal:
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         """Return the mean loss on labeled images."""
-        distances = _sum_over(
-            (parameter - target).square()
-            for parameter, target in zip(model.parameters(), self.tensors, strict=True)
-        )
-        return cross_entropy(model, images, labels) + self.weight / 2 * distances
+        distance = squared_distance_to(self.tensors, model)
+        return cross_entropy(model, images, labels) + self.weight / 2 * distance
 
 
 @dataclass(frozen=True)
@@ -50,12 +47,49 @@ class Linear:
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         """Return the mean loss on labeled images."""
-        products = _sum_over(
-            parameter * part
-            for parameter, part in zip(model.parameters(), self.tensors, strict=True)
-        )
-        # The value of the product is left out, because its zero is arbitrary.
-        return cross_entropy(model, images, labels) + products - products.detach()
+        return cross_entropy(model, images, labels) + slope_along(self.tensors, model)
+
+
+@dataclass(frozen=True)
+class ProximalLinear:
+    """The terms of `Proximal` and `Linear` together.
+
+    Attributes
+    ----------
+    tensors : sequence of Tensor
+        The center and then the direction: one tensor per parameter of the model each, in order.
+    weight : float
+        alpha of FedDyn.
+    """
+
+    tensors: Sequence[Tensor] = field(compare=False)
+    weight: float
+
+    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss on labeled images."""
+        half = len(self.tensors) // 2
+        distance = squared_distance_to(self.tensors[:half], model)
+        loss = cross_entropy(model, images, labels) + self.weight / 2 * distance
+        return loss + slope_along(self.tensors[half:], model)
+
+
+def squared_distance_to(center: Sequence[Tensor], model: nn.Module) -> Tensor:
+    """Return ``||w - center||²`` over a model's parameters w."""
+    return _sum_over(
+        (parameter - target).square()
+        for parameter, target in zip(model.parameters(), center, strict=True)
+    )
+
+
+def slope_along(direction: Sequence[Tensor], model: nn.Module) -> Tensor:
+    """Return zero, with the gradient of ``<direction, w>`` in a model's parameters w.
+
+    The value of the product is left out, because its zero is arbitrary.
+    """
+    products = _sum_over(
+        parameter * part for parameter, part in zip(model.parameters(), direction, strict=True)
+    )
+    return products - products.detach()
 
 
 def _sum_over(parts: Iterable[Tensor]) -> Tensor:

@@ -1,0 +1,100 @@
+"""FedDyn (Acar et al. 2021): dynamic terms on the clients, drift on the server, and its limits."""
+
+import numpy as np
+import pytest
+from helpers import Witness, breaking, raising, replacing, run_with
+from two_clients import CHANGES, gradient, returned_weights, training_data, witnessed
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.runs import read_checkpoint
+
+ALPHA, RATE = np.float32(0.4), np.float32(0.2)
+
+
+@pytest.fixture
+def small(small):
+    return {**small, **CHANGES, "strategy": "feddyn", "feddyn.alpha": 0.4}
+
+
+@pytest.mark.parametrize("cohort", ["off", "on"])
+def test_three_rounds_by_hand(cohort, small, tmp_path):
+    """g_k, h and the server's model by Algorithm 1; both clients count alike."""
+    run, _ = witnessed(small, tmp_path / "run", **{"cohort": cohort, "num-server-rounds": 3})
+    data = [training_data(small, n) for n in (0, 1)]
+    server = run.down[1, "train", 0]["weights"]
+    own, drift = np.zeros((2, len(server)), dtype=np.float32), np.zeros_like(server)
+    back = returned_weights(run)
+    for t in (1, 2, 3):
+        np.testing.assert_allclose(run.down[t, "train", 1]["weights"], server, atol=5e-6)
+        ends = []
+        for n in (0, 1):
+            weights = server
+            for _ in range(3):
+                step = gradient(weights, *data[n]) - own[n] + ALPHA * (weights - server)
+                weights = weights - RATE * step
+            np.testing.assert_allclose(back[t, n], weights, atol=5e-6)
+            own[n] -= ALPHA * (weights - server)
+            ends.append(weights)
+        drift = drift - ALPHA / 2 * sum(end - server for end in ends)
+        server = (ends[0] + ends[1]) / 2 - drift / ALPHA
+        np.testing.assert_allclose(run.down[t, "evaluate", 0]["weights"], server, atol=5e-6)
+
+
+def test_h_is_the_mean_of_all_g_k_where_half_take_part(small, tmp_path):
+    """Both change by the same drifts, so that they stay equal."""
+    small |= {"num-clients": 4, "partition": "iid", "fraction-train": 0.5, "num-server-rounds": 4}
+    run, _ = witnessed(small, tmp_path / "run")
+    state, own = read_checkpoint(tmp_path / "run").state, {}
+    for t in (1, 2, 3, 4):
+        for n in run.trained(t):
+            moved = run.up[t, "train", n]["weights"] - run.down[t, "train", n]["weights"]
+            own[n] = own.get(n, 0) - ALPHA * moved
+    np.testing.assert_allclose(state["drift/weights"], sum(own.values()) / 4, atol=1e-6)
+
+
+def test_clients_of_the_first_round_are_fedprox_bit_for_bit(small, tmp_path):
+    small |= {"batch-size": 16, "momentum": 0.9, "learning-rate": 0.05, "num-server-rounds": 1}
+    dynamic, _ = witnessed(small, tmp_path / "feddyn")
+    proximal, _ = witnessed(
+        {**small, "strategy": "fedprox", "fedprox.mu": 0.4}, tmp_path / "fedprox"
+    )
+    ours, theirs = returned_weights(dynamic), returned_weights(proximal)
+    for key, weights in ours.items():
+        np.testing.assert_array_equal(weights, theirs[key])
+
+
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
+    """The server keeps its model and h, clients keep g_k."""
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    assert set(read_checkpoint(tmp_path / "run").state) == {"model/weights", "drift/weights"}
+    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
+
+
+@pytest.mark.parametrize(
+    "change", [replacing(weights=np.full(79510, np.nan, np.float32)), raising("lost")]
+)
+def test_a_bad_or_lost_reply_leaves_the_round_to_the_others(change, small, tmp_path):
+    witness = Witness(breaking(change))
+    run, _ = run_with(witness, small, tmp_path / "run")
+    assert list(run.rounds["failures"]) == [1, 1]
+    start, end = (part[1, "train", 0]["weights"] for part in (witness.down, witness.up))
+    drift = -ALPHA / 2 * (end - start)
+    sent = witness.down[2, "train", 0]["weights"]
+    np.testing.assert_allclose(sent, end - drift / ALPHA, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"feddyn.alpha": 0}, "feddyn.alpha = 0: it should be greater than 0"),
+        ({"models": "mlp,lenet"}, "feddyn averages parameters and needs one architecture"),
+        ({"client-dp-noise-multiplier": 1.0}, "feddyn"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)
