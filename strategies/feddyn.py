@@ -15,8 +15,8 @@ Differences from the paper
 - All clients count alike, as in the paper, while the other methods here weigh them by samples. With
   ``mixing = "median"`` or ``"trimmed-mean"`` that average takes the place of both means.
 - The default alpha = 0.1 is among the values that the paper tries, 0.1, 0.01 and 0.001.
-- The server's model w_s is evaluated. The authors' code reports the mean of the clients' models, and
-  divides alpha by a client's relative number of samples; alpha is one here, as in Algorithm 1.
+- The server's model w_s is evaluated. The authors' code reports the mean of the clients' models. It
+  also divides alpha by a client's relative number of samples, which Algorithm 1 does not.
 - Batch-normalization statistics are averaged without h.
 - If a reply is lost, g_k of its client has changed and h has not. A wrong reply stays in h.
 """
