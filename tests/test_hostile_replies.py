@@ -15,7 +15,6 @@ from fedkd_flwr.config import read_config
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.server_app import serve
-from strategies.core.optional_metrics import MEANS
 from strategies.core.replies import Due, InvalidReplyError, checked_arrays, error_reason
 from strategies.core.traffic import count_numbers
 
@@ -176,7 +175,7 @@ def run_among(app, strategy, small, path, rounds=ROUNDS):
         "max-samples": 240,
         "num-clients": CLIENTS,
         "num-server-rounds": rounds,
-        "measures": "calibration,auc,f1,balanced-accuracy,classes",
+        "measures": "calibration,classes",
         "output-dir": str(path),
     }
     configuration = read_config(flat)
@@ -200,7 +199,15 @@ def test_no_attack_changes_the_results_of_other_clients(strategy, small, tmp_pat
     names = map(name_of_attack, rows["round"], rows["partition_id"])
     failed = dict(zip(names, rows["failure"].notna(), strict=True))
     assert failed == dict.fromkeys(ATTACKS, True)
-    columns = ["round", "partition_id", "accuracy", "loss", "train_loss", *MEANS[:-1]]
+    columns = [
+        "round",
+        "partition_id",
+        "accuracy",
+        "loss",
+        "train_loss",
+        "calibration_error",
+        "held_accuracy",
+    ]
     np.testing.assert_array_equal(of_honest(attacked, columns), of_honest(quiet, columns))
     for name, matrix in attacked.matrices.items():
         np.testing.assert_array_equal(matrix, quiet.matrices[name])

@@ -97,7 +97,8 @@ def read_sweep(
         reported = [key for key in asked if key in unread]
         ignored.setdefault(configuration.run.strategy, {}).update(dict.fromkeys(reported))
         twin = configurations.setdefault(run_name(configuration), configuration)
-        _require_same_place(path, twin, configuration)
+        if twin is not configuration:
+            _require_same_place(path, twin, configuration)
     _log_unread(path, configurations.values())
     _log_ignored(ignored)
     return _selected(path, configurations, only) if only else configurations

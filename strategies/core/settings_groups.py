@@ -70,12 +70,16 @@ class SettingsGroup(BaseModel):
     def flat(self) -> dict[str, Any]:
         """Return the values by their flat keys."""
         values: dict[str, Any] = {}
-        for name in type(self).model_fields:
+        for name, key in self._own_keys().items():
             value = getattr(self, name)
-            values |= (
-                value.flat() if isinstance(value, SettingsGroup) else {self.key_of(name): value}
-            )
+            values |= value.flat() if isinstance(value, SettingsGroup) else {key: value}
         return values
+
+    @classmethod
+    @functools.cache
+    def _own_keys(cls) -> dict[str, str]:
+        """Return the flat key of each field by its name."""
+        return {name: cls.key_of(name) for name in cls.model_fields}
 
     @classmethod
     @functools.cache
