@@ -101,6 +101,7 @@ METHODS: dict[str, Method] = {
     "ditto": _built_in("ditto:Ditto", "ditto:DittoClient"),
     "apfl": _built_in("apfl:APFL", "apfl:APFLClient"),
     "fedper": _built_in("fedper:FedPer", "parameters:ParameterClient"),
+    "fedbn": _built_in("fedbn:FedBN", "parameters:ParameterClient"),
     "fedrep": _built_in("fedrep:FedRep", "fedrep:FedRepClient"),
     "fedbabu": _built_in("fedbabu:FedBABU", "fedbabu:FedBABUClient"),
     "kt-pfl-params": _built_in("kt_pfl_params:KTpFLParams", "kt_pfl_params:KTpFLParamsClient"),

@@ -9,10 +9,11 @@ from torch import nn
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient, Training, TrainReply
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.models.layers import layers_of
+from fedkd_flwr.models.layers import chosen_layers
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.loop import Evaluation, Loss, evaluate, statistics_of
 from fedkd_flwr.training.losses import cross_entropy
+from strategies.core.layer_choice import LayerChoice
 
 
 class ParameterClient(PersonalClient):
@@ -49,11 +50,11 @@ class ParameterClient(PersonalClient):
 
     def replaced_parameters(self, model: nn.Module) -> Collection[nn.Parameter]:
         """Return the parameters of the exchanged layers."""
-        layers = layers_of(model)[self.shared_layers]
+        layers = chosen_layers(model, self.shared_layers)
         return [parameter for layer in layers for parameter in layer.parameters(recurse=False)]
 
     @property
-    def shared_layers(self) -> slice:
+    def shared_layers(self) -> LayerChoice:
         """The layers of the model that are exchanged."""
         return self.run.method.strategy.shared_layers(self.settings)
 

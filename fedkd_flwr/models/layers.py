@@ -2,6 +2,9 @@
 
 from torch import Tensor, nn
 
+from fedkd_flwr.models.torch_internals import is_batch_norm
+from strategies.core.layer_choice import WITHOUT_BATCH_NORM, LayerChoice
+
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """Return the modules with parameters or buffers of their own, in the order of the state dict.
@@ -10,6 +13,14 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     the network itself, which comes first.
     """
     return [module for module in model.modules() if own_tensors(module)]
+
+
+def chosen_layers(model: nn.Module, choice: LayerChoice) -> list[nn.Module]:
+    """Return some of a model's layers, in their order."""
+    layers = layers_of(model)
+    if choice == WITHOUT_BATCH_NORM:
+        return [layer for layer in layers if not is_batch_norm(layer)]
+    return layers[choice]
 
 
 def own_tensors(layer: nn.Module) -> list[Tensor]:

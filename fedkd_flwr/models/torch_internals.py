@@ -27,11 +27,15 @@ def draws_while_training(model: nn.Module) -> bool:
     return any(isinstance(layer, _DropoutNd) for layer in model.modules())
 
 
+def is_batch_norm(layer: nn.Module) -> bool:
+    """Return whether a layer is batch normalization, of any number of dimensions."""
+    return isinstance(layer, _BatchNorm)
+
+
 def mixes_samples(model: nn.Module) -> bool:
     """Return whether a model has batch normalization, or keeps running statistics of samples."""
     return any(
-        isinstance(layer, _BatchNorm)
-        or (isinstance(layer, _InstanceNorm) and layer.track_running_stats)
+        is_batch_norm(layer) or (isinstance(layer, _InstanceNorm) and layer.track_running_stats)
         for layer in model.modules()
     )
 

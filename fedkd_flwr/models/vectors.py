@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedkd_flwr.models.layers import layers_of, own_tensors
+from fedkd_flwr.models.layers import chosen_layers, own_tensors
+from strategies.core.layer_choice import LayerChoice
 
 WEIGHTS, BUFFERS, ALPHAS = "weights", "buffers", "alphas"
 """The kinds: network weights, running statistics, architecture weights of a search."""
@@ -23,15 +24,15 @@ ALL = slice(None)
 """All layers of a model."""
 
 
-def tensors_by_kind(model: nn.Module, layers: slice = ALL) -> dict[str, list[Tensor]]:
+def tensors_by_kind(model: nn.Module, layers: LayerChoice = ALL) -> dict[str, list[Tensor]]:
     """Return a model's floating-point tensors by kind, in the order in which they are sent.
 
     Parameters
     ----------
     model : nn.Module
         Any model.
-    layers : slice
-        Positions of the layers to take, in the order of `layers_of`.
+    layers : LayerChoice
+        The layers to take, of those of `layers_of`.
 
     Returns
     -------
@@ -39,7 +40,7 @@ def tensors_by_kind(model: nn.Module, layers: slice = ALL) -> dict[str, list[Ten
         The tensors, detached but not copied. Kinds that the model lacks are left out.
     """
     parameters = {name for name, _ in model.named_parameters()}
-    chosen = {id(tensor) for layer in layers_of(model)[layers] for tensor in own_tensors(layer)}
+    chosen = {id(tensor) for layer in chosen_layers(model, layers) for tensor in own_tensors(layer)}
     tensors: dict[str, list[Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) in chosen and tensor.is_floating_point():
@@ -53,7 +54,7 @@ def _kind_of(name: str, is_parameter: bool) -> str:
     return ALPHAS if name.startswith("alpha") else WEIGHTS
 
 
-def model_vectors(model: nn.Module, layers: slice = ALL) -> dict[str, NDArray[np.float32]]:
+def model_vectors(model: nn.Module, layers: LayerChoice = ALL) -> dict[str, NDArray[np.float32]]:
     """Return a model, or some of its layers, as flat vectors by kind, on the CPU."""
     return {
         kind: torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu().numpy()
@@ -74,7 +75,7 @@ def matrix_shapes(model: nn.Module) -> NDArray[np.int64]:
 
 @torch.no_grad()
 def fill_from_vectors(
-    model: nn.Module, vectors: Mapping[str, NDArray[Any]], layers: slice = ALL
+    model: nn.Module, vectors: Mapping[str, NDArray[Any]], layers: LayerChoice = ALL
 ) -> None:
     """Overwrite a model with vectors. Kinds that are not given do not change.
 
@@ -84,7 +85,7 @@ def fill_from_vectors(
         Changed in place.
     vectors : mapping of str to ndarray
         Shape (length,), by kind. Other names are ignored.
-    layers : slice
+    layers : LayerChoice
         The layers that the vectors contain. The others do not change.
 
     Raises

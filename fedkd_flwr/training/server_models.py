@@ -29,6 +29,7 @@ from fedkd_flwr.training.losses import Distillation
 from fedkd_flwr.training.optimizers import build_optimizer
 from fedkd_flwr.training.prototypes import generated, train_generator
 from strategies.core.flower import log
+from strategies.core.layer_choice import LayerChoice
 from strategies.core.randomness import random_generator
 
 Vectors = Mapping[str, NDArray[Any]]
@@ -67,7 +68,7 @@ class RunModels:
         return public_pool_size(self.run.server_data_plan.settings)
 
     def initial(
-        self, number: int = 0, name: str = "", layers: slice = ALL
+        self, number: int = 0, name: str = "", layers: LayerChoice = ALL
     ) -> dict[str, NDArray[np.float32]]:
         """Return initial weights; draw 0 of the first architecture is the global model."""
         return model_vectors(self._build(name or self.names[0], number), layers)

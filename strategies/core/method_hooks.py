@@ -10,6 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from strategies.core.layer_choice import LayerChoice
 from strategies.core.method_properties import MethodProperties
 from strategies.core.plan import RunPlan, Settings, sample_clients
 from strategies.core.replies import Arrays, Due, Reply
@@ -41,8 +42,8 @@ class MethodHooks(MethodProperties):
         """
 
     @classmethod
-    def shared_layers(cls, settings: Settings) -> slice:
-        """Return which layers of a model are sent, by position; by default all.
+    def shared_layers(cls, settings: Settings) -> LayerChoice:
+        """Return which layers of a model are sent; by default all.
 
         Server and clients use it, so that their vectors have the same length.
         """

@@ -1,0 +1,122 @@
+"""FedBN (Li et al. 2021): which layers are averaged, which stay, and its limits."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import breaking, replacing, run_with
+from torch import nn
+from torch.nn import functional
+from two_clients import CHANGES, assert_same_models, returned_weights, training_data, witnessed
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
+from fedkd_flwr.runs import read_checkpoint
+from strategies.core.layer_choice import WITHOUT_BATCH_NORM
+
+HIDDEN = 8
+
+
+def normalized(shape, classes):
+    """Return a network with one layer of batch normalization."""
+    size = int(np.prod(shape))
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(size, HIDDEN),
+        nn.BatchNorm1d(HIDDEN),
+        nn.ReLU(),
+        nn.Linear(HIDDEN, classes),
+    )
+
+
+SHARED = 785 * HIDDEN + (HIDDEN + 1) * 10
+
+
+@pytest.fixture
+def small(small):
+    return {**small, **CHANGES, "strategy": "fedbn", "models": "test_fedbn:normalized"}
+
+
+def test_vectors_without_batch_normalization_leave_it_out():
+    model = normalized((1, 28, 28), 10)
+    vectors = model_vectors(model, WITHOUT_BATCH_NORM)
+    expected = torch.cat([model[n].weight.detach().flatten() for n in (1, 4)])
+    assert set(vectors) == {"weights"}
+    assert vectors["weights"].shape == (SHARED,)
+    assert np.isin(expected.numpy(), vectors["weights"]).all()
+    before = {name: tensor.clone() for name, tensor in model[2].state_dict().items()}
+    fill_from_vectors(model, {"weights": vectors["weights"] + 1}, WITHOUT_BATCH_NORM)
+    for name, tensor in model[2].state_dict().items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
+
+
+def loss_by_hand(shared, own, images, labels):
+    """Return the loss of the network with its parts as flat tensors, on batch statistics."""
+    sizes = [784 * HIDDEN, HIDDEN, HIDDEN * 10, 10]
+    w1, b1, w2, b2 = torch.split(shared, sizes)
+    hidden = images @ w1.view(HIDDEN, 784).T + b1
+    mean, variance = hidden.mean(dim=0), hidden.var(dim=0, unbiased=False)
+    scale, shift = own
+    hidden = torch.relu(scale * (hidden - mean) / torch.sqrt(variance + 1e-5) + shift)
+    return functional.cross_entropy(hidden @ w2.view(10, HIDDEN).T + b2, labels)
+
+
+def test_two_rounds_by_hand(small, tmp_path):
+    """Scales and shifts continue where the client left them; the rest continues from the mean."""
+    run, _ = witnessed(small, tmp_path / "run")
+    back, sizes = returned_weights(run), []
+    owns = [[torch.ones(HIDDEN), torch.zeros(HIDDEN)] for _ in (0, 1)]
+    for t in (1, 2):
+        ends = []
+        for n in (0, 1):
+            images, labels = training_data(small, n)
+            shared = torch.from_numpy(np.array(run.down[t, "train", n]["weights"]))
+            parts = [shared, *owns[n]]
+            for _ in range(3):
+                parts = [part.detach().requires_grad_() for part in parts]
+                loss = loss_by_hand(parts[0], parts[1:], images, labels)
+                steps = torch.autograd.grad(loss, parts)
+                parts = [p.detach() - 0.2 * s for p, s in zip(parts, steps, strict=True)]
+            np.testing.assert_allclose(back[t, n], parts[0].numpy(), atol=2e-5)
+            owns[n] = parts[1:]
+            ends.append(parts[0].numpy())
+            sizes.append(len(labels))
+        shares = np.array(sizes[:2]) / sum(sizes[:2])
+        sent = run.down[t, "evaluate", 0]["weights"]
+        np.testing.assert_allclose(sent, shares @ ends, atol=2e-5)
+
+
+def test_nothing_of_batch_normalization_travels(small, tmp_path):
+    run, _ = witnessed(small, tmp_path / "run")
+    for arrays in (*run.up.values(), *run.down.values()):
+        assert all(array.shape == (SHARED,) for array in arrays.values())
+        assert set(arrays) <= {"weights"}
+
+
+def test_without_batch_normalization_it_is_fedavg_bit_for_bit(small, tmp_path):
+    small |= {"models": "mlp", "batch-size": 20, "momentum": 0.9, "learning-rate": 0.02}
+    one, _ = witnessed(small, tmp_path / "one")
+    other, _ = witnessed({**small, "strategy": "fedavg"}, tmp_path / "other")
+    assert_same_models(one, other)
+
+
+@pytest.mark.parametrize("statistics", ["fresh", "kept"])
+def test_two_rounds_equal_one_round_resumed_by_another(statistics, small, tmp_path):
+    small |= {"batch-norm-statistics": statistics}
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    assert set(read_checkpoint(tmp_path / "run").state) == {"model/weights"}
+    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2, allow_code=["test_fedbn"])
+    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
+
+
+def test_a_model_that_is_not_finite_is_refused(small, tmp_path):
+    weights = np.full(SHARED, np.nan, np.float32)
+    run, _ = run_with(breaking(replacing(weights=weights)), small, tmp_path / "run")
+    assert list(run.rounds["failures"]) == [1, 1]
+
+
+def test_impossible_settings_are_refused_in_one_line(small):
+    with pytest.raises(ConfigError, match="fedbn averages parameters and needs one arch") as caught:
+        read_config({**small, "models": "mlp,lenet"})
+    assert "\n" not in str(caught.value)
