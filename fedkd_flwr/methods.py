@@ -100,6 +100,7 @@ METHODS: dict[str, Method] = {
     "pfedme": _built_in("pfedme:PFedMe", "pfedme:PFedMeClient"),
     "ditto": _built_in("ditto:Ditto", "ditto:DittoClient"),
     "apfl": _built_in("apfl:APFL", "apfl:APFLClient"),
+    "fedrod": _built_in("fedrod:FedRoD", "fedrod:FedRoDClient"),
     "fedper": _built_in("fedper:FedPer", "parameters:ParameterClient"),
     "fedbn": _built_in("fedbn:FedBN", "parameters:ParameterClient"),
     "fedrep": _built_in("fedrep:FedRep", "fedrep:FedRepClient"),

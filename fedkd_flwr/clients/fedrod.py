@@ -1,0 +1,94 @@
+"""The client of Fed-RoD."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.clients.steps import yields_jobs
+from fedkd_flwr.models.features import features_and_logits
+from fedkd_flwr.models.layers import head_of
+
+PERSONAL_HEAD = "personal-head"
+"""Name of p in the client's memory."""
+
+
+class Decoupled(nn.Module):
+    """A global model and a personal head on its features, to be trained together.
+
+    Parameters
+    ----------
+    shared : nn.Module
+        The global model; not copied.
+    head : nn.Linear
+        p, of the shape of the model's own head.
+    """
+
+    def __init__(self, shared: nn.Module, head: nn.Linear) -> None:
+        super().__init__()
+        self.shared, self.head = shared, head
+
+
+@dataclass(frozen=True)
+class RobustDecoupling:
+    """The sum of both losses of Fed-RoD. Each has a gradient only for its own part.
+
+    Attributes
+    ----------
+    log_counts : Tensor
+        log N_c, shape (K,); minus infinity for a class without samples.
+    """
+
+    log_counts: Tensor = field(compare=False)
+
+    def __call__(self, model: Decoupled, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of a batch."""
+        features, generic = features_and_logits(model.shared, images)
+        balanced = functional.cross_entropy(generic + self.log_counts, labels)
+        personal = generic.detach() + model.head(features.detach())
+        return balanced + functional.cross_entropy(personal, labels)
+
+
+class FedRoDClient(ParameterClient):
+    """Trains the global model by the balanced softmax loss, and a personal head on top of it."""
+
+    trains_alone = True
+    needs_head = True
+
+    @yields_jobs
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Train both parts, keep the personal head, and reply with the global model."""
+        self.receive_model(received)
+        both = Decoupled(self.model, self.personal_head())
+        loss = RobustDecoupling(self.data.class_counts.log())
+        mean_loss = yield from self.train_locally(server_round, loss, model=both)
+        self.memory.save(PERSONAL_HEAD, both.head.state_dict())
+        return TrainReply(self.model_arrays(), {"train-loss": mean_loss})
+
+    def replaced_parameters(self, model: nn.Module) -> Collection[nn.Parameter]:
+        """Return the parameters of the global model."""
+        assert isinstance(model, Decoupled)
+        return list(model.shared.parameters())
+
+    def personal_head(self) -> nn.Linear:
+        """Return p as of the last training; zero before the first."""
+        own = head_of(self.model)
+        head = nn.Linear(own.in_features, own.out_features, device=self.device)
+        zero = {name: torch.zeros_like(tensor) for name, tensor in head.state_dict().items()}
+        head.load_state_dict(self.memory.load(PERSONAL_HEAD) or zero)
+        return head
+
+    @torch.no_grad()
+    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+        """Evaluate the global model for comparison, then add the personal head to its own."""
+        self.receive_model(received)
+        global_accuracy = self.test_accuracy()
+        # The sum of two linear layers on the same features is one.
+        own, personal = head_of(self.model), self.personal_head()
+        own.weight.add_(personal.weight)
+        own.bias.add_(personal.bias)
+        return {"global-accuracy": global_accuracy}

@@ -1,0 +1,115 @@
+"""Fed-RoD (Chen & Chao 2022): balanced losses, personal heads by hand, and its limits."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import breaking, client_of, replacing, run_with
+from torch.nn import functional
+from two_clients import CHANGES, LAYERS, returned_weights, sizes_of, training_data, witnessed
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.runs import read_checkpoint
+
+
+@pytest.fixture
+def small(small):
+    return {**small, **CHANGES, "strategy": "fedrod"}
+
+
+def parts_of(weights):
+    parts = torch.split(weights, [int(np.prod(shape)) for shape in LAYERS])
+    return [part.view(shape) for part, shape in zip(parts, LAYERS, strict=True)]
+
+
+def losses(weights, head, images, labels, counts):
+    """Return both losses; `weights` are the flat global model, `head` is [weight, bias]."""
+    w1, b1, w2, b2 = parts_of(weights)
+    features = torch.relu(images @ w1.T + b1)
+    generic = features @ w2.T + b2
+    # The balanced softmax by its definition: N_y exp(g_y) / sum_c N_c exp(g_c).
+    scaled = counts * generic.exp()
+    balanced = -(scaled.gather(1, labels[:, None])[:, 0] / scaled.sum(dim=1)).log().mean()
+    personal = (features @ w2.T + b2).detach() + features.detach() @ head[0].T + head[1]
+    return balanced, functional.cross_entropy(personal, labels)
+
+
+def test_two_rounds_by_hand(small, tmp_path):
+    run, finished = witnessed(small, tmp_path / "run")
+    shares = sizes_of(small) / sizes_of(small).sum()
+    back = returned_weights(run)
+    heads = [[torch.zeros(10, 100), torch.zeros(10)] for _ in (0, 1)]
+    for t in (1, 2):
+        ends = []
+        for n in (0, 1):
+            images, labels = training_data(small, n)
+            counts = torch.bincount(labels, minlength=10)
+            weights = torch.from_numpy(np.array(run.down[t, "train", n]["weights"]))
+            for _ in range(3):
+                weights.requires_grad_()
+                head = [part.detach().requires_grad_() for part in heads[n]]
+                balanced, personal = losses(weights, head, images, labels, counts)
+                (step,) = torch.autograd.grad(balanced, weights)
+                steps = torch.autograd.grad(personal, head)
+                weights = weights.detach() - 0.2 * step
+                heads[n] = [p.detach() - 0.2 * s for p, s in zip(head, steps, strict=True)]
+            np.testing.assert_allclose(back[t, n], weights.numpy(), atol=5e-6)
+            ends.append(weights.numpy())
+        sent = run.down[t, "evaluate", 0]["weights"]
+        np.testing.assert_allclose(sent, shares @ ends, atol=5e-6)
+    rows = finished.clients[finished.clients["round"] == 2].set_index("partition_id")
+    for n in (0, 1):
+        data = client_of(small, n).data
+        w1, b1, w2, b2 = parts_of(torch.from_numpy(np.array(sent)))
+        features = torch.relu(data.test_images.flatten(1) @ w1.T + b1)
+        generic = features @ w2.T + b2
+        personal = generic + features @ heads[n][0].T + heads[n][1]
+        right = (generic.argmax(dim=1) == data.test_labels).float().mean()
+        loss = functional.cross_entropy(personal, data.test_labels)
+        assert rows.loc[n, "loss"] == pytest.approx(float(loss), abs=2e-5)
+        assert rows.loc[n, "global_accuracy"] == pytest.approx(float(right))
+
+
+def test_classes_without_samples_do_not_move_in_the_generic_head(small, tmp_path):
+    small |= {"partition": "k-classes", "classes-per-client": 2, "num-server-rounds": 1}
+    run, _ = witnessed(small, tmp_path / "run")
+    for n in (0, 1):
+        absent = np.setdiff1d(np.arange(10), training_data(small, n)[1].numpy())
+        before, after = (
+            parts_of(torch.from_numpy(np.array(part[1, "train", n]["weights"])))
+            for part in (run.down, run.up)
+        )
+        assert absent.size
+        for k in (2, 3):
+            np.testing.assert_array_equal(after[k][absent], before[k][absent])
+        assert np.isfinite(after[0]).all()
+
+
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
+    """Clients keep their heads and the momentum of these."""
+    small |= {"momentum": 0.9, "learning-rate": 0.02}
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    assert set(read_checkpoint(tmp_path / "run").state) == {"model/weights"}
+    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    for column in ("loss", "global_accuracy"):
+        assert list(resumed.clients[column]) == list(whole.clients[column])
+
+
+def test_a_model_that_is_not_finite_is_refused(small, tmp_path):
+    weights = np.full(79510, np.nan, np.float32)
+    run, _ = run_with(breaking(replacing(weights=weights)), small, tmp_path / "run")
+    assert list(run.rounds["failures"]) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"models": "mlp,lenet"}, "fedrod averages parameters and needs one architecture"),
+        ({"dp-sgd-noise-multiplier": 1.0}, "fedrod uses training samples outside of plain local"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)
