@@ -42,7 +42,13 @@ def assert_same_new_clients(there, here):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"strategy": "kt-pfl", "num-server-rounds": 3, "safeguard": "blend"},
+        {
+            "strategy": "kt-pfl",
+            "num-server-rounds": 3,
+            "safeguard": "blend",
+            "models": "mlp,lenet,sklearn.ensemble:RandomForestClassifier",
+            "estimator-options": "RandomForestClassifier = {n_estimators = 5}",
+        },
         {"strategy": "scaffold", "models": "mlp", "momentum": 0.0},
         {"strategy": "fedproto"},
     ],

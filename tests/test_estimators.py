@@ -1,5 +1,7 @@
 """Clients whose model is an estimator: which methods take them, and what their runs give."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,7 +16,7 @@ import fedkd_flwr
 from fedkd_flwr import name_objects
 from fedkd_flwr.config import ConfigError, methods_with
 from fedkd_flwr.custom_objects.importing import HELD
-from fedkd_flwr.models.estimators import EstimatorModel, weighted_rows
+from fedkd_flwr.models.estimator_model import EstimatorModel, weighted_rows
 
 FOREST = "sklearn.ensemble:RandomForestClassifier"
 TAKING = ["kt-pfl", "sim-pfl", "topk-pfl", "fedmd", "perfed-ckt", "local", "ds-fl"]
@@ -52,11 +54,18 @@ def test_methods_that_need_networks_refuse_in_one_line(strategy, mixed, tmp_path
     ("changes", "message"),
     [
         ({"strategy": "fedavg", "models": FOREST}, "fedavg needs networks"),
-        ({"safeguard": "blend"}, "set safeguard to none"),
         ({"feature-width": 8}, "set feature-width to 0"),
         ({"dp-sgd-noise-multiplier": 1.0}, "set dp-sgd-noise-multiplier to 0"),
         ({"models": "sklearn.neighbors:KNeighborsClassifier"}, "takes no sample_weight"),
+        ({"models": "sklearn.linear_model:RidgeClassifier"}, "has fit and no predict_proba"),
+        ({"models": "sklearn.linear_model:SGDClassifier"}, "not available for loss='hinge'"),
+        (
+            {"models": "sklearn.ensemble:RandomForest"},
+            "similar names there: .*RandomForestClassifier",
+        ),
+        ({"models": "sklearn.ensemble.RandomForestClassifier"}, f"did you mean {FOREST}"),
         ({"estimator-options": "RandomForestClassifier = {trees = 3}"}, "trees"),
+        ({"estimator-options": "RandomForestClassifier = {max_depth = 0}"}, r"in the range \[1"),
         ({"estimator-options": "Forest = {trees = 3}"}, "which models lacks"),
         ({"estimator-options": "n_estimators = 3"}, "a table for each estimator"),
         ({"estimator-options": "n_estimators ="}, "it is not TOML"),
@@ -121,6 +130,25 @@ class Nearest:
         return nearness / nearness.sum(axis=1, keepdims=True)
 
 
+class Answering(GaussianNB):
+    """Returns something else than probabilities, or fails to fit, where there are many classes."""
+
+    def __init__(self, answer="probabilities", classes=2):
+        super().__init__()
+        self.answer, self.classes = answer, classes
+
+    def fit(self, samples, labels, sample_weight=None):
+        if self.answer == "nothing" and len(np.unique(labels)) >= self.classes:
+            raise RuntimeError("no memory\nis left")
+        return super().fit(samples, labels, sample_weight)
+
+    def predict_proba(self, samples):
+        found = super().predict_proba(samples)
+        if found.shape[1] < self.classes:
+            return found
+        return {"nan": found * np.nan, "scores": 3 * found, "narrow": found[:, 1:]}[self.answer]
+
+
 @pytest.fixture
 def no_object_is_left():
     yield
@@ -139,6 +167,45 @@ def test_pipelines_and_own_classes_are_passed_as_objects(small, tmp_path):
     assert last.loc[0, "model"].startswith("object:Pipeline_")
 
 
+BAD_ANSWERS = {
+    "nan": r"returns the row \[nan",
+    "scores": "its rows should be probabilities, which sum to one",
+    "narrow": "a column for each class that fit has seen",
+    "nothing": "no memory is left",
+}
+
+
+@pytest.mark.usefixtures("no_object_is_left")
+@pytest.mark.parametrize("answer", BAD_ANSWERS)
+def test_what_is_no_probability_is_refused_before_the_run(answer, small, tmp_path):
+    settings = {**small, "strategy": "kt-pfl", "models": [Answering(answer), "mlp"]}
+    with pytest.raises(ConfigError, match=BAD_ANSWERS[answer]) as refused:
+        fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.usefixtures("no_object_is_left")
+@pytest.mark.parametrize("answer", BAD_ANSWERS)
+def test_a_client_whose_estimator_fails_is_left_out(answer, small, tmp_path, caplog):
+    settings = {**small, "strategy": "kt-pfl", "models": [Answering(answer, 4), "mlp"]}
+    run = fedkd_flwr.run({**settings, "num-clients": 2}, output_dir=tmp_path / "run")
+    assert run.rounds["replies"].tolist() == [1, 1]
+    assert re.search(f"Dropped from this round: client 0, .*{BAD_ANSWERS[answer]}", caplog.text)
+
+
+@pytest.mark.parametrize("name", ["xgboost:XGBClassifier", "lightgbm:LGBMClassifier"])
+def test_estimators_of_other_packages_run_and_are_exported(name, small, tmp_path):
+    package, kind = name.split(":")
+    builder = getattr(pytest.importorskip(package), kind)
+    settings = {**small, "strategy": "kt-pfl", "models": f"{name},mlp", "num-clients": 2}
+    settings |= {"estimator-options": f"{kind} = {{n_estimators = 5}}"}
+    settings |= {"models-dir": str(tmp_path / "models")}
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    assert run.rounds["replies"].tolist() == [2, 2]
+    model = fedkd_flwr.load_model(tmp_path / "models" / "0.safetensors", builder)
+    assert isinstance(model.estimator, builder)
+
+
 @pytest.mark.usefixtures("no_object_is_left")
 def test_a_pipeline_is_named_by_its_parameters():
     names = [name_objects({"models": scaled(smoothing)})["models"] for smoothing in (1.0, 1.0, 2.0)]
@@ -153,6 +220,22 @@ def test_a_resumed_run_goes_on_to_the_same_numbers(strategy, mixed, tmp_path):
     resumed = fedkd_flwr.resume(tmp_path / "part", allow_code="sklearn")
     columns = ["round", "partition_id", "accuracy", "loss"]
     pd.testing.assert_frame_equal(resumed.clients[columns], whole.clients[columns])
+
+
+def test_a_safeguard_has_the_estimator_of_local_beside(mixed, tmp_path):
+    local = fedkd_flwr.run({**mixed, "strategy": "local"}, output_dir=tmp_path / "local")
+    settings = {**mixed, "strategy": "kt-pfl", "safeguard": "blend"}
+    settings |= {"models-dir": str(tmp_path / "models")}
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    last, alone = (
+        r.clients[r.clients["round"] == 2].set_index("partition_id") for r in (run, local)
+    )
+    assert last["private_accuracy"].to_dict() == alone["accuracy"].to_dict()
+    assert (last["accuracy"] != last["private_accuracy"]).any()
+    data = fedkd_flwr.client_data(run, 1)
+    model = fedkd_flwr.load_model(tmp_path / "models" / "1.safetensors", RandomForestClassifier)
+    right = model(data.test_images).argmax(dim=1) == data.test_labels
+    assert right.float().mean() == pytest.approx(last.loc[1, "safeguarded_accuracy"])
 
 
 def test_exported_estimators_predict_as_evaluated(mixed, tmp_path):

@@ -19,6 +19,7 @@ from fedkd_flwr.clients.architectures import assigned_models
 from fedkd_flwr.clients.reply import Arrays as Arrays
 from fedkd_flwr.clients.reply import Training as Training
 from fedkd_flwr.clients.reply import TrainReply as TrainReply
+from fedkd_flwr.clients.safeguard import ALONE, Safeguard
 from fedkd_flwr.clients.serving import ServingClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.data.client_data import ClientData
@@ -209,6 +210,19 @@ class PersonalClient(ServingClient):
     def tensor(self, array: NDArray[Any]) -> Tensor:
         """Return an array of a message as a tensor on the device."""
         return torch.from_numpy(array).to(self.device)
+
+    @cached_property
+    def safeguard(self) -> Safeguard | None:
+        """The private model beside the method's, if the run asks for one."""
+        if not self.run.plan.safeguard.is_on or self.run.strategy == ALONE:
+            return None
+        client, steps = self.private_client, self.gradient_steps
+        return Safeguard(client, self.context, self.run, self.memory, self.data, steps)
+
+    @property
+    def private_client(self) -> "type[PersonalClient]":
+        """The class of the client that trains a safeguard's private model: that of `local`."""
+        return PersonalClient
 
     # ---- Steps shared by methods -----------------------------------------------------
 

@@ -3,6 +3,7 @@
 `estimator_client` derives the class from the method's own client, which decides what is exchanged.
 """
 
+import math
 from collections.abc import Collection, Iterable, Iterator
 from functools import cache, cached_property, partial
 from typing import Any
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from fedkd_flwr.clients.base import Arrays, PersonalClient, Training
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.config import RunConfig, methods_with
-from fedkd_flwr.models.estimators import EstimatorModel, new_estimator, weighted_rows
+from fedkd_flwr.models.estimator_model import EstimatorModel, weighted_rows
+from fedkd_flwr.models.estimators import new_estimator, try_estimator
 from fedkd_flwr.training.jobs import PredictJob, Steps
 from fedkd_flwr.training.loop import Batch, Loss
 from fedkd_flwr.training.losses import cross_entropy, kl_to_teacher
@@ -42,13 +44,11 @@ def refusal(run: RunConfig) -> str:
         return "estimators have no gradients; set dp-sgd-noise-multiplier to 0"
     if run.models.feature_width:
         return "estimators have no features; set feature-width to 0"
-    if run.plan.safeguard.is_on:
-        return "estimators have no private model beside them; set safeguard to none"
     return ""
 
 
 def require_estimator(run: RunConfig, name: str) -> None:
-    """Refuse an estimator that a run cannot have, by creating it.
+    """Refuse an estimator that a run cannot have, by a fit on random numbers.
 
     Raises
     ------
@@ -57,7 +57,8 @@ def require_estimator(run: RunConfig, name: str) -> None:
     """
     if reason := refusal(run):
         raise ValueError(f"{name}: {reason}")
-    new_estimator(name, run.models.estimators.options_of(name))
+    create = partial(new_estimator, name, run.models.estimators.options_of(name))
+    try_estimator(name, create, math.prod(run.data.image_shape))
 
 
 class EstimatorClient(PersonalClient):
@@ -89,6 +90,11 @@ class EstimatorClient(PersonalClient):
         options = {} if self.node.model else settings.options_of(name)
         create = partial(new_estimator, name, options, int(draws.integers(LARGEST_SEED)))
         return EstimatorModel(create, self.data.classes)
+
+    @property
+    def private_client(self) -> type[PersonalClient]:
+        """The class of the client that fits a safeguard's private estimator."""
+        return estimator_client(PersonalClient)
 
     @property
     def exported_model(self) -> nn.Module:

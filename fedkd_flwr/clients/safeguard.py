@@ -16,7 +16,6 @@ from fedkd_flwr.clients.request import TRAIN
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.memory import Memory
-from fedkd_flwr.methods import find_method
 from fedkd_flwr.training.blending import ONLY_PRIVATE, RULES, BlendedModel
 from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps
 from fedkd_flwr.training.loop import DivergedError
@@ -46,6 +45,8 @@ class Safeguard:
 
     Parameters
     ----------
+    client : type of PersonalClient
+        The class of the client of `local`, for networks or for estimators.
     context : Context
         Flower's context of the client.
     run : RunConfig
@@ -67,6 +68,7 @@ class Safeguard:
 
     def __init__(
         self,
+        client: type[Any],
         context: Context,
         run: RunConfig,
         memory: Memory,
@@ -77,7 +79,7 @@ class Safeguard:
         self._mode = run.plan.safeguard.mode
         self.blend = ONLY_PRIVATE
         own_run = run_of_private_model(run)
-        self.alone: Any = find_method(ALONE).client(context, own_run, Settings())
+        self.alone: Any = client(context, own_run, Settings())
         self.alone.memory = memory.part(GROUPS)
         self.alone.gradient_steps = gradient_steps
         # The same tensors: with its own plan, the client would read the data again.

@@ -9,7 +9,6 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from functools import cached_property
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.clients.properties import data_properties
 from fedkd_flwr.clients.reply import Arrays, Training, TrainReply
 from fedkd_flwr.clients.request import TRAIN, Request
-from fedkd_flwr.clients.safeguard import ALONE, Safeguard
+from fedkd_flwr.clients.safeguard import Safeguard
 from fedkd_flwr.clients.steps import StepsCall, checked, yields_jobs
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.client_data import ClientData
@@ -118,6 +117,11 @@ class ServingClient(NumPyClient):
         """Its model."""
 
     @property
+    @abstractmethod
+    def safeguard(self) -> Safeguard | None:
+        """The private model beside the method's, if the run asks for one."""
+
+    @property
     def classifier(self) -> nn.Module:
         """The module that is evaluated after `prepare_evaluation`: the client's model."""
         return self.model
@@ -175,13 +179,6 @@ class ServingClient(NumPyClient):
         reply.metrics.update(counts)
         reply.metrics[GRADIENT_STEPS.name] = self.gradient_steps.taken
         return reply
-
-    @cached_property
-    def safeguard(self) -> Safeguard | None:
-        """The private model beside the method's, if the run asks for one."""
-        if not self.run.plan.safeguard.is_on or self.run.strategy == ALONE:
-            return None
-        return Safeguard(self.context, self.run, self.memory, self.data, self.gradient_steps)
 
     def _trained_alone(self, reply: TrainReply) -> Steps[None]:
         """Train the private model, once a round, and add its gradient steps to the reply."""

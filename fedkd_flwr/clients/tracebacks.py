@@ -28,7 +28,7 @@ SENTENCES = {
     "NodeConfigError": "its node config cannot be used",
     "OSError": "it cannot read or write a file",
     "OutOfMemoryError": "it has too little memory",
-    "CustomObjectError": "it cannot import a custom object",
+    "CustomObjectError": "it cannot use a custom object",
     "SurplusNodeError": "it is surplus: its partition-id is none of the run's",
 }
 """What leaves a node of an exception besides its class, by the name of the class or of a base."""

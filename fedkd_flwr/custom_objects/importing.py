@@ -10,6 +10,7 @@ An object that no module holds, such as a lambda or an array, has a name of the 
 import re
 import sys
 from collections.abc import Collection
+from difflib import get_close_matches
 from operator import attrgetter
 from pkgutil import resolve_name
 from typing import Any
@@ -86,7 +87,9 @@ def find_custom(name: str) -> Any:
     try:
         return resolve_name(name)
     except AttributeError as error:
-        raise CustomObjectError(f"{name}: {module} holds no {member} ({error})") from error
+        close = get_close_matches(member, dir(sys.modules.get(module)))
+        hint = f"; similar names there: {', '.join(close)}" if close else ""
+        raise CustomObjectError(f"{name}: {module} holds no {member} ({error}){hint}") from error
     # A user's module may raise anything.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"

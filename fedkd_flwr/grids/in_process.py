@@ -215,5 +215,5 @@ def _are_for_different_clients(messages: Sequence[Message]) -> bool:
 
 
 def _failure(message: Message, error: Exception) -> Message:
-    reason = f"{type(error).__name__}: {error}"
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -59,9 +59,12 @@ def model_name(name: str) -> str:
 
     Raises
     ------
-    NoneOfTheAllowedError
+    ValueError
         If it is neither.
     """
     if name in MODELS or is_custom(name):
         return name
+    module, _, member = name.rpartition(".")
+    if is_custom(f"{module}:{member}"):
+        raise ValueError(f"is unknown; did you mean {module}:{member}?")
     raise NoneOfTheAllowedError(ALLOWED, name)
