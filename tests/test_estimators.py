@@ -1,6 +1,7 @@
 """Clients whose model is an estimator: which methods take them, and what their runs give."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from fedkd_flwr.config import ConfigError, methods_with
 from fedkd_flwr.custom_objects.importing import HELD
 from fedkd_flwr.models.estimator_model import EstimatorModel, weighted_rows
 
+ROOT = Path(__file__).parents[1]
 FOREST = "sklearn.ensemble:RandomForestClassifier"
 TAKING = ["kt-pfl", "sim-pfl", "topk-pfl", "fedmd", "perfed-ckt", "local", "ds-fl"]
 
@@ -31,6 +33,13 @@ def mixed(small):
 
 def test_these_methods_take_estimators():
     assert sorted(methods_with("takes_estimators")) == sorted(TAKING)
+
+
+@pytest.mark.parametrize("page", ["how-to/custom-models.md", "reference/methods.md"])
+def test_the_pages_list_the_methods_that_take_estimators(page):
+    text = (ROOT / "docs" / page).read_text()
+    (listed,) = re.findall(r"`local`, (.*) and (`[\w-]+`) take", text)
+    assert sorted(re.findall(r"`([\w-]+)`", " ".join(["`local`", *listed]))) == sorted(TAKING)
 
 
 @pytest.mark.parametrize("strategy", TAKING)
