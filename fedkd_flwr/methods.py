@@ -101,6 +101,7 @@ METHODS: dict[str, Method] = {
     "ditto": _built_in("ditto:Ditto", "ditto:DittoClient"),
     "apfl": _built_in("apfl:APFL", "apfl:APFLClient"),
     "fedrod": _built_in("fedrod:FedRoD", "fedrod:FedRoDClient"),
+    "fedala": _built_in("fedala:FedALA", "fedala:FedALAClient"),
     "fedper": _built_in("fedper:FedPer", "parameters:ParameterClient"),
     "fedbn": _built_in("fedbn:FedBN", "parameters:ParameterClient"),
     "fedrep": _built_in("fedrep:FedRep", "fedrep:FedRepClient"),

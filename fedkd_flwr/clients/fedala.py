@@ -1,0 +1,106 @@
+"""The client of FedALA."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import pstdev
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional
+
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.clients.steps import yields_jobs
+from fedkd_flwr.models.layers import layers_of
+from fedkd_flwr.models.vectors import fill_model
+from fedkd_flwr.training.loop import Batch, epoch_batches
+from strategies.fedala import FedALASettings
+
+MIXING = "mixing"
+"""Name of W in the client's memory."""
+
+RECENT, MOST_EPOCHS = 10, 100
+"""Losses of how many epochs show that W has converged, and the most epochs until then."""
+
+Parameters = Mapping[str, Tensor]
+"""Parameters of the mixed layers by name."""
+
+
+def mixture(own: Parameters, received: Parameters, weights: Parameters) -> dict[str, Tensor]:
+    """Return ``L + W * (G - L)`` by name."""
+    return {name: torch.lerp(own[name], received[name], weights[name]) for name in own}
+
+
+class FedALAClient(ParameterClient):
+    """Mixes the received model with its own, trains the mixture and sends it."""
+
+    settings: FedALASettings
+
+    @yields_jobs
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Start from the mixture, train locally, and reply with the model."""
+        own = self.mixed_parameters() if self.memory.load("model") else None
+        self.receive_model(received)
+        if own:
+            self.mix_with(own, server_round)
+        counts = yield from self.counted_when("received")
+        loss = yield from self.train_locally(server_round)
+        return TrainReply(self.model_arrays(), {"train-loss": loss, **counts})
+
+    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+        """Evaluate the client's own model."""
+        return {}
+
+    def mixed_parameters(self) -> dict[str, Tensor]:
+        """Return copies of the parameters of the last p layers by name."""
+        layers = layers_of(self.model)
+        last = layers[len(layers) - min(self.settings.mixed_layers, len(layers)) :]
+        chosen = {parameter for layer in last for parameter in layer.parameters(recurse=False)}
+        named = self.model.named_parameters()
+        return {name: p.detach().clone() for name, p in named if p in chosen}
+
+    def mix_with(self, own: Parameters, server_round: int) -> None:
+        """Learn W, and fill the model with the mixture.
+
+        Parameters
+        ----------
+        own : mapping of str to Tensor
+            L in the mixed layers. The model holds G.
+        server_round : int
+            Round of the run. The samples for W depend on it.
+        """
+        received = self.mixed_parameters()
+        kept = self.memory.load(MIXING)
+        weights = kept or {name: torch.ones_like(tensor) for name, tensor in own.items()}
+        losses: list[float] = []
+        self.model.eval()
+        for batches in self.weight_epochs(server_round, 1 if kept else MOST_EPOCHS):
+            for images, labels in self.gradient_steps.counted(batches):
+                start = {n: t.requires_grad_() for n, t in mixture(own, received, weights).items()}
+                logits = functional_call(self.model, start, (images,))
+                loss = functional.cross_entropy(logits, labels)
+                slopes = dict(zip(start, torch.autograd.grad(loss, [*start.values()]), strict=True))
+                rate = self.settings.rate
+                weights = {
+                    name: torch.clamp(w - rate * slopes[name] * (received[name] - own[name]), 0, 1)
+                    for name, w in weights.items()
+                }
+            losses.append(loss.item())
+            if converged(losses, self.settings.threshold):
+                break
+        fill_model(self.model, mixture(own, received, weights))
+        self.memory.save(MIXING, weights)
+
+    def weight_epochs(self, server_round: int, most: int) -> Iterator[Iterator[Batch]]:
+        """Yield the batches of each epoch for W, from a share of the training samples."""
+        generator, size = self.generator("mixing", server_round), self.run.training.batch_size
+        count = max(1, int(self.settings.sample_share * self.num_examples))
+        chosen = torch.from_numpy(generator.permutation(self.num_examples)[:count])
+        for _ in range(most):
+            epoch = epoch_batches(count, size, 1, generator)
+            yield self.batches_at(chosen[positions] for positions in epoch)
+
+
+def converged(losses: Sequence[float], threshold: float) -> bool:
+    """Return whether the losses of the last epochs vary less than a threshold."""
+    return len(losses) > RECENT and pstdev(losses[-RECENT:]) < threshold

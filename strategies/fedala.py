@@ -1,0 +1,73 @@
+"""FedALA: each client mixes the received model with its own, element by element, before training.
+
+Jianqing Zhang, Yang Hua, Hao Wang, Tao Song, Zhengui Xue, Ruhui Ma, Haibing Guan, *FedALA: Adaptive
+Local Aggregation for Personalized Federated Learning*, AAAI 2023, arXiv:2212.01197.
+
+A client receives the global model G and has its own model L of its last training. Its last p
+layers start the round as ``L + W * (G - L)`` with a weight W in [0, 1] for each number, and the
+layers below as G. W is 1 at first. On a random share of its samples the client takes steps
+
+    W <- clip(W - eta * gradient * (G - L), 0, 1),
+
+with the gradient of the loss at the mixture: until the loss has converged in the second round, and
+one epoch in each later one. It then trains and sends the model (Algorithm 1). The server averages.
+
+Differences from the paper
+--------------------------
+- The samples for W are drawn anew in each round, and the last smaller batch is used too. The
+  authors' code takes a block of successive samples and drops that batch.
+- Convergence is that of the authors' code: the standard deviation of the last ten epochs' losses is
+  below a threshold. The loss of an epoch is that of its last batch. At most 100 epochs are run.
+- Layers are counted with batch normalization. Its running statistics are the received ones.
+- W is learned in evaluation mode, which the paper does not specify.
+- A client is evaluated after local training. The authors' code evaluates before it, after mixing.
+- A client that was not sampled mixes with the model of its last training when it is sampled again.
+  In the authors' code all clients mix in each round.
+- Momentum starts anew in each round, since the model is replaced.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from strategies.core.plan import Settings
+from strategies.core.replies import Arrays
+from strategies.core.search import SearchRange
+from strategies.parameters import ParameterStrategy
+
+
+class FedALASettings(Settings):
+    """Settings of FedALA.
+
+    Attributes
+    ----------
+    mixed_layers : int
+        p, the number of layers that are mixed, counted from the output; with 0 no layer is mixed.
+    sample_share : float
+        s, the share of the training samples on which W is learned.
+    rate : float
+        eta, the step size of W.
+    threshold : float
+        Standard deviation of the last ten losses at which W has converged.
+    """
+
+    table = "fedala"
+    mixed_layers: int = Field(default=1, ge=0)
+    sample_share: float = Field(default=0.8, gt=0, le=1)
+    rate: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=1.0, gt=0)
+    threshold: float = Field(default=0.1, gt=0)
+
+
+class FedALA(ParameterStrategy):
+    """FedAvg's server; clients mix."""
+
+    paper = "Zhang et al. 2023 (FedALA)"
+    client_dp = True
+    color_family = "apfl"
+    settings_type = FedALASettings
+    evaluates_trained_model = True
+    second_moment = "received"
+
+    def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
+        """Send nothing: the client's own model is evaluated."""
+        return {}

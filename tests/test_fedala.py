@@ -1,0 +1,127 @@
+"""FedALA (Zhang et al. 2023): mixtures before training by hand, and their limits."""
+
+import numpy as np
+import pytest
+from helpers import breaking, replacing, run_with
+from two_clients import (
+    CHANGES,
+    assert_same_models,
+    gradient,
+    loss_on_test_data,
+    returned_weights,
+    sizes_of,
+    training_data,
+    witnessed,
+)
+
+import fedkd_flwr
+from fedkd_flwr.clients.fedala import converged
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.runs import read_checkpoint
+
+HEAD = slice(785 * 100, None)
+"""Numbers of the mlp's last layer in its vector."""
+
+RATE = 20.0
+
+
+@pytest.fixture
+def small(small):
+    own = {"strategy": "fedala", "fedala.sample-share": 1.0, "fedala.rate": RATE}
+    return {**small, **CHANGES, **own}
+
+
+def mixed(weights, own, sent):
+    """Return the model at the start of a round; all are flat arrays, `weights` of the head."""
+    start = np.array(sent)
+    start[HEAD] = own[HEAD] + weights * (sent[HEAD] - own[HEAD])
+    return start
+
+
+def learned(weights, own, sent, data, epochs):
+    """Return W after some epochs of one batch each."""
+    for _ in range(epochs):
+        slope = gradient(mixed(weights, own, sent), *data)[HEAD]
+        weights = np.clip(weights - np.float32(RATE) * slope * (sent[HEAD] - own[HEAD]), 0, 1)
+    return weights
+
+
+@pytest.mark.parametrize("cohort", ["off", "on"])
+def test_three_rounds_by_hand(cohort, small, tmp_path):
+    """W is learned until convergence in the second round, and for one epoch in the third."""
+    changes = {"cohort": cohort, "num-server-rounds": 3, "fedala.threshold": 1.0}
+    run, finished = witnessed(small, tmp_path / "run", **changes)
+    data = [training_data(small, n) for n in (0, 1)]
+    shares = sizes_of(small) / sizes_of(small).sum()
+    weights = [np.ones(1010, np.float32)] * 2
+    back, ends = returned_weights(run), [None, None]
+    for t in (1, 2, 3):
+        sent = run.down[t, "train", 0]["weights"]
+        if t > 1:
+            np.testing.assert_allclose(sent, shares @ ends, atol=5e-6)
+        for n in (0, 1):
+            start = sent
+            if t > 1:
+                # A threshold above all differences is met as soon as it is looked at.
+                weights[n] = learned(weights[n], ends[n], sent, data[n], 11 if t == 2 else 1)
+                assert 0.01 < np.mean(weights[n] < 1) < 1
+                start = mixed(weights[n], ends[n], sent)
+            for _ in range(3):
+                start = start - np.float32(0.2) * gradient(start, *data[n])
+            ends[n] = start
+            np.testing.assert_allclose(back[t, n], ends[n], atol=5e-6)
+    rows = finished.clients.set_index(["round", "partition_id"])
+    for n in (0, 1):
+        assert rows.loc[(3, n), "loss"] == pytest.approx(
+            loss_on_test_data(ends[n], small, n), abs=2e-5
+        )
+
+
+def test_losses_have_converged_when_the_last_ten_differ_little():
+    assert not converged([1.0] * 10, threshold=0.1)
+    assert converged([1.0] * 11, threshold=0.1)
+    assert converged([9.0] + [1.0, 1.1] * 5, threshold=0.06)
+    assert not converged([9.0] + [1.0, 1.1] * 5, threshold=0.05)
+
+
+def test_without_mixed_layers_models_are_those_of_fedavg_bit_for_bit(small, tmp_path):
+    small |= {"batch-size": 20, "momentum": 0.9, "learning-rate": 0.02}
+    one, _ = witnessed(small, tmp_path / "one", **{"fedala.mixed-layers": 0})
+    other, _ = witnessed({**small, "strategy": "fedavg"}, tmp_path / "other")
+    assert_same_models(one, other)
+
+
+def test_more_mixed_layers_than_the_model_has_are_all_of_it(small, tmp_path):
+    runs = [witnessed(small, tmp_path / f"{p}", **{"fedala.mixed-layers": p})[0] for p in (2, 1000)]
+    assert_same_models(*runs)
+
+
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
+    """Clients keep their models and W."""
+    small |= {"num-server-rounds": 3, "fedala.sample-share": 0.5, "batch-size": 16}
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=2)
+    assert set(read_checkpoint(tmp_path / "run").state) == {"model/weights"}
+    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=3)
+    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
+
+
+def test_a_model_that_is_not_finite_is_refused(small, tmp_path):
+    weights = np.full(79510, np.nan, np.float32)
+    run, _ = run_with(breaking(replacing(weights=weights)), small, tmp_path / "run")
+    assert list(run.rounds["failures"]) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"fedala.sample-share": 0}, "fedala.sample-share = 0: it should be greater than 0"),
+        ({"fedala.mixed-layers": -1}, "fedala.mixed-layers = -1: it should be greater than or eq"),
+        ({"models": "mlp,lenet"}, "fedala averages parameters and needs one architecture"),
+        ({"dp-sgd-noise-multiplier": 1.0}, "fedala uses training samples outside of plain local"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)
