@@ -1,4 +1,4 @@
-"""KT-pFL's clients in bare PyTorch: the arithmetic of a round, without a framework.
+"""Clients in bare PyTorch: the arithmetic of a round of KT-pFL or of training, no framework.
 
 There are no messages, client states, checks or run directory. Models stay in a list. The server
 only averages the predictions into one teacher for all clients.
@@ -104,14 +104,7 @@ def bare_round(model: str, clients: int, train: int, test: int, public: int) -> 
         Numbers of training and test samples per client, and of public samples.
     """
     public_images, _ = random_samples(public)
-    bare_clients = [
-        BareClient(
-            build_model(model, SOURCE.shape, SOURCE.classes),
-            *random_samples(train),
-            *random_samples(test),
-        )
-        for _ in range(clients)
-    ]
+    bare_clients = random_clients(model, clients, train, test)
     teacher = torch.full((public, SOURCE.classes), 1 / SOURCE.classes)
 
     def run_round() -> None:
@@ -124,6 +117,43 @@ def bare_round(model: str, clients: int, train: int, test: int, public: int) -> 
         teacher.copy_(torch.stack(predictions).mean(dim=0))
 
     return run_round
+
+
+def bare_training(model: str, clients: int, train: int, test: int, models: int = 1) -> Task:
+    """Return a task that trains and tests clients without any exchange.
+
+    Parameters
+    ----------
+    model : str
+        Architecture of every client.
+    clients : int
+        Number of clients.
+    train, test : int
+        Numbers of training and test samples per client.
+    models : int
+        Models that each client trains.
+    """
+    trained = [random_clients(model, clients, train, test) for _ in range(models)]
+
+    def run_round() -> None:
+        for bare_clients in trained:
+            for client in bare_clients:
+                client.train()
+                client.evaluate()
+
+    return run_round
+
+
+def random_clients(model: str, clients: int, train: int, test: int) -> list[BareClient]:
+    """Return clients with random samples and new models."""
+    return [
+        BareClient(
+            build_model(model, SOURCE.shape, SOURCE.classes),
+            *random_samples(train),
+            *random_samples(test),
+        )
+        for _ in range(clients)
+    ]
 
 
 def shuffled(count: int, batch_size: int) -> Sequence[Tensor]:

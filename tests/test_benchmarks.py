@@ -5,13 +5,14 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from benchmarks import __main__ as command
 from benchmarks import pairs, rounds
-from benchmarks.bare import BareClient, bare_round
+from benchmarks.bare import BareClient, bare_round, bare_training
 from benchmarks.images import settings_for, write_random_images
 from benchmarks.records import Record, current_conditions, read_records, save_record
 from benchmarks.table import three_digits
@@ -99,9 +100,19 @@ def test_bare_rounds_learn(monkeypatch):
     assert not torch.equal(teachers[0], teachers[-1])
 
 
+def test_bare_training_trains_each_model_of_each_client(monkeypatch):
+    losses, train = [], BareClient.train
+    monkeypatch.setattr(BareClient, "train", lambda self: losses.append(train(self)))
+    run_round = bare_training("mlp", clients=2, train=22, test=8, models=3)
+    for _ in range(8):
+        run_round()
+    assert len(losses) == 8 * 2 * 3
+    assert np.mean(losses[-6:]) < np.mean(losses[:6])
+
+
 def test_warm_up_rounds_are_not_timed():
     played = []
-    found = rounds.round_pairs("mlp", 2, 8, lambda: played.append(1), repetitions=1)
+    found = rounds.round_pairs("kt-pfl", "mlp", 2, 8, lambda: played.append(1), repetitions=1)
     assert len(found) == 1
     assert len(played) == rounds.UNTIMED + 1
     assert found[0][0] > found[0][1]
