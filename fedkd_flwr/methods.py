@@ -108,6 +108,7 @@ METHODS: dict[str, Method] = {
     "fedbabu": _built_in("fedbabu:FedBABU", "fedbabu:FedBABUClient"),
     "kt-pfl-params": _built_in("kt_pfl_params:KTpFLParams", "kt_pfl_params:KTpFLParamsClient"),
     "fedamp": _built_in("fedamp:FedAMP", "fedamp:FedAMPClient"),
+    "pfedgraph": _built_in("pfedgraph:PFedGraph", "pfedgraph:PFedGraphClient"),
     "fedfomo": _built_in("fedfomo:FedFomo", "fedfomo:FedFomoClient"),
 }
 """The built-in methods, grouped by family."""

@@ -26,26 +26,17 @@ Differences from the paper
 - A new client's weights are computed over the last models of the clients in training and its own.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
-from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
-from strategies.parameters import (
-    AVERAGES,
-    LibraryState,
-    LibraryStrategy,
-    Model,
-    gram_matrix,
-    squared_distances,
-)
+from strategies.library_mixtures import MixtureStrategy
+from strategies.parameters import Model, gram_matrix, squared_distances
 
 
 class FedAMPSettings(Settings):
@@ -93,72 +84,17 @@ def attention_weights(
     return others + np.diag(1.0 - others.sum(axis=1))
 
 
-@dataclass(frozen=True)
-class FedAMPState(LibraryState):
-    """The clients' last models, and how they are mixed.
-
-    Attributes
-    ----------
-    attention : PairMatrix
-        Weights of u, (N, N); a client without a model on the server has weight 1 on itself.
-    """
-
-    attention: PairMatrix
-
-
-class FedAMP(LibraryStrategy):
+class FedAMP(MixtureStrategy):
     """FedAMP's server (Algorithm 1)."""
 
     paper = "Huang et al. 2021"
     dp_sgd = True
     color_family = "hypcluster"
+    matrix_name = "attention"
     settings_type = FedAMPSettings
     settings: FedAMPSettings
-    state: FedAMPState
 
-    def begin(self, initial: Arrays) -> FedAMPState:
-        """Start with weight 1 of each client on itself."""
-        identity = PairMatrix.identity(self.plan.num_clients)
-        return FedAMPState(dict(initial), library={}, attention=identity)
-
-    def grown(self) -> FedAMPState:
-        """Give clients that join weight 1 on themselves."""
-        attention = self.state.attention.grown(self.plan.num_clients, diagonal=1)
-        return replace(self.state, attention=attention)
-
-    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> FedAMPState:
-        """Store the models and recompute the weights among all stored models."""
-        library = self.library_with(models)
-        attention = self.state.attention.with_members(library)
-        weights = self.weights_among(list(library.values()))
-        return replace(
-            self.state, library=library, attention=attention.changed(library, library, weights)
-        )
-
-    def weights_among(self, models: Sequence[Model]) -> NDArray[np.float64]:
+    def weights_among(self, models: Mapping[int, Model]) -> NDArray[np.float64]:
         """Return the weights of u among some clients' models, shape (R, R)."""
-        distances = squared_distances(gram_matrix(models))
+        distances = squared_distances(gram_matrix(list(models.values())))
         return attention_weights(distances, self.settings.attention_step, self.settings.sigma)
-
-    def welcome(self, step: int, replies: dict[int, Reply]) -> FedAMPState:
-        """Compute each new client's weights on the last models of the training clients."""
-        new = self.models_in(replies)
-        attention = self.state.attention.with_members(new)
-        givers = self.state.library.keys() & self.trained
-        library = {n: model for n, model in self.state.library.items() if n in givers}
-        for n, model in new.items():
-            weights = self.weights_among([*library.values(), model])
-            attention = attention.changed([n], [*library, n], weights[-1:])
-        return replace(self.state, library=self.library_with(new), attention=attention)
-
-    def model_for(self, partition_id: int) -> Model:
-        """Return u_i, or the initial model before the client's first reply."""
-        library = self.state.library
-        if partition_id not in library:
-            return self.state.model
-        (weights,) = self.state.attention.at([partition_id], library)
-        return AVERAGES[self.plan.mixing](list(library.values()), weights)
-
-    def matrices(self) -> dict[str, NDArray[Any]]:
-        """Return the weights of u as ``attention``."""
-        return self.state.attention.named("attention")

@@ -10,7 +10,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FAMILIES = {
     f"strategies.{name}"
-    for name in ("parameters", "soft_predictions", "prototypes", "supernets", "clusters")
+    for name in (
+        "parameters",
+        "library_mixtures",
+        "soft_predictions",
+        "prototypes",
+        "supernets",
+        "clusters",
+    )
 }
 
 

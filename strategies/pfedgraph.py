@@ -1,0 +1,108 @@
+"""pFedGraph: clients are mixed by a graph that is inferred from their updates and their sizes.
+
+Rui Ye, Zhenyang Ni, Fangzhao Wu, Siheng Chen, Yanfeng Wang, *Personalized Federated Learning with
+Inferred Collaboration Graphs*, ICML 2023.
+
+With the updates ``d_i = w_i - w_0`` of the clients' models since the initial model and the shares p
+of the clients' samples, row i of the graph minimizes
+
+    alpha * ||a - p||² - Σ_j a_j cos(d_i, d_j)    over a on the simplex.
+
+The server sends client i the mixture ``u_i = Σ_j a_ij w_j``. The client trains from it with
+``lambda * cos(w, u_i)`` added to its loss.
+
+Differences from the paper
+--------------------------
+- The paper's text was not at hand; this is the authors' code (its variant *approx*, in which u_i
+  stands in the cosine on the clients, and not the mixture of normalized models). As there, cosines
+  above 0.9 count as 1, and lambda is added: it pushes w away from the direction of u_i.
+- The minimum is computed exactly: it is the projection of ``p + cos / (2 alpha)`` onto the simplex.
+  The authors' code calls a solver.
+- The cosines are of all parameters. The authors' code can restrict them to the last layers.
+- Clients may be sampled; the graph is among the last models of all clients. In the authors' code it
+  is among those of the round.
+- Accuracy is that of the model after local training. The authors' code reports the test accuracy at
+  the best validation accuracy, before or after training.
+- The cosine is added from the second round of a client on, since it starts from the initial model.
+- Batch-normalization statistics are mixed with the same weights.
+- With ``mixing = "median"`` or ``"trimmed-mean"`` u_i is that of the models with these weights.
+- A new client's weights are computed over the last models of the clients in training and its own.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from strategies.core.plan import Settings
+from strategies.core.probabilities import project_onto_simplex
+from strategies.core.search import SearchRange
+from strategies.library_mixtures import MixtureStrategy
+from strategies.parameters import BUFFERS, Model
+
+EQUAL = 0.9
+"""Cosine from which updates count as equal."""
+
+
+class PFedGraphSettings(Settings):
+    """Settings of pFedGraph, with the defaults of the authors' code.
+
+    Attributes
+    ----------
+    size_weight : float
+        alpha, how strongly the graph follows the clients' sizes instead of their similarities.
+    similarity_weight : float
+        lambda of the cosine on the clients.
+    """
+
+    table = "pfedgraph"
+    size_weight: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=0.8, gt=0)
+    similarity_weight: float = Field(default=0.01, ge=0)
+
+
+def graph_rows(
+    cosines: NDArray[np.float64], shares: NDArray[np.float64], size_weight: float
+) -> NDArray[np.float64]:
+    """Return the rows of the graph, (R, R), on the simplex.
+
+    Parameters
+    ----------
+    cosines : ndarray
+        Shape (R, R), cosines of the clients' updates.
+    shares : ndarray
+        p, shape (R,), sum 1.
+    size_weight : float
+        alpha.
+    """
+    similar = np.where(cosines > EQUAL, 1.0, cosines)
+    rows = shares + similar / (2 * size_weight)
+    return project_onto_simplex(rows, np.ones(len(rows)))
+
+
+def update_cosines(models: list[Model], start: Model) -> NDArray[np.float64]:
+    """Return the cosines of R models' updates of parameters since a start, (R, R); 0 for none."""
+    products = np.zeros((len(models), len(models)))
+    for kind in start.keys() - {BUFFERS}:
+        moved = np.stack([model[kind] - start[kind] for model in models]).astype(np.float64)
+        products += moved @ moved.T
+    norms = np.sqrt(np.diag(products))
+    return products / np.maximum(np.outer(norms, norms), np.finfo(np.float64).tiny)
+
+
+class PFedGraph(MixtureStrategy):
+    """pFedGraph's server."""
+
+    paper = "Ye et al. 2023"
+    dp_sgd = True
+    color_family = "feddyn"
+    matrix_name = "graph"
+    settings_type = PFedGraphSettings
+    settings: PFedGraphSettings
+
+    def weights_among(self, models: Mapping[int, Model]) -> NDArray[np.float64]:
+        """Return the graph among some clients, shape (R, R)."""
+        sizes = self.weights_of(models)
+        cosines = update_cosines(list(models.values()), self.state.model)
+        return graph_rows(cosines, sizes / sizes.sum(), self.settings.size_weight)
