@@ -250,7 +250,19 @@ def test_distillation_in_a_cohort_equals_distillation():
 
 
 @pytest.mark.parametrize(
-    "strategy", ["kt-pfl", "perfed-ckt", "local", "fedavg", "scaffold", "ditto"]
+    "strategy",
+    [
+        "kt-pfl",
+        "perfed-ckt",
+        "local",
+        "fedavg",
+        "scaffold",
+        "ditto",
+        "fml",
+        "fedkd",
+        "fedrod",
+        "apfl",
+    ],
 )
 def test_a_run_with_cohorts_equals_one_without(strategy, small, tmp_path):
     changes = {"strategy": strategy, "models": "mlp", "partition": "dirichlet", "alpha": 1.0}

@@ -72,10 +72,9 @@ def test_a_single_number_is_a_matrix_of_its_own():
 
 def test_the_loss_of_both_models_by_autograd_on_plain_formulas():
     torch.manual_seed(0)
-    pair = FeaturePair(
-        nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)),
-        nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 2)),
-    )
+    wide, narrow = (nn.Sequential(nn.Linear(2, d), nn.Linear(d, 2)) for d in (3, 1))
+    wide.architecture, narrow.architecture = "wide", "narrow"
+    pair = FeaturePair(wide, narrow)
     images, labels = torch.randn(4, 2), torch.tensor([0, 1, 1, 0])
     adaptive_mutual_loss(pair, images, labels).backward()
     found = [parameter.grad.clone() for parameter in pair.parameters()]

@@ -21,6 +21,7 @@ def linear(a, b):
     model = nn.Linear(1, 2, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[a], [b]]))
+    model.architecture = "linear"
     return model
 
 

@@ -1,6 +1,6 @@
 """The client of Fed-RoD."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,7 @@ from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.features import features_and_logits
 from fedkd_flwr.models.layers import head_of
+from fedkd_flwr.models.model_pool import architecture_of
 
 PERSONAL_HEAD = "personal-head"
 """Name of p in the client's memory."""
@@ -31,6 +32,8 @@ class Decoupled(nn.Module):
     def __init__(self, shared: nn.Module, head: nn.Linear) -> None:
         super().__init__()
         self.shared, self.head = shared, head
+        # Those with equal architectures are trained as a cohort.
+        self.architecture = architecture_of(shared), "with a personal head"
 
 
 @dataclass(frozen=True)
@@ -39,16 +42,16 @@ class RobustDecoupling:
 
     Attributes
     ----------
-    log_counts : Tensor
-        log N_c, shape (K,); minus infinity for a class without samples.
+    tensors : sequence of Tensor
+        Of the client: log N_c, shape (K,), minus infinity for a class without samples.
     """
 
-    log_counts: Tensor = field(compare=False)
+    tensors: Sequence[Tensor] = field(compare=False)
 
     def __call__(self, model: Decoupled, images: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of a batch."""
         features, generic = features_and_logits(model.shared, images)
-        balanced = functional.cross_entropy(generic + self.log_counts, labels)
+        balanced = functional.cross_entropy(generic + self.tensors[0], labels)
         personal = generic.detach() + model.head(features.detach())
         return balanced + functional.cross_entropy(personal, labels)
 
@@ -56,7 +59,6 @@ class RobustDecoupling:
 class FedRoDClient(ParameterClient):
     """Trains the global model by the balanced softmax loss, and a personal head on top of it."""
 
-    trains_alone = True
     needs_head = True
 
     @yields_jobs
@@ -64,7 +66,7 @@ class FedRoDClient(ParameterClient):
         """Train both parts, keep the personal head, and reply with the global model."""
         self.receive_model(received)
         both = Decoupled(self.model, self.personal_head())
-        loss = RobustDecoupling(self.data.class_counts.log())
+        loss = RobustDecoupling([self.data.class_counts.log()])
         mean_loss = yield from self.train_locally(server_round, loss, model=both)
         self.memory.save(PERSONAL_HEAD, both.head.state_dict())
         return TrainReply(self.model_arrays(), {"train-loss": mean_loss})

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient, Training, TrainReply
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.models.model_pool import Architecture, borrowed
+from fedkd_flwr.models.model_pool import Architecture, architecture_of, borrowed
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.losses import kl_to_teacher
 from strategies.fml import FMLSettings
@@ -28,6 +28,8 @@ class Pair(nn.Module):
     def __init__(self, private: nn.Module, shared: nn.Module) -> None:
         super().__init__()
         self.private, self.shared = private, shared
+        # Pairs with equal architectures are trained as a cohort.
+        self.architecture = architecture_of(private), architecture_of(shared)
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,6 @@ class SharedModelClient(PersonalClient):
     """A client that trains a copy of the shared model together with its own."""
 
     settings: SharedModelSettings
-    trains_alone = True
 
     def replaced_parameters(self, model: nn.Module) -> Collection[nn.Parameter]:
         """Return the parameters of the shared model of a pair."""

@@ -119,7 +119,7 @@ def cohort_key(job: Job) -> Hashable | None:
     """
     if not isinstance(job, TrainJob | PredictJob):
         return None
-    architecture: Architecture | None = vars(job.model).get("architecture")
+    architecture: Hashable | None = vars(job.model).get("architecture")
     if architecture is None:
         return None
     if isinstance(job, PredictJob):
