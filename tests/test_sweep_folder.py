@@ -81,3 +81,15 @@ def test_unreadable_runs_and_other_files_do_not_matter(sweep, tmp_path):
         (folder / name / "config.json").write_text(text)
     (folder / "notes.txt").write_text("mine")
     assert len(run_sweep(sweep, folder)) == 1
+
+
+def test_methods_with_settings_of_their_own_are_run_one_after_another(tmp_path):
+    """`only` leaves out runs, but the folder is that of the whole sweep."""
+    combinations = (
+        'seed = [0]\ncombinations = [{ strategy = "local", learning-rate = 0.02 }, '
+        '{ strategy = "fedavg", learning-rate = 0.01 }]\n'
+    )
+    sweep, folder = write(tmp_path, combinations), tmp_path / "runs"
+    for method in ("local", "fedavg"):
+        (run,) = run_sweep(sweep, folder, only={"strategy": method})
+        assert run.config["strategy"] == method

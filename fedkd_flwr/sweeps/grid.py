@@ -101,15 +101,29 @@ def read_sweep(
             _require_same_place(path, twin, configuration)
     _log_unread(path, configurations.values())
     _log_ignored(ignored)
-    return _selected(path, configurations, only) if only else configurations
+    return select_runs(path, configurations, only) if only else configurations
 
 
-def _selected(
-    path: Path, configurations: Mapping[str, Configuration], only: Selection
+def select_runs(
+    path: str | Path, configurations: Mapping[str, Configuration], only: Selection
 ) -> dict[str, Configuration]:
-    """Return those runs that have one of the values wanted for each setting.
+    """Return those runs of a sweep that have one of the values wanted for each setting.
 
     A method has no value for the settings of others, whatever their default is.
+
+    Parameters
+    ----------
+    path : str or Path
+        The sweep's file, for messages.
+    configurations : dict of str to Configuration
+        All its runs, as `read_sweep` returns them.
+    only : mapping
+        As for `read_sweep`.
+
+    Raises
+    ------
+    ConfigError
+        If no run has such a setting, or none is wanted.
     """
     read = {name: _read_settings(run) for name, run in configurations.items()}
     wanted = {

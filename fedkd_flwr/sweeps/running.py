@@ -33,7 +33,7 @@ from fedkd_flwr.sweeps.earlier_attempts import (
     rounds_to_continue_from,
 )
 from fedkd_flwr.sweeps.folder import require_own_folder, sweep_folder
-from fedkd_flwr.sweeps.grid import Selection, read_sweep, run_labels
+from fedkd_flwr.sweeps.grid import Selection, read_sweep, run_labels, select_runs
 from fedkd_flwr.sweeps.parallel_calls import call_in_parallel
 from strategies.core.flower import log
 from strategies.core.rounds import OnRound
@@ -213,10 +213,11 @@ def run_sweep(
         Before any run starts.
     """
     engines.find_engine(engine)
-    configurations = read_sweep(path, settings, only)
+    everything = read_sweep(path, settings)
+    configurations = select_runs(path, everything, only) if only else everything
     _check_jobs(jobs, engine, configurations.values())
     folder = sweep_folder(path, output_dir)
-    require_own_folder(folder, configurations.values())
+    require_own_folder(folder, everything.values())
     require_writable(folder, "folder of the runs")
     for models_dir in {configuration.run.models_dir for configuration in configurations.values()}:
         if models_dir and not save_models:
