@@ -95,6 +95,7 @@ def test_soft_prediction_methods_never_send_weights(strategy, small, tmp_path):
     witness = Witness()
     run_with(witness, small, tmp_path / "run", strategy=strategy)
     allowed = {("predictions", (40, 10)), ("teacher", (40, 10))}
+    masks = {("selected", (5,)), ("kept", (5,))}
     clusters = {("centroids", (c, 40, 10)) for c in range(1, 5)}
     sent = {
         (name, array.shape)
@@ -102,7 +103,7 @@ def test_soft_prediction_methods_never_send_weights(strategy, small, tmp_path):
         for name, array in arrays.items()
     }
     assert ("predictions", (40, 10)) in sent
-    assert sent <= allowed | clusters
+    assert sent <= allowed | masks | clusters
     weights = {
         tuple(tensor.shape)
         for name in ("mlp", "lenet")

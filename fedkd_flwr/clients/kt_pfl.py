@@ -49,8 +49,14 @@ class KTpFLClient(SoftPredictionClient):
         float
             Mean distillation loss over all samples seen.
         """
-        settings = self.settings
         images = self.public_images(server_round - 1)
+        loss = yield from self.distill_on(images, teacher, server_round)
+        return loss
+
+    @yields_jobs
+    def distill_on(self, images: Tensor, teacher: Tensor, server_round: int) -> Steps[float]:
+        """Distill from a teacher on some images, (n, …) and (n, K), for R epochs."""
+        settings = self.settings
         positions = epoch_batches(
             len(images),
             settings.public_batch_size,

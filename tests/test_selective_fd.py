@@ -1,0 +1,134 @@
+"""Selective-FD (Shao et al. 2024): the density ratio, both selectors by hand, and the limits."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import Witness, breaking, client_of, replacing, reply_with, run_with
+
+import fedkd_flwr
+from fedkd_flwr.clients.selective_fd import DensityRatio, gaussian_kernel
+from fedkd_flwr.config import ConfigError, read_config
+from strategies.core.caching import packed, unpacked
+from strategies.core.plan import RunPlan
+from strategies.selective_fd import SelectiveFD, SelectiveFDSettings, selective_mean
+
+
+@pytest.fixture
+def small(small):
+    return {**small, "strategy": "selective-fd", "models": "mlp"}
+
+
+def test_the_density_ratio_is_the_minimum_of_its_objective():
+    """The gradient of KuLSIF's objective in the coefficients of all samples is zero."""
+    generator = torch.Generator().manual_seed(0)
+    known = torch.randn(7, 2, generator=generator, dtype=torch.float64)
+    auxiliary = 4 * torch.rand(9, 2, generator=generator, dtype=torch.float64) - 2
+    ridge, width = 0.2, 0.8
+    ratio = DensityRatio(known, auxiliary, width, ridge)
+    every = torch.cat([auxiliary, known])
+    start = torch.cat([ratio.weights, torch.full((7,), 1 / (7 * ridge), dtype=torch.float64)])
+    start.requires_grad_()
+    kernel = gaussian_kernel(every, every, width)
+    values = kernel @ start
+    objective = (
+        values[:9].square().mean() / 2 - values[9:].mean() + ridge / 2 * start @ kernel @ start
+    )
+    (slope,) = torch.autograd.grad(objective, start)
+    torch.testing.assert_close(slope, torch.zeros_like(slope), atol=1e-10, rtol=0)
+    torch.testing.assert_close(ratio(every), values.detach())
+
+
+def test_a_density_ratio_is_large_where_samples_are():
+    known = torch.linspace(-0.5, 0.5, 50, dtype=torch.float64)[:, None]
+    auxiliary = torch.linspace(-3, 3, 200, dtype=torch.float64)[:, None]
+    inside, outside = DensityRatio(known, auxiliary, 0.3, 0.01)(
+        torch.tensor([[0.0], [2.0]], dtype=torch.float64)
+    )
+    # Uniform on an interval of 1 against one of 6.
+    assert inside == pytest.approx(6, rel=0.25)
+    assert abs(outside) < 0.3
+
+
+def test_the_mean_of_selected_predictions_by_hand():
+    predictions = np.array(
+        [[[0.9, 0.1], [0.6, 0.4], [0.3, 0.7], [1, 0]], [[0.5, 0.5], [0.4, 0.6], [0.1, 0.9], [0, 1]]]
+    )
+    selected = np.array([[1, 1, 1, 0], [0, 1, 1, 0]], dtype=bool)
+    mean, kept = selective_mean(predictions, selected, threshold=0.5)
+    np.testing.assert_allclose(mean, [[0.9, 0.1], [0.5, 0.5], [0.2, 0.8], [0.5, 0.5]], atol=1e-6)
+    # L1 distances to the nearest label are 0.2, 1 and 0.4; nobody selected the last sample.
+    assert kept.tolist() == [True, False, True, False]
+    assert selective_mean(predictions, selected, threshold=2.0)[1].tolist() == [True] * 3 + [False]
+
+
+def test_the_server_teaches_what_clients_selected():
+    plan = RunPlan(num_clients=2, num_classes=2, public_size=3)
+    strategy = SelectiveFD(plan, SelectiveFDSettings(server_threshold=1.0))
+    strategy.state = strategy.begin({})
+    assert strategy.train_payload(1, 0) == {}
+    rows = {0: [[0.9, 0.1]] * 3, 1: [[0.2, 0.8]] * 3}
+    masks = {0: [True, False, False], 1: [True, True, False]}
+    replies = {
+        n: reply_with(
+            {"predictions": np.array(rows[n], np.float32), "selected": packed(np.array(masks[n]))}
+        )
+        for n in (0, 1)
+    }
+    strategy.state = strategy.aggregate(1, replies)
+    sent = strategy.train_payload(2, 0)
+    np.testing.assert_allclose(sent["teacher"], [[0.55, 0.45], [0.2, 0.8], [0.5, 0.5]], atol=1e-6)
+    assert unpacked(sent["kept"], 3).tolist() == [True, True, False]
+
+
+def test_clients_of_two_classes_select_images_of_these(small):
+    """The labels of public samples are not used by anybody but this test."""
+    small |= {"partition": "two-classes", "max-samples": 0}
+    client = client_of(small, 0)
+    held = set(client.data.train_labels.tolist())
+    own = client.selected(client.data.test_images).double().mean()
+    foreign = [client_of(small, n).data for n in range(1, 4)]
+    others = torch.cat(
+        [
+            client.selected(data.test_images)[[y not in held for y in data.test_labels.tolist()]]
+            for data in foreign
+        ]
+    )
+    assert own > 0.5
+    assert others.double().mean() < own - 0.3
+
+
+def test_unselected_predictions_are_uniform_and_runs_resume(small, tmp_path):
+    witness = Witness()
+    whole, _ = run_with(witness, small, tmp_path / "whole", **{"num-server-rounds": 2})
+    seen = 0
+    for (_, kind, _), arrays in witness.up.items():
+        if kind == "train":
+            mask = unpacked(arrays["selected"], len(arrays["predictions"]))
+            assert (arrays["predictions"][~mask] == np.float32(0.1)).all()
+            seen += mask.sum()
+    assert seen
+    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
+
+
+def test_predictions_that_are_not_finite_are_refused(small, tmp_path):
+    size = read_config(small).run.plan.public_size
+    predictions = np.full((size, 10), np.nan, np.float32)
+    run, _ = run_with(breaking(replacing(predictions=predictions)), small, tmp_path / "run")
+    assert set(run.rounds["failures"]) == {1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"selective-fd.mixing": "median"}, "selective-fd.mixing = median is not possible"),
+        ({"selective-fd.cache-rounds": 2}, "selective-fd.cache-rounds = 2 is not possible"),
+        ({"selective-fd.server-threshold": 3}, "it should be less than or equal to 2"),
+        ({"dp-sgd-noise-multiplier": 1.0}, "selective-fd uses training samples outside of plain"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)
