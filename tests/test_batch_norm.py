@@ -14,8 +14,11 @@ from fedkd_flwr.models.vectors import model_vectors
 from strategies.parameters import ParameterStrategy, SharedModelStrategy
 
 COUNTER = "num_batches_tracked"
+# FedBN sends no batch normalization.
 PARAMETER_METHODS = [
-    name for name, method in METHODS.items() if issubclass(method.strategy, ParameterStrategy)
+    name
+    for name, method in METHODS.items()
+    if issubclass(method.strategy, ParameterStrategy) and name != "fedbn"
 ]
 
 
