@@ -1,11 +1,13 @@
 """Tables of what a safeguard gives, over published sets; see `check.py`."""
 
+import pandas as pd
 from columns import results
 from runs import read_set
 from tables import caption
 
 from fedkd_flwr.analysis.comparison import compare
-from fedkd_flwr.analysis.safeguard_criterion import criterion
+from fedkd_flwr.analysis.rendering import in_markdown
+from fedkd_flwr.analysis.safeguard_criterion import Criterion, criterion
 
 
 def table(*names: str) -> str:
@@ -13,6 +15,38 @@ def table(*names: str) -> str:
 
     Comparisons have the last part of their sets' names.
     """
-    found = criterion({name.rpartition("/")[2]: compare(read_set(name)) for name in names})
+    return _captioned(_criterion(*names).to_markdown(), names)
+
+
+def sides(*names: str) -> str:
+    """Return a table of both sides of the criterion: over all sets, then over each set alone."""
+    rows = {"all": _criterion(*names)}
+    rows |= {_short(name): _criterion(name) for name in names}
+    table = pd.DataFrame([_sides(data, found) for data, found in rows.items()])
+    return _captioned(in_markdown(table, []), names)
+
+
+def _captioned(markdown: str, names: tuple[str, ...]) -> str:
     groups = {(name,): results(name, {}) for name in names}
-    return f"{found.to_markdown()}\n{caption(groups, {}, has_verdicts=False)}\n"
+    return f"{markdown}\n{caption(groups, {}, has_verdicts=False)}\n"
+
+
+def _criterion(*names: str) -> Criterion:
+    return criterion({_short(name): compare(read_set(name)) for name in names})
+
+
+def _short(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _sides(data: str, found: Criterion) -> dict[str, str]:
+    """Return a row of `sides`."""
+    losses = -100 * found.clients[["method_gain", "safeguarded_gain"]].min()
+    return {
+        "data": data,
+        "clients": f"{len(found.clients):,}",
+        "method alone shown worse (95%)": str(found.harmed("method")),
+        "safeguarded shown worse (95%)": str(found.harmed()),
+        "kept of the mean gain (95%)": str(found.kept()),
+        "largest loss, points: alone, safeguarded": ", ".join(f"{loss:.1f}" for loss in losses),
+    }

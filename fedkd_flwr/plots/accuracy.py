@@ -109,7 +109,7 @@ def plot_gain_with_safeguard(comparison: Comparison) -> Figure:
         raise ValueError("No run of the comparison has a safeguard.")
     figure, axes = new_figure("Gain in accuracy over the private model, in points", "")
     in_points(axes.xaxis)
-    figure.set_size_inches(FIGURE_WIDTH, 1.6 + 0.6 * len(shown))
+    figure.set_size_inches(1.4 * FIGURE_WIDTH, 1.6 + 0.6 * len(shown))
     for row, (_, style, own) in enumerate(shown):
         for name, place, color in (
             ("method_gain", row - 0.2, ALONE),
@@ -127,7 +127,7 @@ def plot_gain_with_safeguard(comparison: Comparison) -> Figure:
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.axvline(0, color="black", lw=1, ls=":")
-    axes.set_title(
+    figure.suptitle(
         f"{comparison_title(comparison)}\nGray: the method alone; color: safeguarded. "
         "One dot per client and seed; the bar is the mean",
         fontsize="medium",
