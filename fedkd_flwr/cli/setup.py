@@ -90,6 +90,10 @@ def _list_models() -> None:
     from fedkd_flwr.models.registry import MODELS
 
     _say_names("Models", MODELS)
+    say(
+        ("Your own models:", "bold"),
+        " module:object, a network or an estimator such as sklearn.ensemble:RandomForestClassifier",
+    )
 
 
 def _list_data() -> None:
