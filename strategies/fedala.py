@@ -14,15 +14,16 @@ one epoch in each later one. It then trains and sends the model (Algorithm 1). T
 
 Differences from the paper
 --------------------------
-- The samples for W are drawn anew in each round, and the last smaller batch is used too. The
-  authors' code takes a block of successive samples and drops that batch.
+- The samples for W are drawn anew in each round, in one order for all epochs, and the last smaller
+  batch is used too. The authors' code takes a block of successive samples and drops that batch.
 - Convergence is that of the authors' code: the standard deviation of the last ten epochs' losses is
   below a threshold. The loss of an epoch is that of its last batch. At most 100 epochs are run.
 - Layers are counted with batch normalization. Its running statistics are the received ones.
 - W is learned in evaluation mode, which the paper does not specify.
-- A client is evaluated after local training. The authors' code evaluates before it, after mixing.
-- A client that was not sampled mixes with the model of its last training when it is sampled again.
-  In the authors' code all clients mix in each round.
+- A client is evaluated as in the authors' code, after mixing and before local training. W that was
+  learned for an evaluation is not kept, and is learned anew at the start of the next round.
+- A client that was not sampled does not learn W in the round, except for its evaluation. In the
+  authors' code all clients mix in each round.
 - Momentum starts anew in each round, since the model is replaced.
 """
 
@@ -31,7 +32,6 @@ from typing import Annotated
 from pydantic import Field
 
 from strategies.core.plan import Settings
-from strategies.core.replies import Arrays
 from strategies.core.search import SearchRange
 from strategies.parameters import ParameterStrategy
 
@@ -65,9 +65,3 @@ class FedALA(ParameterStrategy):
     client_dp = True
     color_family = "apfl"
     settings_type = FedALASettings
-    evaluates_trained_model = True
-    second_moment = "received"
-
-    def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send nothing: the client's own model is evaluated."""
-        return {}

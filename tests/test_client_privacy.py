@@ -96,10 +96,7 @@ def test_clients_receive_noised_means_alone(strategy, private, tmp_path):
     assert list(run.rounds["failures"]) == [0, 0]
     for kind in ("train", "evaluate"):
         messages = [arrays for (t, phase, _), arrays in witness.down.items() if phase == kind]
-        # A client that is evaluated with the model it has trained is sent none.
-        is_sent = kind == "train" or not METHODS[strategy].strategy.evaluates_trained_model
-        kinds = {frozenset({"weights"})} if is_sent else set()
-        assert {frozenset(arrays) for arrays in messages} == kinds
+        assert {frozenset(arrays) for arrays in messages} == {frozenset({"weights"})}
     second = [witness.down[2, "train", n]["weights"] for n in range(4)]
     for received in second:
         np.testing.assert_array_equal(received, second[0])

@@ -13,7 +13,7 @@ from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.layers import layers_of
 from fedkd_flwr.models.vectors import fill_model
-from fedkd_flwr.training.loop import Batch, epoch_batches
+from fedkd_flwr.training.loop import Batch
 from strategies.fedala import FedALASettings
 
 MIXING = "mixing"
@@ -39,17 +39,21 @@ class FedALAClient(ParameterClient):
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Start from the mixture, train locally, and reply with the model."""
-        own = self.mixed_parameters() if self.memory.load("model") else None
-        self.receive_model(received)
-        if own:
-            self.mix_with(own, server_round)
-        counts = yield from self.counted_when("received")
+        weights = self.receive_and_mix(received, server_round)
+        self.memory.save(MIXING, weights)
         loss = yield from self.train_locally(server_round)
-        return TrainReply(self.model_arrays(), {"train-loss": loss, **counts})
+        return TrainReply(self.model_arrays(), {"train-loss": loss})
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
-        """Evaluate the client's own model."""
+        """Evaluate the mixture."""
+        self.receive_and_mix(received, server_round)
         return {}
+
+    def receive_and_mix(self, received: Arrays, server_round: int) -> dict[str, Tensor]:
+        """Mix the received model with the client's own, if it has trained one, and return W."""
+        own = self.mixed_parameters() if self.memory.load("model") else None
+        self.receive_model(received)
+        return self.mix_with(own, server_round) if own else {}
 
     def mixed_parameters(self) -> dict[str, Tensor]:
         """Return copies of the parameters of the last p layers by name."""
@@ -59,8 +63,8 @@ class FedALAClient(ParameterClient):
         named = self.model.named_parameters()
         return {name: p.detach().clone() for name, p in named if p in chosen}
 
-    def mix_with(self, own: Parameters, server_round: int) -> None:
-        """Learn W, and fill the model with the mixture.
+    def mix_with(self, own: Parameters, server_round: int) -> dict[str, Tensor]:
+        """Learn W, fill the model with the mixture, and return W.
 
         Parameters
         ----------
@@ -89,16 +93,16 @@ class FedALAClient(ParameterClient):
             if converged(losses, self.settings.threshold):
                 break
         fill_model(self.model, mixture(own, received, weights))
-        self.memory.save(MIXING, weights)
+        return weights
 
     def weight_epochs(self, server_round: int, most: int) -> Iterator[Iterator[Batch]]:
-        """Yield the batches of each epoch for W, from a share of the training samples."""
+        """Yield the batches of each epoch for W: the same ones, of a share of the samples."""
         generator, size = self.generator("mixing", server_round), self.run.training.batch_size
         count = max(1, int(self.settings.sample_share * self.num_examples))
         chosen = torch.from_numpy(generator.permutation(self.num_examples)[:count])
         for _ in range(most):
-            epoch = epoch_batches(count, size, 1, generator)
-            yield self.batches_at(chosen[positions] for positions in epoch)
+            # In one order, so that the losses of the last batches can converge.
+            yield self.batches_at(iter(torch.split(chosen, size)))
 
 
 def converged(losses: Sequence[float], threshold: float) -> bool:
