@@ -76,7 +76,7 @@ def table(*words: str) -> str:
             groups.setdefault(key, []).append(result)
     tested = {k: g for k, g in groups.items() if g[0].strategy != REFERENCE}
     effects = _effects_by_set(tested)
-    figures = _figures(options["paper"]) if "paper" in options else []
+    figures = paper_figures(options["paper"]) if "paper" in options else []
     cells = _Cells(groups, effects, figures)
     rows = [
         [*key, *(cells.of(column, key) for column in columns)] for key in _ordered(groups, names)
@@ -113,16 +113,12 @@ class _Cells:
         return COLUMNS[column][1](own)
 
     def _beside_paper(self, column: str, own: list[Result]) -> str:
-        theirs = [
-            figure["accuracy"]
-            for figure in self.figures
-            if all(own[0].value(k) == v for k, v in figure.items() if k != "accuracy")
-        ]
-        if len(theirs) != 1:
+        theirs = paper_accuracy(self.figures, own[0])
+        if theirs is None:
             return "-"
         if column == "paper":
-            return f"{theirs[0]:.2f}"
-        return f"{100 * np.mean([result.accuracy for result in own]) - theirs[0]:+.1f}"
+            return f"{theirs:.2f}"
+        return f"{100 * np.mean([result.accuracy for result in own]) - theirs:+.1f}"
 
     def _over(self, method: str, key: tuple[str, ...]) -> str:
         """Return the gains over another method, the row with the same settings if it has some."""
@@ -194,7 +190,17 @@ def _seeds(found: list[Result]) -> str:
     return f"{'Seed' if len(seeds) == 1 else 'Seeds'} {', '.join(map(str, seeds))}"
 
 
-def _figures(words: str) -> list[dict[str, Any]]:
+def paper_accuracy(figures: list[dict[str, Any]], result: Result) -> float | None:
+    """Return a paper's accuracy in percent with the settings of a result, if it has exactly one."""
+    found: list[float] = [
+        figure["accuracy"]
+        for figure in figures
+        if all(result.value(k) == v for k, v in figure.items() if k != "accuracy")
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def paper_figures(words: str) -> list[dict[str, Any]]:
     """Return a column of a paper's table: settings of its rows, and accuracies."""
     name, _, number = words.partition(":")
     file = next(path for folder in PAPERS if (path := folder / f"{name}.toml").exists())
