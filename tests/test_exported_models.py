@@ -148,6 +148,17 @@ def test_new_images_are_prepared_as_in_training(models, tmp_path):
     assert output.splitlines()[1].startswith(f"{folder / '0.png'},{expected[0]},0.")
 
 
+def test_a_custom_model_predicts_if_its_builder_is_named(tmp_path):
+    name, shape = "examples.own_model:TinyNet", (1, 28, 28)
+    card = {**CARD, "model": name, "shape": list(shape)}
+    path = save_personalized_model(fedkd_flwr.build_model(name, shape, 2), card, tmp_path)
+    Image.fromarray(np.zeros((28, 28), dtype=np.uint8)).save(tmp_path / "0.png")
+    status, output = cli("predict", path, tmp_path / "0.png")
+    assert status == 1 and "with --builder" in output
+    status, output = cli("predict", path, tmp_path / "0.png", "--builder", name)
+    assert status == 0 and output.splitlines()[1].startswith(f"{tmp_path / '0.png'},")
+
+
 def test_a_model_without_images_is_refused_in_one_line(models, tmp_path):
     path = models / "ab12/round-000030/3.safetensors"
     assert cli("predict", path, tmp_path / "nowhere") == (

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedkd_flwr.cli.options import find_modules_here
 from fedkd_flwr.cli.output import one_clear_line, say, show_table
 
 if TYPE_CHECKING:
@@ -81,16 +82,27 @@ def approve(
 def predict(
     model: Annotated[Path, typer.Argument(help="CLIENT.safetensors, with its card beside it.")],
     images: Annotated[list[Path], typer.Argument(help="Image files, and folders of them.")],
+    builder: Annotated[
+        str,
+        typer.Option(
+            help="Of a custom model, as module:object. It is imported: name only what you trust."
+        ),
+    ] = "",
 ) -> None:
     """Classify images with a personalized model; print CSV with class and probability."""
     with one_clear_line(*FILE_ERRORS):
         import csv
         import sys
 
+        from fedkd_flwr.custom_objects.importing import find_custom
         from fedkd_flwr.export.predicting import files_at
         from fedkd_flwr.export.predicting import predict as classify
 
-        predictions = classify(model, files_at(images))
+        built = None
+        if builder:
+            find_modules_here()
+            built = find_custom(builder)
+        predictions = classify(model, files_at(images), built)
         lines = csv.writer(sys.stdout, lineterminator="\n")
         lines.writerow(("file", "class", "probability"))
         lines.writerows((p.file, p.label, f"{p.probability:.4f}") for p in predictions)

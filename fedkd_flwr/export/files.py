@@ -234,8 +234,8 @@ def load_model(
     shape, classes = tuple(card["shape"]), card["classes"]
     if builder is None and is_custom(card["model"]):
         raise ValueError(
-            f"{weights} is a {card['model']}: pass its builder to load_model, "
-            "since names in files are not imported"
+            f"{weights} is a {card['model']}: pass its builder to load_model, or name it to "
+            "`fedkd predict` with --builder; names in files are not imported"
         )
 
     def build() -> nn.Module:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -53,7 +54,7 @@ def files_at(paths: Sequence[Path]) -> list[Path]:
 
 
 @torch.inference_mode()
-def predict(model_path: Path, files: Sequence[Path]) -> list[Prediction]:
+def predict(model_path: Path, files: Sequence[Path], builder: Any = None) -> list[Prediction]:
     """Classify images with a personalized model on the CPU.
 
     The images are brought to the shape and scale that the model was trained with.
@@ -64,17 +65,20 @@ def predict(model_path: Path, files: Sequence[Path]) -> list[Prediction]:
         A ``<partition-id>.safetensors`` file with its card beside it.
     files : sequence of Path
         Images in a documented format.
+    builder : callable or estimator, optional
+        Of a custom model, as for `load_model`.
 
     Raises
     ------
     FileNotFoundError
         If the model, its card or an image is missing.
     ValueError
-        If the model is a custom one, the file has other tensors, or the model is not one of images.
+        If the model is a custom one and `builder` is left out, the file has other tensors, or the
+        model is not one of images.
     DataError
         If a file is no readable image.
     """
-    card, model = read_card(model_path), load_model(model_path)
+    card, model = read_card(model_path), load_model(model_path, builder)
     shape = tuple(card["shape"])
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise ValueError(f"{model_path} takes samples of shape {shape}, which are no images")
