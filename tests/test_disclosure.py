@@ -72,4 +72,4 @@ def test_the_overview_agrees_with_the_tables():
 
 
 def methods_of_mixtures():
-    return {"fedamp", "kt-pfl-params", "fedkma"}
+    return {"fedamp", "kt-pfl-params", "fedkma", "pfedgraph"}
