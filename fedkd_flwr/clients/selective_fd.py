@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.training.regularizers import parameters_of, relative_distance
+from fedkd_flwr.training.jobs import Steps
 from strategies.core.caching import packed, unpacked
 from strategies.selective_fd import KEPT, SELECTED, SelectiveFDSettings
 
@@ -51,28 +51,29 @@ class SelectiveFDClient(KTpFLClient):
 
     settings: SelectiveFDSettings
 
+    def lessons(self, name: str, received: Arrays, drawn_in: int) -> Tensor | None:
+        """Return the teacher of a message, (P, K); None if no sample of it is kept."""
+        if KEPT not in received or not received[KEPT].any():
+            return None
+        return super().lessons(name, received, drawn_in)
+
     @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
-        """Distill from the kept samples, train locally, and reply with predictions and mask."""
-        metrics = {}
-        teacher = self.lessons("teacher", received, drawn_in=server_round - 1)
-        if teacher is not None and received[KEPT].any():
-            kept = self.tensor(unpacked(received[KEPT], len(teacher)))
-            images = self.public_images(server_round - 1)[kept]
-            before = parameters_of(self.model)
-            loss = yield from self.distill_on(images, teacher[kept], server_round)
-            metrics["distillation-loss"] = loss
-            metrics["moved-public"] = relative_distance(self.model, before)
-        before = parameters_of(self.model)
-        metrics["train-loss"] = yield from self.train_locally(server_round)
-        metrics["moved-private"] = relative_distance(self.model, before)
-        images = self.public_images(server_round)
-        predictions = yield from self.answers(received, images, self.settings.temperature)
+    def distill(self, teacher: Tensor, server_round: int) -> Steps[float]:
+        """Distill from the teacher on the kept samples of the last round's public subset."""
+        kept = self.tensor(unpacked(self.request.arrays[KEPT], len(teacher)))
+        images = self.public_images(server_round - 1)[kept]
+        loss = yield from self.distill_on(images, teacher[kept], server_round)
+        return loss
+
+    def release(
+        self, predictions: Tensor, metrics: dict[str, float], server_round: int
+    ) -> TrainReply:
+        """Reply with predictions that are uniform where a sample was not selected, and a mask."""
         if not len(predictions):
-            return TrainReply(metrics=metrics)
-        selected = self.selected(images)
+            return super().release(predictions, metrics, server_round)
+        selected = self.selected(self.public_images(server_round))
         predictions[~selected] = 1 / self.data.classes
-        reply = self.release(predictions, metrics, server_round)
+        reply = super().release(predictions, metrics, server_round)
         mask = {SELECTED: packed(selected.cpu().numpy())}
         return TrainReply({**reply.arrays, **mask}, reply.metrics)
 
