@@ -29,8 +29,8 @@ class Conditions:
     date : str
         The date in ISO format.
     machine : str
-        The number of cores, their architecture, and the widest vector instructions that PyTorch
-        uses. These change its speed up to twofold.
+        The number of cores, their architecture, the widest vector instructions that PyTorch uses,
+        which change its speed up to twofold, and the GPU if there is one.
     load : float
         The load average of the minute before.
     python, pytorch : str
@@ -64,13 +64,13 @@ class Record:
 
 def current_conditions(names: Sequence[str]) -> Conditions:
     """Return the present conditions for the named benchmarks."""
-    from torch.backends.cpu import (
-        get_cpu_capability,
-    )  # deferred: the number of threads is set first
+    import torch  # deferred: the number of threads is set first
 
+    processor = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    cards = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
     return Conditions(
         date=date.today().isoformat(),
-        machine=f"{os.cpu_count()} cores ({platform.machine()}, {get_cpu_capability()})",
+        machine=", ".join([f"{os.cpu_count()} cores ({processor})", *cards]),
         load=round(os.getloadavg()[0], 1),
         python=platform.python_version(),
         pytorch=version("torch"),
