@@ -26,11 +26,12 @@ class TopKSettings(TeacherSettings):
     Attributes
     ----------
     top_k : int
-        Number of other clients that each client learns from.
+        Number of other clients that each client learns from. With 0, a client's teacher is its own
+        predictions of the round before: self-distillation, a control.
     """
 
     table = "kt-pfl"
-    top_k: int = Field(default=5, ge=1)
+    top_k: int = Field(default=5, ge=0)
 
 
 def cosine_similarities(predictions: NDArray[Any]) -> NDArray[Any]:
@@ -82,13 +83,13 @@ def top_k_weights(similarities: NDArray[Any], k: int) -> NDArray[Any]:
     Returns
     -------
     ndarray
-        Shape (N, N), rows on the simplex, the diagonal zero (one client alone learns
-        from itself).
+        Shape (N, N), rows on the simplex, the diagonal zero. Without others to learn from, each
+        client learns from itself.
     """
     num_clients = len(similarities)
-    if num_clients == 1:
-        return np.ones((1, 1))
     k = min(k, num_clients - 1)
+    if k == 0:
+        return np.eye(num_clients)
     others = similarities.copy()
     np.fill_diagonal(others, -np.inf)
     # A stable sort breaks ties by the lower partition-id on every machine.

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers import Witness, client_of, run_with
 
 import fedkd_flwr
 from examples import own_data, own_fedrep, own_method, own_parquet, own_series, three_silos
@@ -14,6 +15,7 @@ from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.training.losses import cross_entropy
 
 FEDREP = "examples.own_fedrep:fedrep"
+KNOWN_GROUPS = "examples.known_groups:fedavg_in_groups"
 
 
 def gradients(loss, model, images, labels):
@@ -82,6 +84,19 @@ def test_the_comparison_of_the_example_can_be_repeated(small, tmp_path, monkeypa
         comparison = own_method.compare_with_kt_pfl(**{**small, "num-server-rounds": 1})
         assert comparison.groups.keys() == {"local", "kt-pfl", "nearest"}
     assert len(list((tmp_path / "runs").iterdir())) == 6
+
+
+def test_clients_of_known_groups_share_a_model(small, tmp_path):
+    witness = Witness()
+    groups = {"strategy": KNOWN_GROUPS, "fedavg-in-groups.clusters": 2}
+    changes = {"models": "mlp", "num-clients": 5, "num-server-rounds": 2, **groups}
+    run_with(witness, small, tmp_path / "run", **changes)
+    sizes = np.array([len(client_of(small | changes, n).data.train_labels) for n in range(5)])
+    for members in ([0, 1, 2], [3, 4]):
+        sent = [witness.up[1, "train", n]["weights"] for n in members]
+        mean = np.average(sent, axis=0, weights=sizes[members])
+        for n in members:
+            np.testing.assert_allclose(witness.down[2, "train", n]["weights"], mean, atol=1e-6)
 
 
 def test_three_silos_with_different_kinds_of_models_learn_together(tmp_path, monkeypatch):

@@ -250,6 +250,16 @@ def test_top_k_takes_the_most_similar_others():
     np.testing.assert_array_equal(weights, expected)
     assert top_k_weights(similarities, 9).sum() == pytest.approx(4)
     assert top_k_weights(np.ones((1, 1)), 5) == 1
+    np.testing.assert_array_equal(top_k_weights(similarities, 0), np.eye(4))
+
+
+def test_without_others_a_client_is_taught_by_its_own_predictions():
+    predictions = random_simplex(np.random.default_rng(0), 4, 6, 3).astype(np.float32)
+    strategy = strategy_with_clients(TopKPFL, top_k=0)
+    replies = {n: predicting(own) for n, own in enumerate(predictions)}
+    strategy.state = strategy.aggregate(1, replies)
+    for n, own in enumerate(predictions):
+        np.testing.assert_allclose(strategy.lesson_of(n), own, atol=1e-6)
 
 
 def test_rows_without_mass_become_uniform():

@@ -53,6 +53,15 @@ def test_shared_settings_take_precedence_over_validation_data(tmp_path):
     assert "from local (learning-rate=0.05): +20.0 points. Above it in 1 of 1 seed" in verdict
 
 
+def test_local_with_another_order_of_batches_is_compared_like_a_method(tmp_path):
+    for seed in (0, 1):
+        validated(write_run(tmp_path, "local", seed, [0.5]), 0.1)
+        validated(write_run(tmp_path, "local", seed, [0.6], **{"batch-order": 1}), 0.9)
+    compared = compare(tmp_path)
+    assert compared.references.labels == ["local (batch-order=0)"]
+    assert compared.table["gain"]["local (batch-order=1)"] == pytest.approx(0.1)
+
+
 def test_a_seed_without_the_best_reference_is_compared_with_another(tmp_path):
     validated(write_run(tmp_path, "local", 0, [0.8], **{"learning-rate": 0.01}), 0.9)
     for seed in (0, 1):

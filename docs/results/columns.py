@@ -58,6 +58,11 @@ class Result:
         """The method."""
         return str(self.run.config["strategy"])
 
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is a run of `local` that others are compared with."""
+        return self.run is self.local
+
     @cached_property
     def accuracy(self) -> float:
         """Mean accuracy over clients."""
@@ -99,7 +104,10 @@ def accuracy_with(model: str, run: PublishedRun) -> float:
 
 
 def reference(run: PublishedRun, runs: list[PublishedRun]) -> PublishedRun | None:
-    """Return the run of `local` with the same seed that shares most of a run's settings."""
+    """Return the run of `local` with the same seed that shares most of a run's settings.
+
+    Of several orders of batches it is the lowest; runs of `local` with others are compared with it.
+    """
 
     def differences(other: PublishedRun) -> int:
         own, others = run.settings, other.settings
@@ -110,6 +118,8 @@ def reference(run: PublishedRun, runs: list[PublishedRun]) -> PublishedRun | Non
         for other in runs
         if other.config["strategy"] == REFERENCE and other.config["seed"] == run.config["seed"]
     ]
+    first = min((other.settings["batch-order"] for other in peers), default=0)
+    peers = [other for other in peers if other.settings["batch-order"] == first]
     return min(peers, key=differences, default=None)
 
 
@@ -193,7 +203,7 @@ def _better_new(own: list[Result]) -> str:
 
 def _own_alone(cell: Callable[[list[Result]], str]) -> Callable[[list[Result]], str]:
     """Leave a column empty for `local`."""
-    return lambda own: "" if own[0].strategy == REFERENCE else cell(own)
+    return lambda own: "" if own[0].is_reference else cell(own)
 
 
 def heading(name: str) -> str:

@@ -74,7 +74,7 @@ def table(*words: str) -> str:
             stem = [name.rpartition("/")[2]] if len(sets) > 1 else []
             key = (*stem, f"`{result.strategy}`", *(str(result.value(name)) for name in names))
             groups.setdefault(key, []).append(result)
-    tested = {k: g for k, g in groups.items() if g[0].strategy != REFERENCE}
+    tested = {k: g for k, g in groups.items() if not g[0].is_reference}
     effects = _effects_by_set(tested)
     figures = paper_figures(options["paper"]) if "paper" in options else []
     cells = _Cells(groups, effects, figures)

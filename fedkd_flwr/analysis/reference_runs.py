@@ -12,6 +12,8 @@ class References:
 
     Of several settings of the reference, a method is compared with the one that shares most
     settings with it, in every seed; of several such, with the best on validation data.
+    Runs of the reference with a higher ``batch-order`` than others are compared like a method: they
+    show how much chance changes.
 
     Parameters
     ----------
@@ -23,11 +25,7 @@ class References:
 
     def __init__(self, groups: Groups, against: str = REFERENCE) -> None:
         self.against = against
-        own = [
-            name
-            for name, runs in groups.items()
-            if against == name or (against not in groups and against == runs[0].config["strategy"])
-        ]
+        own = [against] if against in groups else _of_method(against, groups)
         self._by_seed = {
             name: {run.config["seed"]: run for run in groups[name]}
             for name in best_first(own, groups)[0]
@@ -71,3 +69,13 @@ class References:
         """Return the run that a run is compared with; see `name_of`."""
         name = self.name_of(label, seed)
         return self._by_seed[name][seed] if name else None
+
+
+def _of_method(method: str, groups: Groups) -> list[str]:
+    """Return the labels of a method's settings, those with the lowest batch order."""
+    orders = {
+        label: runs[0].config.get("batch-order", 0)
+        for label, runs in groups.items()
+        if runs[0].config["strategy"] == method
+    }
+    return [label for label, order in orders.items() if order == min(orders.values())]
