@@ -3,11 +3,13 @@
 import importlib
 import json
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import fedkd_flwr
 from fedkd_flwr.analysis.safeguards import LOST_AND_WON, safeguarded
@@ -184,23 +186,78 @@ def test_a_run_that_lacks_a_client_is_refused(runs_script, small, tmp_path):
 # ---- The commands on the pages -------------------------------------------------------------
 
 # Commands of benchmark-tuned have NAME in the place of its eight comparisons.
-PAGES = sorted({*RESULTS.glob("*/README.md")} - {RESULTS / "benchmark-tuned" / "README.md"})
+FOLDERS = sorted(
+    {page.parent for page in RESULTS.glob("*/README.md")} - {RESULTS / "benchmark-tuned"}
+)
 
 
-def commands_of(page):
-    """Return the words of each command of a page, as bash expands its loops."""
-    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
+def commands_of(text):
+    """Return the words of each command of a text, as bash expands its loops."""
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     script = "\n".join(['uv() { echo "$@"; }', *blocks])
     ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     return [line.split()[1:] for line in ran.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
-def test_every_set_of_a_page_is_made_by_one_of_its_commands(page):
-    commands = commands_of(page)
+def sets_read(text, paper_tables):
+    """Return the sets that the tables of a text show."""
+    calls = re.findall(r"<!-- from: tables\.table (.*?) -->", text)
+    found = {word for call in calls for word in call.split() if "/" in word and "=" not in word}
+    for page in re.findall(r"<!-- from: paper_tables\.table (\S+)", text):
+        found |= {name for part in paper_tables.parts(page)[0] for name in part.sets}
+    return found
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_every_set_of_a_page_is_made_by_a_command_beside_it(folder):
+    text = "\n".join(page.read_text() for page in sorted(folder.glob("*.md")))
+    commands = commands_of(text)
     made = {words[-1] for words in commands if words[1].endswith("runs.py")}
-    calls = re.findall(r"<!-- from: tables\.table (.*?) -->", page.read_text())
-    read = {word for call in calls for word in call.split() if "/" in word and "=" not in word}
-    assert read <= made
+    assert sets_read(text, importlib.import_module("paper_tables")) <= made
     sweeps = {words[2] for words in commands if words[:2] == ["fedkd", "sweep"]}
     assert {sweep for sweep in sweeps if not (RESULTS.parents[1] / sweep).exists()} == set()
+
+
+# ---- Papers beside our runs ----------------------------------------------------------------
+
+PAPERS = [file.parent.name for file in sorted(RESULTS.glob("*/paper.toml"))]
+
+
+@pytest.mark.parametrize("page", PAPERS)
+def test_a_papers_figure_is_of_the_published_runs(scripts, page):
+    figure = importlib.import_module("paper_figure")
+    with Image.open(RESULTS / page / "paper.png") as image:
+        found = image.text["Description"]
+    assert found == figure.digest(figure.panels(page)), (
+        f"Run `uv run python docs/results/paper_figure.py {page}`."
+    )
+
+
+@pytest.mark.parametrize("page", PAPERS)
+def test_every_part_of_a_paper_is_in_a_table_of_its_page(scripts, page):
+    paper_tables = importlib.import_module("paper_tables")
+    named = re.findall(
+        rf"<!-- from: paper_tables\.table {page} (.*) -->",
+        (RESULTS / page / "README.md").read_text(),
+    )
+    shown = {name for words in named for name in shlex.split(words)}
+    assert {part.table for part in paper_tables.parts(page)[0]} == shown
+
+
+def test_rows_of_a_paper_are_those_that_were_run_and_local(scripts):
+    paper_tables = importlib.import_module("paper_tables")
+    conditions = {"round": "30"}
+    names = ("kt-pfl/table-1", "kt-pfl/table-1-rivals")
+    part = paper_tables.Part("Table 1", "", names, "kt-pfl-table-1:1", conditions)
+    found = {row.method: row for row in paper_tables.rows(part)}
+    assert list(found)[-2:] == ["`kt-pfl`", "`local`"]
+    assert (found["`kt-pfl`"].paper, found["`local`"].paper) == (75.48, None)
+    assert {one.value("kt-pfl.temperature") for one in found["`kt-pfl`"].own} == {10.0}
+    assert [one.seed for one in found["`local`"].own] == [0, 1, 2]
+
+
+def test_a_row_with_several_runs_of_a_seed_is_refused(scripts):
+    paper_tables = importlib.import_module("paper_tables")
+    part = paper_tables.Part("Table 2", "DS-2", ("persfl/mnist-ds2",), "persfl-mnist:2")
+    with pytest.raises(ValueError, match="persfl/mnist-ds2 has several runs of a seed for"):
+        paper_tables.rows(part)

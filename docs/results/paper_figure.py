@@ -2,87 +2,72 @@
 
     python docs/results/paper_figure.py PAGE
 
-writes ``docs/results/PAGE/paper.png``. `PANELS` says which tables of the paper it shows.
+writes ``docs/results/PAGE/paper.png``. ``PAGE/paper.toml`` names the tables that it shows.
 """
 
+import hashlib
 import sys
 from pathlib import Path
 
 import numpy as np
-from columns import REFERENCE, results
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from tables import paper_accuracy, paper_figures
+from paper_tables import Part, Row, parts, rows
 
 HERE = Path(__file__).parent
-PANELS = {
-    "kt-pfl": (
-        (
-            "Table 1, Fashion-MNIST, Non-IID 1",
-            ("kt-pfl/table-1", "kt-pfl/table-1-rivals"),
-            "kt-pfl-table-1:1",
-        ),
-        (
-            "Table 2, Fashion-MNIST, 20 clients",
-            ("kt-pfl/table-2-20-clients",),
-            "kt-pfl-table-2:3",
-        ),
-        (
-            "Table 2, Fashion-MNIST, 100 clients",
-            ("kt-pfl/table-2-100-clients",),
-            "kt-pfl-table-2:4",
-        ),
-        ("Table 2, CIFAR-10, 20 clients", ("kt-pfl/cifar10-table-2",), "kt-pfl-table-2:5"),
-    ),
-}
-"""Title, sets of runs and column of the paper's table, for each panel of a page's figure."""
 
 
-def draw(page: str) -> Figure:
-    """Return the figure of a page, one panel below the other."""
-    panels = [(title, *_rows(names, column)) for title, names, column in PANELS[page]]
-    heights = [len(ours) for _, ours, _ in panels]
-    figure = Figure(figsize=(7, 0.9 * len(panels) + 0.24 * sum(heights)), layout="constrained")
-    grid = figure.subplots(len(panels), sharex=True, height_ratios=heights, squeeze=False)
-    for axes, (title, ours, theirs) in zip(grid[:, 0], panels, strict=True):
-        _draw_panel(axes, ours, theirs)
-        axes.set_title(title, fontsize="medium", loc="left")
-    grid[-1, 0].set_xlabel("Accuracy in percent")
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+def panels(page: str) -> list[tuple[Part, list[Row]]]:
+    """Return the parts that a page's figure shows, with their rows, lowest mean first."""
+    every_part, shown = parts(page)
+    return [
+        (part, sorted(rows(part), key=lambda row: np.mean(row.accuracies)))
+        for part in every_part
+        if part.table in shown
+    ]
+
+
+def digest(shown: list[tuple[Part, list[Row]]]) -> str:
+    """Return a hash of what is drawn; the PNG holds it, so that a test sees an outdated figure."""
+    drawn = [
+        (part.table, part.data, [(row.method, row.paper, row.accuracies) for row in own])
+        for part, own in shown
+    ]
+    return hashlib.sha256(repr(drawn).encode()).hexdigest()
+
+
+def draw(shown: list[tuple[Part, list[Row]]]) -> Figure:
+    """Return the figure of a page, two panels side by side."""
+    pairs = [shown[start : start + 2] for start in range(0, len(shown), 2)]
+    heights = [max(len(own) for _, own in pair) for pair in pairs]
+    figure = Figure(figsize=(9, 1 + 0.6 * len(pairs) + 0.22 * sum(heights)), layout="constrained")
+    grid = figure.subplots(len(pairs), 2, height_ratios=heights, squeeze=False)
+    for axes, (part, own) in zip(grid.flat, shown, strict=False):
+        _draw_panel(axes, own)
+        axes.set_title(f"{part.table}, {part.data}", fontsize="medium", loc="left")
+    for axes in grid.flat[len(shown) :]:
+        axes.set_axis_off()
+    figure.supxlabel("Accuracy in percent", fontsize="medium")
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
 
 
-def _rows(names: tuple[str, ...], column: str) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Return accuracies by method, lowest mean first, and those of the paper.
-
-    Runs without an accuracy in the paper are left out, but for those of `REFERENCE`.
-    """
-    ours: dict[str, list[float]] = {}
-    theirs: dict[str, float] = {}
-    for result in (result for name in names for result in results(name)):
-        paper = paper_accuracy(paper_figures(column), result)
-        if paper is not None:
-            theirs[result.strategy] = paper
-        if paper is not None or result.strategy == REFERENCE:
-            ours.setdefault(result.strategy, []).append(100 * result.accuracy)
-    return dict(sorted(ours.items(), key=lambda row: np.mean(row[1]))), theirs
-
-
-def _draw_panel(axes: Axes, ours: dict[str, list[float]], theirs: dict[str, float]) -> None:
-    methods = list(ours)
-    seeds = [(value, row) for row, method in enumerate(methods) for value in ours[method]]
+def _draw_panel(axes: Axes, own: list[Row]) -> None:
+    seeds = [(value, place) for place, row in enumerate(own) for value in row.accuracies]
     axes.scatter(*zip(*seeds, strict=True), s=18, alpha=0.7, lw=0, label="ours, a dot a run")
-    papers = [(theirs[method], row) for row, method in enumerate(methods) if method in theirs]
+    papers = [(row.paper, place) for place, row in enumerate(own) if row.paper is not None]
     axes.scatter(*zip(*papers, strict=True), s=34, marker="D", color="black", label="paper")
-    axes.set_yticks(range(len(methods)), methods)
-    axes.set_ylim(-0.6, len(methods) - 0.4)
+    axes.set_yticks(range(len(own)), [row.method.replace("`", "") for row in own])
+    axes.set_ylim(-0.6, len(own) - 0.4)
+    axes.tick_params(labelsize="small")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def main(page: str) -> None:
     """Write the figure of a page."""
-    draw(page).savefig(HERE / page / "paper.png", dpi=100)
+    shown = panels(page)
+    draw(shown).savefig(HERE / page / "paper.png", dpi=100, metadata={"Description": digest(shown)})
 
 
 if __name__ == "__main__":

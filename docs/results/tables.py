@@ -42,7 +42,7 @@ def markdown(headings: list[str], rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in [names, rule, *rows])
 
 
-def _gain(effect: Effect) -> str:
+def gain_of(effect: Effect) -> str:
     """Return a mean gain in points with its interval."""
     row = {"gain": effect.gain, "gain_low": effect.low, "gain_high": effect.high}
     return COMPARED["gain"].text(row)
@@ -105,7 +105,7 @@ class _Cells:
             effect = self.effects.get(key)
             if effect is None or effect.seeds == 0 or np.isnan(effect.gain):
                 return ""
-            return _gain(effect) if column == "gain" else str(effect.outcome)
+            return gain_of(effect) if column == "gain" else str(effect.outcome)
         if column in ("paper", "difference"):
             return self._beside_paper(column, own)
         if column.startswith("over:"):
@@ -113,9 +113,10 @@ class _Cells:
         return COLUMNS[column][1](own)
 
     def _beside_paper(self, column: str, own: list[Result]) -> str:
-        theirs = paper_accuracy(self.figures, own[0])
-        if theirs is None:
+        figure = figure_of(own[0], self.figures)
+        if figure is None:
             return "-"
+        theirs = figure["accuracy"]
         if column == "paper":
             return f"{theirs:.2f}"
         return f"{100 * np.mean([result.accuracy for result in own]) - theirs:+.1f}"
@@ -190,10 +191,10 @@ def _seeds(found: list[Result]) -> str:
     return f"{'Seed' if len(seeds) == 1 else 'Seeds'} {', '.join(map(str, seeds))}"
 
 
-def paper_accuracy(figures: list[dict[str, Any]], result: Result) -> float | None:
-    """Return a paper's accuracy in percent with the settings of a result, if it has exactly one."""
-    found: list[float] = [
-        figure["accuracy"]
+def figure_of(result: Result, figures: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the paper's figure with the settings of a result, if it has exactly one."""
+    found = [
+        figure
         for figure in figures
         if all(result.value(k) == v for k, v in figure.items() if k != "accuracy")
     ]
@@ -336,7 +337,7 @@ def by_model(*words: str) -> str:
             effect = effects_of({(strategy,): gained})[strategy,]
             shares = [with_spread(100 * np.array(part)) for part in (alone, reached)]
             cells = [f"`{model.rpartition(':')[2]}`", f"`{strategy}`", *shares]
-            rows.append([*cells, _gain(effect), in_points(gained)])
+            rows.append([*cells, gain_of(effect), in_points(gained)])
             groups[strategy,] = own
     headings = ["model", "method", "`local`", "accuracy", "over local, points (95%):"]
     text = markdown([*headings, "gain over `local`, by seed"], rows)
