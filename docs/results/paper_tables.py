@@ -201,6 +201,8 @@ def _size(own: list[Result]) -> str:
         f"a share of {share} in a round" if share != "1.0" else "",
         f"{span('max-samples')} images in all" if own[0].value("max-samples") else "",
         span("models"),
-        f"{span('round')} rounds of {span(steps)} {steps.replace('-', ' ')}",
+        f"{span('round')} rounds of {span(steps)} {steps.replace('-', ' ')}".replace(
+            " 1 local epochs", " one local epoch"
+        ),
     ]
     return ", ".join(phrase for phrase in phrases if phrase)
