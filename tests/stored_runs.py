@@ -49,9 +49,9 @@ def settings_of(strategy):
     return {**SMALL, **PAPER, **changes, "strategy": strategy}
 
 
-def numbers_of(strategy, folder):
-    """Run a method and return its numbers, to the last digit."""
-    run = fedkd_flwr.run(settings_of(strategy), output_dir=Path(folder) / strategy)
+def numbers_of(strategy, folder, **changes):
+    """Run a method, with changed settings if any, and return its numbers, to the last digit."""
+    run = fedkd_flwr.run(settings_of(strategy) | changes, output_dir=Path(folder) / strategy)
     clients = run.clients.sort_values(["round", "partition_id"])
     kept = [name for name in CLIENT_COLUMNS if name in clients]
     return {

@@ -9,6 +9,8 @@ from tests.stored_runs import STORED, kernels, numbers_of
 
 CONTENT = json.loads(STORED.read_text())
 SAME_KERNELS = CONTENT["torch"] == torch.__version__ and CONTENT["kernels"] == kernels()
+UNSTABLE = {"fedbabu"}
+"""Methods whose training amplifies rounding at these settings: cohorts change their losses too."""
 
 
 @pytest.mark.parametrize("strategy", CONTENT["runs"])
@@ -17,7 +19,18 @@ def test_numbers_equal_the_stored_ones(strategy, tmp_path):
     if SAME_KERNELS:
         assert found == stored
         return
-    # Other kernels round differently; mistakes change numbers by more.
+    require_equal_up_to_rounding(found, stored)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("strategy", [name for name in CONTENT["runs"] if name not in UNSTABLE])
+def test_numbers_on_a_gpu_equal_the_stored_ones(strategy, tmp_path):
+    found = numbers_of(strategy, tmp_path, device="cuda")
+    require_equal_up_to_rounding(found, CONTENT["runs"][strategy])
+
+
+def require_equal_up_to_rounding(found, stored):
+    """Require equal numbers. Other kernels round differently; mistakes change numbers by more."""
     for kind in ("rounds", "clients", "matrices"):
         assert found[kind].keys() == stored[kind].keys()
         for name, values in stored[kind].items():

@@ -1,4 +1,4 @@
-"""The table of benchmarks on this page; see `check.py`."""
+"""The tables of benchmarks on this page; see `check.py`."""
 
 from pathlib import Path
 
@@ -7,12 +7,12 @@ from tables import markdown
 from benchmarks.records import read_records
 from benchmarks.table import COLUMNS, cells
 
-FILE = Path(__file__).parent / "speed.json"
+FOLDER = Path(__file__).parent
 
 
-def table() -> str:
-    """Return all rows with their dates, how they were measured, and which targets are missed."""
-    records = read_records(FILE)
+def table(file: str = "speed.json") -> str:
+    """Return a file's rows with their dates, how they were measured, and which targets are missed."""
+    records = read_records(FOLDER / file)
     headings = [f"{name}:" if justify == "right" else name for name, justify in COLUMNS]
     rows = [[*cells(row.result), row.conditions.date] for row in records]
     calls = dict.fromkeys(row.conditions for row in records)
