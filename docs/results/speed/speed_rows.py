@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parent
 
 
 def table(file: str = "speed.json") -> str:
-    """Return a file's rows with their dates, how they were measured, and which targets are missed."""
+    """Return the rows of a file, how they were measured, and which targets are missed."""
     records = read_records(FOLDER / file)
     headings = [f"{name}:" if justify == "right" else name for name, justify in COLUMNS]
     rows = [[*cells(row.result), row.conditions.date] for row in records]
