@@ -34,6 +34,21 @@ def test_wins_and_ranks_are_counted_over_comparisons(folders):
     assert across.friedman == pytest.approx(0.0111, abs=1e-4)
 
 
+def test_seeds_can_be_the_units(tmp_path):
+    reached = {"kt-pfl": (0.6, 0.7, 0.8), "fedmd": (0.5, 0.4, 0.3), "local": (0.5, 0.5, 0.5)}
+    for method, accuracies in reached.items():
+        for seed, accuracy in enumerate(accuracies):
+            write_run(tmp_path / "data", method, seed, [accuracy] * 2)
+    across = compare_across([tmp_path / "data"], per_seed=True)
+    assert across.accuracies.loc["data"].loc[2].to_dict() == pytest.approx(
+        {"kt-pfl": 0.8, "local": 0.5, "fedmd": 0.3}
+    )
+    assert across.table["wins"].to_dict() == {"kt-pfl": 3, "local": 0, "fedmd": 0}
+    assert "over 3 seeds of 1 comparison." in across.notes[0]
+    with pytest.raises(ConfigError, match="at least two seeds"):
+        compare_across([tmp_path / "data"])
+
+
 def test_the_command_prints_a_table_and_draws_a_diagram(folders, tmp_path):
     options = ["compare", "--across", *map(str, folders), "--figures", str(tmp_path / "figures")]
     result = CliRunner().invoke(app, options)

@@ -91,6 +91,27 @@ def changed(run, **tables):
     return other
 
 
+def test_gain_against_bytes_has_a_marker_per_method_and_the_pareto_front(comparison):
+    figure = plots.plot_gain_against_bytes(comparison)
+    axes, table = main_axes(figure), comparison.table
+    drawn = {points.get_label(): points for points in axes.collections}
+    markers = {label: points for label, points in drawn.items() if not label.startswith("_")}
+    assert set(markers) == {"kt-pfl", "perfed-ckt"}
+    for label, points in markers.items():
+        ((size, gain),) = points.get_offsets()
+        assert (size, gain) == pytest.approx((table["bytes"][label], table["gain"][label]))
+    areas = {label: points.get_sizes()[0] for label, points in markers.items()}
+    steps = table["gradient_steps"]
+    assert (areas["kt-pfl"] > areas["perfed-ckt"]) == (steps["kt-pfl"] > steps["perfed-ckt"])
+    assert axes.get_xscale() == "log"
+
+
+def test_the_pareto_front_has_what_gains_more_than_everything_cheaper():
+    costs = pd.Series({"a": 1, "b": 2, "c": 3, "d": 3, "e": 9, "f": 0.5})
+    gains = pd.Series({"a": 0.1, "b": 0.05, "c": 0.2, "d": 0.3, "e": 0.3, "f": -0.2})
+    assert figures.pareto_front(costs, gains) == ["a", "d"]
+
+
 def test_a_seed_that_stopped_early_keeps_its_last_value(comparison, runs):
     groups = {
         method: [changed(runs[method, 0], rounds=runs[method, 0].rounds[:2]), runs[method, 1]]
@@ -396,7 +417,7 @@ def test_all_figures_are_written_and_closed(comparison, tmp_path):
     paths = plots.save_figures(comparison, tmp_path / "figures")
     assert {path.name for path in paths} == {
         "accuracy-over-rounds.png", "accuracy-against-bytes.png", "clients-by-rank.png",
-        "gain-over-local.png",
+        "gain-over-local.png", "gain-against-bytes.png",
         "kt-pfl-coefficients.png", "kt-pfl-coefficients-help.png", "perfed-ckt-clusters.png",
         "partition.png",
     }  # fmt: skip

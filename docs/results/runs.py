@@ -127,6 +127,7 @@ def published(run: Run) -> dict[str, Any]:
         "bytes_to_round": sizes.cumsum()[evaluated].astype(int).tolist(),
         "seconds_to_round": seconds.cumsum()[evaluated].round(2).tolist(),
         "seconds": round(run.summary["seconds"], 1),
+        **_counted(run.summary),
         "made_by": {name: run.description[name] for name in MADE_BY if name in run.description},
     }
     validated = run.rounds["validation_accuracy_mean"].astype(float)
@@ -149,6 +150,12 @@ def published(run: Run) -> dict[str, Any]:
     if "dp_epsilon_max" in run.rounds:
         result["dp_epsilon"] = round(float(run.rounds["dp_epsilon_max"].iloc[-1]), 3)
     return result
+
+
+def _counted(summary: dict[str, Any]) -> dict[str, int]:
+    """Return the gradient steps of all clients, where a run has counted them."""
+    steps = summary.get("gradient_steps")
+    return {} if steps is None else {"gradient_steps": steps}
 
 
 def lines_of(name: str, runs: Sequence[Run]) -> list[str]:
@@ -267,7 +274,7 @@ class PublishedRun(Run):
         }
         validated = kept.get("validation_accuracy_mean")
         best = {"accuracy_mean": self.accuracies[int(np.argmax(validated))]} if validated else None
-        totals = {name: kept[name] for name in (*TRAFFIC, "seconds")}
+        totals = {name: kept[name] for name in (*TRAFFIC, "seconds")} | _counted(kept)
         return {"rounds": rounds, "last_round": last_round, "validation_round": best, **totals}
 
     def check(self) -> None:

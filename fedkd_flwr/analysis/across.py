@@ -1,7 +1,8 @@
 """Methods across several comparisons: wins, Wilcoxon's test, ranks, Friedman's test.
 
 Each comparison is one folder of runs and gives one number per method: the mean accuracy over
-clients and seeds. A method with several settings enters with the first in reading order.
+clients and seeds; or one per method and seed. A method with several settings enters with the first
+in reading order.
 """
 
 import math
@@ -19,7 +20,7 @@ from fedkd_flwr.analysis.rendering import in_markdown
 from fedkd_flwr.analysis.significance import LEVEL, holm
 from fedkd_flwr.config import ConfigError
 
-FEWEST_TABLES = 2
+FEWEST_UNITS = 2
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,10 @@ class Across:
     Attributes
     ----------
     accuracies : DataFrame
-        One row per comparison, one column per method that all of them have.
+        One row per unit, a comparison or a seed of one; one column per method that all have.
     table : DataFrame
         One row per method, the best mean rank first: ``rank``, ``gain``, the mean over
-        comparisons of what it gains over the reference, ``wins``, ``p_value`` of Wilcoxon's
+        units of what it gains over the reference, ``wins``, ``p_value`` of Wilcoxon's
         signed-rank test and ``p_holm``.
     friedman : float
         P value that all methods have equal ranks; NaN below three methods.
@@ -40,6 +41,8 @@ class Across:
         P values of the Nemenyi test between methods; empty below three methods.
     against : str
         The reference.
+    units : str
+        What the units are, such as ``8 comparisons``.
     """
 
     accuracies: pd.DataFrame
@@ -47,6 +50,7 @@ class Across:
     friedman: float
     pairs: pd.DataFrame
     against: str
+    units: str
 
     def to_markdown(self) -> str:
         """Return the table and what the tests show, in Markdown."""
@@ -63,8 +67,9 @@ class Across:
     def notes(self) -> list[str]:
         """What the tests are, and what Friedman's test shows."""
         notes = [
-            f"Wins and ranks are over {len(self.accuracies)} comparisons. P values are those of "
-            "Wilcoxon's signed-rank test over comparisons with Holm's correction."
+            f"Wins and ranks are over {self.units}. P values are those of Wilcoxon's signed-rank "
+            "test over these units with Holm's correction. All tests take units as independent; "
+            "seeds of one comparison share their images."
         ]
         if math.isnan(self.friedman):
             return [*notes, "Friedman's test needs at least three methods."]
@@ -72,7 +77,9 @@ class Across:
         return [*notes, f"The ranks {shown}: Friedman's test has p = {self.friedman:.2g}."]
 
 
-def compare_across(folders: Sequence[str | Path], against: str = REFERENCE) -> Across:
+def compare_across(
+    folders: Sequence[str | Path], against: str = REFERENCE, per_seed: bool = False
+) -> Across:
     """Compare methods over several folders of runs, each on its own data.
 
     Parameters
@@ -81,25 +88,33 @@ def compare_across(folders: Sequence[str | Path], against: str = REFERENCE) -> A
         One comparison each.
     against : str
         The method that wins are counted over.
+    per_seed : bool
+        Whether each seed of a folder is a unit of its own, or the mean over its seeds.
 
     Raises
     ------
     ConfigError
-        If there are fewer than two folders, or no method besides the reference is in all.
+        If there are fewer than two units, or no method besides the reference is in all.
     """
-    if len(folders) < FEWEST_TABLES:
-        raise ConfigError("--across needs at least two folders of runs, one per comparison.")
-    return across_of({Path(folder).name: compare(folder) for folder in folders}, against)
+    comparisons = {Path(folder).name: compare(folder) for folder in folders}
+    return across_of(comparisons, against, per_seed)
 
 
-def across_of(comparisons: dict[str, Comparison], against: str = REFERENCE) -> Across:
+def across_of(
+    comparisons: dict[str, Comparison], against: str = REFERENCE, per_seed: bool = False
+) -> Across:
     """Return methods across comparisons; see `compare_across`."""
-    rows = {name: _accuracies(comparison) for name, comparison in comparisons.items()}
-    accuracies = pd.DataFrame(rows).T.dropna(axis="columns")
+    rows = {name: _accuracies(comparison, per_seed) for name, comparison in comparisons.items()}
+    accuracies = pd.concat(rows).dropna(axis="columns")
+    if len(accuracies) < FEWEST_UNITS:
+        raise ConfigError(
+            "--across needs at least two folders of runs, one per comparison; or --per-seed and at "
+            "least two seeds."
+        )
     if against not in accuracies or accuracies.shape[1] < 2:
         raise ConfigError(
             f"--across needs {against} and at least one other method in every folder; the methods "
-            f"in all of them are: {', '.join(map(str, accuracies)) or 'none'}."
+            f"in all of them, with all seeds, are: {', '.join(map(str, accuracies)) or 'none'}."
         )
     gains = accuracies.sub(accuracies[against], axis=0).round(9)
     others = [label for label in accuracies if label != against]
@@ -116,16 +131,18 @@ def across_of(comparisons: dict[str, Comparison], against: str = REFERENCE) -> A
             "p_holm": pd.Series(holm(p_values), index=others),
         }
     ).sort_values("rank", kind="stable")
-    return Across(accuracies, table, *_equal_ranks(accuracies), against)
+    units = f"{len(comparisons)} comparison{'s' if len(comparisons) > 1 else ''}"
+    if per_seed:
+        units = f"{len(accuracies)} seeds of {units}"
+    return Across(accuracies, table, *_equal_ranks(accuracies), against, units)
 
 
-def _accuracies(comparison: Comparison) -> dict[str, float]:
-    """Return the mean accuracy of each method, of its first setting in reading order."""
-    by_method = labels_by_method(comparison.groups)
-    return {
-        method: float(comparison.table["accuracy"][labels[0]])
-        for method, labels in by_method.items()
-    }
+def _accuracies(comparison: Comparison, per_seed: bool) -> pd.DataFrame:
+    """Return the accuracy of each method, of its first setting in reading order, by unit."""
+    firsts = {labels[0]: name for name, labels in labels_by_method(comparison.groups).items()}
+    by_seed = comparison.results.pivot(index="seed", columns="method", values="accuracy")
+    own = by_seed[list(firsts)].rename(columns=firsts)
+    return own if per_seed else own.mean().to_frame().T
 
 
 def _equal_ranks(accuracies: pd.DataFrame) -> tuple[float, pd.DataFrame]:

@@ -132,6 +132,29 @@ def comparison_title(comparison: Comparison) -> str:
     return f"{data_title(run)}, {run.config['num-clients']} clients"
 
 
+def gains_with_cost(comparison: Comparison) -> pd.DataFrame:
+    """Return the rows of the table that have a gain and exchange something."""
+    table = comparison.table
+    if "gain" not in table:
+        return table.iloc[:0]
+    return table[table["gain"].notna() & (table["bytes"] > 0)]
+
+
+def pareto_front(costs: pd.Series, gains: pd.Series) -> list[str]:
+    """Return the labels for which nothing as cheap gains as much, the cheapest first.
+
+    Parameters
+    ----------
+    costs, gains : Series
+        By label. Labels that gain nothing are not on the front.
+    """
+    ordered = pd.DataFrame({"cost": costs, "gain": gains}).sort_values(
+        ["cost", "gain"], ascending=[True, False]
+    )
+    best_before = ordered["gain"].cummax().shift(fill_value=0.0).clip(lower=0.0)
+    return list(ordered.index[ordered["gain"] > best_before])
+
+
 # ---- Clients ---------------------------------------------------------------------------
 
 

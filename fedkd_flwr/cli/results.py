@@ -70,6 +70,9 @@ def compare(
     across: Annotated[
         bool, typer.Option("--across", help="Each folder is one comparison; rank over them.")
     ] = False,
+    per_seed: Annotated[
+        bool, typer.Option("--per-seed", help="With --across: each seed counts as a comparison.")
+    ] = False,
     allow_code: AllowCode = None,
 ) -> None:
     """Compare runs on the same splits with each other, and with local training."""
@@ -81,8 +84,10 @@ def compare(
         layout = layout or ("table" if console().is_terminal else "markdown")
         if layout not in LAYOUTS:
             raise ConfigError(f"--format {layout} is none of the allowed {', '.join(LAYOUTS)}.")
+        if per_seed and not across:
+            raise ConfigError("--per-seed belongs to --across; type both, or neither.")
         if across:
-            print_across(runs, against, figures, figure_format)
+            print_across(runs, against, per_seed, figures, figure_format)
             return
         code = allow_code or ()
         compared = comparison.compare(
@@ -185,12 +190,12 @@ def print_comparison(compared: "Comparison", layout: str) -> None:
 
 
 def print_across(
-    folders: list[Path], against: str, figures: Path | None, figure_format: str
+    folders: list[Path], against: str, per_seed: bool, figures: Path | None, figure_format: str
 ) -> None:
     """Print how methods rank over several comparisons, in Markdown."""
     from fedkd_flwr.analysis.across import compare_across
 
-    ranked = compare_across(folders, against)
+    ranked = compare_across(folders, against, per_seed)
     echo(ranked.to_markdown())
     if figures is not None and not ranked.pairs.empty:
         from fedkd_flwr.plots.files import write_figures

@@ -15,6 +15,7 @@ from fedkd_flwr.plots.accuracy import (
 )
 from fedkd_flwr.plots.clusters import plot_clusters
 from fedkd_flwr.plots.comparison import save_figures
+from fedkd_flwr.plots.cost import plot_gain_against_bytes
 from fedkd_flwr.plots.cross import plot_cross
 from fedkd_flwr.plots.distillation import plot_pairs, plot_surface, plot_teacher_rounds
 from fedkd_flwr.plots.genotypes import (
@@ -38,6 +39,7 @@ __all__ = [
     "plot_clients_by_rank",
     "plot_clusters",
     "plot_cross",
+    "plot_gain_against_bytes",
     "plot_gain_over_local",
     "plot_gain_with_safeguard",
     "plot_genotype",

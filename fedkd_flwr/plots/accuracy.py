@@ -1,9 +1,9 @@
 """Accuracy over rounds, against communication cost and by client, and gain over `local`."""
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
-from fedkd_flwr.analysis.columns import REFERENCE, in_bytes
+from fedkd_flwr.analysis.columns import REFERENCE
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.figures import (
     accuracies_by_rank,
@@ -13,7 +13,14 @@ from fedkd_flwr.analysis.figures import (
     gains_with_safeguard,
 )
 from fedkd_flwr.analysis.line_styles import line_styles
-from fedkd_flwr.plots.axes import FIGURE_WIDTH, in_percent, in_points, legend_below, new_figure
+from fedkd_flwr.plots.axes import (
+    FIGURE_WIDTH,
+    bytes_across,
+    in_percent,
+    in_points,
+    legend_below,
+    new_figure,
+)
 
 ALONE = "#888888"
 """Color of gains without the safeguard."""
@@ -59,10 +66,7 @@ def plot_accuracy_against_bytes(comparison: Comparison) -> Figure:
             name = f"{label} (exchanges nothing)"
             axes.axhline(mean.iloc[-1], color=style["color"], ls="--", lw=1.5, label=name)
     if (comparison.results["bytes"] > 0).any():
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(numticks=8))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda size, position: in_bytes(size)))
+        bytes_across(axes)
     legend_below(figure, axes)
     return figure
 

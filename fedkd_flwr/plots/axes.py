@@ -6,8 +6,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
+
+from fedkd_flwr.analysis.columns import in_bytes
 
 LABEL_WIDTH = 60
 """Maximum line length of a label in a legend."""
@@ -52,6 +54,15 @@ def in_points(axis: Axis) -> None:
         return f"{rounded:+.3g}" if rounded else "0"
 
     axis.set_major_formatter(FuncFormatter(points))
+
+
+def bytes_across(axes: Axes) -> None:
+    """Make the horizontal axis logarithmic, and label it in bytes, kB and so on."""
+    axes.set_xscale("log")
+    axis = axes.xaxis
+    axis.set_major_locator(LogLocator(numticks=8))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(FuncFormatter(lambda size, position: in_bytes(size)))
 
 
 def client_ticks(clients: NDArray[np.int64]) -> tuple[list[int], list[str]]:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.evaluations import class_accuracies
-from fedkd_flwr.analysis.figures import gains_with_safeguard, sharing_matrices
+from fedkd_flwr.analysis.figures import gains_with_cost, gains_with_safeguard, sharing_matrices
 from fedkd_flwr.analysis.persfl import has_pairs
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.registry import DataError
@@ -21,6 +21,7 @@ from fedkd_flwr.plots.accuracy import (
     plot_gain_with_safeguard,
 )
 from fedkd_flwr.plots.clusters import plot_clusters
+from fedkd_flwr.plots.cost import plot_gain_against_bytes
 from fedkd_flwr.plots.distillation import plot_pairs, plot_surface, plot_teacher_rounds
 from fedkd_flwr.plots.files import write_figures
 from fedkd_flwr.plots.heat_maps import plot_classes, plot_partition
@@ -74,6 +75,8 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
         yield "clients-by-rank", plot_clients_by_rank(comparison)
     if comparison.clients["gain"].notna().any():
         yield "gain-over-local", plot_gain_over_local(comparison)
+    if not gains_with_cost(comparison).empty:
+        yield "gain-against-bytes", plot_gain_against_bytes(comparison)
     if gains_with_safeguard(comparison):
         yield "gain-with-safeguard", plot_gain_with_safeguard(comparison)
     if "new_accuracy" in comparison.results:

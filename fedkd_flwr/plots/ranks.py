@@ -20,7 +20,5 @@ def plot_ranks(across: Across) -> Figure:
     figure = Figure(figsize=(9, 1.5 + 0.3 * len(across.table)), layout="constrained")
     axes = figure.subplots()
     scikit_posthocs.critical_difference_diagram(across.table["rank"], across.pairs, ax=axes)
-    axes.set_title(
-        f"Mean ranks over {len(across.accuracies)} comparisons, 1 is best", fontsize="medium"
-    )
+    axes.set_title(f"Mean ranks over {across.units}, 1 is best", fontsize="medium")
     return figure
