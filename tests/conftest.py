@@ -2,6 +2,7 @@
 
 import logging
 import os
+from pathlib import Path
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FEDKD_CACHE"] = "off"
@@ -20,7 +21,7 @@ SMALL = {
     "dataset": "digits",
     "partition": "k-classes",
     "classes-per-client": 4,
-    "max-samples": 600,
+    "max-samples": 300,
     "held-out-size": 60,
     "public-size": 40,
     "models": "mlp,lenet",
@@ -42,18 +43,36 @@ SMALL = {
     "local-iterations": 0,
 }
 
+SHARING = (
+    "test_deployment",
+    "test_faults",
+    "test_ray_cluster",
+    "test_report_browser",
+    "test_secured_node",
+    "test_two_silos",
+)
+"""Files whose slow proofs share a federation, a cluster or a browser."""
+
 
 def pytest_xdist_auto_num_workers(config):
     """Use several processes for a whole suite, and none for a choice of files or tests."""
     if config.args_source != pytest.Config.ArgsSource.TESTPATHS:
         return 0
     # Federations wait for each other's messages half of their time.
-    return 3 if config.option.markexpr == "slow" else 2
+    return 4 if config.option.markexpr == "slow" else 2
+
+
+class SharedFixturesTogether(LoadFileScheduling):
+    """Keep in one process what shares a federation or a cluster; these files come first."""
+
+    def _split_scope(self, nodeid):
+        path = nodeid.split("::")[0]
+        return path if Path(path).stem in SHARING else nodeid
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """Keep the slow proofs of a file in one process: they share a federation or a cluster."""
-    return LoadFileScheduling(config, log) if config.option.markexpr == "slow" else None
+    """Let slow proofs that share nothing start in any process."""
+    return SharedFixturesTogether(config, log) if config.option.markexpr == "slow" else None
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -45,7 +45,7 @@ def settings_of(strategy):
     one_model = METHODS[strategy].strategy.needs_one_model
     # No batch normalization: with eight samples it amplifies rounding to percents of a loss.
     models = "lenet" if one_model else "mlp,lenet,cnn,lenet"
-    changes = {"models": models, "fraction-train": 0.75}
+    changes = {"models": models, "fraction-train": 0.75, "max-samples": 600}
     return {**SMALL, **PAPER, **changes, "strategy": strategy}
 
 

@@ -23,7 +23,8 @@ from strategies.core.replies import TooFewRepliesError
 @pytest.fixture
 def everybody(small, monkeypatch):
     monkeypatch.setattr(server_app, "SETTLED_SECONDS", 0.2)
-    return {**small, "num-clients": 0, "strategy": "kt-pfl"}
+    # Enough samples of each class that a node may count them.
+    return {**small, "max-samples": 600, "num-clients": 0, "strategy": "kt-pfl"}
 
 
 class Arriving(InProcessGrid):

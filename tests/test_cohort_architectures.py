@@ -16,7 +16,7 @@ from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import build_optimizer
 
 IMAGES = (3, 32, 32)
-SMALL_SPACE = SearchSpace(SupernetSettings(channels=4, cells=3, nodes=2))
+SMALL_SPACE = SearchSpace(SupernetSettings(channels=2, cells=3, nodes=1))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -129,5 +129,5 @@ def test_an_unmet_setting_is_logged(small, tmp_path, logged):
 
 def test_met_settings_are_not_logged(small, tmp_path, logged):
     changes = {"strategy": "local", "models": "mlp", "num-server-rounds": 1}
-    fedkd_flwr.run({**small, **changes, "samples-per-class": 20}, output_dir=tmp_path / "run")
+    fedkd_flwr.run({**small, **changes, "samples-per-class": 10}, output_dir=tmp_path / "run")
     assert not [line for line in logged() if "samples-per-class" in line or "data-root" in line]

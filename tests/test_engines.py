@@ -55,6 +55,7 @@ def assert_same_new_clients(there, here):
     ids=lambda changes: changes["strategy"],
 )
 def test_each_family_gives_the_same_numbers_under_ray(changes, small, tmp_path):
+    """Predictions, parameters and prototypes; a forest beside networks in the first."""
     settings = {**small, "fraction-train": 0.75, **changes}
     simulated, here, told = in_both_engines(settings, tmp_path)
     assert [row["round"] for row in told] == list(here.rounds["round"])
@@ -64,14 +65,6 @@ def test_each_family_gives_the_same_numbers_under_ray(changes, small, tmp_path):
         guarded = list(SAFEGUARD_COLUMNS)
         assert simulated.clients[guarded].equals(here.clients[guarded])
         assert here.clients[guarded].notna().any().all()
-
-
-@pytest.mark.slow
-def test_forests_beside_networks_give_the_same_numbers_under_ray(small, tmp_path):
-    models = "mlp,sklearn.ensemble:RandomForestClassifier"
-    own = {"models": models, "estimator-options": "RandomForestClassifier = {n_estimators = 5}"}
-    simulated, here, _ = in_both_engines({**small, **own, "strategy": "perfed-ckt"}, tmp_path)
-    assert_same_numbers(simulated, here)
 
 
 @pytest.mark.slow

@@ -168,7 +168,7 @@ def no_object_is_left():
 def test_pipelines_and_own_classes_are_passed_as_objects(small, tmp_path):
     models = [scaled(), Nearest, "mlp"]
     run = fedkd_flwr.run(
-        {**small, "strategy": "kt-pfl", "num-clients": 3, "models": models},
+        {**small, "max-samples": 600, "strategy": "kt-pfl", "num-clients": 3, "models": models},
         output_dir=tmp_path / "run",
     )
     last = run.clients[run.clients["round"] == 2].set_index("partition_id")

@@ -110,7 +110,9 @@ def test_an_approved_model_is_in_use_until_another_is(models):
 def test_a_node_of_its_own_operator_keeps_the_models_of_all_runs_and_rounds(
     policy, best, is_last, written, small, tmp_path
 ):
-    flat = read_config({**small, "strategy": "local", "models": "mlp", "keep-best": best}).flat()
+    # Enough samples of each class that the node may count them.
+    changes = {"max-samples": 600, "strategy": "local", "models": "mlp", "keep-best": best}
+    flat = read_config({**small, **changes}).flat()
     node = {"partition-id": 0, "models-dir": str(tmp_path), **policy}
     client = client_of(small, context=Context(1, 1, node, RecordDict(), flat))
     client.serve_evaluation(Request(server_round=30, is_last_round=is_last, run_id="ab12"))

@@ -138,7 +138,7 @@ def forget_peak():
 @pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt"])
 def test_a_hostile_node_does_not_affect_others_for_twenty_rounds(strategy, small, tmp_path):
     settings = {**small, "strategy": strategy, "models": "mlp"}
-    settings |= {"num-server-rounds": 20, "evaluate-every": 20}
+    settings |= {"max-samples": 600, "num-server-rounds": 20, "evaluate-every": 20}
     without = run_with(lambda r: silence, settings, tmp_path / "without")
     honest = run_with(None, settings, tmp_path / "honest")
     reasons = list(FAULTS)

@@ -13,6 +13,7 @@ from strategies.core.new_clients import padded, with_equal_weights, with_means
 from tests.stored_runs import SUPERNET
 
 BEFORE, AFTER = 3, 4
+TINY_SUPERNET = {**SUPERNET, "supernet-channels": 2, "supernet-nodes": 1}
 METHODS_THAT_GROW = [
     "kt-pfl", "sim-pfl", "topk-pfl", "perfed-ckt", "fedmd", "kt-pfl-params", "fedavg", "fedper",
     "scaffold", "ditto", "fedamp", "fedfomo", "pfedhn", "hypcluster", "fesem", "fd", "lg-fedavg",
@@ -39,7 +40,7 @@ def settings_of(small, folder, strategy):
     return {
         **small, **clusters, "strategy": strategy, "models": "mlp", "num-clients": BEFORE,
         "num-server-rounds": 1, "state-dir": str(folder / "state"), "connect-timeout": 0.1,
-        "kt-pfl.top-k": 1, **(SUPERNET if strategy.startswith(("fedkma", "fednas")) else {}),
+        "kt-pfl.top-k": 1, **(TINY_SUPERNET if strategy.startswith(("fedkma", "fednas")) else {}),
     }  # fmt: skip
 
 

@@ -28,7 +28,9 @@ TABLE = ["lambda", "temperature", "teacher_round", "teacher_accuracy", "global_a
 
 @pytest.fixture
 def small(small):
-    return {**small, "strategy": "persfl", "models": "mlp", "momentum": 0.0}
+    """Enough validation samples that clients choose differently."""
+    size = {"max-samples": 600}
+    return {**small, **size, "strategy": "persfl", "models": "mlp", "momentum": 0.0}
 
 
 def weights_of(model):

@@ -70,7 +70,7 @@ def test_a_run_interrupted_in_stage_2_continues_after_the_last_pair(
 ):
     small |= {"models": models, "cohort": cohort}
     if models == "alexnet":
-        small |= {"num-clients": 2, "max-samples": 200}
+        small |= {"num-clients": 2, "max-samples": 150, "num-server-rounds": 1}
     whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     with monkeypatch.context() as patch:
         Attempts(patch, cut_at)

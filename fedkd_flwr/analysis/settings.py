@@ -5,18 +5,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedkd_flwr.config import DATA_KEYS, PLACE_KEYS, ConfigError, read_config
+from fedkd_flwr.config import DATA_KEYS, PLACE_KEYS, ConfigError, default_values
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.runs import Run
 
 
 class IncomparableRunsError(ConfigError):
     """Runs that cannot be compared; the message is one sentence for the user."""
-
-
-@functools.cache
-def _defaults() -> dict[str, Any]:
-    return dict(read_config({}).flat())
 
 
 def defining_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,10 +28,10 @@ def defining_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         The common keys without `PLACE_KEYS`, the method's own table, and every key that this
         version does not know: nobody can tell that it does not matter.
     """
-    names = [*_defaults(), *(name for name in config if name not in _defaults())]
+    names = [*default_values(), *(name for name in config if name not in default_values())]
     unread = _keys_of_others(config["strategy"])
     return {
-        name: config.get(name, _defaults().get(name))
+        name: config.get(name, default_values().get(name))
         for name in names
         if name not in PLACE_KEYS and name not in unread
     }
@@ -55,7 +50,7 @@ def table_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in defining_settings(config).items()
-        if "." in name and (is_known or name not in _defaults())
+        if "." in name and (is_known or name not in default_values())
     }
 
 
@@ -69,7 +64,7 @@ def _keys_of_others(strategy: str) -> frozenset[str]:
     if method is None:
         return frozenset()
     own = method.strategy.settings_type.flat_keys()
-    return frozenset(name for name in _defaults() if "." in name and name not in own)
+    return frozenset(name for name in default_values() if "." in name and name not in own)
 
 
 def varied_settings(runs: Iterable[Run]) -> list[str]:

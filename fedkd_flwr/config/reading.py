@@ -5,10 +5,12 @@ each method (``kt-pfl.rho``). `read_config` converts it to a `Configuration`, or
 sentence before any client starts.
 """
 
+import functools
 import json
 import os
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -206,6 +208,12 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
     return configuration
 
 
+@functools.cache
+def default_values() -> Mapping[str, Scalar]:
+    """Return the flat run config in which nothing is set. It is read once; do not change it."""
+    return MappingProxyType(read_config({}).flat())
+
+
 def _without_path_type(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
@@ -257,7 +265,8 @@ def custom_keys(flat: Mapping[str, Any]) -> set[str]:
     ConfigError
         If the custom method cannot be found.
     """
-    return {*known_names(_own_method(flat))} - {*known_names()}
+    own = _own_method(flat)
+    return {*known_names(own)} - {*known_names()} if own else set()
 
 
 def _unknown(name: str, flat: Mapping[str, Any], known: Sequence[str]) -> str:

@@ -1,10 +1,10 @@
 """Provenance of a run besides its settings: the project's code, packages and the machine."""
 
+import importlib.metadata
 import platform
 import subprocess
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ PROJECT = Path(__file__).parents[2]
 
 PACKAGES = ("flwr", "torch", "torchvision", "numpy", "scikit-learn")
 """Packages whose versions a run records."""
+
+version = cache(importlib.metadata.version)
+"""Return the version of an installed package. Its metadata are read once."""
 
 DECISIVE = ("flwr", "torch")
 """Packages with which a run is not continued in another major version, unless it is intended."""

@@ -32,6 +32,7 @@ from fedkd_flwr.config import (
     ConfigError,
     Configuration,
     custom_keys,
+    default_values,
     read_config,
     unpacked,
 )
@@ -166,8 +167,7 @@ def run_name(configuration: Configuration) -> str:
 
     Settings at their default do not enter it, so that a new setting leaves names alone.
     """
-    defaults = read_config({}).flat()
-    settings = configuration.defining()
+    defaults, settings = default_values(), configuration.defining()
     changed = {name: value for name, value in settings.items() if value != defaults.get(name)}
     digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()
     strategy = plain_name(configuration.run.strategy)
