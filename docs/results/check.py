@@ -10,9 +10,9 @@ A table of a page stands between two comments, each on a line of its own::
     <!-- end -->
 
 The first word is a module next to the page or next to this script, and a function; the others are
-its arguments. Each number of a sentence on a results page has to be in a table of that page, in
-the settings of the runs of its tables, or in `claims.toml`. A claim is computed again if it has a
-``call``, a function of `claims.py`; others name their ``source``.
+its arguments. Each number of a sentence on a results page or in the README has to be in a table of
+that page, in the settings of the runs of its tables, or in `claims.toml`. A claim is computed again
+if it has a ``call``, a function of `claims.py`; others name their ``source``.
 """
 
 import functools
@@ -162,12 +162,12 @@ def wrong(claim: dict[str, Any]) -> str:
 
 def pages() -> list[Path]:
     """Return the Markdown files that may contain tables."""
-    return sorted((ROOT / "docs").rglob("*.md"))
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def results_pages() -> list[Path]:
     """Return the pages whose sentences are checked."""
-    return sorted(HERE.rglob("*.md"))
+    return [ROOT / "README.md", *sorted(HERE.rglob("*.md"))]
 
 
 def main(options: list[str]) -> int:

@@ -11,13 +11,16 @@ import numpy as np
 import pandas as pd
 from columns import REFERENCE, Result, accuracy_with, chosen_gains, in_points, results
 from measurements import read_measurements
+from readme import effects
 from runs import set_names
 
 from benchmarks.records import read_records
 from benchmarks.table import three_digits
 from fedkd_flwr.analysis.columns import in_bytes
 from fedkd_flwr.analysis.significance import effects_of
+from fedkd_flwr.methods import METHODS
 
+ROOT = Path(__file__).parents[2]
 SPEED = Path(__file__).parent / "speed"
 
 
@@ -156,6 +159,30 @@ def tuned_rows() -> str:
 def shown(outcome: str) -> str:
     """Return how many rows of the tuned comparisons have an outcome after Holm's correction."""
     return str(sum(effect.outcome == outcome for effect in _tuned_effects()["effect"]))
+
+
+def outcomes(name: str, outcome: str) -> str:
+    """Return how many methods of a set have an outcome after Holm's correction."""
+    found = [effect.outcome for effect in effects(name).values()]
+    return f"{found.count(outcome)} of {len(found)}"
+
+
+def methods() -> str:
+    """Return the number of registered methods."""
+    return f"{len(METHODS)} methods"
+
+
+def on_page(page: str, value: str) -> str:
+    """Return a value of another page, which is checked there.
+
+    Raises
+    ------
+    ValueError
+        If the page lacks it.
+    """
+    if value not in (ROOT / page).read_text():
+        raise ValueError(f"{page} lacks {value}.")
+    return value
 
 
 def measured(name: str, column: str, scale: str, layout: str, *conditions: str) -> str:
