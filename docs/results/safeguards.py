@@ -19,8 +19,8 @@ def table(*names: str) -> str:
 
 
 def sides(*names: str) -> str:
-    """Return a table of both sides of the criterion: over all sets, then over each set alone."""
-    rows = {"all": _criterion(*names)}
+    """Return a table of both sides of the criterion: over several sets, then over each alone."""
+    rows = {"all": _criterion(*names)} if len(names) > 1 else {}
     rows |= {_short(name): _criterion(name) for name in names}
     table = pd.DataFrame([_sides(data, found) for data, found in rows.items()])
     return _captioned(in_markdown(table, []), names)
