@@ -11,6 +11,7 @@ measures run directories and replaces the lines of NAME, such as ``transfer/kt-p
 - ``overlap``: how much of their classes two clients of a cluster share.
 - ``likeness``: a client's mean weight for itself and for another in FedKMA's matrix M, and how the
   weights of others follow the classes that two clients share.
+- ``moments``: accuracy after the last round as evaluated, and after the local training before it.
 - ``statistics``: accuracy of exported models with kept and with fresh batch-normalization
   statistics.
 - ``derived``: accuracy of a search's supernets, and of the network derived from each, trained from
@@ -166,6 +167,18 @@ def likeness(run: Run) -> dict[str, float]:
     }
 
 
+def moments(run: Run) -> dict[str, float]:
+    """Return the mean accuracy after the last round, and after local training, in percent.
+
+    A method whose model is evaluated after local training anyway has one accuracy.
+    """
+    last = run.rounds.iloc[-1]
+    found = {"accuracy": last["accuracy_mean"]}
+    if "trained_accuracy_mean" in last:
+        found["after_local_training"] = last["trained_accuracy_mean"]
+    return {name: round(100 * float(value), 1) for name, value in found.items()}
+
+
 def statistics(run: Run) -> dict[str, Any]:
     """Return the mean accuracy of exported models with both kinds of statistics."""
     plan = read_config(run.config).run.data_plan
@@ -234,6 +247,7 @@ KINDS = {
     "kinds": kinds,
     "overlap": overlap,
     "likeness": likeness,
+    "moments": moments,
     "statistics": statistics,
     "derived": derived,
     "pairs": pairs,
