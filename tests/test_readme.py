@@ -21,7 +21,7 @@ def test_the_table_and_the_numbers_are_checked_against_the_runs(scripts):
     assert ROOT / "README.md" in scripts.pages()
     assert ROOT / "README.md" in scripts.results_pages()
     (block,) = scripts.BLOCK.finditer(README)
-    assert block[2].startswith("readme.table ")
+    assert block[2].startswith("ten_seeds.table ")
 
 
 def test_the_table_shows_losses_and_has_at_most_six_rows(scripts):
@@ -32,11 +32,11 @@ def test_the_table_shows_losses_and_has_at_most_six_rows(scripts):
 
 
 def test_the_rows_are_those_of_the_comparison(scripts):
-    readme = importlib.import_module("readme")
+    ten_seeds = importlib.import_module("ten_seeds")
     compare = importlib.import_module("tables").table
-    for position, name in enumerate(readme.SETS):
+    for position, name in enumerate(ten_seeds.SETS):
         rows = {line.split(" | ")[0]: line for line in compare(name, "columns=gain").splitlines()}
-        for line in readme.table("kt-pfl", "fedavg").splitlines()[2:4]:
+        for line in ten_seeds.table("kt-pfl", "fedavg").splitlines()[2:4]:
             cells = line.strip("| ").split(" | ")
             assert cells[2 + position].strip("*") in rows[f"| {cells[0]}"]
 

@@ -24,7 +24,9 @@ def test_numbers_equal_the_stored_ones(strategy, tmp_path):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("strategy", [name for name in CONTENT["runs"] if name not in UNSTABLE])
-def test_numbers_on_a_gpu_equal_the_stored_ones(strategy, tmp_path):
+def test_numbers_on_a_gpu_equal_the_stored_ones(strategy, tmp_path, monkeypatch):
+    # TF32 keeps ten bits of a product, which is not rounding alone.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     found = numbers_of(strategy, tmp_path, device="cuda")
     require_equal_up_to_rounding(found, CONTENT["runs"][strategy])
 

@@ -2,7 +2,7 @@
 
     python docs/images/gain_over_local.py [OUTPUT.png]
 
-Every dot is a published run of the sets in docs/results/readme.py.
+Every dot is a published run of the sets in docs/results/ten_seeds.py.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from fedkd_flwr.methods import METHODS
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "results"))
 
-from readme import SETS, effects, gains  # noqa: E402 - found in docs/results
+from ten_seeds import SETS, effects, gains  # noqa: E402 - found in docs/results
 
 EXCHANGED = {"soft predictions": "#0072B2", "class means": "#009E73", "parameters": "#D55E00"}
 """Colors of the families of methods."""

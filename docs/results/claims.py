@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from columns import REFERENCE, Result, accuracy_with, chosen_gains, in_points, results
 from measurements import read_measurements
-from readme import effects
 from runs import set_names
+from ten_seeds import effects
 
 from benchmarks.records import read_records
 from benchmarks.table import three_digits

@@ -60,9 +60,14 @@ def plot_gain_against_bytes(comparison: Comparison) -> Figure:
     return figure
 
 
+def _has_steps(table: pd.DataFrame) -> bool:
+    """Return whether the runs of all rows have counted gradient steps."""
+    return "gradient_steps" in table and bool(table["gradient_steps"].notna().all())
+
+
 def _areas(table: pd.DataFrame) -> pd.Series:
     """Return the area of each row's marker, linear in its gradient steps."""
-    if "gradient_steps" not in table or table["gradient_steps"].isna().any():
+    if not _has_steps(table):
         return pd.Series(AREAS[0], index=table.index)
     steps = table["gradient_steps"]
     return pd.Series(np.interp(steps, [0, steps.max()], AREAS), index=table.index)
@@ -70,7 +75,7 @@ def _areas(table: pd.DataFrame) -> pd.Series:
 
 def _title(comparison: Comparison, table: pd.DataFrame) -> str:
     title = comparison_title(comparison)
-    if "gradient_steps" not in table or table["gradient_steps"].isna().any():
+    if not _has_steps(table):
         return title
     least, most = table["gradient_steps"].min(), table["gradient_steps"].max()
     return f"{title}\nLarger marker: more gradient steps of a client, {least:,.0f} to {most:,.0f}"

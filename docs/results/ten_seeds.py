@@ -1,4 +1,7 @@
-"""The comparison of the README: gains over `local` with intervals, for a table and a figure."""
+"""The ten-seed comparison that the README and the overview of the results show.
+
+Gains over `local` with intervals, for a table, a figure and claims.
+"""
 
 import numpy as np
 import pandas as pd
@@ -13,7 +16,7 @@ SETS = {
     "safeguard/k-classes-grouped": "two groups of classes",
     "safeguard/dirichlet": "Dirichlet 0.1",
 }
-"""The sets that are compared, and what the README calls their splits."""
+"""The sets that are compared, and the names of their splits."""
 
 
 def gains(name: str) -> pd.DataFrame:
