@@ -167,10 +167,11 @@ def silent(message, context):
 
 
 def run_among(app, strategy, small, path, rounds=ROUNDS):
+    one_model = METHODS[strategy].strategy.needs_one_model
     flat = {
         **small,
         "strategy": strategy,
-        "models": "mlp",  # no check depends on the architecture
+        "models": "mlp" if one_model else "mlp,lenet",
         "max-samples": 240,
         "num-clients": CLIENTS,
         "num-server-rounds": rounds,

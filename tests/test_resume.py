@@ -25,11 +25,8 @@ class PowerCut(BaseException):
 
 
 def settings_for(strategy, small):
-    """Return a run in which one client in four is not asked in a round.
-
-    Architectures are mixed in one method of those that exchange predictions and in one of those
-    that exchange prototypes: memories and checkpoints of all are read by the same code.
-    """
+    """Return a run in which one client in four is not asked in a round."""
+    one_model = METHODS[strategy].strategy.needs_one_model
     supernet = {
         "supernet-channels": 2,
         "supernet-cells": 3,
@@ -37,8 +34,7 @@ def settings_for(strategy, small):
         "supernet-stem-stride": 1,
         "supernet-operations": "none,skip_connect,sep_conv_3x3",
     }
-    mixed = strategy in ("kt-pfl", "fedproto")
-    models = "darts" if "fedkma" in strategy else "mlp,lenet" if mixed else "mlp"
+    models = "darts" if "fedkma" in strategy else "mlp" if one_model else "mlp,lenet"
     if models == "darts":
         supernet["max-samples"] = 200
     changes = {"num-server-rounds": 4, "fraction-train": 0.75, "momentum": 0.9}
