@@ -133,6 +133,8 @@ def test_the_superlink_of_flwr_run_is_stopped_and_that_of_a_simulation_is_not(tm
             wait_until(lambda: not started_by(mark), 30)
             assert typed(*stop) == nothing
             running = of_simulation["FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"]
-            assert any(running in p.info["cmdline"] for p in psutil.process_iter(["cmdline"]))
+            # psutil gives None for a process that it may not read, or that has just ended.
+            command_lines = [p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])]
+            assert any(running in command_line for command_line in command_lines)
     finally:
         stop_all(mark)
