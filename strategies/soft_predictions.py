@@ -100,6 +100,10 @@ class DistillationSettings(SoftPredictionSettings):
         Batch size of the distillation.
     t_squared : bool
         Whether the distillation loss is multiplied by T²; Eq. 6 of KT-pFL has no such factor.
+    class_temperature_rate : float
+        Largest change per round of the teacher's temperatures for each class, which follow the
+        client's losses by class, as in ReT-FHD; 0 for no such temperatures. 0.1 in the authors'
+        code.
     """
 
     temperature: float = Field(default=1.0, gt=0)
@@ -109,6 +113,7 @@ class DistillationSettings(SoftPredictionSettings):
     )
     public_batch_size: int = Field(default=64, ge=1)
     t_squared: bool = True
+    class_temperature_rate: float = Field(default=0.0, ge=0, le=1)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from fedkd_flwr.models.registry import DARTS, model_name
 from strategies.core.plan import Settings
 from strategies.core.settings_groups import SettingsGroup, kebab_case
 from strategies.parameters import SharedModelSettings
+from strategies.soft_predictions import DistillationSettings
 from strategies.spider import SpiderSettings
 
 Part = TypeVar("Part", bound=SettingsGroup)
@@ -355,6 +356,12 @@ def _check_combinations(configuration: Configuration) -> None:
             f"{run.strategy} uses training samples outside of plain local training, which "
             "dp-sgd-noise-multiplier does not cover; set it to 0, or strategy to one of "
             f"{', '.join(methods_with('dp_sgd'))}."
+        )
+    rate = settings.class_temperature_rate if isinstance(settings, DistillationSettings) else 0
+    if run.dp_sgd.noise_multiplier and rate:
+        raise ConfigError(
+            f"{settings.key_of('class_temperature_rate')} uses losses on training samples, which "
+            "dp-sgd-noise-multiplier does not cover; set one of the two to 0."
         )
     if plan.client_dp.noise_multiplier and not strategy.declares("client_dp"):
         raise ConfigError(
