@@ -9,11 +9,11 @@ against bytes and steps, as PNG files into FOLDER.
 import sys
 
 from columns import results
-from runs import read_set
+from runs import compared
 from tables import caption
 
 from fedkd_flwr.analysis.across import Across, across_of
-from fedkd_flwr.analysis.comparison import Comparison, compare
+from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.plots import plot_gain_against_bytes
 from fedkd_flwr.plots.files import write_figures
 from fedkd_flwr.plots.ranks import plot_ranks
@@ -30,14 +30,14 @@ def _across(names: tuple[str, ...]) -> Across:
 
 
 def _compared(names: tuple[str, ...]) -> dict[str, Comparison]:
-    return {name.rpartition("/")[2]: compare(read_set(name)) for name in names}
+    return {name.rpartition("/")[2]: compared(name) for name in names}
 
 
 def main(*names: str, folder: str) -> None:
     """Write the figures."""
     figures = [("ranks", plot_ranks(_across(names)))]
-    for name, compared in _compared(names).items():
-        figures.append((f"{name}-cost", plot_gain_against_bytes(compared)))
+    for name, comparison in _compared(names).items():
+        figures.append((f"{name}-cost", plot_gain_against_bytes(comparison)))
     for path in write_figures(figures, folder, "png"):
         print(path)
 

@@ -29,6 +29,7 @@ import pandas as pd
 
 import fedkd_flwr
 from fedkd_flwr import Run
+from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.evaluations import new_client_accuracies
 from fedkd_flwr.analysis.settings import defining_settings
 from strategies.core.new_clients import NEW_CLIENTS
@@ -179,6 +180,7 @@ def write_set(name: str, runs: Sequence[Run], file: Path = RUNS) -> None:
         sorted([*others, *lines_of(name, runs)], key=lambda line: json.loads(line)["set"]), file
     )
     _sets.cache_clear()
+    compared.cache_clear()
 
 
 # ---- From lines to runs --------------------------------------------------------------------------
@@ -311,6 +313,12 @@ def read_set(name: str, file: Path = RUNS) -> list[PublishedRun]:
     if name not in _sets(file):
         raise ValueError(f"{file.name} has no set {name}.")
     return _sets(file)[name]
+
+
+@functools.cache
+def compared(name: str) -> Comparison:
+    """Return the comparison of a set's runs; several tables show the same one."""
+    return fedkd_flwr.compare(read_set(name))
 
 
 # ---- The command -----------------------------------------------------------------------

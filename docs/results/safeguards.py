@@ -1,11 +1,12 @@
 """Tables of what a safeguard gives, over published sets; see `check.py`."""
 
+import functools
+
 import pandas as pd
 from columns import results
-from runs import read_set
+from runs import compared
 from tables import caption
 
-from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.rendering import in_markdown
 from fedkd_flwr.analysis.safeguard_criterion import Criterion, criterion
 
@@ -31,8 +32,9 @@ def _captioned(markdown: str, names: tuple[str, ...]) -> str:
     return f"{markdown}\n{caption(groups, {}, has_verdicts=False)}\n"
 
 
+@functools.cache
 def _criterion(*names: str) -> Criterion:
-    return criterion({_short(name): compare(read_set(name)) for name in names})
+    return criterion({_short(name): compared(name) for name in names})
 
 
 def _short(name: str) -> str:
