@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
+import pytest
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 from PIL import Image
 
@@ -158,3 +159,26 @@ def write_image_folder(path, images, labels):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{position:04d}.png").write_bytes(png(image))
     return path
+
+
+ONE_OF_EACH_EXCHANGE = {
+    "fedavg",
+    "feddf",
+    "fedkma",
+    "fedproto",
+    "fml",
+    "kt-pfl",
+    "perfed-ckt",
+    "persfl",
+    "pfedhn",
+    "scaffold",
+}
+"""Methods that the fast suite has of a proof which all methods go through."""
+
+
+def most_of_them_slow(methods):
+    """Return parameters: the methods above for the fast suite, all others for the slow proofs."""
+    return [
+        name if name in ONE_OF_EACH_EXCHANGE else pytest.param(name, marks=pytest.mark.slow)
+        for name in methods
+    ]

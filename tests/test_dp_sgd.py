@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from helpers import client_of, run_with
+from helpers import client_of, most_of_them_slow, run_with
 from torch import nn
 
 import fedkd_flwr
@@ -254,7 +254,7 @@ def is_custom(own, images):
     return any(row.numpy().tobytes() in own for row in images)
 
 
-@pytest.mark.parametrize("strategy", ALLOWED)
+@pytest.mark.parametrize("strategy", most_of_them_slow(ALLOWED))
 def test_replies_of_private_training_tell_nothing_else(strategy, private, tmp_path, monkeypatch):
     """All training on private samples goes through `PrivateGradients`, and no loss is sent."""
     settings = {**private, "strategy": strategy, "local-iterations": 2}

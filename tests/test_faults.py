@@ -135,6 +135,7 @@ def forget_peak():
     Path("/proc/self/clear_refs").write_text("5")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt"])
 def test_a_hostile_node_does_not_affect_others_for_twenty_rounds(strategy, small, tmp_path):
     settings = {**small, "strategy": strategy, "models": "mlp"}

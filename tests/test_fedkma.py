@@ -431,6 +431,7 @@ def test_clients_flag_the_classes_they_hold(tiny, tmp_path):
         np.testing.assert_allclose(sent[held], means[held], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_clients_with_shared_classes_get_larger_weights(tiny, tmp_path):
     """And as printed they weigh each other less, on the same distances."""
     flat = {**tiny, "num-clients": 4, "partition": "k-classes-grouped", "groups": 2}

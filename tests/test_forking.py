@@ -117,6 +117,7 @@ def probe(command):
     forking.run_forked(["fedkd-clientapp", "--token", "once"])
 
 
+@pytest.mark.slow
 @on_linux
 def test_each_message_gets_a_process_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import Witness, run_with, write_image_folder
+from helpers import Witness, most_of_them_slow, run_with, write_image_folder
 
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.sources import load_images
@@ -49,7 +49,7 @@ def grown(app, settings, folder, silos):
     return run_with(app, {**settings, **more}, folder / "run", node_configs=silos)
 
 
-@pytest.mark.parametrize("strategy", METHODS_THAT_GROW)
+@pytest.mark.parametrize("strategy", most_of_them_slow(METHODS_THAT_GROW))
 def test_a_silo_joins_a_resumed_run(small, tmp_path, silos, strategy):
     settings = settings_of(small, tmp_path, strategy)
     witness = Witness()

@@ -9,6 +9,7 @@ import io
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from helpers import most_of_them_slow
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
@@ -191,7 +192,7 @@ def test_every_attack_is_made():
     assert len(ATTACKS) == ROUNDS * len(BYZANTINE)
 
 
-@pytest.mark.parametrize("strategy", METHODS)
+@pytest.mark.parametrize("strategy", most_of_them_slow(METHODS))
 def test_no_attack_changes_the_results_of_other_clients(strategy, small, tmp_path):
     attacked = run_among(attacking, strategy, small, tmp_path / "attacked")
     quiet = run_among(silent, strategy, small, tmp_path / "silent")

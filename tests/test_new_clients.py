@@ -8,7 +8,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers import breaking, raising, replacing, run_with
+from helpers import breaking, most_of_them_slow, raising, replacing, run_with
 from test_comparison import write_run
 
 import fedkd_flwr
@@ -91,7 +91,7 @@ def test_invalid_shares_are_rejected(changes, sentence, small):
 # ---- Every method ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", [*METHODS, "examples.own_method:nearest"])
+@pytest.mark.parametrize("strategy", [*most_of_them_slow(METHODS), "examples.own_method:nearest"])
 def test_a_new_client_is_personalized_once_and_does_not_change_the_server(
     strategy, small, tmp_path, monkeypatch
 ):

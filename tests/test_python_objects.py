@@ -114,6 +114,7 @@ def test_different_callables_of_one_list_never_share_a_name():
     assert names[1] == f"{names[0]}_2"
 
 
+@pytest.mark.slow
 def test_a_name_is_the_same_in_another_process():
     code = (
         "import fedkd_flwr; from torch import nn\n"

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from helpers import most_of_them_slow
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
@@ -58,7 +59,7 @@ def interrupted(settings, folder, at_round, at_client):
         serve(grid, configuration)
 
 
-@pytest.mark.parametrize("strategy", METHODS)
+@pytest.mark.parametrize("strategy", most_of_them_slow(METHODS))
 def test_a_resumed_run_equals_an_uninterrupted_one(strategy, small, tmp_path):
     settings = {**settings_for(strategy, small), "num-server-rounds": 3}
     model_pool.clear()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord
-from helpers import Witness, breaking, random_simplex, run_with
+from helpers import Witness, breaking, most_of_them_slow, random_simplex, run_with
 from scipy import stats
 
 from fedkd_flwr.client_app import app as client_app
@@ -239,7 +239,7 @@ def test_fedavg_takes_the_robust_average_of_all_alike(small, tmp_path, mixing, e
 
 
 @pytest.mark.parametrize("mixing", ["median", "trimmed-mean"])
-@pytest.mark.parametrize("strategy", AVERAGING)
+@pytest.mark.parametrize("strategy", most_of_them_slow(AVERAGING))
 def test_a_robust_average_holds_a_huge_reply_without_the_limit(small, tmp_path, strategy, mixing):
     one_cluster = {"hypcluster.clusters": 1, "fesem.clusters": 1}
     settings = {**small, **one_cluster, "strategy": strategy, "mixing": mixing, "update-cap": 0.0}

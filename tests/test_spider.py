@@ -185,6 +185,7 @@ def test_a_run_prunes_one_edge_of_each_cell_a_round_and_sends_none_of_it(tiny, t
         assert all((rows.sum(axis=1) == 1).all() for rows in kept)
 
 
+@pytest.mark.slow
 def test_three_rounds_equal_two_resumed_by_another(tiny, tmp_path):
     whole = fedkd_flwr.run(tiny, output_dir=tmp_path / "whole", num_server_rounds=3)
     fedkd_flwr.run(tiny, output_dir=tmp_path / "run", num_server_rounds=2)

@@ -99,6 +99,7 @@ def tracked(offline, tmp_path_factory):
     sys.modules["wandb"].teardown()
 
 
+@pytest.mark.slow
 def test_tensorboard_holds_the_rounds_and_each_once(tracked):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

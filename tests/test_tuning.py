@@ -167,6 +167,7 @@ def test_the_steps_of_local_are_known_before_it_is_run(base, tmp_path):
         assert steps_of_local(settings, 1) == run.summary["gradient_steps"]
 
 
+@pytest.mark.slow
 def test_all_methods_get_the_same_gradient_steps_and_as_many_trials_as_they_allow(base, tmp_path):
     costly = {**base, "kt-pfl.distillation-epochs": 4, "kt-pfl.public-batch-size": 20}
     tuning = tune(costly, ["kt-pfl"], tmp_path, budget=6, seeds=1, fresh_seeds=2)
@@ -187,6 +188,7 @@ def test_all_methods_get_the_same_gradient_steps_and_as_many_trials_as_they_allo
     assert accuracies == sorted(accuracies, reverse=True)
 
 
+@pytest.mark.slow
 def test_a_search_pays_for_the_fine_tuning_that_it_judges_by(base, tmp_path):
     """Each trial is judged after rounds 1, 2 and 6, and a client is fine-tuned before each."""
     tuning = tune(base, ["fedavg-ft"], tmp_path, budget=4, seeds=1)
@@ -213,6 +215,7 @@ def test_the_sweep_runs_the_chosen_settings_with_seeds_that_tuned_nothing(base, 
     assert prox.settings.mu == chosen(tuning)["fedprox"]["fedprox.mu"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_in", [6, 20])
 def test_a_killed_study_asks_and_judges_as_an_uninterrupted_one(
     base, tmp_path, monkeypatch, killed_in
@@ -240,6 +243,7 @@ def test_a_killed_study_asks_and_judges_as_an_uninterrupted_one(
     assert noted(tmp_path / "cut", kill=True) == whole
 
 
+@pytest.mark.slow
 def test_a_study_killed_at_a_later_rung_continues_alike(base, tmp_path, monkeypatch):
     whole = tune(base, [], tmp_path / "whole", budget=2, seeds=1)
     resume, calls = engines.resume, []
