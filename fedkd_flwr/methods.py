@@ -92,6 +92,7 @@ METHODS: dict[str, Method] = {
     "lg-fedavg": _built_in("lg_fedavg:LGFedAvg", "lg_fedavg:LGFedAvgClient"),
     "fml": _built_in("fml:FML", "fml:FMLClient"),
     "fedkd": _built_in("fedkd:FedKD", "fedkd:FedKDClient"),
+    "fedmrl": _built_in("fedmrl:FedMRL", "fedmrl:FedMRLClient"),
     "fedtgp": _built_in("fedtgp:FedTGP", "fedproto:FedProtoClient"),
     "scaffold": _built_in("scaffold:Scaffold", "scaffold:ScaffoldClient"),
     "feddyn": _built_in("feddyn:FedDyn", "feddyn:FedDynClient"),

@@ -74,7 +74,8 @@ def count(model):
 
 WHOLE = NormedNet((1, 28, 28), 10)
 SYMBOLS |= {count(WHOLE): "d", count(WHOLE.body): "d_body"}
-SYMBOLS |= {28 * 28 * 100 + 100 + 100 * 10 + 10: "s"}  # the perceptron, which is the shared model
+# The perceptron is the shared model, in `fedmrl` with a layer to as many features as the network.
+SYMBOLS |= {28 * 28 * 100 + 100 + size: "s" for size in (100 * 10 + 10, 100 * 6 + 6 + 6 * 10 + 10)}
 
 
 def settings_of(strategy, folder, **changes):
@@ -94,6 +95,7 @@ def settings_of(strategy, folder, **changes):
         "fesem.clusters": 2,
         "fml.shared-model": "mlp",
         "fedkd.shared-model": "mlp",
+        "fedmrl.shared-model": "mlp",
         "perfed-ckt.clusters": 2,
         "fedfomo.models-sent": 7,
         "models-dir": str(folder / "models"),

@@ -260,6 +260,7 @@ def test_distillation_in_a_cohort_equals_distillation():
         "ditto",
         "fml",
         "fedkd",
+        "fedmrl",
         "fedrod",
         "apfl",
     ],

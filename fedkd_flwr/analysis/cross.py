@@ -7,7 +7,7 @@ those whose models suit them.
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -268,7 +268,7 @@ def _exported_model(file: Path, run: Run, configuration: Configuration) -> nn.Mo
     """Read an exported model and check that it belongs to the run."""
     try:
         card = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-        model = load_model(file, _custom_builder(str(card["model"]), configuration))
+        model = load_model(file, _custom_builders(card, configuration))
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise RunDirectoryError(f"{file} is not an exported model ({error}).") from None
     of_model = {name: card.get(name) for name in ("strategy", "dataset", "partition", "seed")}
@@ -281,14 +281,17 @@ def _exported_model(file: Path, run: Run, configuration: Configuration) -> nn.Mo
     return model
 
 
-def _custom_builder(name: str, configuration: Configuration) -> Any:
-    """Return the builder of a custom model or its estimator, only if the run's settings name it.
+def _custom_builders(card: Mapping[str, Any], configuration: Configuration) -> dict[str, Any]:
+    """Return the builders of the custom models of a card, if the run's settings name them.
 
     A model file may come from an untrusted source, so its card alone must not import code.
     """
-    if not is_custom(name) or name not in configuration.run.models.models:
-        return None
-    return find_custom(name) if names_estimator(name) else find_callable(name, SIGNATURE)
+    named = {*configuration.run.models.models, getattr(configuration.settings, "shared_model", "")}
+    return {
+        name: find_custom(name) if names_estimator(name) else find_callable(name, SIGNATURE)
+        for name in map(str, (card["model"], card.get("shared-model", "")))
+        if is_custom(name) and name in named
+    }
 
 
 def _models_from_state(run: Run, configuration: Configuration) -> Iterator[nn.Module]:
@@ -312,7 +315,7 @@ def _models_from_state(run: Run, configuration: Configuration) -> Iterator[nn.Mo
             )
         client.memory.replace(memory)
         client.evaluated_in(rounds)
-        yield client.model
+        yield client.classifier
         client.close()
 
 

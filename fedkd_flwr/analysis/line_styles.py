@@ -8,14 +8,16 @@ from fedkd_flwr.runs import Run
 
 COLORS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9",
-    "#882255", "#999933", "#332288", "#888888", "#661100", "#9D48F2", "#000000",
+    "#882255", "#999933", "#332288", "#888888", "#661100", "#9D48F2",
+    "#117733", "#000000",
 )  # fmt: skip
 """The color-blind safe palette of Okabe and Ito, without yellow, which is hard to see on white.
-Before black it has three of Tol's muted colors, gray, Tol's dark brown and a violet."""
+Before black it has three of Tol's muted colors, gray, Tol's dark brown and green, and a violet."""
 
 FAMILIES = (
     "kt-pfl", "perfed-ckt", "persfl", "fedmd", "fedavg", "fedkma",
-    "fedproto", "fml", "hypcluster", "per-fedavg", "apfl", "feddyn", "local",
+    "fedproto", "fml", "hypcluster", "per-fedavg", "apfl", "feddyn",
+    "fedmrl", "local",
 )  # fmt: skip
 """Color families in the order of `COLORS`. Their members have one color and different lines.
 

@@ -313,6 +313,11 @@ class PersonalClient(ServingClient):
         """Epochs of training on private data before an evaluation."""
         return self.run.training.fine_tune_epochs
 
+    @property
+    def fine_tuned(self) -> nn.Module:
+        """What is trained before an evaluation: the client's model."""
+        return self.model
+
     def fine_tune_for_evaluation(self, server_round: int) -> None:
         """Train the model for `fine_tune_epochs`. The result is evaluated, not kept."""
         if not self.fine_tune_epochs:
@@ -320,12 +325,12 @@ class PersonalClient(ServingClient):
         generator = self.generator("fine-tuning-batches", server_round)
         size = self.run.training.batch_size
         positions = epoch_batches(self.num_examples, size, self.fine_tune_epochs, generator)
-        optimizer = self.private_optimizer(self.model.parameters(), server_round)
+        optimizer = self.private_optimizer(self.fine_tuned.parameters(), server_round)
         self.fine_tune(optimizer, self.batches_at(positions))
 
     def fine_tune(self, optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> None:
-        """Train `model` before it is evaluated, and count the steps."""
-        train_on(self.model, cross_entropy, optimizer, self.gradient_steps.counted(batches))
+        """Train the model before it is evaluated, and count the steps."""
+        train_on(self.fine_tuned, cross_entropy, optimizer, self.gradient_steps.counted(batches))
 
     def private_batches(self, server_round: int) -> Iterator[Batch]:
         """Yield a round's private batches of images and labels."""

@@ -3,14 +3,23 @@
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient, Training, TrainReply
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.models.model_pool import Architecture, architecture_of, borrowed
-from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
+from fedkd_flwr.models.model_pool import (
+    Architecture,
+    architecture_of,
+    borrow,
+    borrowed,
+    common_weights,
+    give_back,
+)
+from fedkd_flwr.models.vectors import fill_from_vectors, fill_model, model_vectors
+from fedkd_flwr.training.loop import seeded
 from fedkd_flwr.training.losses import kl_to_teacher
 from strategies.fml import FMLSettings
 from strategies.parameters import SharedModelSettings
@@ -91,6 +100,32 @@ class SharedModelClient(PersonalClient):
         with borrowed(self.shared_architecture) as model:
             fill_from_vectors(model, received)
             yield model
+
+
+class EnsembleClient(SharedModelClient):
+    """A client that is evaluated with its own model and the shared one together."""
+
+    @cached_property
+    def shared(self) -> nn.Module:
+        """The shared model, with the initial weights until it is filled."""
+        model = borrow(self.shared_architecture)
+        fill_model(model, common_weights(self.shared_architecture, self.run.plan.seed, self._drawn))
+        return model
+
+    def _drawn(self) -> nn.Module:
+        with seeded("cpu", self.run.plan.seed, "initial-weights", 0):
+            return self.shared_architecture.build().to(self.device)
+
+    @property
+    def fine_tuned(self) -> nn.Module:
+        """Both models together, as they are evaluated."""
+        return self.classifier
+
+    def close(self) -> None:
+        """Return the model objects to the pool."""
+        super().close()
+        if "shared" in vars(self):
+            give_back(vars(self).pop("shared"))
 
 
 class FMLClient(SharedModelClient):

@@ -37,6 +37,7 @@ from fedkd_flwr.memory import (
     memory_of,
     store_in_context,
 )
+from fedkd_flwr.models.ensemble import Ensemble
 from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps, complete
 from fedkd_flwr.training.loop import count_correct, refresh_statistics, seeded, statistics_of
 from fedkd_flwr.training.optional_metrics import measured
@@ -128,7 +129,7 @@ class ServingClient(NumPyClient):
 
     @property
     def exported_model(self) -> nn.Module:
-        """The evaluated model in the architecture `model_name`."""
+        """The evaluated model in the architecture `model_name`, or an `Ensemble` of it."""
         return self.model
 
     # ---- A message -------------------------------------------------------------------
@@ -278,7 +279,7 @@ class ServingClient(NumPyClient):
         self.fine_tune_for_evaluation(server_round)
         if self.run.models.batch_norm_statistics == "fresh":
             # For every method: otherwise a comparison would measure running statistics.
-            refresh_statistics(self.model, self.data.train_images)
+            refresh_statistics(self.classifier, self.data.train_images)
         return further
 
     @yields_jobs
@@ -359,8 +360,9 @@ class ServingClient(NumPyClient):
             Results of the model, for the model card.
         """
         whose = (self.model_name, self.partition_id, self.node.data_path)
-        card = model_card(self.run, self.request.run_id, *whose, metrics)
         model = self.exported_model
+        shared = self.settings.shared_model if isinstance(model, Ensemble) else ""
+        card = model_card(self.run, self.request.run_id, *whose, metrics, shared)
         if self.safeguard:
             card["safeguard"] = asdict(self.safeguard.blend)
             model = self.safeguard.deployed(model)

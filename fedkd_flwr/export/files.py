@@ -23,6 +23,7 @@ from fedkd_flwr.models.custom_models import checked_custom_model
 from fedkd_flwr.models.darts.genotype import Genotype
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.darts.settings import SupernetSettings
+from fedkd_flwr.models.ensemble import Ensemble
 from fedkd_flwr.models.estimator_model import EstimatorModel
 from fedkd_flwr.models.estimators import estimator_to_read, is_estimator
 from fedkd_flwr.models.registry import DARTS_MODELS
@@ -44,6 +45,7 @@ def model_card(
     partition_id: int,
     data_path: str,
     metrics: Mapping[str, float],
+    shared_model: str = "",
 ) -> dict[str, Any]:
     """Return the metadata that a reader of a model's weights needs.
 
@@ -61,6 +63,8 @@ def model_card(
         The client's own data, whose folders name the classes; empty for a share of the data set.
     metrics : mapping of str to float
         Results of the model.
+    shared_model : str
+        Architecture of a second model, if the file holds an `Ensemble` of both.
     """
     card: dict[str, Any] = {
         "model": model_name,
@@ -80,7 +84,9 @@ def model_card(
         "preprocessing": {**CONVERSION, **scaling_of(run.data).described()},
         "metrics": dict(metrics),
     }
-    if model_name in DARTS_MODELS:
+    if shared_model:
+        card["shared-model"] = shared_model
+    if not {model_name, shared_model}.isdisjoint(DARTS_MODELS):
         space = run.models.search_space
         card["supernet"], card["genotype"] = asdict(space.settings), space.genotype.to_text()
     return card
@@ -201,10 +207,10 @@ def load_model(
     ----------
     path : str or Path
         A ``<partition-id>.safetensors`` file with its card beside it.
-    builder : callable or estimator, optional
+    builder : callable, estimator or mapping, optional
         Builder of a custom model, ``(shape, classes) -> nn.Module``, or the class of an estimator,
-        or one that is not fitted. Names in a card are never imported, since a card may come from
-        anywhere.
+        or one that is not fitted. A mapping from names to builders, if the card names two custom
+        models. Names in a card are never imported, since a card may come from anywhere.
     trusted : collection of str, optional
         Types that the file of an estimator may have, besides those that skops knows to be safe. By
         default those of the `builder` after a fit on random numbers.
@@ -232,22 +238,30 @@ def load_model(
         genotype = Genotype.from_text(card["genotype"])
         search_space = SearchSpace(SupernetSettings(**settings), genotype)
     shape, classes = tuple(card["shape"]), card["classes"]
-    if builder is None and is_custom(card["model"]):
-        raise ValueError(
-            f"{weights} is a {card['model']}: pass its builder to load_model, or name it to "
-            "`fedkd predict` with --builder; names in files are not imported"
-        )
+    custom = [name for name in (card["model"], card.get("shared-model", "")) if is_custom(name)]
+    builders = {} if builder is None else builder
+    if not isinstance(builders, Mapping):
+        builders = dict.fromkeys(custom or [card["model"]], builder)
+    for name in custom:
+        if name not in builders:
+            raise ValueError(
+                f"{weights} is a {name}: pass its builder to load_model, or name it to "
+                "`fedkd predict` with --builder; names in files are not imported"
+            )
 
-    def build() -> nn.Module:
+    def build(name: str) -> nn.Module:
+        builder = builders.get(name)
         if is_estimator(builder):
             return estimator_to_read(builder, math.prod(shape), classes, trusted)
         if builder is not None:
-            return checked_custom_model(builder(shape, classes), card["model"], shape, classes)
-        return build_model(card["model"], shape, classes, search_space)
+            return checked_custom_model(builder(shape, classes), name, shape, classes)
+        return build_model(name, shape, classes, search_space)
 
-    model = build()
+    model = build(card["model"])
+    if "shared-model" in card:
+        model = Ensemble(model, build(card["shared-model"]))
     if "safeguard" in card:
-        model = BlendedModel(model, build(), Blend(**card["safeguard"]))
+        model = BlendedModel(model, build(card["model"]), Blend(**card["safeguard"]))
     try:
         model.load_state_dict(load_file(weights))
     except RuntimeError as error:

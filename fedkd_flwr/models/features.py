@@ -100,17 +100,35 @@ def common_width(models: ModelSettings, shape: Shape, classes: int) -> int:
     int
         The width that is set, else the models' own where they agree, else `WIDTH_OF_PROJECTIONS`.
     """
-    return models.feature_width or _own_width(models.models, shape, classes, models.search_space)
+    if models.feature_width:
+        return models.feature_width
+    widths = _own_widths(models.models, shape, classes, models.search_space)
+    return max(widths) if len(widths) == 1 else WIDTH_OF_PROJECTIONS
+
+
+def narrowest_width(models: ModelSettings, shared: str, shape: Shape, classes: int) -> int:
+    """Return the smallest number of features of the run's models and of a shared one.
+
+    Parameters
+    ----------
+    models : ModelSettings
+        The run's architectures, and their common width if it is set.
+    shared : str
+        Architecture of the shared model.
+    shape, classes
+        Shape of a sample, and number of classes.
+    """
+    names = *models.models, shared
+    return models.feature_width or min(_own_widths(names, shape, classes, models.search_space))
 
 
 @cache
-def _own_width(
+def _own_widths(
     names: tuple[str, ...], shape: Shape, classes: int, search_space: SearchSpace
-) -> int:
+) -> frozenset[int]:
     with torch.random.fork_rng(devices=[]):
         built = [build_model(name, shape, classes, search_space) for name in dict.fromkeys(names)]
-    widths = {feature_width(model) for model in built}
-    return widths.pop() if len(widths) == 1 else WIDTH_OF_PROJECTIONS
+    return frozenset(map(feature_width, built))
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.clients import public_pool, public_pool_size
 from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.features import common_width, with_common_width
+from fedkd_flwr.models.features import common_width, narrowest_width, with_common_width
 from fedkd_flwr.models.vectors import ALL, fill_from_vectors, matrix_shapes, model_vectors
 from fedkd_flwr.training.loop import (
     DivergedError,
@@ -62,16 +62,21 @@ class RunModels:
         """Number of features that enter the head, for methods that need the same of all clients."""
         return common_width(self.run.models, self.run.data.image_shape, self.run.data.num_classes)
 
+    def narrowest(self, shared: str) -> int:
+        """Return the smallest number of features of the run's models and of a shared one."""
+        data = self.run.data
+        return narrowest_width(self.run.models, shared, data.image_shape, data.num_classes)
+
     @property
     def public_pool_size(self) -> int:
         """Number of samples in the whole public set."""
         return public_pool_size(self.run.server_data_plan.settings)
 
     def initial(
-        self, number: int = 0, name: str = "", layers: LayerChoice = ALL
+        self, number: int = 0, name: str = "", layers: LayerChoice = ALL, width: int = 0
     ) -> dict[str, NDArray[np.float32]]:
         """Return initial weights; draw 0 of the first architecture is the global model."""
-        return model_vectors(self._build(name or self.names[0], number), layers)
+        return model_vectors(self._build(name or self.names[0], number, width), layers)
 
     def shapes(self, name: str) -> NDArray[np.int64]:
         """Return rows and columns of a model's matrices, (L, 2)."""
@@ -142,12 +147,13 @@ class RunModels:
         fill_from_vectors(network, model)
         return network
 
-    def _build(self, name: str, number: int = 0) -> nn.Module:
+    def _build(self, name: str, number: int = 0, width: int = 0) -> nn.Module:
         data, plan = self.run.data, self.run.plan
+        width = width or self.run.models.feature_width
         with seeded("cpu", plan.seed, "initial-weights", number):
             network = build_model(
                 name, data.image_shape, data.num_classes, self.run.models.search_space
             )
-            if self.run.models.feature_width:
-                with_common_width(network, self.run.models.feature_width)
+            if width:
+                with_common_width(network, width)
         return network.to(self.run.server_device)

@@ -32,7 +32,10 @@ class ServerModels(Protocol):
     def public_subset(self, server_round: int) -> NDArray[Any]:
         """Return the positions of a round's samples in the public set, (P,), ascending."""
 
-    def initial(self, number: int = 0, name: str = "") -> Arrays:
+    def narrowest(self, shared: str) -> int:
+        """Return the smallest number of features of the run's models and of a shared one."""
+
+    def initial(self, number: int = 0, name: str = "", *, width: int = 0) -> Arrays:
         """Return fresh weights.
 
         Parameters
@@ -41,6 +44,8 @@ class ServerModels(Protocol):
             Number of the draw; 0 is the initial global model.
         name : str
             The architecture; empty for the first of the run.
+        width : int
+            Its number of features, reached by a projection before the head; 0 for that of the run.
         """
 
     def shapes(self, name: str) -> NDArray[Any]:

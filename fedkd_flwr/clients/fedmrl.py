@@ -1,0 +1,133 @@
+"""The client of FedMRL (Yi et al. 2024)."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.fml import EnsembleClient, Pair
+from fedkd_flwr.clients.steps import yields_jobs
+from fedkd_flwr.models.ensemble import Ensemble
+from fedkd_flwr.models.features import feature_width, features, fold_into, narrowest_width
+from fedkd_flwr.models.layers import head_of
+from fedkd_flwr.models.model_pool import Architecture, architecture_of
+from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
+from fedkd_flwr.training.loop import seeded
+from strategies.fedmrl import FedMRLSettings
+
+PROJECTOR, SHARED = "projector", "shared"
+"""Names of the projector and of the shared model as it was trained, in a client's memory."""
+
+
+class FusedPair(Pair):
+    """A private and a shared model with a projector on the features of both.
+
+    Parameters
+    ----------
+    private, shared : nn.Module
+        They are not copied.
+    """
+
+    def __init__(self, private: nn.Module, shared: nn.Module) -> None:
+        super().__init__(private, shared)
+        d1, d2 = feature_width(shared), feature_width(private)
+        self.projector = nn.Linear(d1 + d2, d2)
+
+    def fused(self, images: Tensor) -> Tensor:
+        """Return the fine representation r, shape (n, d2)."""
+        parts = features(self.shared, images), features(self.private, images)
+        fused: Tensor = self.projector(torch.cat(parts, dim=1))
+        return fused
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits of the private head on r, shape (n, K)."""
+        logits: Tensor = head_of(self.private)(self.fused(images))
+        return logits
+
+    @torch.no_grad()
+    def as_ensemble(self) -> Ensemble:
+        """Return two models of the plain architectures whose logits sum to those of the pair."""
+        head, projector = head_of(self.private), self.projector
+        widths = [feature_width(self.shared), feature_width(self.private)]
+        of_shared, of_private = torch.split(head.weight @ projector.weight, widths, dim=1)
+        bias = head.weight @ projector.bias + head.bias
+        own = with_head(self.private, of_private, bias)
+        return Ensemble(own, with_head(self.shared, of_shared, torch.zeros_like(bias)))
+
+
+def with_head(model: nn.Module, weight: Tensor, bias: Tensor) -> nn.Module:
+    """Return a copy of a model in its plain architecture, with another head on its features."""
+    head = nn.Linear(weight.shape[1], weight.shape[0], device=weight.device)
+    head.load_state_dict({"weight": weight, "bias": bias})
+    plain = replace(architecture_of(model), feature_width=0).build()
+    return fold_into(plain, model, head).to(weight.device)
+
+
+@dataclass(frozen=True)
+class NestedLoss:
+    """The cross-entropy of both heads, on the first d1 entries of r and on all of them.
+
+    Attributes
+    ----------
+    coarse_weight : float
+        m, the weight of the shared head's.
+    """
+
+    coarse_weight: float
+
+    def __call__(self, pair: FusedPair, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of a batch."""
+        fused, shared_head = pair.fused(images), head_of(pair.shared)
+        coarse = functional.cross_entropy(shared_head(fused[:, : shared_head.in_features]), labels)
+        fine = functional.cross_entropy(head_of(pair.private)(fused), labels)
+        return self.coarse_weight * coarse + fine
+
+
+class FedMRLClient(EnsembleClient):
+    """Trains both models and the projector, and sends the shared model back."""
+
+    needs_head = True
+    settings: FedMRLSettings
+
+    @property
+    def shared_architecture(self) -> Architecture:
+        """The architecture of the shared model, with d1 features."""
+        plain = super().shared_architecture
+        narrowest = narrowest_width(self.run.models, plain.name, plain.shape, plain.classes)
+        return replace(plain, feature_width=self.settings.width(narrowest))
+
+    @cached_property
+    def pair(self) -> FusedPair:
+        """Both models, and the projector of the last training."""
+        with seeded("cpu", self.run.plan.seed, PROJECTOR, self.initial_draw):
+            pair = FusedPair(self.model, self.shared).to(self.device)
+        self.memory.load_model(PROJECTOR, pair.projector)
+        return pair
+
+    @yields_jobs
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Train all three parts, keep them, and reply with the shared model."""
+        fill_from_vectors(self.shared, received)
+        loss = NestedLoss(self.settings.coarse_weight)
+        mean_loss = yield from self.train_locally(server_round, loss, model=self.pair)
+        self.memory.save_model(PROJECTOR, self.pair.projector)
+        self.memory.save_model(SHARED, self.shared)
+        return TrainReply(dict(model_vectors(self.shared)), {"train-loss": mean_loss})
+
+    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+        """Load the shared model of the last training."""
+        self.memory.load_model(SHARED, self.shared)
+        return {}
+
+    @property
+    def classifier(self) -> nn.Module:
+        """The pair, which predicts by the private head."""
+        return self.pair
+
+    @property
+    def exported_model(self) -> nn.Module:
+        """The pair as an ensemble of both plain architectures."""
+        return self.pair.as_ensemble()

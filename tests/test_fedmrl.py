@@ -1,0 +1,211 @@
+"""FedMRL (Yi et al. 2024): fused features by hand, limits, what is kept, exports and refusals."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from helpers import breaking, client_of, replacing, run_with
+from torch import nn
+from torch.nn import functional
+from two_clients import CHANGES, returned_weights, sizes_of, training_data, witnessed
+
+import fedkd_flwr
+from fedkd_flwr.analysis.cross import cross
+from fedkd_flwr.clients.fedmrl import FusedPair
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.features import with_common_width
+from fedkd_flwr.models.model_pool import Architecture
+from fedkd_flwr.runs import read_checkpoint
+
+D1 = 16
+DATA = (1, 28, 28), 10, SearchSpace()
+
+SHARED = ((100, 784), (100,), (D1, 100), (D1,), (10, D1), (10,))
+"""Shapes of the shared mlp's parameters, with a layer from its 100 features to d1."""
+
+
+@pytest.fixture
+def small(small):
+    return {**small, **CHANGES, "strategy": "fedmrl", "fedmrl.shared-width": D1}
+
+
+def split(weights, shapes):
+    parts = torch.split(weights, [int(np.prod(shape)) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def logits_of(shared, own, images):
+    """Return coarse and fine logits; `own` is the private mlp's four tensors and the projector."""
+    s1, c1, s2, c2, s3, c3 = split(shared, SHARED)
+    w1, b1, w2, b2, projector, bias = own
+    general = torch.relu(images @ s1.T + c1) @ s2.T + c2
+    personal = torch.relu(images @ w1.T + b1)
+    fused = general @ projector[:, :D1].T + personal @ projector[:, D1:].T + bias
+    return fused[:, :D1] @ s3.T + c3, fused @ w2.T + b2
+
+
+# ---- The update ----------------------------------------------------------------------
+
+
+def test_two_rounds_of_two_clients_by_hand(small, tmp_path):
+    small |= {"fedmrl.coarse-weight": 0.5}
+    run, finished = witnessed(small, tmp_path / "run")
+    shares, back = sizes_of(small) / sizes_of(small).sum(), returned_weights(run)
+    own = []
+    for n in (0, 1):
+        pair = client_of(small, n).pair
+        start = [*pair.private.parameters(), *pair.projector.parameters()]
+        own.append([tensor.detach().clone() for tensor in start])
+    for a, b in zip(*own, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    for t in (1, 2):
+        ends = []
+        for n in (0, 1):
+            images, labels = training_data(small, n)
+            shared = torch.from_numpy(np.array(run.down[t, "train", n]["weights"]))
+            for _ in range(3):
+                shared.requires_grad_()
+                parts = [part.requires_grad_() for part in own[n]]
+                coarse, fine = (
+                    functional.cross_entropy(logits, labels)
+                    for logits in logits_of(shared, parts, images)
+                )
+                first, *rest = torch.autograd.grad(0.5 * coarse + fine, [shared, *parts])
+                shared = shared.detach() - 0.2 * first
+                own[n] = [p.detach() - 0.2 * s for p, s in zip(parts, rest, strict=True)]
+            np.testing.assert_allclose(back[t, n], shared.numpy(), atol=5e-6)
+            ends.append(shared)
+        if t == 1:
+            sent = run.down[2, "train", 0]["weights"]
+            np.testing.assert_allclose(sent, shares @ np.stack(ends), atol=5e-6)
+    rows = finished.clients[finished.clients["round"] == 2].set_index("partition_id")
+    for n in (0, 1):
+        data = client_of(small, n).data
+        _, fine = logits_of(ends[n], own[n], data.test_images.flatten(1))
+        expected = functional.cross_entropy(fine, data.test_labels)
+        assert rows.loc[n, "loss"] == pytest.approx(float(expected), abs=2e-5)
+
+
+def test_without_the_coarse_loss_the_shared_head_stays_as_it_was(small, tmp_path):
+    run, _ = witnessed({**small, "fedmrl.coarse-weight": 0.0}, tmp_path / "run")
+    head = slice(-(10 * D1 + 10), None)
+    first = run.down[1, "train", 0]["weights"]
+    for weights in returned_weights(run).values():
+        np.testing.assert_allclose(weights[head], first[head], atol=1e-7)
+        assert not np.allclose(weights[: head.start], first[: head.start], atol=1e-4)
+
+
+def test_a_pair_equals_two_networks_whose_logits_are_added():
+    torch.manual_seed(0)
+    images = torch.randn(5, 1, 28, 28)
+    for name, width in (("mlp", 0), ("lenet", 32)):
+        private, shared = (
+            Architecture(*whose, device="cpu", feature_width=d).build()
+            for *whose, d in ((name, *DATA, width), ("mlp", *DATA, 8))
+        )
+        pair = FusedPair(private, shared)
+        torch.testing.assert_close(pair.as_ensemble()(images), pair(images))
+
+
+# ---- State ---------------------------------------------------------------------------
+
+
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
+    """Clients keep the projector and its momentum; the server keeps the shared model alone."""
+    small |= {"momentum": 0.9, "learning-rate": 0.02}
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    assert set(read_checkpoint(tmp_path / "run").state) == {"model/weights"}
+    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
+    assert resumed.clients.query("round == 1")["loss"].tolist() != (
+        resumed.clients.query("round == 2")["loss"].tolist()
+    )
+
+
+def test_the_shared_model_is_as_narrow_as_the_narrowest(small, tmp_path):
+    """lenet has 84 features, and mlp 100."""
+    changes = {"models": "mlp,lenet", "num-server-rounds": 1, "fedmrl.shared-width": 500}
+    run, _ = witnessed(small, tmp_path / "run", **changes)
+    expected = with_common_width(build_model("mlp", (1, 28, 28), 10), 84)
+    size = sum(parameter.numel() for parameter in expected.parameters())
+    assert [len(weights) for weights in returned_weights(run).values()] == [size, size]
+
+
+# ---- Exports -------------------------------------------------------------------------
+
+
+class Normed(nn.Module):
+    """A network with batch normalization and a head."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Flatten(), nn.Linear(shape[1] * shape[2], 24), nn.BatchNorm1d(24), nn.ReLU()
+        )
+        self.head = nn.Linear(24, classes)
+
+    def forward(self, images):
+        return self.head(self.body(images))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"models": "mlp,lenet"},
+        {"models": f"mlp,{__name__}:Normed", "fedmrl.shared-model": f"{__name__}:Normed"},
+        {"models": "mlp,lenet", "client-split": "40/10/50", "safeguard": "blend"},
+        {"models": "mlp,lenet", "fine-tune-epochs": 1},
+    ],
+)
+def test_exported_models_answer_as_they_were_evaluated(changes, small, tmp_path):
+    folder = tmp_path / "models"
+    finished = fedkd_flwr.run(
+        {**small, **changes, "learning-rate": 0.05, "models-dir": str(folder)},
+        output_dir=tmp_path / "run",
+    )
+    counted = "safeguarded_correct" if "safeguard" in changes else "correct"
+    rows = finished.clients[finished.clients["round"] == 2].set_index("partition_id")
+    for n in (0, 1):
+        card = json.loads((folder / f"{n}.json").read_text())
+        assert card["shared-model"] == changes.get("fedmrl.shared-model", "mlp")
+        model = fedkd_flwr.load_model(
+            folder / f"{n}.safetensors", Normed if "Normed" in str(changes) else None
+        )
+        data = fedkd_flwr.client_data(finished, n)
+        with torch.inference_mode():
+            found = model(data.test_images).argmax(dim=1)
+        assert int((found == data.test_labels).sum()) == rows.loc[n, counted]
+
+
+def test_stored_models_are_evaluated_with_the_shared_one(small, tmp_path):
+    settings = {**small, "models": "mlp,lenet", "state-dir": str(tmp_path / "state")}
+    finished = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    rows = finished.clients[finished.clients["round"] == 2]
+    np.testing.assert_allclose(np.diag(cross(tmp_path / "run").accuracies), rows["accuracy"])
+
+
+# ---- Refusals ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", [np.full(81276, np.nan, np.float32), np.zeros(7, np.float32)])
+def test_a_shared_model_that_is_invalid_is_refused(weights, small, tmp_path):
+    run, _ = run_with(breaking(replacing(weights=weights)), small, tmp_path / "run")
+    assert list(run.rounds["failures"]) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"fedmrl.coarse-weight": -1}, r"fedmrl\.coarse-weight = -1: it should be greater than"),
+        ({"fedmrl.shared-width": -1}, r"fedmrl\.shared-width = -1"),
+        ({"fedmrl.shared-model": "nope"}, r"fedmrl\.shared-model = 'nope'.*allowed lenet"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)
