@@ -86,6 +86,7 @@ METHODS: dict[str, Method] = {
     "spider": _built_in("spider:Spider", "spider:SpiderClient"),
     "ds-fl": _built_in("ds_fl:DSFL", "kt_pfl:KTpFLClient"),
     "selective-fd": _built_in("selective_fd:SelectiveFD", "selective_fd:SelectiveFDClient"),
+    "privatekt": _built_in("privatekt:PrivateKT", "privatekt:PrivateKTClient"),
     "fd": _built_in("fd:FD", "fd:FDClient"),
     "fedproto": _built_in("fedproto:FedProto", "fedproto:FedProtoClient"),
     "fedgh": _built_in("fedgh:FedGH", "fedgh:FedGHClient"),

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.caching import packed, unpacked
-from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
+from strategies.core.plan import RunPlan, Settings
 from strategies.core.replies import Arrays, Due, Reply
 from strategies.core.search import SearchRange
 from strategies.soft_predictions import (
@@ -46,6 +46,7 @@ from strategies.soft_predictions import (
     DistillationSettings,
     SoftPredictionState,
     SoftPredictionStrategy,
+    refuse_options,
 )
 
 SELECTED, KEPT = "selected", "kept"
@@ -129,16 +130,8 @@ class SelectiveFD(SoftPredictionStrategy):
         """Refuse options that need one set of givers for all samples."""
         super().check_plan(plan, settings)
         own = cls.settings_type.model_validate(settings)
-        for name, value, allowed in (
-            ("mixing", own.mixing, "mean"),
-            ("noise-multiplier", own.noise_multiplier, 0),
-            ("cache-rounds", own.cache_rounds, 0),
-        ):
-            if value != allowed:
-                raise ImpossiblePlanError(
-                    f"selective-fd.{name} = {value} is not possible, since each sample has its "
-                    f"own givers: set it to {allowed}."
-                )
+        reason = "since each sample has its own givers"
+        refuse_options(own, reason, mixing="mean", noise_multiplier=0, cache_rounds=0)
 
     def begin(self, initial: Arrays) -> SelectiveState:
         """Start without a teacher."""

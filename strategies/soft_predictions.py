@@ -84,6 +84,11 @@ class SoftPredictionSettings(Settings):
         """The number format object."""
         return NUMBER_FORMATS[self.number_format]
 
+    @property
+    def is_private(self) -> bool:
+        """Whether what clients send has noise for differential privacy."""
+        return bool(self.noise_multiplier)
+
 
 class DistillationSettings(SoftPredictionSettings):
     """Settings of methods whose clients distill a teacher, as `KTpFLClient` does.
@@ -114,6 +119,30 @@ class DistillationSettings(SoftPredictionSettings):
     public_batch_size: int = Field(default=64, ge=1)
     t_squared: bool = True
     class_temperature_rate: float = Field(default=0.0, ge=0, le=1)
+
+
+def refuse_options(settings: SoftPredictionSettings, reason: str, **allowed: str | float) -> None:
+    """Refuse options of soft predictions that a method does not have.
+
+    Parameters
+    ----------
+    settings : SoftPredictionSettings
+        The settings of the method.
+    reason : str
+        Why, for the message.
+    **allowed : str or float
+        The one possible value of each.
+
+    Raises
+    ------
+    ImpossiblePlanError
+        If a setting has another value.
+    """
+    for name, value in allowed.items():
+        if (given := getattr(settings, name)) != value:
+            raise ImpossiblePlanError(
+                f"{settings.key_of(name)} = {given} is not possible, {reason}: set it to {value}."
+            )
 
 
 @dataclass(frozen=True)
@@ -211,7 +240,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
             return self.state
         releases = self.state.releases.copy()
         releases[asked] += 1
-        if self.settings.noise_multiplier:
+        if self.settings.is_private:
             self.observer.about_to_ask({"releases": releases})
         return replace(self.state, releases=releases)
 

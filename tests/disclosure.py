@@ -43,7 +43,7 @@ SEARCHES = ("fedkma", "fedkma-uniform", "fednas", "spider")
 SYMBOLS = {40: "P", 5: "P/8", 10: "K", 6: "h", 12: "b", 2: "C", 7: "M", 3: "R", 4: "R"}
 """Sizes in these runs: all differ, so that a size tells its meaning."""
 
-SIZES = {"pairs": "(S, 2)", "ranks": "(L,)", "factors": "(f,)"}
+SIZES = {"labels": "(A,)", "pairs": "(S, 2)", "ranks": "(L,)", "factors": "(f,)"}
 """Sizes that only their name tells: they depend on settings or on the data."""
 
 OF_SUPERNET = {"weights": "(d,)", "buffers": "(b,)", "alphas": "(a,)"}

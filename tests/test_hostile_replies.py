@@ -209,6 +209,7 @@ def test_no_attack_changes_the_results_of_other_clients(strategy, small, tmp_pat
         "calibration_error",
         "held_accuracy",
     ]
+    columns = [name for name in columns if name in quiet.clients or name != "train_loss"]
     np.testing.assert_array_equal(of_honest(attacked, columns), of_honest(quiet, columns))
     for name, matrix in attacked.matrices.items():
         np.testing.assert_array_equal(matrix, quiet.matrices[name])

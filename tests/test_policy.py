@@ -304,6 +304,28 @@ def test_a_budget_allows_no_run_without_noise(small, silo, tmp_path):
         client_on(silo, {**small, **SILO, **NOISE})
 
 
+def test_a_node_counts_labels_in_its_budget(small, silo, tmp_path):
+    """Its epsilon adds to that of predictions with noise."""
+    silo |= {"state-dir": str(tmp_path / "state"), "epsilon-budget": 10}
+    flat = {**small, **SILO, "strategy": "privatekt", "local-epochs": 1, "privatekt.noise-seed": -1}
+    assert "noise-seed" in refusal(silo, flat, **{"privatekt.noise-seed": 7})
+    ledger = PrivacyLedger(tmp_path / "state" / "1" / "privacy-ledger.jsonl")
+    gaussian = privacy_spent(4.0, 1, 1e-5)
+    ledger.record(4.0, "0f", 1)
+    message = {"names": [], "server-round": 1, "phase": "train"}
+    served = 0
+    with pytest.raises(PolicyError, match="epsilon-budget of this node is spent"):
+        for run in range(9):
+            client_on(silo, flat, **{"privatekt.epsilon": 2.5}).fit(
+                [], {**message, "run-id": f"{run:x}"}
+            )
+            served += 1
+    assert served == math.floor((10 - gaussian) / 2.5)
+    assert ledger.epsilon(1e-5) == pytest.approx(gaussian + 2.5 * served)
+    assert ledger.releases() == {4.0: 1}
+    assert "min-noise" in refusal({**silo, "min-noise": 1.0}, flat)
+
+
 def test_a_ledger_survives_a_cut_and_never_counts_less(tmp_path):
     ledger = PrivacyLedger(tmp_path / "ledger.jsonl")
     for server_round in (1, 2, 3):

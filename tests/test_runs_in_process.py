@@ -95,15 +95,16 @@ def test_soft_prediction_methods_never_send_weights(strategy, small, tmp_path):
     witness = Witness()
     run_with(witness, small, tmp_path / "run", strategy=strategy)
     allowed = {("predictions", (40, 10)), ("teacher", (40, 10))}
-    masks = {("selected", (5,)), ("kept", (5,))}
+    masks = {("selected", (5,)), ("kept", (5,)), ("asked", (5,))}
+    labels = {("labels", (2,))}
     clusters = {("centroids", (c, 40, 10)) for c in range(1, 5)}
     sent = {
         (name, array.shape)
         for arrays in (*witness.up.values(), *witness.down.values())
         for name, array in arrays.items()
     }
-    assert ("predictions", (40, 10)) in sent
-    assert sent <= allowed | masks | clusters
+    assert sent & {("predictions", (40, 10)), ("labels", (2,))}
+    assert sent <= allowed | masks | labels | clusters
     weights = {
         tuple(tensor.shape)
         for name in ("mlp", "lenet")

@@ -183,13 +183,13 @@ class NodePolicy(SettingsGroup):
         noise = noise_of(run, settings)
         if noise < self.min_noise:
             raise PolicyError("the run has less noise than min-noise of this node")
-        if self.has_budget and not noise:
+        own = settings if isinstance(settings, SoftPredictionSettings) else None
+        if self.has_budget and not noise and not (own and own.is_private):
             raise PolicyError(
                 "this node lets nothing leave without noise; epsilon-budget=inf in its node "
                 "config would allow it"
             )
-        is_known = isinstance(settings, SoftPredictionSettings) and settings.noise_seed >= 0
-        if (is_known or run.dp_sgd.noise_seed >= 0) and not self.trust_server:
+        if ((own and own.noise_seed >= 0) or run.dp_sgd.noise_seed >= 0) and not self.trust_server:
             raise PolicyError("the run has a noise-seed, with which its noise can be removed")
 
     def _check_places(self, run_config: Mapping[str, Any], data_path: str) -> None:

@@ -13,7 +13,7 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,6 +30,9 @@ from strategies.core.privacy import epsilon_of
 
 if sys.platform != "win32":
     import fcntl
+
+PURE = "epsilon"
+"""Entry of a line about labels after randomized response: the epsilon of the release, delta 0."""
 
 OF_STEPS = RATE, NOISE, STEPS = "sampling-rate", "noise-multiplier", "steps"
 """Entries of a line about DP-SGD."""
@@ -69,7 +72,10 @@ class PrivacyLedger:
 
     def epsilon(self, delta: float) -> float:
         """Return what all releases together have spent at `delta`."""
-        return epsilon_of(self.releases(), delta)
+        if not self.file.exists():
+            return 0.0
+        with self.file.open("rb") as file:
+            return _spent(self._lines(file), delta)
 
     def epsilon_of_training(self, delta: float) -> float:
         """Return what all trainings by DP-SGD together have spent at `delta`, for each sample."""
@@ -109,11 +115,47 @@ class PrivacyLedger:
             If the ledger cannot be read.
         """
         with self._locked() as file:
-            releases = self._read(file)
-            releases[noise_multiplier] += 1
-            if math.isfinite(budget) and epsilon_of(releases, delta) > budget:
-                raise PolicyError("the epsilon-budget of this node is spent")
-            self._append(file, run_id, server_round, {NOISE: noise_multiplier})
+            self._record(file, run_id, server_round, {NOISE: noise_multiplier}, budget, delta)
+
+    def record_labels(
+        self,
+        epsilon: float,
+        run_id: str,
+        server_round: int,
+        budget: float = math.inf,
+        delta: float = 1e-5,
+    ) -> None:
+        """Record labels after randomized response before they leave the node.
+
+        Parameters
+        ----------
+        epsilon : float
+            That of all labels of the message together.
+        run_id, server_round, budget, delta
+            As for `record`.
+
+        Raises
+        ------
+        PolicyError, DamagedLedgerError
+            As `record`.
+        """
+        with self._locked() as file:
+            self._record(file, run_id, server_round, {PURE: epsilon}, budget, delta)
+
+    def _record(
+        self,
+        file: IO[bytes],
+        run_id: str,
+        server_round: int,
+        entry: dict[str, float],
+        budget: float,
+        delta: float,
+    ) -> None:
+        """Write a release to the ledger if it is within the budget."""
+        lines = [*self._lines(file), entry]
+        if math.isfinite(budget) and _spent(lines, delta) > budget:
+            raise PolicyError("the epsilon-budget of this node is spent")
+        self._append(file, run_id, server_round, entry)
 
     def record_training(
         self,
@@ -170,18 +212,18 @@ class PrivacyLedger:
 
     def _read(self, file: IO[bytes]) -> Counter[float]:
         """Return the number of releases of predictions with each noise multiplier."""
-        lines = self._lines(file)
-        return Counter(noise for _, noise, steps in lines if not steps)
+        return _with_noise(self._lines(file))
 
     def _steps(self, file: IO[bytes]) -> NDArray[np.float64]:
         """Return the steps of DP-SGD, as `fedkd_flwr.training.dp_sgd.added` counts them."""
         spent = np.empty((0, len(OF_STEPS)))
-        for rate, noise, steps in self._lines(file):
-            spent = added(spent, rate, noise, steps) if steps else spent
+        for line in self._lines(file):
+            if STEPS in line:
+                spent = added(spent, line[RATE], line[NOISE], int(line[STEPS]))
         return spent
 
-    def _lines(self, file: IO[bytes]) -> list[tuple[float, float, int]]:
-        """Return sampling rate, noise multiplier and steps of each line; 0 steps of a release."""
+    def _lines(self, file: IO[bytes]) -> list[dict[str, float]]:
+        """Return the numbers of each line by their names."""
         file.seek(0)
         # What follows the last line end was cut off by a crash, before its release left.
         lines = file.read().split(b"\n")[:-1]
@@ -194,5 +236,18 @@ class PrivacyLedger:
             ) from None
 
 
-def _read_line(line: dict[str, float]) -> tuple[float, float, int]:
-    return float(line.get(RATE, 1)), float(line[NOISE]), int(line.get(STEPS, 0))
+def _read_line(line: dict[str, float]) -> dict[str, float]:
+    due = [PURE] if PURE in line else [NOISE] if STEPS not in line else OF_STEPS
+    return {name: float(line[name]) for name in due}
+
+
+def _spent(lines: Sequence[Mapping[str, float]], delta: float) -> float:
+    """Return what releases of predictions and of labels have spent at `delta`.
+
+    The epsilons of randomized response, whose delta is 0, add to that of Gaussian noise.
+    """
+    return epsilon_of(_with_noise(lines), delta) + math.fsum(line.get(PURE, 0.0) for line in lines)
+
+
+def _with_noise(lines: Iterable[Mapping[str, float]]) -> Counter[float]:
+    return Counter(line[NOISE] for line in lines if NOISE in line and STEPS not in line)

@@ -197,6 +197,9 @@ class SoftPredictionClient(PersonalClient):
         """Return what draws the noise. It is secret unless the settings have a seed."""
         if self.settings.noise_seed < 0:
             return secret_normal
+        return self._repeatable(server_round).standard_normal
+
+    def _repeatable(self, server_round: int) -> np.random.Generator:
+        """Return the generator of noise that whoever knows the seed can repeat."""
         seed = self.settings.noise_seed
-        generator = random_generator(seed, "prediction-noise", server_round, self.partition_id)
-        return generator.standard_normal
+        return random_generator(seed, "prediction-noise", server_round, self.partition_id)

@@ -99,8 +99,35 @@ class RunModels:
         learning_rate: float,
     ) -> dict[str, NDArray[Any]]:
         """Train a model by Adam towards ``softmax(logits)``; keep it if training diverges."""
-        network, images = self._filled(name, model), self._public_images(server_round)
-        teacher = torch.from_numpy(logits).to(images.device).float().softmax(dim=1)
+        teacher = torch.from_numpy(logits).float().softmax(dim=1).numpy()
+        return self.fit(
+            name,
+            model,
+            self.public_subset(server_round),
+            teacher,
+            server_round,
+            steps=steps,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+        )
+
+    def fit(
+        self,
+        name: str,
+        model: Vectors,
+        samples: NDArray[np.int64],
+        teacher: NDArray[Any],
+        server_round: int,
+        *,
+        steps: int,
+        batch_size: int,
+        learning_rate: float,
+    ) -> dict[str, NDArray[Any]]:
+        """Train a model by Adam towards a teacher, (n, K), on samples of the public set, (n,)."""
+        if not steps:
+            return dict(model)
+        network, images = self._filled(name, model), self._images(samples)
+        targets = torch.from_numpy(teacher).to(images.device).float()
         plan = self.run.plan
         generator = random_generator(plan.seed, "server-distillation", server_round)
         positions = itertools.islice(random_batches(len(images), batch_size, generator), steps)
@@ -108,7 +135,7 @@ class RunModels:
         optimizer = build_optimizer("adam", network.parameters(), learning_rate)
         try:
             with seeded(self.run.server_device, plan.seed, "server-distillation", server_round):
-                train_on(network, loss, optimizer, gathered(positions, images, teacher))
+                train_on(network, loss, optimizer, gathered(positions, images, targets))
         except DivergedError as error:
             log(WARNING, "Round %d: the distillation of %s failed, %s", server_round, name, error)
             return dict(model)
@@ -134,8 +161,12 @@ class RunModels:
 
     def _public_images(self, server_round: int) -> Tensor:
         """Return the server's public samples of a round, (P, channels, height, width)."""
+        return self._images(self.public_subset(server_round))
+
+    def _images(self, samples: NDArray[np.int64]) -> Tensor:
+        """Return samples of the public set by their positions, (n, channels, height, width)."""
         pool = public_pool(self.run.server_data_plan)
-        return pool[torch.from_numpy(self.public_subset(server_round)).to(pool.device)]
+        return pool[torch.from_numpy(samples).to(pool.device)]
 
     def _public_subset(self, server_round: int) -> NDArray[np.int64]:
         """Return the positions of a round's samples in the public set, (P,)."""

@@ -48,10 +48,15 @@ def secret_normal(shape: tuple[int, ...]) -> NDArray[np.float64]:
     """
     from scipy.special import ndtri  # deferred: few clients add noise
 
-    drawn = np.frombuffer(secrets.token_bytes(8 * prod(shape)), dtype=np.uint64)
-    uniform = ((drawn >> (64 - RANDOM_BITS)) + 0.5) / 2**RANDOM_BITS
-    quantiles: NDArray[np.float64] = ndtri(uniform.reshape(shape))
+    quantiles: NDArray[np.float64] = ndtri(secret_uniform(shape))
     return quantiles
+
+
+def secret_uniform(shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Draw independent uniform numbers in (0, 1) from the operating system's generator."""
+    drawn = np.frombuffer(secrets.token_bytes(8 * prod(shape)), dtype=np.uint64)
+    uniform: NDArray[np.float64] = ((drawn >> (64 - RANDOM_BITS)) + 0.5) / 2**RANDOM_BITS
+    return uniform.reshape(shape)
 
 
 def with_finite_rows(predictions: NDArray[Any]) -> NDArray[Any]:

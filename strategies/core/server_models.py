@@ -86,6 +86,37 @@ class ServerModels(Protocol):
             The trained model, or the initial one if training diverged.
         """
 
+    def fit(
+        self,
+        name: str,
+        model: Arrays,
+        samples: NDArray[Any],
+        teacher: NDArray[Any],
+        server_round: int,
+        *,
+        steps: int,
+        batch_size: int,
+        learning_rate: float,
+    ) -> dict[str, NDArray[Any]]:
+        """Train a model towards probabilities on any public samples of the server.
+
+        Parameters
+        ----------
+        name, model, steps, batch_size, learning_rate
+            As for `distill`.
+        samples : ndarray
+            Shape (n,), positions in the public set.
+        teacher : ndarray
+            Shape (n, K), rows on the simplex.
+        server_round : int
+            Determines the batches.
+
+        Returns
+        -------
+        dict of str to ndarray
+            The trained model, or the initial one if training diverged.
+        """
+
     def train_prototypes(
         self,
         generator: Arrays,

@@ -1,0 +1,46 @@
+"""The client of PrivateKT (Qi et al., Nature Communications 2023)."""
+
+from torch import Tensor
+
+from fedkd_flwr.clients.base import TrainReply
+from fedkd_flwr.clients.kt_pfl import KTpFLClient
+from strategies.core.privacy import secret_uniform
+from strategies.core.randomized_response import UniformDraws, randomized
+from strategies.privatekt import LABELS, PrivateKTSettings
+
+
+class PrivateKTClient(KTpFLClient):
+    """Learns from the server's predictions, and replies with labels after randomized response."""
+
+    settings: PrivateKTSettings
+
+    def release(
+        self, predictions: Tensor, metrics: dict[str, float], server_round: int
+    ) -> TrainReply:
+        """Reply with a label for each row of predictions, (A, K), and with nothing else.
+
+        Raises
+        ------
+        PolicyError
+            If the release would exceed the node's budget.
+        """
+        if not len(predictions):
+            return TrainReply()
+        self._note_release(server_round)
+        labels = predictions.argmax(dim=1).cpu().numpy()
+        epsilon, draw = self.settings.label_epsilon, self._uniform(server_round)
+        return TrainReply({LABELS: randomized(labels, self.data.classes, epsilon, draw)})
+
+    def _note_release(self, server_round: int) -> None:
+        """Write the release to the node's ledger."""
+        if (ledger := self.node.ledger) is None:
+            return
+        policy, run_id = self.policy, self.request.run_id
+        budget = policy.epsilon_budget, policy.privacy_delta
+        ledger.record_labels(self.settings.epsilon, run_id, server_round, *budget)
+
+    def _uniform(self, server_round: int) -> UniformDraws:
+        """Return what draws the noise. It is secret unless the settings have a seed."""
+        if self.settings.noise_seed < 0:
+            return secret_uniform
+        return self._repeatable(server_round).random

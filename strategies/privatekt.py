@@ -1,0 +1,271 @@
+"""PrivateKT: clients send few labels under local differential privacy, and learn from a server's.
+
+T. Qi, F. Wu, C. Wu, L. He, Y. Huang, X. Xie, *Differentially Private Knowledge Transfer for
+Federated Learning*, Nature Communications 14, 3785, 2023.
+
+The server has a model. In each round it draws a few knowledge samples from the public samples, the
+likelier the larger the entropy of its prediction. Clients reply with their labels of these samples,
+after randomized response. The most frequent label by unbiased estimates enters a buffer of the last
+rounds. The server trains its model on the buffer, and then on its own predictions on public samples
+of small entropy (self-training).
+
+epsilon is that of all labels of a round together, in the sense of local differential privacy: it
+holds towards the server, for all data of a client. Over rounds it adds up, with delta = 0.
+
+Differences from the paper
+--------------------------
+- Each client keeps its own model, of any architecture, and learns from the server's predictions on
+  the round's public samples by KL divergence (`strategies.soft_predictions`). In the paper clients
+  receive the server's model, train it on their data in each round, and discard it after they have
+  replied. The server's model is that of the paper, in the first architecture of the run.
+- The server's training is by Adam; the authors' code has gradient descent. One pass over the public
+  data in self-training is a number of steps here.
+- Knowledge samples are drawn from the P public samples of a round, and self-training uses a share
+  of them. The paper's are drawn from all public data.
+- All classes with the largest estimate are equal; the first one is the label. This is what the
+  authors' code does.
+- The column ``epsilon`` adds up the rounds in which a client was asked. The paper has the epsilon
+  of one round.
+- The noise is secret by default and drawn by the operating system; ``privatekt.noise-seed`` makes
+  it repeatable. Losses of clients are not sent.
+- Options of soft predictions that randomized response does not fit are refused.
+- A new client learns from the last predictions of the server, and sends no labels.
+"""
+
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from logging import INFO
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from strategies.core.flower import log
+from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
+from strategies.core.randomized_response import label_frequencies
+from strategies.core.randomness import random_generator
+from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
+from strategies.core.search import SearchRange
+from strategies.soft_predictions import (
+    DistillationSettings,
+    SoftPredictionState,
+    SoftPredictionStrategy,
+    refuse_options,
+)
+
+LABELS = "labels"
+"""Name of the array of labels in a reply, (A,) uint16."""
+
+
+class PrivateKTSettings(DistillationSettings):
+    """Settings of PrivateKT.
+
+    Attributes
+    ----------
+    epsilon : float
+        Local differential privacy of all labels that a client sends in a round.
+    knowledge_samples : int
+        Number of public samples that clients label in a round, each with epsilon over this number.
+    buffer_rounds : int
+        Number of rounds whose labels the server trains on.
+    server_steps : int
+        Steps of Adam on the buffer, per round.
+    server_batch_size : int
+        Samples per step of Adam on the server.
+    server_learning_rate : float
+        Step size of Adam on the server.
+    self_training_share : float
+        Share of the public samples of a round for self-training.
+    self_training_steps : int
+        Steps of Adam in self-training, per round; 0 for none.
+    """
+
+    table = "privatekt"
+    epsilon: float = Field(default=5.0, gt=0, le=1000)
+    knowledge_samples: int = Field(default=2, ge=1)
+    buffer_rounds: int = Field(default=25, ge=1)
+    server_steps: int = Field(default=20, ge=0)
+    server_batch_size: int = Field(default=32, ge=1)
+    server_learning_rate: Annotated[float, SearchRange(0.0001, 0.01, log=True)] = Field(
+        default=0.001, gt=0
+    )
+    self_training_share: float = Field(default=0.1, gt=0, le=1)
+    self_training_steps: int = Field(default=1, ge=0)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether what clients send has noise: always."""
+        return True
+
+    @property
+    def label_epsilon(self) -> float:
+        """The epsilon of one label."""
+        return self.epsilon / self.knowledge_samples
+
+
+def drawn_by_entropy(
+    logits: NDArray[Any], number: int, sign: int, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """Draw samples without replacement, with probabilities proportional to ``exp(sign * H)``.
+
+    Parameters
+    ----------
+    logits : ndarray
+        Shape (P, K); H is the entropy of their softmax.
+    number : int
+        How many to draw.
+    sign : int
+        1 prefers uncertain samples, -1 certain ones.
+    generator : Generator
+        Draws them.
+
+    Returns
+    -------
+    ndarray
+        Ascending positions.
+    """
+    probabilities = softmax(logits)
+    entropy = -(probabilities * np.log(np.maximum(probabilities, 1e-12))).sum(axis=1)
+    weights = np.exp(sign * entropy)
+    drawn = generator.choice(len(logits), number, replace=False, p=weights / weights.sum())
+    return np.sort(drawn)
+
+
+def softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the softmax of each row, float64."""
+    exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+@dataclass(frozen=True)
+class PrivateKTState(SoftPredictionState):
+    """The server's model, the buffer, and the next knowledge samples.
+
+    Attributes
+    ----------
+    model : dict of str to ndarray
+        The server's model.
+    knowledge : ndarray
+        Shape (P,) bool, the knowledge samples among the public samples of the next round.
+    samples, labels : ndarray
+        Shape (B * A,) at most, the buffer: positions in the public set, and classes.
+    """
+
+    model: dict[str, NDArray[Any]]
+    knowledge: NDArray[np.bool_]
+    samples: NDArray[np.int64]
+    labels: NDArray[np.int64]
+
+
+class PrivateKT(SoftPredictionStrategy):
+    """PrivateKT's server: a model that learns from labels, and teaches all clients."""
+
+    paper = "Qi et al. 2023"
+    color_family = "persfl"
+    settings_type = PrivateKTSettings
+    settings: PrivateKTSettings
+    distills_on_server = True
+    train_metrics = ()
+    state: PrivateKTState
+
+    @classmethod
+    def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
+        """Refuse options for predictions, and more knowledge samples than public ones."""
+        own = cls.settings_type.model_validate(settings)
+        reason = "since clients send labels after randomized response"
+        refuse_options(own, reason, mixing="mean", clip_norm=0, noise_multiplier=0, cache_rounds=0)
+        if own.knowledge_samples > plan.public_size:
+            raise ImpossiblePlanError(
+                f"privatekt.knowledge-samples = {own.knowledge_samples} is more than public-size = "
+                f"{plan.public_size}; set it to at most that."
+            )
+
+    @property
+    def architecture(self) -> str:
+        """The architecture of the server's model."""
+        return self.server_models.names[0]
+
+    def begin(self, initial: Arrays) -> PrivateKTState:
+        """Start from an initial model and an empty buffer."""
+        plain, none = super().begin(initial), np.empty(0, dtype=np.int64)
+        model = dict(self.server_models.initial(name=self.architecture))
+        known = {field.name: getattr(plain, field.name) for field in fields(plain)}
+        return PrivateKTState(
+            **known, model=model, knowledge=self.drawn(1, model), samples=none, labels=none
+        )
+
+    def drawn(self, server_round: int, model: Arrays) -> NDArray[np.bool_]:
+        """Draw the knowledge samples of a round, a mask (P,)."""
+        logits = self.server_models.predict(self.architecture, model, server_round)
+        generator = random_generator(self.plan.seed, "knowledge-samples", server_round)
+        mask = np.zeros(len(logits), dtype=np.bool_)
+        mask[drawn_by_entropy(logits, self.settings.knowledge_samples, 1, generator)] = True
+        return mask
+
+    def asked(self, server_round: int, partition_id: int) -> NDArray[np.bool_]:
+        """Return which public samples a client labels, shape (P,): none for a new client."""
+        return super().asked(server_round, partition_id) & self.state.knowledge
+
+    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
+        """Require a label of each knowledge sample."""
+        number = int(self.asked(server_round, partition_id).sum())
+        return {LABELS: Due((number,), "uint16")} if number else {}
+
+    def check_reply(self, reply: Reply) -> None:
+        """Refuse labels that are no classes."""
+        if LABELS in reply.arrays and (reply.arrays[LABELS] >= self.plan.num_classes).any():
+            raise InvalidReplyError(f"{LABELS} hold a number beyond {self.plan.num_classes - 1}")
+
+    def teach(self, server_round: int, replies: dict[int, Reply]) -> PrivateKTState:
+        """Train the server's model on the labels, and let it predict on the public samples."""
+        settings, state = self.settings, self.state
+        sent = np.stack([reply.arrays[LABELS] for reply in replies.values()])
+        frequencies = label_frequencies(sent, self.plan.num_classes, settings.label_epsilon)
+        size = settings.buffer_rounds * settings.knowledge_samples
+        samples = np.append(state.samples, self._samples(server_round)[state.knowledge])[-size:]
+        labels = np.append(state.labels, frequencies.argmax(axis=1))[-size:]
+        model = self.trained_model(server_round, samples, labels)
+        logits = self.server_models.predict(self.architecture, model, server_round)
+        return replace(
+            state,
+            lessons=softmax(logits / settings.temperature).astype(np.float32),
+            model=model,
+            knowledge=self.drawn(server_round + 1, model),
+            samples=samples,
+            labels=labels,
+        )
+
+    def trained_model(
+        self, server_round: int, samples: NDArray[np.int64], labels: NDArray[np.int64]
+    ) -> dict[str, NDArray[Any]]:
+        """Return the server's model after training on the buffer, and after self-training."""
+        settings = self.settings
+        fit = partial(
+            self.server_models.fit,
+            self.architecture,
+            server_round=server_round,
+            batch_size=settings.server_batch_size,
+            learning_rate=settings.server_learning_rate,
+        )
+        certain = np.eye(self.plan.num_classes)[labels]
+        model = fit(self.state.model, samples, certain, steps=settings.server_steps)
+        logits = self.server_models.predict(self.architecture, model, server_round)
+        generator = random_generator(self.plan.seed, "self-training", server_round)
+        number = max(1, round(settings.self_training_share * len(logits)))
+        easy = drawn_by_entropy(logits, number, -1, generator)
+        chosen = self._samples(server_round)[easy]
+        return fit(model, chosen, softmax(logits[easy]), steps=settings.self_training_steps)
+
+    def round_metrics(self) -> dict[str, float]:
+        """Return ``epsilon``, the largest privacy loss of a client: the sum over its rounds."""
+        releases = int(self.state.releases.max())
+        epsilon = releases * self.settings.epsilon
+        log(
+            INFO,
+            "Privacy spent per client: epsilon %.3g at delta 0, %.3g in each of %d rounds",
+            epsilon,
+            self.settings.epsilon,
+            releases,
+        )
+        return {"epsilon": epsilon}
