@@ -1,0 +1,45 @@
+"""Headline claims of ten seeds beside the same runs on fresh seeds; see `check.py`."""
+
+import pandas as pd
+from columns import results
+from tables import caption, gain_of
+from ten_seeds import effects
+
+from fedkd_flwr.analysis.rendering import in_markdown
+
+SPLITS = {
+    "k-classes-grouped": "two groups",
+    "dirichlet": "Dirichlet 0.1",
+    "mixed-k-classes-grouped": "two groups, four architectures",
+}
+"""The last part of the sets' names, and what their splits are called."""
+
+
+def table(before: str, after: str) -> str:
+    """Return the gain over `local` of each method that was run again, before and after.
+
+    Rows have the order of the gain before, within a split. Verdicts are corrected for the methods
+    of their own set.
+
+    Parameters
+    ----------
+    before, after : str
+        First part of the names of the published sets and of those with fresh seeds.
+    """
+    rows, found = [], {}
+    for part, split in SPLITS.items():
+        old, new = effects(f"{before}/{part}"), effects(f"{after}/{part}")
+        found[(part,)] = results(f"{after}/{part}", {})
+        rows += [
+            {
+                "split": split,
+                "method": f"`{method}`",
+                "before, points (95%)": gain_of(old[method]),
+                "fresh seeds, points (95%)": gain_of(new[method]),
+                "verdict before": old[method].outcome,
+                "verdict of fresh seeds": new[method].outcome,
+            }
+            for method in sorted(new, key=lambda method: -old[method].gain)
+        ]
+    text = in_markdown(pd.DataFrame(rows), [])
+    return f"{text}\n{caption(found, {}, has_verdicts=False)}\n"
