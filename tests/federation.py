@@ -290,8 +290,15 @@ class GuardedFederation(Federation):
         self.start_app(n)
         return self.nodes[n]
 
+    def signal_node(self, n, number):
+        """Send a signal to a node and all its processes, as the kernel does."""
+        for process in (self.nodes[n], self.apps[n]):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+
     def start_app(self, n):
         """Start a node's app process. It forks a process for each message, on Linux alone."""
+        self.stop(self.apps.get(n))  # a node that was killed has left it
         forks = sys.platform == "linux"
         options = self.app_options.get(n, () if forks else FRESH_PROCESSES)
         command = [PROGRAMS / "fedkd", "superexec", *options, "--insecure"]

@@ -600,8 +600,9 @@ patience = fed.patience
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory):
-    """Three nodes that keep their memory in folders of their own."""
-    with fed.Federation(tmp_path_factory.mktemp("network"), nodes=3) as federation:
+    """Three nodes that keep their memory in folders of their own, and fork for each message."""
+    with fed.GuardedFederation(tmp_path_factory.mktemp("network"), nodes=3) as federation:
+        federation.approve()
         for n, node in federation.node_configs.items():
             node["state-dir"] = str(federation.folder / f"silo-{n}")
         federation.start_all()
@@ -644,14 +645,14 @@ def test_a_killed_node_and_a_frozen_node_do_not_stop_the_others(network, tmp_pat
     process = network.start_run({**settings, "output-dir": str(tmp_path / "run")})
 
     network.wait_for_text(network.nodes[2], "Receiving: train", patience(180), count=2)
-    os.killpg(network.nodes[2].pid, signal.SIGKILL)
+    network.signal_node(2, signal.SIGKILL)
     network.wait_for_text(process, "this round: client 2,", patience(180))
 
     network.wait_for_text(network.nodes[1], "Receiving: train", patience(120), count=3)
-    os.killpg(network.nodes[1].pid, signal.SIGSTOP)
+    network.signal_node(1, signal.SIGSTOP)
     restart(network, 2)
     network.wait_for_text(process, "this round: client 1,", patience(180))
-    os.killpg(network.nodes[1].pid, signal.SIGCONT)
+    network.signal_node(1, signal.SIGCONT)
 
     run = network.finished_run(process, tmp_path / "run", 300)
     assert all(took_part(run, 0, r) for r in (1, 2, 3, 4))
