@@ -94,6 +94,7 @@ METHODS: dict[str, Method] = {
     "fml": _built_in("fml:FML", "fml:FMLClient"),
     "fedkd": _built_in("fedkd:FedKD", "fedkd:FedKDClient"),
     "fedmrl": _built_in("fedmrl:FedMRL", "fedmrl:FedMRLClient"),
+    "fedapen": _built_in("fedapen:FedAPEN", "fedapen:FedAPENClient"),
     "fedtgp": _built_in("fedtgp:FedTGP", "fedproto:FedProtoClient"),
     "scaffold": _built_in("scaffold:Scaffold", "scaffold:ScaffoldClient"),
     "feddyn": _built_in("feddyn:FedDyn", "feddyn:FedDynClient"),

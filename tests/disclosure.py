@@ -96,6 +96,7 @@ def settings_of(strategy, folder, **changes):
         "fml.shared-model": "mlp",
         "fedkd.shared-model": "mlp",
         "fedmrl.shared-model": "mlp",
+        "fedapen.shared-model": "mlp",
         "perfed-ckt.clusters": 2,
         "fedfomo.models-sent": 7,
         "models-dir": str(folder / "models"),

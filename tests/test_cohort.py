@@ -261,6 +261,7 @@ def test_distillation_in_a_cohort_equals_distillation():
         "fml",
         "fedkd",
         "fedmrl",
+        "fedapen",
         "fedrod",
         "apfl",
     ],

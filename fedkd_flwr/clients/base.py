@@ -6,7 +6,6 @@ which batch normalization is evaluated. The default is fresh statistics of the t
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -25,8 +24,14 @@ from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.data.clients import load_client, public_samples
 from fedkd_flwr.models.build import num_parameters
-from fedkd_flwr.models.features import FeatureExtractor, fold_into
-from fedkd_flwr.models.model_pool import Architecture, borrow, common_weights, give_back
+from fedkd_flwr.models.features import FeatureExtractor
+from fedkd_flwr.models.model_pool import (
+    Architecture,
+    borrow,
+    common_weights,
+    give_back,
+    plain_copy,
+)
 from fedkd_flwr.models.vectors import fill_model
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob
 from fedkd_flwr.training.loop import (
@@ -150,11 +155,7 @@ class PersonalClient(ServingClient):
     @property
     def exported_model(self) -> nn.Module:
         """The evaluated model in its plain architecture, with any projection in its head."""
-        return self._without_projection() if self.architecture.feature_width else self.model
-
-    def _without_projection(self, head: nn.Linear | None = None) -> nn.Module:
-        plain = replace(self.architecture, feature_width=0).build()
-        return fold_into(plain, self.model, head)
+        return plain_copy(self.model) if self.architecture.feature_width else self.model
 
     @property
     def initial_draw(self) -> int:

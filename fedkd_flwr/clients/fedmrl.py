@@ -11,9 +11,9 @@ from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.fml import EnsembleClient, Pair
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.ensemble import Ensemble
-from fedkd_flwr.models.features import feature_width, features, fold_into, narrowest_width
+from fedkd_flwr.models.features import feature_width, features, narrowest_width
 from fedkd_flwr.models.layers import head_of
-from fedkd_flwr.models.model_pool import Architecture, architecture_of
+from fedkd_flwr.models.model_pool import Architecture, plain_copy
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.loop import seeded
 from strategies.fedmrl import FedMRLSettings
@@ -62,8 +62,7 @@ def with_head(model: nn.Module, weight: Tensor, bias: Tensor) -> nn.Module:
     """Return a copy of a model in its plain architecture, with another head on its features."""
     head = nn.Linear(weight.shape[1], weight.shape[0], device=weight.device)
     head.load_state_dict({"weight": weight, "bias": bias})
-    plain = replace(architecture_of(model), feature_width=0).build()
-    return fold_into(plain, model, head).to(weight.device)
+    return plain_copy(model, head)
 
 
 @dataclass(frozen=True)

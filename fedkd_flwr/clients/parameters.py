@@ -1,7 +1,6 @@
 """Base classes of clients that receive a model, train it and send it back."""
 
 from collections.abc import Collection
-from contextlib import nullcontext
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +10,7 @@ from fedkd_flwr.clients.base import Arrays, PersonalClient, Training, TrainReply
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.layers import chosen_layers
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
-from fedkd_flwr.training.loop import Evaluation, Loss, evaluate, statistics_of
+from fedkd_flwr.training.loop import Evaluation, Loss, evaluate
 from fedkd_flwr.training.losses import cross_entropy
 from strategies.core.layer_choice import LayerChoice
 
@@ -71,9 +70,8 @@ class ParameterClient(PersonalClient):
 
         Its previous statistics are restored, because training may continue with them.
         """
-        data, fresh = self.data, self.run.models.batch_norm_statistics == "fresh"
-        with statistics_of(self.model, data.train_images) if fresh else nullcontext():
-            return evaluate(self.model, data.test_images, data.test_labels)
+        with self.evaluation_statistics(self.model):
+            return evaluate(self.model, self.data.test_images, self.data.test_labels)
 
     def test_accuracy(self) -> float:
         """Return the accuracy of `model` on the client's test split."""

@@ -14,7 +14,7 @@ from fedkd_flwr.clients.base import Arrays, PersonalClient
 from fedkd_flwr.clients.policy import NodePolicy
 from fedkd_flwr.models.features import common_width
 from fedkd_flwr.models.layers import head_of
-from fedkd_flwr.models.model_pool import Architecture
+from fedkd_flwr.models.model_pool import Architecture, plain_copy
 from strategies.prototypes import CLASS_COUNTS, CLASS_MEANS, HEAD_BIAS, HEAD_WEIGHT
 
 
@@ -98,7 +98,7 @@ class CommonWidthClient(ClassMeanClient):
     @property
     def exported_model(self) -> nn.Module:
         """The evaluated model in its plain architecture, with the projection in its head."""
-        return self._without_projection(self.evaluated_head)
+        return plain_copy(self.model, self.evaluated_head)
 
 
 class SharedHeadClient(CommonWidthClient):

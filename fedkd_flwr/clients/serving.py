@@ -282,6 +282,12 @@ class ServingClient(NumPyClient):
             refresh_statistics(self.classifier, self.data.train_images)
         return further
 
+    def evaluation_statistics(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Use the statistics of batch normalization of an evaluation, and restore the previous."""
+        if self.run.models.batch_norm_statistics == "fresh":
+            return statistics_of(model, self.data.train_images)
+        return nullcontext()
+
     @yields_jobs
     def counted_when(self, moment: Moment) -> Steps[dict[str, float]]:
         """Count the model's correct predictions if this is the method's `second_moment`.
@@ -298,8 +304,7 @@ class ServingClient(NumPyClient):
         data, counts = self.data, dict[str, float]()
         test = "", data.test_images, data.test_labels
         validation = "validation-", data.validation_images, data.validation_labels
-        fresh = self.run.models.batch_norm_statistics == "fresh"
-        with statistics_of(self.model, data.train_images) if fresh else nullcontext():
+        with self.evaluation_statistics(self.model):
             for split, images, labels in (test, validation):
                 if len(labels):
                     logits = yield PredictJob(self.model, images)

@@ -7,7 +7,7 @@ models of clients in a cohort are adjacent in memory.
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.darts.search_space import SearchSpace
-from fedkd_flwr.models.features import with_common_width
+from fedkd_flwr.models.features import fold_into, with_common_width
 from fedkd_flwr.models.torch_internals import unsent_buffers
 
 FREE_MODELS = 64
@@ -243,3 +243,17 @@ def architecture_of(model: nn.Module) -> Architecture:
     """Return the architecture of a model."""
     architecture: Architecture = vars(model)["architecture"]
     return architecture
+
+
+def plain_copy(model: nn.Module, head: nn.Linear | None = None) -> nn.Module:
+    """Return a copy of a model in its plain architecture, with any projection in its head.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A model of the pool. It is not changed.
+    head : nn.Linear, optional
+        Replaces the model's own head.
+    """
+    plain = replace(architecture_of(model), feature_width=0)
+    return fold_into(plain.build(), model, head).to(plain.device)

@@ -1,0 +1,135 @@
+"""The client of FedAPEN (Qin et al. 2023)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.fml import EnsembleClient, Pair, taught
+from fedkd_flwr.clients.steps import yields_jobs
+from fedkd_flwr.models.ensemble import Ensemble
+from fedkd_flwr.models.model_pool import plain_copy
+from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
+from fedkd_flwr.training.loop import Batch, predict_logits
+from strategies.fedapen import FedAPENSettings
+
+WEIGHT = "private-weight"
+"""Name of lambda among the numbers of a client's memory, and of its metric."""
+
+
+@dataclass(frozen=True)
+class EnsembleLearning:
+    """The mutual learning of a pair, and the cross-entropy of its ensemble.
+
+    Attributes
+    ----------
+    ensemble_weight : float
+        mu, the weight of the ensemble's loss.
+    tensors : sequence of Tensor
+        Of the client: lambda, shape (1,).
+    """
+
+    ensemble_weight: float
+    tensors: Sequence[Tensor] = field(compare=False)
+
+    def __call__(self, pair: Pair, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of a batch."""
+        private, shared = pair.private(images), pair.shared(images)
+        # With half a weight each, labels and imitation have weight 1 in the double.
+        mutual = 2 * (taught(private, labels, shared, 0.5) + taught(shared, labels, private, 0.5))
+        ensemble = torch.lerp(shared, private, self.tensors[0])
+        return mutual + self.ensemble_weight * functional.cross_entropy(ensemble, labels)
+
+
+def slope_of(weight: float, private: Tensor, shared: Tensor, labels: Tensor) -> float:
+    """Return the derivative in lambda of the ensemble's mean cross-entropy.
+
+    Parameters
+    ----------
+    weight : float
+        lambda.
+    private, shared : Tensor
+        Logits of both models, (n, K).
+    labels : Tensor
+        Shape (n,).
+    """
+    errors = functional.softmax(torch.lerp(shared, private, weight), dim=1)
+    errors = errors - functional.one_hot(labels, private.shape[1])
+    return float((errors * (private - shared)).sum()) / len(labels)
+
+
+class FedAPENClient(EnsembleClient):
+    """Learns the ensemble's weight, trains both models, and sends the shared one back."""
+
+    settings: FedAPENSettings
+
+    @cached_property
+    def private_weight(self) -> float:
+        """The weight lambda: that of the last training, until it is learned anew."""
+        return self.memory.load_numbers(WEIGHT).get(WEIGHT, self.settings.private_weight)
+
+    @cached_property
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """Positions of the adaptability set, and ascending ones of the samples for the models."""
+        total, share = self.num_examples, self.settings.adaptability_share
+        count = min(max(1, int(share * total)), max(0, total - 2)) if share else 0
+        order = torch.from_numpy(self.generator("adaptability", 0).permutation(total))
+        return order[:count], order[count:].sort().values
+
+    def private_batches(self, server_round: int) -> Iterator[Batch]:
+        """Yield a round's batches without samples of the adaptability set."""
+        trained = self.parts[1]
+        positions = self.private_positions(server_round, len(trained))
+        return self.batches_at(trained[chosen] for chosen in positions)
+
+    @yields_jobs
+    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+        """Learn lambda, train both models, and reply with the shared one."""
+        self.receive(received)
+        weight = torch.tensor([self.private_weight], device=self.device)
+        loss = EnsembleLearning(self.settings.ensemble_weight, [weight])
+        pair = Pair(self.model, self.shared)
+        mean_loss = yield from self.train_locally(server_round, loss, model=pair)
+        self.memory.save_numbers(WEIGHT, {WEIGHT: self.private_weight})
+        metrics = {"train-loss": mean_loss, WEIGHT: self.private_weight}
+        return TrainReply(dict(model_vectors(self.shared)), metrics)
+
+    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+        """Load the averaged shared model, and learn lambda for it."""
+        self.receive(received)
+        return {}
+
+    def receive(self, received: Arrays) -> None:
+        """Load the shared model, and learn lambda on the adaptability set."""
+        fill_from_vectors(self.shared, received)
+        chosen = self.parts[0].to(self.device)
+        if not len(chosen):
+            return
+        images, labels = (part[chosen] for part in (self.data.train_images, self.data.train_labels))
+        with self.evaluation_statistics(self.classifier):
+            logits = [predict_logits(model, images) for model in (self.model, self.shared)]
+        size, settings = self.run.training.batch_size, self.settings
+        for _ in range(settings.adaptability_epochs):
+            batches = zip(*(torch.split(part, size) for part in (*logits, labels)), strict=True)
+            for private, shared, own in self.gradient_steps.counted(batches):
+                slope = slope_of(self.private_weight, private, shared, own)
+                stepped = self.private_weight - settings.adaptability_rate * slope
+                self.private_weight = min(1.0, max(0.0, stepped))
+
+    @property
+    def classifier(self) -> nn.Module:
+        """The ensemble of both models."""
+        return self.ensemble_of(self.model, self.shared)
+
+    @property
+    def exported_model(self) -> nn.Module:
+        """The ensemble of both models in their plain architectures."""
+        return self.ensemble_of(plain_copy(self.model), plain_copy(self.shared))
+
+    def ensemble_of(self, private: nn.Module, shared: nn.Module) -> Ensemble:
+        """Return two models with the weights lambda and ``1 - lambda`` of their logits."""
+        return Ensemble(private, shared, self.private_weight, 1 - self.private_weight)

@@ -1,0 +1,287 @@
+"""FedAPEN (Qin et al. 2023): the ensemble and its weight by hand, limits, exports and refusals."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from helpers import breaking, client_of, replacing, run_with
+from torch import nn
+from torch.nn import functional
+from two_clients import CHANGES, LAYERS, assert_same_models, returned_weights, sizes_of, witnessed
+
+import fedkd_flwr
+from fedkd_flwr.clients.fedapen import slope_of
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.runs import read_checkpoint
+
+AS_FML = {"fedapen.adaptability-share": 0.0, "fedapen.ensemble-weight": 0.0}
+"""Settings with which both models learn as in FML, at twice its rate."""
+
+
+@pytest.fixture
+def small(small):
+    return {**small, **CHANGES, "strategy": "fedapen"}
+
+
+def logits_of(weights, images):
+    """Return the logits of the mlp with these flat weights."""
+    parts = torch.split(weights, [int(np.prod(shape)) for shape in LAYERS])
+    w1, b1, w2, b2 = (part.view(shape) for part, shape in zip(parts, LAYERS, strict=True))
+    return torch.relu(images @ w1.T + b1) @ w2.T + b2
+
+
+def learned(weight, own, shared, images, labels, rate, steps):
+    """Return lambda after some steps on all samples at once, by autograd."""
+    for _ in range(steps):
+        weight = weight.detach().requires_grad_()
+        logits = weight * logits_of(own, images) + (1 - weight) * logits_of(shared, images)
+        (slope,) = torch.autograd.grad(functional.cross_entropy(logits, labels), weight)
+        weight = (weight - rate * slope).clamp(0, 1)
+    return weight.detach()
+
+
+def trained(own, shared, weight, images, labels, rate, steps, mu):
+    """Return both models after some steps, with the loss of each model as the paper writes it."""
+    for _ in range(steps):
+        own, shared = (part.detach().requires_grad_() for part in (own, shared))
+        p, s = logits_of(own, images), logits_of(shared, images)
+        slopes = []
+        for mine, other, model, share in ((p, s, own, weight), (s, p, shared, 1 - weight)):
+            fixed = other.detach()
+            imitation = functional.kl_div(
+                mine.log_softmax(dim=1), fixed.softmax(dim=1), reduction="batchmean"
+            )
+            ensemble = share * mine + (1 - share) * fixed
+            loss = functional.cross_entropy(mine, labels) + imitation
+            loss = loss + mu * functional.cross_entropy(ensemble, labels)
+            slopes.append(torch.autograd.grad(loss, model, retain_graph=True)[0])
+        own, shared = (
+            part - rate * slope for part, slope in zip((own, shared), slopes, strict=True)
+        )
+    return own.detach(), shared.detach()
+
+
+# ---- The update ----------------------------------------------------------------------
+
+
+def test_two_rounds_of_two_clients_by_hand(small, tmp_path):
+    small |= {
+        "learning-rate": 0.1,
+        "initial-weights": "own",
+        "fedapen.private-weight": 0.3,
+        "fedapen.ensemble-weight": 0.5,
+        "fedapen.adaptability-share": 0.1,
+        "fedapen.adaptability-epochs": 2,
+        "fedapen.adaptability-rate": 0.7,
+    }
+    run, finished = witnessed(small, tmp_path / "run")
+    shares, back = sizes_of(small) / sizes_of(small).sum(), returned_weights(run)
+    clients = [client_of(small, n) for n in (0, 1)]
+    own = [nn.utils.parameters_to_vector(c.model.parameters()).detach().clone() for c in clients]
+    weights = [torch.tensor(0.3), torch.tensor(0.3)]
+    rows = finished.clients.set_index(["round", "partition_id"])
+    for t in (1, 2):
+        ends = []
+        for n, client in enumerate(clients):
+            kept, used = client.parts
+            images, labels = client.data.train_images.flatten(1), client.data.train_labels
+            shared = torch.from_numpy(np.array(run.down[t, "train", n]["weights"]))
+            weights[n] = learned(weights[n], own[n], shared, images[kept], labels[kept], 0.7, 2)
+            own[n], shared = trained(
+                own[n], shared, weights[n], images[used], labels[used], 0.1, 3, mu=0.5
+            )
+            assert rows.loc[(t, n), "private_weight"] == pytest.approx(float(weights[n]), abs=1e-5)
+            np.testing.assert_allclose(back[t, n], shared.numpy(), atol=5e-6)
+            ends.append(shared.numpy())
+        mean = torch.from_numpy(np.float32(shares @ np.stack(ends)))
+        for n, client in enumerate(clients):
+            data, kept = client.data, client.parts[0]
+            images, labels = data.train_images.flatten(1)[kept], data.train_labels[kept]
+            weight = learned(weights[n], own[n], mean, images, labels, 0.7, 2)
+            test = data.test_images.flatten(1)
+            logits = weight * logits_of(own[n], test) + (1 - weight) * logits_of(mean, test)
+            expected = functional.cross_entropy(logits, data.test_labels)
+            assert rows.loc[(t, n), "loss"] == pytest.approx(float(expected), abs=5e-5)
+    assert (rows["fine_tuning_steps"] == 2).all()
+    assert (rows["gradient_steps"] == 2 + 3).all()
+
+
+def test_the_slope_of_lambda_is_that_of_autograd():
+    torch.manual_seed(0)
+    private, shared, labels = torch.randn(7, 4), torch.randn(7, 4), torch.randint(4, (7,))
+    weight = torch.tensor(0.3, requires_grad=True)
+    loss = functional.cross_entropy(weight * private + (1 - weight) * shared, labels)
+    loss.backward()
+    assert slope_of(0.3, private, shared, labels) == pytest.approx(float(weight.grad), rel=1e-5)
+
+
+def test_the_adaptability_set_trains_no_model(small):
+    client = client_of({**small, "fedapen.adaptability-share": 0.3})
+    kept, used = client.parts
+    total = client.num_examples
+    assert len(kept) == int(0.3 * total)
+    assert sorted([*kept.tolist(), *used.tolist()]) == list(range(total))
+    batches = [images for images, _ in client.private_batches(1)]
+    own = client.data.train_images
+    for images in batches:
+        seen = (images[:, None] == own[None]).flatten(2).all(dim=2).any(dim=0).nonzero()[:, 0]
+        assert set(seen.tolist()) <= set(used.tolist())
+    assert sum(map(len, batches)) == 3 * len(used)
+
+
+@pytest.mark.parametrize(("total", "kept"), [(1, 0), (2, 0), (3, 1), (30, 1), (100, 5)])
+def test_two_samples_are_left_to_train(total, kept, small, monkeypatch):
+    client = client_of(small)
+    monkeypatch.setattr(type(client), "num_examples", total)
+    assert [len(part) for part in client.parts] == [kept, total - kept]
+
+
+# ---- Limits --------------------------------------------------------------------------
+
+
+def test_without_the_ensemble_both_models_learn_as_in_fml_bit_for_bit(small, tmp_path):
+    """With lambda 1 the private model is evaluated, as in FML."""
+    small |= {**AS_FML, "batch-size": 16, "momentum": 0.9, "models": "mlp,lenet"}
+    small |= {"learning-rate": 0.02, "fedapen.private-weight": 1.0}
+    fedapen, finished = witnessed(small, tmp_path / "fedapen")
+    fml, expected = witnessed(small, tmp_path / "fml", strategy="fml", **{"learning-rate": 0.04})
+    assert_same_models(fedapen, fml)
+    assert list(finished.clients["loss"]) == list(expected.clients["loss"])
+
+
+def test_with_lambda_0_all_clients_use_the_shared_model(small, tmp_path):
+    small |= {**AS_FML, "fedapen.private-weight": 0.0}
+    run, finished = witnessed(small, tmp_path / "run")
+    for n in (0, 1):
+        data = client_of(small, n).data
+        weights = torch.from_numpy(np.array(run.down[2, "evaluate", n]["weights"]))
+        loss = functional.cross_entropy(
+            logits_of(weights, data.test_images.flatten(1)), data.test_labels
+        )
+        rows = finished.clients.query(f"round == 2 and partition_id == {n}")
+        assert rows["loss"].item() == pytest.approx(float(loss), abs=1e-5)
+
+
+# ---- State ---------------------------------------------------------------------------
+
+
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
+    """Clients keep the private model, its momentum and lambda; the server the shared model."""
+    small |= {"momentum": 0.9, "learning-rate": 0.02, "fedapen.adaptability-rate": 0.5}
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    assert set(read_checkpoint(tmp_path / "run").state) == {"model/weights"}
+    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    for column in ("loss", "private_weight"):
+        assert list(resumed.clients[column]) == list(whole.clients[column])
+        first, second = (whole.clients.query(f"round == {t}")[column] for t in (1, 2))
+        assert first.tolist() != second.tolist()
+
+
+# ---- Exports and batch normalization -------------------------------------------------
+
+
+class Normed(nn.Module):
+    """A network with batch normalization and a head."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Flatten(), nn.Linear(shape[1] * shape[2], 24), nn.BatchNorm1d(24), nn.ReLU()
+        )
+        self.head = nn.Linear(24, classes)
+
+    def forward(self, images):
+        return self.head(self.body(images))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"models": "mlp,lenet"},
+        {"models": "mlp,lenet", "feature-width": 20},
+        {"models": f"mlp,{__name__}:Normed", "fedapen.shared-model": f"{__name__}:Normed"},
+        {"models": "mlp,lenet", "client-split": "40/10/50", "safeguard": "blend"},
+        {"models": "mlp,lenet", "fine-tune-epochs": 1},
+    ],
+)
+def test_exported_models_answer_as_they_were_evaluated(changes, small, tmp_path):
+    folder = tmp_path / "models"
+    small |= {"learning-rate": 0.05, "fedapen.adaptability-rate": 0.5, "models-dir": str(folder)}
+    finished = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
+    counted = "safeguarded_correct" if "safeguard" in changes else "correct"
+    rows = finished.clients[finished.clients["round"] == 2].set_index("partition_id")
+    for n in (0, 1):
+        card = json.loads((folder / f"{n}.json").read_text())
+        assert card["shared-model"] == changes.get("fedapen.shared-model", "mlp")
+        model = fedkd_flwr.load_model(
+            folder / f"{n}.safetensors", Normed if "Normed" in str(changes) else None
+        )
+        data = fedkd_flwr.client_data(finished, n)
+        with torch.inference_mode():
+            logits = model(data.test_images)
+        assert int((logits.argmax(dim=1) == data.test_labels).sum()) == rows.loc[n, counted]
+        if counted == "correct":
+            loss = float(functional.cross_entropy(logits, data.test_labels))
+            assert loss == pytest.approx(rows.loc[n, "loss"], abs=1e-5)
+
+
+def test_lambda_is_learned_with_the_statistics_of_an_evaluation(small):
+    """Statistics of the received model do not matter, and training goes on with them."""
+    name = f"{__name__}:Normed"
+    client = client_of(
+        {**small, "models": name, "initial-weights": "own", "fedapen.adaptability-rate": 0.5},
+        partition_id=1,
+    )
+    learned_weights = []
+    for shift in (0.0, 3.0):
+        received = {
+            kind: vector + (shift if kind == "buffers" else 0)
+            for kind, vector in fedkd_vectors(client.shared).items()
+        }
+        client.private_weight = 0.5
+        client.receive(received)
+        learned_weights.append(client.private_weight)
+        np.testing.assert_array_equal(fedkd_vectors(client.shared)["buffers"], received["buffers"])
+        client.receive(dict(received, buffers=received["buffers"] - np.float32(shift)))
+    assert learned_weights[0] == learned_weights[1] != 0.5
+
+
+def fedkd_vectors(model):
+    from fedkd_flwr.models.vectors import model_vectors
+
+    return {kind: np.array(vector) for kind, vector in model_vectors(model).items()}
+
+
+# ---- Refusals ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", [np.full(79510, np.nan, np.float32), np.zeros(7, np.float32)])
+def test_a_shared_model_that_is_invalid_is_refused(weights, small, tmp_path):
+    run, _ = run_with(breaking(replacing(weights=weights)), small, tmp_path / "run")
+    assert list(run.rounds["failures"]) == [1, 1]
+
+
+def test_a_lambda_outside_of_its_interval_is_refused(small, tmp_path):
+    def boast(reply):
+        reply.content["metrics"]["private-weight"] = 1.5
+
+    run, _ = run_with(breaking(boast), small, tmp_path / "run")
+    assert list(run.rounds["failures"]) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"fedapen.private-weight": 1.5}, r"fedapen\.private-weight = 1\.5: it should be less"),
+        ({"fedapen.ensemble-weight": -1}, r"fedapen\.ensemble-weight = -1"),
+        ({"fedapen.adaptability-share": 1.0}, r"fedapen\.adaptability-share = 1\.0: it should be"),
+        ({"fedapen.shared-model": "nope"}, r"fedapen\.shared-model = 'nope'.*allowed lenet"),
+        ({"dp-sgd-noise-multiplier": 1.0}, "fedapen uses training samples outside of plain local"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)
