@@ -9,10 +9,10 @@ classes but the label of the sample. The server averages the models as in FedAvg
 
 Differences from the paper
 --------------------------
-- The definition of the loss, with its factor tau², was checked against a public implementation that
-  cites the authors' code, not against the text of the paper. The same holds for the received
-  model being in evaluation mode.
-- beta = 1 and tau = 1 are defaults of this project; those of the paper could not be verified.
+- The loss was checked against the authors' code, not against the text of the paper. Its factor tau²
+  is that of a public implementation that cites this code, which has none at the version at hand.
+- beta = 1 and tau = 1, with which both are the same, are those of the authors' configuration.
+- The received model is in evaluation mode, as in that implementation.
 - Models are weighted by their training samples in the average.
 - Momentum starts anew in each round, since the model is replaced.
 - With two classes nothing is left to distill, and the method is FedAvg.
