@@ -18,8 +18,9 @@ Differences from the paper
   the round's public samples by KL divergence (`strategies.soft_predictions`). In the paper clients
   receive the server's model, train it on their data in each round, and discard it after they have
   replied. The server's model is that of the paper, in the first architecture of the run.
-- The server's training is by Adam; the authors' code has gradient descent. One pass over the public
-  data in self-training is a number of steps here.
+- One pass over the public data in self-training is a number of steps here.
+- The targets of self-training are the model's own predictions, as in the authors' code, so its
+  gradient is zero for a network without dropout or batch normalization.
 - Knowledge samples are drawn from the P public samples of a round, and self-training uses a share
   of them. The paper's are drawn from all public data.
 - All classes with the largest estimate are equal; the first one is the label. This is what the
@@ -70,15 +71,15 @@ class PrivateKTSettings(DistillationSettings):
     buffer_rounds : int
         Number of rounds whose labels the server trains on.
     server_steps : int
-        Steps of Adam on the buffer, per round.
+        Steps of gradient descent on the buffer, per round.
     server_batch_size : int
-        Samples per step of Adam on the server.
+        Samples per step on the server.
     server_learning_rate : float
-        Step size of Adam on the server.
+        Step size on the server.
     self_training_share : float
         Share of the public samples of a round for self-training.
     self_training_steps : int
-        Steps of Adam in self-training, per round; 0 for none.
+        Steps of self-training, per round; 0 for none.
     """
 
     table = "privatekt"
@@ -87,8 +88,8 @@ class PrivateKTSettings(DistillationSettings):
     buffer_rounds: int = Field(default=25, ge=1)
     server_steps: int = Field(default=20, ge=0)
     server_batch_size: int = Field(default=32, ge=1)
-    server_learning_rate: Annotated[float, SearchRange(0.0001, 0.01, log=True)] = Field(
-        default=0.001, gt=0
+    server_learning_rate: Annotated[float, SearchRange(0.005, 0.5, log=True)] = Field(
+        default=0.05, gt=0
     )
     self_training_share: float = Field(default=0.1, gt=0, le=1)
     self_training_steps: int = Field(default=1, ge=0)
@@ -133,7 +134,7 @@ def drawn_by_entropy(
 
 
 def softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the softmax of each row, float64."""
+    """Return the softmax of each row, float64. SciPy's would be loaded by every client."""
     exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     return exponentials / exponentials.sum(axis=1, keepdims=True)
 
@@ -247,6 +248,7 @@ class PrivateKT(SoftPredictionStrategy):
             server_round=server_round,
             batch_size=settings.server_batch_size,
             learning_rate=settings.server_learning_rate,
+            optimizer="sgd",
         )
         certain = np.eye(self.plan.num_classes)[labels]
         model = fit(self.state.model, samples, certain, steps=settings.server_steps)

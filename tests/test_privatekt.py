@@ -162,6 +162,23 @@ def test_noise_is_secret_unless_it_has_a_seed(small, tmp_path):
     assert same == {0: True, -1: False}
 
 
+def test_self_training_changes_a_network_without_dropout_by_rounding_alone(small, tmp_path):
+    """Its targets are the model's own predictions, so its gradient is zero."""
+    runs = {
+        steps: witnessed(
+            small,
+            tmp_path / str(steps),
+            **{"privatekt.self-training-steps": steps, "models": "mlp"},
+        )[0]
+        for steps in (0, 3)
+    }
+    without, trained = (read_checkpoint(run.path).state for run in runs.values())
+    arrays = [name for name in without if name.startswith("model/")]
+    assert arrays
+    for name in arrays:
+        np.testing.assert_allclose(trained[name], without[name], atol=1e-6)
+
+
 # ---- What is refused -------------------------------------------------------------------
 
 

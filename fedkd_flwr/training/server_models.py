@@ -122,8 +122,9 @@ class RunModels:
         steps: int,
         batch_size: int,
         learning_rate: float,
+        optimizer: str = "adam",
     ) -> dict[str, NDArray[Any]]:
-        """Train a model by Adam towards a teacher, (n, K), on samples of the public set, (n,)."""
+        """Train a model towards a teacher, (n, K), on samples of the public set, (n,)."""
         if not steps:
             return dict(model)
         network, images = self._filled(name, model), self._images(samples)
@@ -132,10 +133,10 @@ class RunModels:
         generator = random_generator(plan.seed, "server-distillation", server_round)
         positions = itertools.islice(random_batches(len(images), batch_size, generator), steps)
         loss = Distillation(temperature=1.0, t_squared=False)
-        optimizer = build_optimizer("adam", network.parameters(), learning_rate)
+        descent = build_optimizer(optimizer, network.parameters(), learning_rate)
         try:
             with seeded(self.run.server_device, plan.seed, "server-distillation", server_round):
-                train_on(network, loss, optimizer, gathered(positions, images, targets))
+                train_on(network, loss, descent, gathered(positions, images, targets))
         except DivergedError as error:
             log(WARNING, "Round %d: the distillation of %s failed, %s", server_round, name, error)
             return dict(model)

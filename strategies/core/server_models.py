@@ -97,19 +97,22 @@ class ServerModels(Protocol):
         steps: int,
         batch_size: int,
         learning_rate: float,
+        optimizer: str = "adam",
     ) -> dict[str, NDArray[Any]]:
         """Train a model towards probabilities on any public samples of the server.
 
         Parameters
         ----------
         name, model, steps, batch_size, learning_rate
-            As for `distill`.
+            As for `distill`, with steps of `optimizer`.
         samples : ndarray
             Shape (n,), positions in the public set.
         teacher : ndarray
             Shape (n, K), rows on the simplex.
         server_round : int
             Determines the batches.
+        optimizer : str
+            ``adam`` or ``sgd``.
 
         Returns
         -------
