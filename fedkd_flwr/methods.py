@@ -98,6 +98,7 @@ METHODS: dict[str, Method] = {
     "fedtgp": _built_in("fedtgp:FedTGP", "fedproto:FedProtoClient"),
     "scaffold": _built_in("scaffold:Scaffold", "scaffold:ScaffoldClient"),
     "feddyn": _built_in("feddyn:FedDyn", "feddyn:FedDynClient"),
+    "fedgen": _built_in("fedgen:FedGen", "fedgen:FedGenClient"),
     "fedntd": _built_in("fedntd:FedNTD", "fedntd:FedNTDClient"),
     "moon": _built_in("moon:MOON", "moon:MOONClient"),
     "per-fedavg": _built_in("per_fedavg:PerFedAvg", "per_fedavg:PerFedAvgClient"),

@@ -44,6 +44,8 @@ SYMBOLS = {40: "P", 5: "P/8", 10: "K", 6: "h", 12: "b", 2: "C", 7: "M", 3: "R", 
 """Sizes in these runs: all differ, so that a size tells its meaning."""
 
 SIZES = {"labels": "(A,)", "pairs": "(S, 2)", "ranks": "(L,)", "factors": "(f,)"}
+SIZES |= {"generator/hidden": "(g, e + K)", "generator/hidden-bias": "(g,)"}
+SIZES |= {"generator/output": "(h, g)"}
 """Sizes that only their name tells: they depend on settings or on the data."""
 
 OF_SUPERNET = {"weights": "(d,)", "buffers": "(b,)", "alphas": "(a,)"}

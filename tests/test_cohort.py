@@ -262,6 +262,7 @@ def test_distillation_in_a_cohort_equals_distillation():
         "fedkd",
         "fedmrl",
         "fedapen",
+        "fedgen",
         "fedrod",
         "apfl",
     ],

@@ -1,5 +1,6 @@
 """The models of a run on the server, for methods that predict or train there."""
 
+import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
@@ -16,7 +17,9 @@ from fedkd_flwr.data.clients import public_pool, public_pool_size
 from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.features import common_width, narrowest_width, with_common_width
+from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.models.vectors import ALL, fill_from_vectors, matrix_shapes, model_vectors
+from fedkd_flwr.training.feature_generator import draws, train_feature_generator
 from fedkd_flwr.training.loop import (
     DivergedError,
     gathered,
@@ -141,6 +144,38 @@ class RunModels:
             log(WARNING, "Round %d: the distillation of %s failed, %s", server_round, name, error)
             return dict(model)
         return model_vectors(network)
+
+    def train_feature_generator(
+        self,
+        generator: Vectors,
+        models: Sequence[Vectors],
+        shares: NDArray[Any],
+        class_shares: NDArray[Any],
+        server_round: int,
+        *,
+        diversity: float,
+        steps: int,
+        batch_size: int,
+        learning_rate: float,
+    ) -> dict[str, NDArray[Any]]:
+        """Train FedGen's generator on the CPU, since heads are small."""
+        heads = [copy.deepcopy(head_of(self._filled(self.names[0], m))).cpu() for m in models]
+        tensors = {name: nn.Parameter(torch.tensor(part)) for name, part in generator.items()}
+        draw = random_generator(self.run.plan.seed, "generated", server_round)
+        train_feature_generator(
+            tensors,
+            heads,
+            torch.from_numpy(shares).float(),
+            draws(tensors, class_shares, batch_size, draw),
+            diversity=diversity,
+            steps=steps,
+            learning_rate=learning_rate,
+        )
+        trained = {name: tensor.detach().numpy() for name, tensor in tensors.items()}
+        if not all(np.isfinite(part).all() for part in trained.values()):
+            log(WARNING, "Round %d: the training of the generator diverged", server_round)
+            return dict(generator)
+        return trained
 
     def train_prototypes(
         self,

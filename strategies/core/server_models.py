@@ -120,6 +120,44 @@ class ServerModels(Protocol):
             The trained model, or the initial one if training diverged.
         """
 
+    def train_feature_generator(
+        self,
+        generator: Arrays,
+        models: Sequence[Arrays],
+        shares: NDArray[Any],
+        class_shares: NDArray[Any],
+        server_round: int,
+        *,
+        diversity: float,
+        steps: int,
+        batch_size: int,
+        learning_rate: float,
+    ) -> dict[str, NDArray[Any]]:
+        """Train the generator of features against the heads of models, as FedGen does.
+
+        Parameters
+        ----------
+        generator : mapping of str to ndarray
+            See `strategies.fedgen.FedGenState`; not modified.
+        models : sequence of mapping of str to ndarray
+            R models of the run's architecture.
+        shares : ndarray
+            Shape (R, K), the weight of each model for a class.
+        class_shares : ndarray
+            Shape (K,), the probabilities by which classes are drawn.
+        server_round : int
+            Determines the draws.
+        diversity : float
+            Weight of the diversity of features.
+        steps, batch_size, learning_rate : int, int, float
+            Steps of Adam, features per step, and step size.
+
+        Returns
+        -------
+        dict of str to ndarray
+            The trained generator, or the given one if training diverged.
+        """
+
     def train_prototypes(
         self,
         generator: Arrays,

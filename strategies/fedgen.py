@@ -1,0 +1,175 @@
+"""FedGen: a generator of features on the server regularizes the clients' local training.
+
+Z. Zhu, J. Hong, J. Zhou, *Data-Free Knowledge Distillation for Heterogeneous Federated Learning*,
+ICML 2021, arXiv:2105.10056.
+
+The server has a generator G(y, e) of features below the head, for a class y and uniform noise e. It
+trains G against the heads of a round's clients, weighted by their numbers of samples of the class,
+
+    Σ_i c_i(y) / Σ_j c_j(y) · CE(head_i(G(y, e)), y) + eta exp(-mean_ab |e_a - e_b|² |G_a - G_b|_1),
+
+where both distances are means over entries and pairs of a batch. Clients receive the averaged model
+and G, and add ``alpha 0.98^t CE(head(G(y, e)), y)`` to their loss, with y drawn from the classes
+of all clients.
+
+Differences from the paper
+--------------------------
+- G has one hidden layer without batch normalization. The authors' code has it there.
+- The authors' code has a further term: the divergence of a client's predictions on its samples
+  from those on generated features of their classes. It is not in the paper's objective.
+- y follows the classes of the last round's clients. The authors' code draws classes uniformly from
+  those that are held.
+- Counts are those of all of a client's training samples. The authors' code counts drawn samples.
+  The server scales them to the size that the client has on record.
+- There are no generated features in the first round, before the generator is trained.
+- Adam starts anew in each round, with a constant step size and without weight decay.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from strategies.core.plan import Settings
+from strategies.core.randomness import random_generator
+from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
+from strategies.core.search import SearchRange
+from strategies.core.server_models import ServerModels
+from strategies.parameters import ParameterState, ParameterStrategy
+
+COUNTS, SHARES, GENERATOR = "class-counts", "class-shares", "generator/"
+"""Names of a client's counts and of the shares of classes, (K,), and prefix of the generator's."""
+
+
+class FedGenSettings(Settings):
+    """Settings of FedGen.
+
+    Attributes
+    ----------
+    weight : float
+        alpha, the weight of generated features in the clients' loss; 0 is FedAvg.
+    weight_decay_rate : float
+        Factor of the weight from round to round.
+    generated_batch_size : int
+        Generated features of a step, on the server and on clients.
+    diversity : float
+        eta, the weight of the diversity of generated features.
+    noise_size : int
+        Entries of the noise e.
+    hidden_size : int
+        Units of the generator's hidden layer.
+    server_steps : int
+        Steps of the server on the generator in a round.
+    server_learning_rate : float
+        Step size of the server.
+    """
+
+    table = "fedgen"
+    weight: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=10.0, ge=0)
+    weight_decay_rate: float = Field(default=0.98, gt=0, le=1)
+    generated_batch_size: int = Field(default=32, ge=1)
+    diversity: float = Field(default=1.0, ge=0)
+    noise_size: int = Field(default=32, ge=1)
+    hidden_size: int = Field(default=256, ge=1)
+    server_steps: int = Field(default=50, ge=1)
+    server_learning_rate: Annotated[float, SearchRange(0.0001, 0.01, log=True)] = Field(
+        default=0.0003, gt=0
+    )
+
+
+@dataclass(frozen=True)
+class FedGenState(ParameterState):
+    """The global model, the generator, and the classes it was trained on.
+
+    Attributes
+    ----------
+    generator : dict of str to ndarray
+        ``hidden`` (h, e + K), ``hidden-bias`` (h,), ``output`` (d, h) and ``output-bias`` (d,).
+    shares : ndarray
+        Shape (K,), the share of each class in the clients of the last round; 0 before the first.
+    """
+
+    generator: dict[str, NDArray[np.float32]]
+    shares: NDArray[np.float32]
+
+
+def new_generator(
+    settings: FedGenSettings, classes: int, width: int, draw: np.random.Generator
+) -> dict[str, NDArray[np.float32]]:
+    """Draw layers like linear layers of PyTorch; see `FedGenState`."""
+    inputs, hidden = settings.noise_size + classes, settings.hidden_size
+    shapes: Mapping[str, tuple[int, tuple[int, ...]]] = {
+        "hidden": (inputs, (hidden, inputs)),
+        "hidden-bias": (inputs, (hidden,)),
+        "output": (hidden, (width, hidden)),
+        "output-bias": (hidden, (width,)),
+    }
+    return {
+        name: (draw.uniform(-1, 1, shape) / entering**0.5).astype(np.float32)
+        for name, (entering, shape) in shapes.items()
+    }
+
+
+def shares_by_class(counts: NDArray[Any]) -> NDArray[np.float64]:
+    """Return each client's share of each class, (R, K), from counts (R, K); 0 for no samples."""
+    totals = counts.sum(axis=0)
+    return np.divide(counts, totals, out=np.zeros(counts.shape), where=totals > 0)
+
+
+class FedGen(ParameterStrategy):
+    """FedAvg's server, which also trains the generator and sends it (Algorithm 1)."""
+
+    paper = "Zhu et al. 2021"
+    exchanged = "parameters and a generator"
+    color_family = "feddyn"
+    settings_type = FedGenSettings
+    settings: FedGenSettings
+    state: FedGenState
+    server_models: ServerModels
+    trains_new_clients = False
+
+    def begin(self, initial: Arrays) -> FedGenState:
+        """Draw the generator."""
+        classes, draw = self.plan.num_classes, random_generator(self.plan.seed, "generator")
+        width = self.server_models.feature_width
+        generator = new_generator(self.settings, classes, width, draw)
+        return FedGenState(dict(initial), generator, np.zeros(classes, dtype=np.float32))
+
+    def extra_parts(self, partition_id: int) -> Arrays:
+        """Send the generator and the shares of the classes."""
+        generator = {f"{GENERATOR}{name}": part for name, part in self.state.generator.items()}
+        return {**generator, SHARES: self.state.shares}
+
+    def extra_due(self) -> dict[str, Due]:
+        """Require the counts of the client's classes."""
+        return {COUNTS: Due((self.plan.num_classes,))}
+
+    def check_reply(self, reply: Reply) -> None:
+        """Refuse counts that are negative, or all 0."""
+        counts = reply.arrays[COUNTS]
+        if (counts < 0).any() or not counts.sum() > 0:
+            raise InvalidReplyError(f"{COUNTS} should be 0 or more, and one of them above 0")
+
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> FedGenState:
+        """Average the models, and train the generator against the repliers' heads."""
+        models = self.models_in(replies)
+        # Each client weighs as its size on record, whatever counts it reports.
+        sent = np.stack([reply.arrays[COUNTS] for reply in replies.values()]).astype(np.float64)
+        counts = sent / sent.sum(axis=1, keepdims=True) * self.sizes(replies)[:, None]
+        shares = counts.sum(axis=0) / counts.sum()
+        generator = self.server_models.train_feature_generator(
+            self.state.generator,
+            list(models.values()),
+            shares_by_class(counts),
+            shares,
+            server_round,
+            diversity=self.settings.diversity,
+            steps=self.settings.server_steps,
+            batch_size=self.settings.generated_batch_size,
+            learning_rate=self.settings.server_learning_rate,
+        )
+        model, known = self.average(models), shares.astype(np.float32)
+        return replace(self.state, model=model, generator=generator, shares=known)

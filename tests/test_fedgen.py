@@ -1,0 +1,163 @@
+"""FedGen (Zhu et al. 2021): the generator and its use by hand, the limit, state and refusals."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import breaking, client_of, replacing, run_with
+from torch import nn
+from torch.nn import functional
+from two_clients import CHANGES, LAYERS, assert_same_models, returned_weights, witnessed
+
+import fedkd_flwr
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.runs import read_checkpoint
+from fedkd_flwr.training.feature_generator import draws, generator_loss
+from strategies.core.randomness import random_generator
+from strategies.fedgen import shares_by_class
+
+
+@pytest.fixture
+def small(small):
+    changes = {"fedgen.hidden-size": 8, "fedgen.noise-size": 4, "fedgen.server-steps": 3}
+    return {**small, **CHANGES, "strategy": "fedgen", "fedgen.weight": 2.0, **changes}
+
+
+def generator_in(message):
+    return {k.removeprefix("generator/"): torch.tensor(v) for k, v in message.items() if "/" in k}
+
+
+def features_of(g, classes, noise):
+    """Return generated features, sample by sample."""
+    rows = []
+    for k, e in zip(classes, noise, strict=True):
+        entering = torch.cat([e, torch.eye(10)[k]])
+        hidden = torch.relu(g["hidden"] @ entering + g["hidden-bias"])
+        rows.append(g["output"] @ hidden + g["output-bias"])
+    return torch.stack(rows)
+
+
+def test_the_second_round_of_a_client_by_hand(small, tmp_path):
+    """The first round is FedAvg's; in the second the head also learns from the generator."""
+    run, _ = witnessed(small, tmp_path / "run")
+    back, sent = returned_weights(run), run.down[2, "train", 1]
+    shares, client = sent["class-shares"], client_of(small, 1)
+    assert not run.down[1, "train", 1]["class-shares"].any()
+    assert shares.sum() == pytest.approx(1)
+    g, images = generator_in(sent), client.data.train_images.flatten(1)
+    batches = draws(g, shares, 32, random_generator(0, "generated", 2, 1))
+    weights = torch.tensor(sent["weights"])
+    for _ in range(3):
+        weights.requires_grad_()
+        classes, noise = next(batches)
+        parts = torch.split(weights, [int(np.prod(shape)) for shape in LAYERS])
+        w1, b1, w2, b2 = (part.view(shape) for part, shape in zip(parts, LAYERS, strict=True))
+        logits = torch.relu(images @ w1.T + b1) @ w2.T + b2
+        own = functional.cross_entropy(logits, client.data.train_labels)
+        guessed = features_of(g, classes, noise) @ w2.T + b2
+        loss = own + 2.0 * 0.98 * functional.cross_entropy(guessed, classes)
+        (slope,) = torch.autograd.grad(loss, weights)
+        weights = weights.detach() - 0.2 * slope
+    np.testing.assert_allclose(back[2, 1], weights.numpy(), atol=1e-5)
+
+
+def test_the_servers_loss_by_hand():
+    torch.manual_seed(0)
+    sizes = {"hidden": (5, 7), "hidden-bias": (5,), "output": (6, 5), "output-bias": (6,)}
+    g = {name: torch.randn(shape) for name, shape in sizes.items()}
+    heads, shares = [nn.Linear(6, 3), nn.Linear(6, 3)], torch.tensor([[1, 0.2, 0], [0, 0.8, 1]])
+    classes, noise = torch.tensor([0, 1, 1, 2]), torch.rand(4, 4)
+    entering = torch.cat([noise, torch.eye(3)[classes]], dim=1)
+    features = torch.relu(entering @ g["hidden"].T + g["hidden-bias"]) @ g["output"].T
+    features = features + g["output-bias"]
+    expected, product = 0.0, 0.0
+    for a in range(4):
+        for head, share in zip(heads, shares, strict=True):
+            log_p = head(features[a]).log_softmax(dim=0)
+            expected -= float(share[classes[a]] * log_p[classes[a]]) / 4
+        for b in range(4):
+            near = (noise[a] - noise[b]).square().mean() * (features[a] - features[b]).abs().mean()
+            product += float(near) / 16
+    loss = generator_loss(g, heads, shares, classes, noise, diversity=0.5)
+    assert float(loss) == pytest.approx(expected + 0.5 * np.exp(-product), rel=1e-5)
+
+
+def test_classes_without_samples_have_no_teacher():
+    counts = np.array([[3.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    np.testing.assert_array_equal(shares_by_class(counts), [[0.75, 0, 1], [0.25, 0, 0]])
+
+
+def test_the_server_lowers_the_generators_loss(small, tmp_path):
+    """The heads of the first round know the generated classes better after its training."""
+    small |= {"fedgen.server-steps": 100, "fedgen.server-learning-rate": 0.01}
+    run, _ = witnessed(small, tmp_path / "run")
+    before, after = (run.down[t, "train", 0] for t in (1, 2))
+    heads = []
+    for n in (0, 1):
+        head = nn.Linear(100, 10)
+        last = torch.tensor(run.up[1, "train", n]["weights"][-1010:])
+        nn.utils.vector_to_parameters(last, head.parameters())
+        heads.append(head)
+    counts = np.stack([run.up[1, "train", n]["class-counts"] for n in (0, 1)])
+    shares = torch.from_numpy(shares_by_class(counts)).float()
+    g = generator_in(before)
+    classes, noise = next(draws(g, after["class-shares"], 200, np.random.default_rng(0)))
+    first, last = (
+        float(generator_loss(generator_in(m), heads, shares, classes, noise, 1.0))
+        for m in (before, after)
+    )
+    assert last < 0.8 * first
+
+
+def test_at_weight_0_it_is_fedavg_bit_for_bit(small, tmp_path):
+    small |= {"batch-size": 16, "momentum": 0.9, "learning-rate": 0.05, "fedgen.weight": 0.0}
+    fedgen, finished = witnessed(small, tmp_path / "fedgen")
+    fedavg, expected = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
+    assert_same_models(fedgen, fedavg)
+    assert list(finished.clients["accuracy"]) == list(expected.clients["accuracy"])
+
+
+def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
+    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
+    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    kept = {"hidden", "hidden-bias", "output", "output-bias"}
+    state = {"model/weights", "shares", *(f"generator/{name}" for name in kept)}
+    assert set(read_checkpoint(tmp_path / "run").state) == state
+    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"weights": np.full(79510, np.nan, np.float32)},
+        {"class-counts": np.full(10, -1, np.float32)},
+        {"class-counts": np.zeros(10, np.float32)},
+        {"class-counts": np.ones(9, np.float32)},
+        {"class-counts": np.full(10, np.inf, np.float32)},
+    ],
+)
+def test_an_invalid_reply_is_refused(arrays, small, tmp_path):
+    run, _ = run_with(breaking(replacing(**arrays)), small, tmp_path / "run")
+    assert list(run.rounds["failures"]) == [1, 1]
+
+
+def test_counts_weigh_no_more_than_the_size_on_record(small, tmp_path):
+    own = client_of(small, 1).data.class_counts.numpy().astype(np.float32)
+    boast = breaking(replacing(**{"class-counts": own * 1000}))
+    found, _ = run_with(boast, small, tmp_path / "boast")
+    honest = fedkd_flwr.run(small, output_dir=tmp_path / "honest")
+    np.testing.assert_allclose(found.clients["loss"], honest.clients["loss"], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"fedgen.weight": -1}, r"fedgen\.weight = -1: it should be greater than"),
+        ({"models": "mlp,lenet"}, "fedgen averages parameters and needs one architecture"),
+        ({"dp-sgd-noise-multiplier": 1.0}, "fedgen uses training samples outside of plain local"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config({**small, **changes})
+    assert "\n" not in str(caught.value)
