@@ -110,7 +110,7 @@ class FedAPENClient(EnsembleClient):
         if not len(chosen):
             return
         images, labels = (part[chosen] for part in (self.data.train_images, self.data.train_labels))
-        with self.evaluation_statistics(self.classifier):
+        with self.local.evaluation_statistics(self.classifier, self.data.train_images):
             logits = [predict_logits(model, images) for model in (self.model, self.shared)]
         size, settings = self.run.training.batch_size, self.settings
         for _ in range(settings.adaptability_epochs):

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,13 @@ from fedkd_flwr.training.dp_sgd import (
     poisson_batches,
     require_separate_samples,
 )
-from fedkd_flwr.training.loop import Gradients, backpropagate, epoch_batches, random_batches
+from fedkd_flwr.training.loop import (
+    Gradients,
+    backpropagate,
+    epoch_batches,
+    random_batches,
+    statistics_of,
+)
 from strategies.core.metrics import DP_EPSILON
 from strategies.core.randomness import random_generator
 
@@ -65,6 +72,13 @@ class LocalTraining:
     ) -> Gradients:
         """Return what sets the gradients of a batch, for one training of a model."""
         return backpropagate
+
+    def evaluation_statistics(
+        self, model: nn.Module, images: Tensor
+    ) -> AbstractContextManager[None]:
+        """Use the batch-normalization statistics of an evaluation for a while in a training."""
+        is_fresh = self.run.models.batch_norm_statistics == "fresh"
+        return statistics_of(model, images) if is_fresh else nullcontext()
 
     def tell(self, metrics: dict[str, float]) -> None:
         """Change the metrics of a train reply to those that may be told."""

@@ -70,7 +70,7 @@ class ParameterClient(PersonalClient):
 
         Its previous statistics are restored, because training may continue with them.
         """
-        with self.evaluation_statistics(self.model):
+        with self.local.evaluation_statistics(self.model, self.data.train_images):
             return evaluate(self.model, self.data.test_images, self.data.test_labels)
 
     def test_accuracy(self) -> float:

@@ -7,7 +7,7 @@ exports its model if the run asks for that, and keeps what it needs for its next
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from logging import WARNING
 from pathlib import Path
@@ -39,7 +39,7 @@ from fedkd_flwr.memory import (
 )
 from fedkd_flwr.models.ensemble import Ensemble
 from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps, complete
-from fedkd_flwr.training.loop import count_correct, refresh_statistics, seeded, statistics_of
+from fedkd_flwr.training.loop import count_correct, refresh_statistics, seeded
 from fedkd_flwr.training.optional_metrics import measured
 from strategies.core.answers import packed
 from strategies.core.evaluations import Moment
@@ -282,12 +282,6 @@ class ServingClient(NumPyClient):
             refresh_statistics(self.classifier, self.data.train_images)
         return further
 
-    def evaluation_statistics(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Use the statistics of batch normalization of an evaluation, and restore the previous."""
-        if self.run.models.batch_norm_statistics == "fresh":
-            return statistics_of(model, self.data.train_images)
-        return nullcontext()
-
     @yields_jobs
     def counted_when(self, moment: Moment) -> Steps[dict[str, float]]:
         """Count the model's correct predictions if this is the method's `second_moment`.
@@ -304,7 +298,7 @@ class ServingClient(NumPyClient):
         data, counts = self.data, dict[str, float]()
         test = "", data.test_images, data.test_labels
         validation = "validation-", data.validation_images, data.validation_labels
-        with self.evaluation_statistics(self.model):
+        with self.local.evaluation_statistics(self.model, data.train_images):
             for split, images, labels in (test, validation):
                 if len(labels):
                     logits = yield PredictJob(self.model, images)
