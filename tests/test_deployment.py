@@ -1,12 +1,9 @@
-"""A real federation over TLS with SuperNode authentication: the numbers of one process.
-
-Two nodes fork a process for each message, and one starts a new Python.
-"""
+"""A real federation over TLS with SuperNode authentication: the numbers of one process."""
 
 import federation as fed
 import numpy as np
 import pytest
-from federation import FRESH_PROCESSES, GuardedFederation
+from federation import GuardedFederation
 from helpers import write_image_folder, write_parquet
 
 import fedkd_flwr
@@ -35,7 +32,7 @@ POLICY = {"allow-methods": "soft-predictions,fml,fedproto", "min-class-count": 3
 
 
 def config_for(strategy):
-    # Every exchange costs each node a fresh Python: evaluate once.
+    # Every exchange costs each node a process: evaluate once.
     return {**fed.SMALL, "strategy": strategy, "num-clients": 3, "evaluate-every": 2}
 
 
@@ -44,7 +41,6 @@ def silos(tmp_path_factory):
     """Three nodes with data of their own: image folders and Parquet files."""
     with GuardedFederation(tmp_path_factory.mktemp("silos"), nodes=3) as federation:
         federation.approve()
-        federation.app_options[2] = FRESH_PROCESSES
         for n, model in enumerate(MODELS):
             folder = federation.folder / f"silo-{n}"
             images, labels = fed.images_of(fed.SMALL, n)

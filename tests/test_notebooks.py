@@ -31,6 +31,7 @@ SMALLER = {
                            ("seed = [0, 1, 2]", "seed = [0, 1]")],
     "fedkma": [('"max-samples": 1200', '"max-samples": 600'),
                ('"num-server-rounds": 4', '"num-server-rounds": 2')],
+    "kt_pfl": [('"num-server-rounds": 12', '"num-server-rounds": 4')],
     "perfed_ckt": [('"num-server-rounds": 24', '"num-server-rounds": 8')],
     "persfl": [('"num-server-rounds": 20', '"num-server-rounds": 4'),
                ('["round"] == 20', '["round"] == 4')],
@@ -137,7 +138,7 @@ def test_notebooks_run_from_top_to_bottom(path, notebook, tmp_path, monkeypatch)
     """Every cell runs without an error; how many rounds its runs have is of no importance."""
     shorten_runs(notebook, SMALLER.get(path.stem, []))
     clone = tmp_path / "clone"
-    shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(".*", "__pycache__"))
+    shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(".*"))
     # Leftover runs; `fedkd_flwr/runs` is a package and stays.
     shutil.rmtree(clone / "runs", ignore_errors=True)
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")

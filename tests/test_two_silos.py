@@ -6,7 +6,7 @@ Runs follow one another on the same nodes, which allow the methods and the code 
 import federation as fed
 import numpy as np
 import pytest
-from federation import GuardedFederation, patience
+from federation import FRESH_PROCESSES, GuardedFederation, patience
 from test_engines import assert_same_new_clients
 
 import fedkd_flwr
@@ -88,6 +88,9 @@ def test_custom_code_gives_the_numbers_of_one_process(silos, tmp_path):
 
 
 def test_a_forest_on_one_node_gives_the_numbers_of_one_process(silos, tmp_path):
+    """Its node starts a new Python for each message; the other one forks, as in all other runs."""
+    silos.app_options[1] = FRESH_PROCESSES
+    silos.start_app(1)
     options = "RandomForestClassifier = {n_estimators = 5}"
     own = {"models": f"mlp,{FOREST}", "num-clients": 2, "estimator-options": options}
     settings = {**fed.SMALL, **own}
