@@ -16,10 +16,16 @@ from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import build_optimizer
 
 IMAGES = (3, 32, 32)
+DEEP = {"darts", "resnet18", "shufflenetv2"}
+"""Architectures that take a second or more."""
+
 SMALL_SPACE = SearchSpace(SupernetSettings(channels=2, cells=3, nodes=1))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in DEEP else name for name in MODELS],
+)
 def test_a_cohort_equals_clients_alone(name):
     torch.manual_seed(0)
     architecture = Architecture(name, IMAGES, 10, SMALL_SPACE, "cpu")

@@ -4,6 +4,7 @@ import math
 import re
 
 import pytest
+from helpers import most_of_them_slow
 
 from fedkd_flwr.methods import METHODS
 from tests import disclosure
@@ -12,7 +13,7 @@ from tests.disclosure import COMMON, PAGES, Record, blocks_of, common_rows_of, p
 HINT = "what a client sends has changed: run `python -m tests.disclosure` and read the difference"
 
 
-@pytest.mark.parametrize("strategy", METHODS)
+@pytest.mark.parametrize("strategy", most_of_them_slow(METHODS))
 def test_a_page_names_all_that_leaves_a_client(strategy, tmp_path):
     record = Record(strategy, tmp_path)
     assert list(record.run.rounds["failures"]) == [0, 0]

@@ -371,6 +371,7 @@ def scripted_app(public_size, classes):
     return app
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fraction", "clusters", "numbers"),
     [(0.10, 1, 4.4e7), (0.10, 2, 4.8e7), (0.10, 3, 5.2e7), (0.10, 4, 5.6e7),

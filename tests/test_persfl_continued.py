@@ -62,7 +62,8 @@ def assert_same(run, whole):
         ("mlp", "off", 0, 20),
         ("mlp", "off", 7, 13),  # in the middle of the second client's
         ("mlp", "on", 8, 15),  # side by side: the first of four clients notes its second pair
-        ("alexnet", "off", 2, 8),  # it draws what it drops; two clients
+        # It draws what it drops; two clients.
+        pytest.param("alexnet", "off", 2, 8, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_interrupted_in_stage_2_continues_after_the_last_pair(

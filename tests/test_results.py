@@ -31,6 +31,7 @@ def runs_script(scripts):
     return importlib.import_module("runs")
 
 
+@pytest.mark.slow
 def test_tables_numbers_and_claims_agree_with_the_runs(scripts, capsys):
     assert scripts.main([]) == 0, capsys.readouterr().out
 

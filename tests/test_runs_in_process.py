@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, run_with
+from helpers import Witness, most_of_them_slow, run_with
 
 import fedkd_flwr
 from fedkd_flwr.methods import METHODS
@@ -30,7 +30,7 @@ def models_of(strategy):
     return "mlp" if METHODS[strategy].strategy.needs_one_model else "mlp,lenet"
 
 
-@pytest.mark.parametrize("strategy", METHODS)
+@pytest.mark.parametrize("strategy", most_of_them_slow(METHODS))
 def test_every_method_runs_and_writes_its_run_directory(strategy, small, tmp_path):
     finished = run(small, tmp_path, strategy=strategy, models=models_of(strategy))
     assert finished.finished

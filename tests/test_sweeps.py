@@ -362,6 +362,7 @@ def test_a_failure_is_recorded_and_does_not_stop_the_rest(sweep, tmp_path, told,
     assert (2, "finished") in states(told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_every_sweep_of_the_project_is_valid_and_has_a_reference(path):
     configurations = read_sweep(path).values()

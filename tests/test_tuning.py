@@ -275,6 +275,7 @@ def test_a_promising_run_continues_instead_of_being_repeated(base, tmp_path, mon
     assert continued and set(continued) <= set(begun)
 
 
+@pytest.mark.slow
 def test_settings_that_cannot_work_are_charged_a_first_rung_and_counted(base, tmp_path):
     few = {**base, "num-clients": 3}
     tuning = tune(few, ["hypcluster"], tmp_path, budget=4, seeds=1)
