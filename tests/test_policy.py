@@ -541,3 +541,15 @@ def test_a_row_of_fedkma_does_not_tell_small_classes(small, silo):
         silo, {**small, **SILO, "client-split": "80/0/20"}, strategy="fedkma", models="darts"
     )
     np.testing.assert_allclose(everything_hidden.label_distribution(), np.full(10, 0.1))
+
+
+def test_the_counts_of_fedgen_do_not_tell_small_classes(small, silo):
+    small |= {**SILO, "strategy": "fedgen", "client-split": "80/0/20", "models": "mlp"}
+    silo["allow-methods"] = "fedgen"
+    client = client_on(silo, small)
+    true = client.data.class_counts.numpy()
+    shown = NodePolicy().reported(true)
+    assert ((true > 0) & ~shown).any() and shown.any()
+    assert client.reported_counts().tolist() == np.where(shown, true, 0).tolist()
+    silo["min-class-count"] = 18
+    assert client_on(silo, small).reported_counts().tolist() == [1.0] * 10
