@@ -8,7 +8,15 @@ import torch
 from helpers import breaking, client_of, replacing, run_with
 from torch import nn
 from torch.nn import functional
-from two_clients import CHANGES, LAYERS, assert_same_models, returned_weights, sizes_of, witnessed
+from two_clients import (
+    CHANGES,
+    LAYERS,
+    Normed,
+    assert_same_models,
+    returned_weights,
+    sizes_of,
+    witnessed,
+)
 
 import fedkd_flwr
 from fedkd_flwr.clients.fedapen import slope_of
@@ -17,6 +25,8 @@ from fedkd_flwr.runs import read_checkpoint
 
 AS_FML = {"fedapen.adaptability-share": 0.0, "fedapen.ensemble-weight": 0.0}
 """Settings with which both models learn as in FML, at twice its rate."""
+
+NORMED = "two_clients:Normed"
 
 
 @pytest.fixture
@@ -182,26 +192,12 @@ def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
 # ---- Exports and batch normalization -------------------------------------------------
 
 
-class Normed(nn.Module):
-    """A network with batch normalization and a head."""
-
-    def __init__(self, shape, classes):
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Flatten(), nn.Linear(shape[1] * shape[2], 24), nn.BatchNorm1d(24), nn.ReLU()
-        )
-        self.head = nn.Linear(24, classes)
-
-    def forward(self, images):
-        return self.head(self.body(images))
-
-
 @pytest.mark.parametrize(
     "changes",
     [
         {"models": "mlp,lenet"},
         {"models": "mlp,lenet", "feature-width": 20},
-        {"models": f"mlp,{__name__}:Normed", "fedapen.shared-model": f"{__name__}:Normed"},
+        {"models": f"mlp,{NORMED}", "fedapen.shared-model": NORMED},
         {"models": "mlp,lenet", "client-split": "40/10/50", "safeguard": "blend"},
         {"models": "mlp,lenet", "fine-tune-epochs": 1},
     ],
@@ -229,7 +225,7 @@ def test_exported_models_answer_as_they_were_evaluated(changes, small, tmp_path)
 
 def test_lambda_is_learned_with_the_statistics_of_an_evaluation(small):
     """Statistics of the received model do not matter, and training goes on with them."""
-    name = f"{__name__}:Normed"
+    name = NORMED
     client = client_of(
         {**small, "models": name, "initial-weights": "own", "fedapen.adaptability-rate": 0.5},
         partition_id=1,

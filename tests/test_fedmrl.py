@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 from helpers import breaking, client_of, replacing, run_with
-from torch import nn
 from torch.nn import functional
-from two_clients import CHANGES, returned_weights, sizes_of, training_data, witnessed
+from two_clients import CHANGES, Normed, returned_weights, sizes_of, training_data, witnessed
 
 import fedkd_flwr
 from fedkd_flwr.analysis.cross import cross
@@ -25,6 +24,8 @@ DATA = (1, 28, 28), 10, SearchSpace()
 
 SHARED = ((100, 784), (100,), (D1, 100), (D1,), (10, D1), (10,))
 """Shapes of the shared mlp's parameters, with a layer from its 100 features to d1."""
+
+NORMED = "two_clients:Normed"
 
 
 @pytest.fixture
@@ -138,25 +139,11 @@ def test_the_shared_model_is_as_narrow_as_the_narrowest(small, tmp_path):
 # ---- Exports -------------------------------------------------------------------------
 
 
-class Normed(nn.Module):
-    """A network with batch normalization and a head."""
-
-    def __init__(self, shape, classes):
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Flatten(), nn.Linear(shape[1] * shape[2], 24), nn.BatchNorm1d(24), nn.ReLU()
-        )
-        self.head = nn.Linear(24, classes)
-
-    def forward(self, images):
-        return self.head(self.body(images))
-
-
 @pytest.mark.parametrize(
     "changes",
     [
         {"models": "mlp,lenet"},
-        {"models": f"mlp,{__name__}:Normed", "fedmrl.shared-model": f"{__name__}:Normed"},
+        {"models": f"mlp,{NORMED}", "fedmrl.shared-model": NORMED},
         {"models": "mlp,lenet", "client-split": "40/10/50", "safeguard": "blend"},
         {"models": "mlp,lenet", "fine-tune-epochs": 1},
     ],
