@@ -165,18 +165,24 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
         load_private(settings)
         for warning in warnings_about_data(settings):
             log(WARNING, "%s", warning)
-    labels = load_labels(settings.dataset, settings.data_root, settings.data_format)
-    most = 0
-    for partition_id, indices in enumerate(client_indices(plan)):
+    for partition_id in range(plan.num_clients):
         client_parts(plan, partition_id)
-        most = max(most, int(np.bincount(labels[indices]).max()))
-    if settings.partition in FIXED_NUMBERS and most < settings.samples_per_class:
-        asked = settings.samples_per_class
-        log(WARNING, "samples-per-class = %d, and there are only %d for a client", asked, most)
+    if settings.partition in FIXED_NUMBERS:
+        _warn_of_few_samples(plan)
     if public_size:
         require_pool(public_pool_size(settings), public_size)
         if settings.public_dataset not in (HELD_OUT, NO_PUBLIC_SET):
             check_scales(settings)
+
+
+def _warn_of_few_samples(plan: DataPlan) -> None:
+    """Warn if no client has as many samples of a class as `samples_per_class` asks for."""
+    settings = plan.settings
+    labels = load_labels(settings.dataset, settings.data_root, settings.data_format)
+    most = max(int(np.bincount(labels[own]).max()) for own in client_indices(plan))
+    if most < settings.samples_per_class:
+        asked = settings.samples_per_class
+        log(WARNING, "samples-per-class = %d, and there are only %d for a client", asked, most)
 
 
 def public_pool_size(settings: DataSettings) -> int:

@@ -308,4 +308,6 @@ def error_reason(message: Message) -> str:
 
 def shortened(value: object) -> str:
     """Return a received value as text that fits in one line of the log."""
-    return textwrap.shorten(str(value), LONGEST_REASON)
+    text = " ".join(str(value).split())
+    # A run may begin with the names and hashes of 100,000 clients, and shortening is slow.
+    return text if len(text) <= LONGEST_REASON else textwrap.shorten(text, LONGEST_REASON)
