@@ -78,7 +78,10 @@ def require_new(path: Path) -> None:
     """
     require_writable(path, "output directory")
     if (path / "config.json").exists():
-        raise RunDirectoryError(f"{path} already holds a run; choose another output-dir.")
+        raise RunDirectoryError(
+            f"{path} already holds a run: choose another output-dir, or continue it "
+            f"(fedkd run --resume {path}, or resume = true)."
+        )
     for run in path.glob("*/config.json"):
         raise RunDirectoryError(
             f"{path} is a folder of runs, such as {run.parent.name}; choose a new folder inside it "
