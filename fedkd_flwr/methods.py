@@ -4,7 +4,7 @@ A new built-in method is one file in `strategies`, one in `fedkd_flwr/clients` u
 client fits, and one line here. Strategies and clients are named by module and class, and imported
 on first use. The strategy class says where the method comes from and what it exchanges.
 
-A custom method needs no entry: `register` creates it from its classes.
+A custom method needs no entry: `fedkd_flwr.register` creates it from its classes.
 """
 
 import re
@@ -17,7 +17,6 @@ from fedkd_flwr.custom_objects.importing import CustomObjectError, find_custom, 
 
 if TYPE_CHECKING:
     from strategies.base import PersonalizedStrategy
-    from strategies.core.plan import Settings
 
 
 FAMILIES = ("soft predictions", "parameters", "class means", "nothing")
@@ -116,11 +115,11 @@ METHODS: dict[str, Method] = {
     "pfedgraph": _built_in("pfedgraph:PFedGraph", "pfedgraph:PFedGraphClient"),
     "fedfomo": _built_in("fedfomo:FedFomo", "fedfomo:FedFomoClient"),
 }
-"""The built-in methods, grouped by family."""
+"""The built-in methods. Variants of a method stand after it."""
 
 
 REGISTERED: dict[str, Method] = {}
-"""Custom methods, by the names that `register` was given in this process."""
+"""Custom methods, by the names under which this process has registered them."""
 
 NAME = re.compile(r"[a-z][a-z0-9-]*")
 """Names that a custom method may have."""
@@ -154,78 +153,3 @@ def find_method(name: str) -> Method:
             f"{name} is a {type(method).__name__}; it should be what fedkd_flwr.register returns"
         )
     return method
-
-
-def register(
-    name: str,
-    strategy: "type[PersonalizedStrategy]",
-    client: type[Any],
-    settings: "type[Settings] | None" = None,
-) -> Method:
-    """Register a custom method under a name in this process.
-
-    Assign the result to a variable of a module to use it in every engine, as
-    ``strategy = "module:object"``.
-
-    Parameters
-    ----------
-    name : str
-        Lowercase letters, digits and dashes; not in `METHODS`. A second call replaces the first.
-    strategy, client : type
-        The classes for the server and the clients.
-    settings : type, optional
-        Settings with their own table; by default those of the strategy.
-
-    Raises
-    ------
-    CustomObjectError
-        With one sentence, if an argument is invalid.
-    """
-    from fedkd_flwr.clients.base import PersonalClient
-    from strategies.base import PersonalizedStrategy
-
-    if not NAME.fullmatch(name) or name in METHODS:
-        raise CustomObjectError(
-            f"{name!r} cannot be registered: use lowercase letters, digits and dashes, and not the "
-            "name of a built-in method"
-        )
-    _require_subclass(name, "strategy", strategy, PersonalizedStrategy)
-    _require_subclass(name, "client", client, PersonalClient)
-    if settings is not None:
-        _require_own_table(name, settings)
-        strategy = type(strategy.__name__, (strategy,), {"settings_type": settings})
-    elif strategy.settings_type.table:
-        _require_own_table(name, strategy.settings_type)
-    method = Method(_place_of(strategy), _place_of(client))
-    # Classes defined in a notebook cannot be imported by name.
-    vars(method).update(strategy=strategy, client=client)
-    REGISTERED[name] = method
-    return method
-
-
-def _place_of(kind: type) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
-
-
-def _require_subclass(name: str, role: str, given: object, base: type) -> None:
-    if not (isinstance(given, type) and issubclass(given, base)):
-        raise CustomObjectError(
-            f"{name}: {role} is {given!r}; it should be a subclass of {base.__name__}"
-        )
-
-
-def _require_own_table(name: str, settings: "type[Settings]") -> None:
-    """Refuse settings without a table, or with the table of unrelated settings."""
-    from strategies.core.plan import Settings
-
-    _require_subclass(name, "settings", settings, Settings)
-    if not NAME.fullmatch(settings.table):
-        raise CustomObjectError(
-            f"{name}: {settings.__name__} needs a table, such as table = {name!r}"
-        )
-    types = (method.strategy.settings_type for method in METHODS.values())
-    owners = [kind for kind in types if kind.table == settings.table]
-    if owners and not issubclass(settings, tuple(owners)):
-        raise CustomObjectError(
-            f"{name}: the table {settings.table} belongs to {owners[0].__name__}; choose another"
-        )

@@ -24,7 +24,8 @@ from fedkd_flwr.cli import app
 from fedkd_flwr.cli.tuning import answer
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.methods import METHODS, register
+from fedkd_flwr.custom_objects.registering import register
+from fedkd_flwr.methods import METHODS
 from fedkd_flwr.plots.tuning import tuning_figures
 from fedkd_flwr.runs import RunDirectoryError, load_run
 from fedkd_flwr.sweeps import read_sweep

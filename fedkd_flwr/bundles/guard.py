@@ -1,17 +1,15 @@
-"""Flower's SuperExec and ClientApp process, restricted to approved bundles.
+"""Flower's ClientApp process, restricted to approved bundles.
 
 A SuperNode with ``--isolation process`` executes nothing itself: a SuperExec beside it asks for
-tasks, and starts one ``flwr-clientapp`` process per task. `run_superexec` is Flower's, but it asks
-for tasks of ClientApps only, and starts `run_client_app` for them. That is Flower's process as
-well, but it compares the digest of the bundle with the list of approved ones before it unpacks
-it, and loads nothing that was not compared. An approved bundle is unpacked into a folder that is
-named by its whole digest.
+tasks, and starts one ``flwr-clientapp`` process per task (`fedkd_flwr.bundles.superexec`).
+`run_client_app` is Flower's process, but it compares the digest of the bundle with the list of
+approved ones before it unpacks it, and loads nothing that was not compared. An approved bundle is
+unpacked into a folder that is named by its whole digest.
 
-Both replace names inside Flower (`strategies.core.flower.REPLACED`). If Flower moves one of them,
+It replaces names inside Flower (`strategies.core.flower.REPLACED`). If Flower moves one of them,
 the process ends with an error; it never goes on without the check.
 """
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +19,6 @@ from typing import Any
 
 from fedkd_flwr.bundles.approved import approved_file, digest_of, read_approvals
 from strategies.core import flower
-
-CLIENT_APP_PROGRAM = "fedkd-clientapp"
-"""The program that `run_client_app` is installed as."""
 
 OWN_PACKAGES = ("fedkd_flwr", "strategies")
 """Packages of this project, which a bundle brings along as well."""
@@ -129,32 +124,3 @@ def run_client_app() -> None:
     flower.replace("install_from_fab", guard.checked_install)
     flower.replace("get_load_client_app_fn", guard.checked_loader)
     flower.flwr_clientapp()
-
-
-def run_superexec(arguments: Sequence[str], *, fresh_processes: bool = False) -> None:
-    """Run Flower's ``flower-superexec`` for ClientApps of approved bundles alone.
-
-    Parameters
-    ----------
-    arguments : sequence of str
-        Options of ``flower-superexec``.
-    fresh_processes : bool
-        Start a new Python for each message, instead of forking one that has loaded PyTorch.
-
-    Raises
-    ------
-    ForkingUnsafeError
-        If processes cannot be forked here.
-    """
-    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when Flower is imported
-    client_app = flower.TaskType.CLIENT_APP
-    # Other tasks would execute the bundle in processes that do not look at its digest.
-    flower.AutoExecPlugin.supported_task_types = frozenset({client_app})
-    flower.TASK_TYPE_TO_COMMAND.clear()
-    flower.TASK_TYPE_TO_COMMAND[client_app] = CLIENT_APP_PROGRAM
-    if not fresh_processes:
-        from fedkd_flwr.bundles.forking import fork_client_apps
-
-        fork_client_apps()
-    sys.argv = ["flower-superexec", *arguments]
-    flower.flower_superexec()

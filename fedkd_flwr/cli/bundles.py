@@ -81,7 +81,7 @@ def superexec(
 ) -> None:
     """Execute approved bundles for a SuperNode; takes the options of flower-superexec."""
     from fedkd_flwr.bundles.forking import ForkingUnsafeError
-    from fedkd_flwr.bundles.guard import run_superexec
+    from fedkd_flwr.bundles.superexec import run_superexec
 
     try:
         run_superexec(context.args, fresh_processes=fresh_processes)

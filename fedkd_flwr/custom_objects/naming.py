@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.custom_objects.importing import OBJECT, hold, name_in_module
+from fedkd_flwr.custom_objects.registering import register
 from fedkd_flwr.data.custom_data import as_data_set, content_digest
 from fedkd_flwr.data.registry import DATA
-from fedkd_flwr.methods import METHODS, REGISTERED, Method, register
+from fedkd_flwr.methods import METHODS, REGISTERED, Method
 from fedkd_flwr.models.estimators import is_estimator
 
 STRATEGY = "strategy"

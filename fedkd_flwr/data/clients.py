@@ -63,7 +63,7 @@ def _split_pool(plan: DataPlan) -> tuple[Indices, Indices]:
     if 0 < settings.max_samples < len(labels):
         generator = random_generator(plan.seed, "max-samples")
         pool = np.sort(stratified_order(labels, generator)[: settings.max_samples])
-    trainable = np.setdiff1d(pool, test_positions(settings))
+    trainable = np.setdiff1d(pool, test_positions(settings.dataset))
     _, held_out = split_public(len(trainable), settings.num_held_out, plan.seed)
     public = trainable[held_out]
     return np.setdiff1d(pool, public), public
@@ -100,7 +100,7 @@ def client_indices(plan: DataPlan) -> list[Indices]:
 
         shares = split_by_column(settings, private, plan.num_clients, plan.seed)
     elif settings.partition == BY_FILE:
-        shares = split_by_file(settings, private, plan.num_clients)
+        shares = split_by_file(settings.dataset, private, plan.num_clients)
     elif is_custom(settings.partition):
         shares = call_for_partition(settings.partition, labels, plan.num_clients, plan.seed)
     else:
@@ -120,7 +120,7 @@ def client_parts(plan: DataPlan, partition_id: int) -> Parts:
     if partition_id not in known:
         settings, own = plan.settings, client_indices(plan)[partition_id]
         labels = load_labels(settings.dataset, settings.data_root, settings.data_format)[own]
-        is_test = np.isin(own, test_positions(settings))
+        is_test = np.isin(own, test_positions(settings.dataset))
         parts = split_client(labels, settings.client_split, plan.seed, partition_id, is_test)
         train, validation, test = (own[part] for part in parts)
         known[partition_id] = train, validation, test

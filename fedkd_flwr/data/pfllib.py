@@ -22,7 +22,6 @@ from torch import Tensor
 
 from fedkd_flwr.data.custom_data import as_data_set
 from fedkd_flwr.data.registry import PFLLIB, DataError
-from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.storage import PARTS
 
 Indices = NDArray[np.int64]
@@ -88,14 +87,14 @@ def client_files(name: str) -> ClientFiles:
     return ClientFiles(samples, labels, clients, is_test)
 
 
-def test_positions(settings: DataSettings) -> Indices:
+def test_positions(dataset: str) -> Indices:
     """Return the positions of the samples that are test samples whatever ``client-split`` says."""
-    if not settings.dataset.startswith(PFLLIB):
+    if not dataset.startswith(PFLLIB):
         return np.empty(0, dtype=np.int64)
-    return np.flatnonzero(client_files(settings.dataset).is_test)
+    return np.flatnonzero(client_files(dataset).is_test)
 
 
-def num_clients_in(settings: DataSettings) -> int:
+def num_clients_in(dataset: str) -> int:
     """Return the number of clients with files.
 
     Raises
@@ -103,12 +102,12 @@ def num_clients_in(settings: DataSettings) -> int:
     DataError
         If the data set is no such folder.
     """
-    if not settings.dataset.startswith(PFLLIB):
+    if not dataset.startswith(PFLLIB):
         raise DataError(f"partition = by-file needs dataset = {PFLLIB}PATH")
-    return int(client_files(settings.dataset).clients.max()) + 1
+    return int(client_files(dataset).clients.max()) + 1
 
 
-def split_by_file(settings: DataSettings, private: Indices, num_clients: int) -> list[Indices]:
+def split_by_file(dataset: str, private: Indices, num_clients: int) -> list[Indices]:
     """Return the samples of the first clients, as positions in `private`.
 
     Raises
@@ -116,11 +115,11 @@ def split_by_file(settings: DataSettings, private: Indices, num_clients: int) ->
     DataError
         If the data set is no such folder, or has fewer clients.
     """
-    number = num_clients_in(settings)
-    clients = client_files(settings.dataset).clients
+    number = num_clients_in(dataset)
+    clients = client_files(dataset).clients
     if num_clients > number:
         raise DataError(
-            f"{settings.dataset} has {number} clients, too few for {num_clients}; set num-clients "
+            f"{dataset} has {number} clients, too few for {num_clients}; set num-clients "
             f"to at most {number}, or 0 for all"
         )
     return [np.flatnonzero(clients[private] == client) for client in range(num_clients)]

@@ -22,6 +22,7 @@ from fedkd_flwr.data.content_split import UNGROUPED, Grouping, content_keys, gro
 from fedkd_flwr.data.custom_data import call_for_data
 from fedkd_flwr.data.decoding import convert_images, decode_images
 from fedkd_flwr.data.folders import folders_and_paths, read_image_folder, tables_at
+from fedkd_flwr.data.pfllib import client_files
 from fedkd_flwr.data.registry import (
     FOLDER,
     HUB,
@@ -168,8 +169,6 @@ def _load_images(name: str, data_root: str, data_format: DataFormat) -> ImageSet
     if name.startswith(FOLDER):
         return _load_folder(Path(name.removeprefix(FOLDER)), data_format)
     if name.startswith(PFLLIB):
-        from fedkd_flwr.data.pfllib import client_files  # deferred: it imports the settings
-
         files = client_files(name)
         return ImageSet(files.samples, files.labels, int(files.labels.max()) + 1)
     if is_function(name):

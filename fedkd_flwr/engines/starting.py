@@ -141,7 +141,7 @@ def with_natural_clients(configuration: Configuration) -> Configuration:
     if data.partition == BY_FILE:
         from fedkd_flwr.data.pfllib import num_clients_in
 
-        return configuration.with_clients(num_clients_in(data))
+        return configuration.with_clients(num_clients_in(data.dataset))
     from fedkd_flwr.data.by_column import client_values
 
     return configuration.with_clients(len(set(client_values(data).tolist())))

@@ -97,8 +97,6 @@ class RunDirectory(Observer):
     ----------
     observers : list of Observer
         Are informed of the events of the run; see `watched_by`.
-    keep_memories : callable, optional
-        Is called with each completed round, to save the memory of clients in this process.
     """
 
     def __init__(self, path: Path, configuration: "Configuration") -> None:
