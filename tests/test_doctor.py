@@ -99,7 +99,7 @@ def test_the_spent_budget_is_said(small, node, tmp_path):
     node["epsilon-budget"] = 30.0
     ledger = PrivacyLedger(tmp_path / "state" / "1" / "privacy-ledger.jsonl")
     for server_round in (1, 2):
-        ledger.record(2.0, "0f", server_round)
+        ledger.record({"noise-multiplier": 2.0}, "0f", server_round)
     spent = privacy_spent(2.0, 2, 1e-5)
     found = findings_by_check(small, node, **NOISE)["privacy"]
     assert found.text == f"epsilon {spent:.2f} of 30 spent by earlier rounds"

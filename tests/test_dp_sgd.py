@@ -13,6 +13,7 @@ from torch import nn
 import fedkd_flwr
 from fedkd_flwr.client_app import app
 from fedkd_flwr.clients.policy import PolicyError
+from fedkd_flwr.clients.privacy_ledger import NOISE
 from fedkd_flwr.config import ConfigError, methods_with, read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.methods import METHODS
@@ -29,6 +30,7 @@ from fedkd_flwr.training.loop import predict_logits, train_on
 from fedkd_flwr.training.losses import CoDistillation, cross_entropy
 from fedkd_flwr.training.regularizers import Proximal
 from strategies.core.evaluations import counts_at
+from strategies.core.privacy import privacy_spent
 from tests.disclosure import NormedNet
 
 ON = {"dp-sgd-noise-multiplier": 1.0, "dp-sgd-noise-seed": 3}
@@ -329,11 +331,11 @@ def test_the_ledger_counts_trainings_over_runs(private, tmp_path):
     begin(second, "b2")
     both = epsilon_spent(np.array([[16 / size, 1.0, 6]]), 1e-5)
     ledger = second.node.ledger
-    assert ledger.epsilon_of_training(1e-5) == pytest.approx(both)
-    assert ledger.releases() == {}
-    ledger.record(5.0, "c3", 1)
-    assert ledger.releases() == {5.0: 1}
-    assert ledger.epsilon_of_training(1e-5) == pytest.approx(both)
+    assert ledger.epsilon_of_training == pytest.approx(both)
+    assert ledger.epsilon == 0
+    ledger.record({NOISE: 5.0}, "c3", 1)
+    assert ledger.epsilon == pytest.approx(privacy_spent(5.0, 1, 1e-5))
+    assert ledger.epsilon_of_training == pytest.approx(both)
 
 
 def test_a_budget_ends_training(private, tmp_path):
@@ -343,7 +345,7 @@ def test_a_budget_ends_training(private, tmp_path):
     begin(client, "a1")
     with pytest.raises(PolicyError, match="epsilon-budget of this node is spent"):
         begin(client, "b2")
-    assert client.node.ledger.epsilon_of_training(1e-5) == pytest.approx(once)
+    assert client.node.ledger.epsilon_of_training == pytest.approx(once)
 
 
 def test_a_node_can_ask_for_noise_in_training(private, tmp_path):

@@ -277,7 +277,7 @@ def test_a_noise_seed_is_refused_in_a_deployment(small, silo):
 
 
 def spent_in(silo, tmp_path):
-    return PrivacyLedger(tmp_path / "state" / "1" / "privacy-ledger.jsonl").epsilon(1e-5)
+    return PrivacyLedger(tmp_path / "state" / "1" / "privacy-ledger.jsonl").epsilon
 
 
 def test_epsilon_counts_over_runs(small, silo, tmp_path):
@@ -311,7 +311,7 @@ def test_a_node_counts_labels_in_its_budget(small, silo, tmp_path):
     assert "noise-seed" in refusal(silo, flat, **{"privatekt.noise-seed": 7})
     ledger = PrivacyLedger(tmp_path / "state" / "1" / "privacy-ledger.jsonl")
     gaussian = privacy_spent(4.0, 1, 1e-5)
-    ledger.record(4.0, "0f", 1)
+    ledger.record({"noise-multiplier": 4.0}, "0f", 1)
     message = {"names": [], "server-round": 1, "phase": "train"}
     served = 0
     with pytest.raises(PolicyError, match="epsilon-budget of this node is spent"):
@@ -321,32 +321,36 @@ def test_a_node_counts_labels_in_its_budget(small, silo, tmp_path):
             )
             served += 1
     assert served == math.floor((10 - gaussian) / 2.5)
-    assert ledger.epsilon(1e-5) == pytest.approx(gaussian + 2.5 * served)
-    assert ledger.releases() == {4.0: 1}
+    assert ledger.epsilon == pytest.approx(gaussian + 2.5 * served)
+    assert ledger.lines() == [{"noise-multiplier": 4.0}] + served * [{"epsilon": 2.5}]
     assert "min-noise" in refusal({**silo, "min-noise": 1.0}, flat)
+
+
+def noises(ledger):
+    return [line["noise-multiplier"] for line in ledger.lines()]
 
 
 def test_a_ledger_survives_a_cut_and_never_counts_less(tmp_path):
     ledger = PrivacyLedger(tmp_path / "ledger.jsonl")
     for server_round in (1, 2, 3):
-        ledger.record(2.0, "0f", server_round)
+        ledger.record({"noise-multiplier": 2.0}, "0f", server_round)
     whole = ledger.file.read_bytes()
     second = len(b"".join(whole.splitlines(keepends=True)[:2]))
     for size in range(second, len(whole)):  # the third line may be cut, the others were synced
         ledger.file.write_bytes(whole[:size])
-        assert ledger.releases() == {2.0: 2}
-        ledger.record(4.0, "0f", 4)
-        assert ledger.releases() == {2.0: 2, 4.0: 1}
+        assert noises(ledger) == [2.0, 2.0]
+        ledger.record({"noise-multiplier": 4.0}, "0f", 4)
+        assert noises(ledger) == [2.0, 2.0, 4.0]
     ledger.file.write_bytes(b"[" + whole)
     with pytest.raises(DamagedLedgerError, match="is damaged"):
-        ledger.record(2.0, "0f", 4)
+        ledger.record({"noise-multiplier": 2.0}, "0f", 4)
 
 
 def test_processes_of_a_node_share_a_ledger(tmp_path):
     ledger = PrivacyLedger(tmp_path / "ledger.jsonl")
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: ledger.record(2.0, "0f", n), range(40)))
-    assert ledger.releases() == {2.0: 40}
+        list(pool.map(lambda n: ledger.record({"noise-multiplier": 2.0}, "0f", n), range(40)))
+    assert noises(ledger) == [2.0] * 40
 
 
 # ---- Folders -------------------------------------------------------------------------------

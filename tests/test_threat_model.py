@@ -185,7 +185,7 @@ def fix_the_noise(silo):
 
 
 def spent(silo):
-    return PrivacyLedger(silo.folder / "state" / "0" / "privacy-ledger.jsonl").epsilon(1e-5)
+    return PrivacyLedger(silo.folder / "state" / "0" / "privacy-ledger.jsonl").epsilon
 
 
 def start_many_runs(silo):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedkd_flwr.clients.node import Node
+from fedkd_flwr.clients.privacy_ledger import OF_STEPS
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.memory import Memory
 from fedkd_flwr.training.dp_sgd import (
@@ -116,13 +117,12 @@ class PrivateTraining(LocalTraining):
             If the steps would exceed the node's budget.
         """
         require_separate_samples(model)
-        settings, policy = self.run.dp_sgd, self.node.policy
+        settings = self.run.dp_sgd
         rate, steps = self.sampling(num_samples)
+        further = rate, settings.noise_multiplier, steps
         if ledger := self.node.ledger:
-            further = (rate, settings.noise_multiplier, steps)
-            budget = policy.epsilon_budget, policy.privacy_delta
-            ledger.record_training(further, run_id, server_round, *budget)
-        spent = added(self.spent(), rate, settings.noise_multiplier, steps)
+            ledger.record(dict(zip(OF_STEPS, further, strict=True)), run_id, server_round)
+        spent = added(self.spent(), *further)
         self.memory.save(SPENT, {SPENT: torch.from_numpy(spent)})
         seed = int(self._secret_generator("dp-sgd-noise", server_round).integers(2**63))
         generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)

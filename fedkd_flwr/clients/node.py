@@ -96,8 +96,10 @@ class Node:
 
         A client that trusts the server has none, unless it has a budget.
         """
-        is_kept = self.policy.has_budget or not self.policy.trust_server
-        return PrivacyLedger(self.state_folder / LEDGER) if self.state_folder and is_kept else None
+        policy, folder = self.policy, self.state_folder
+        if folder is None or not (policy.has_budget or not policy.trust_server):
+            return None
+        return PrivacyLedger(folder / LEDGER, policy.epsilon_budget, policy.privacy_delta)
 
 
 def with_known_clients(

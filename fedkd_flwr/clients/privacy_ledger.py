@@ -13,7 +13,7 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.files import sync
@@ -32,10 +31,10 @@ if sys.platform != "win32":
     import fcntl
 
 PURE = "epsilon"
-"""Entry of a line about labels after randomized response: the epsilon of the release, delta 0."""
+"""Entry about labels after randomized response: the epsilon of the release, delta 0."""
 
 OF_STEPS = RATE, NOISE, STEPS = "sampling-rate", "noise-multiplier", "steps"
-"""Entries of a line about DP-SGD."""
+"""Entries about a training by DP-SGD. A release of predictions has `NOISE` alone."""
 
 LEDGER = "privacy-ledger.jsonl"
 """Name of the file, in the folder of the node's memory."""
@@ -53,12 +52,28 @@ class PrivacyLedger:
     ----------
     file : Path
         Made with the first release.
+    budget : float
+        Largest epsilon of all releases together, and for each sample of all trainings together.
+    delta : float
+        delta at which epsilon is counted.
     """
 
     file: Path
+    budget: float = math.inf
+    delta: float = 1e-5
 
-    def releases(self) -> Counter[float]:
-        """Return the number of releases with each noise multiplier.
+    @property
+    def epsilon(self) -> float:
+        """What all releases together have spent."""
+        return epsilon_of_releases(self.lines(), self.delta)
+
+    @property
+    def epsilon_of_training(self) -> float:
+        """What all trainings by DP-SGD together have spent, for each sample."""
+        return epsilon_of_trainings(self.lines(), self.delta)
+
+    def lines(self) -> list[dict[str, float]]:
+        """Return the numbers of each release and training by their names.
 
         Raises
         ------
@@ -66,130 +81,38 @@ class PrivacyLedger:
             If a line is none of a ledger.
         """
         if not self.file.exists():
-            return Counter()
+            return []
         with self.file.open("rb") as file:
             return self._read(file)
 
-    def epsilon(self, delta: float) -> float:
-        """Return what all releases together have spent at `delta`."""
-        if not self.file.exists():
-            return 0.0
-        with self.file.open("rb") as file:
-            return _spent(self._lines(file), delta)
-
-    def epsilon_of_training(self, delta: float) -> float:
-        """Return what all trainings by DP-SGD together have spent at `delta`, for each sample."""
-        if not self.file.exists():
-            return 0.0
-        with self.file.open("rb") as file:
-            return epsilon_spent(self._steps(file), delta)
-
-    def record(
-        self,
-        noise_multiplier: float,
-        run_id: str,
-        server_round: int,
-        budget: float = math.inf,
-        delta: float = 1e-5,
-    ) -> None:
-        """Record a release before it leaves the node.
+    def record(self, entry: Mapping[str, float], run_id: str, server_round: int) -> None:
+        """Record a release before it leaves the node, or a training before it begins.
 
         Parameters
         ----------
-        noise_multiplier : float
-            Standard deviation of its noise divided by the sensitivity, above 0.
+        entry : mapping of str to float
+            `NOISE` of predictions, `PURE` of all labels of a message together, or `OF_STEPS`.
         run_id : str
             The run, for the operator.
         server_round : int
             The round, for the operator.
-        budget : float
-            Largest epsilon of all releases together.
-        delta : float
-            delta at which the budget is counted.
 
         Raises
         ------
         PolicyError
-            If the release would exceed the budget. It is then not recorded.
+            If it would exceed the budget. It is then not recorded.
         DamagedLedgerError
             If the ledger cannot be read.
         """
+        spent = epsilon_of_trainings if STEPS in entry else epsilon_of_releases
         with self._locked() as file:
-            self._record(file, run_id, server_round, {NOISE: noise_multiplier}, budget, delta)
-
-    def record_labels(
-        self,
-        epsilon: float,
-        run_id: str,
-        server_round: int,
-        budget: float = math.inf,
-        delta: float = 1e-5,
-    ) -> None:
-        """Record labels after randomized response before they leave the node.
-
-        Parameters
-        ----------
-        epsilon : float
-            That of all labels of the message together.
-        run_id, server_round, budget, delta
-            As for `record`.
-
-        Raises
-        ------
-        PolicyError, DamagedLedgerError
-            As `record`.
-        """
-        with self._locked() as file:
-            self._record(file, run_id, server_round, {PURE: epsilon}, budget, delta)
-
-    def _record(
-        self,
-        file: IO[bytes],
-        run_id: str,
-        server_round: int,
-        entry: dict[str, float],
-        budget: float,
-        delta: float,
-    ) -> None:
-        """Write a release to the ledger if it is within the budget."""
-        lines = [*self._lines(file), entry]
-        if math.isfinite(budget) and _spent(lines, delta) > budget:
-            raise PolicyError("the epsilon-budget of this node is spent")
-        self._append(file, run_id, server_round, entry)
-
-    def record_training(
-        self,
-        steps: tuple[float, float, int],
-        run_id: str,
-        server_round: int,
-        budget: float = math.inf,
-        delta: float = 1e-5,
-    ) -> None:
-        """Record a training by DP-SGD before it begins.
-
-        Parameters
-        ----------
-        steps : tuple of float, float, int
-            Sampling rate, noise multiplier and number of steps.
-        run_id, server_round, budget, delta
-            As for `record`. The budget is that of all trainings together, for each sample.
-
-        Raises
-        ------
-        PolicyError
-            If the training would exceed the budget. It is then not recorded.
-        DamagedLedgerError
-            If the ledger cannot be read.
-        """
-        with self._locked() as file:
-            spent = added(self._steps(file), *steps)
-            if math.isfinite(budget) and epsilon_spent(spent, delta) > budget:
+            lines = [*self._read(file), entry]
+            if math.isfinite(self.budget) and spent(lines, self.delta) > self.budget:
                 raise PolicyError("the epsilon-budget of this node is spent")
-            entry = dict(zip(OF_STEPS, steps, strict=True))
             self._append(file, run_id, server_round, entry)
 
     def _append(
-        self, file: IO[bytes], run_id: str, server_round: int, entry: dict[str, float]
+        self, file: IO[bytes], run_id: str, server_round: int, entry: Mapping[str, float]
     ) -> None:
         """Write a line, and wait until it is on the disk."""
         time = datetime.now(UTC).isoformat(timespec="seconds")
@@ -210,20 +133,8 @@ class PrivacyLedger:
             file.truncate(file.read().rfind(b"\n") + 1)
             yield file
 
-    def _read(self, file: IO[bytes]) -> Counter[float]:
-        """Return the number of releases of predictions with each noise multiplier."""
-        return _with_noise(self._lines(file))
-
-    def _steps(self, file: IO[bytes]) -> NDArray[np.float64]:
-        """Return the steps of DP-SGD, as `fedkd_flwr.training.dp_sgd.added` counts them."""
-        spent = np.empty((0, len(OF_STEPS)))
-        for line in self._lines(file):
-            if STEPS in line:
-                spent = added(spent, line[RATE], line[NOISE], int(line[STEPS]))
-        return spent
-
-    def _lines(self, file: IO[bytes]) -> list[dict[str, float]]:
-        """Return the numbers of each line by their names."""
+    def _read(self, file: IO[bytes]) -> list[dict[str, float]]:
+        """Return the numbers of each whole line by their names."""
         file.seek(0)
         # What follows the last line end was cut off by a crash, before its release left.
         lines = file.read().split(b"\n")[:-1]
@@ -241,13 +152,19 @@ def _read_line(line: dict[str, float]) -> dict[str, float]:
     return {name: float(line[name]) for name in due}
 
 
-def _spent(lines: Sequence[Mapping[str, float]], delta: float) -> float:
+def epsilon_of_releases(lines: Sequence[Mapping[str, float]], delta: float) -> float:
     """Return what releases of predictions and of labels have spent at `delta`.
 
     The epsilons of randomized response, whose delta is 0, add to that of Gaussian noise.
     """
-    return epsilon_of(_with_noise(lines), delta) + math.fsum(line.get(PURE, 0.0) for line in lines)
+    noise = Counter(line[NOISE] for line in lines if NOISE in line and STEPS not in line)
+    return epsilon_of(noise, delta) + math.fsum(line.get(PURE, 0.0) for line in lines)
 
 
-def _with_noise(lines: Iterable[Mapping[str, float]]) -> Counter[float]:
-    return Counter(line[NOISE] for line in lines if NOISE in line and STEPS not in line)
+def epsilon_of_trainings(lines: Sequence[Mapping[str, float]], delta: float) -> float:
+    """Return what trainings by DP-SGD have spent at `delta`."""
+    spent = np.empty((0, len(OF_STEPS)))
+    for line in lines:
+        if STEPS in line:
+            spent = added(spent, line[RATE], line[NOISE], int(line[STEPS]))
+    return epsilon_spent(spent, delta)

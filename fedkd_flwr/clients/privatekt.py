@@ -4,6 +4,7 @@ from torch import Tensor
 
 from fedkd_flwr.clients.base import TrainReply
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
+from fedkd_flwr.clients.privacy_ledger import PURE
 from strategies.core.privacy import secret_uniform
 from strategies.core.randomized_response import UniformDraws, randomized
 from strategies.privatekt import LABELS, PrivateKTSettings
@@ -26,18 +27,10 @@ class PrivateKTClient(KTpFLClient):
         """
         if not len(predictions):
             return TrainReply()
-        self._note_release(server_round)
+        self.note_release({PURE: self.settings.epsilon}, server_round)
         labels = predictions.argmax(dim=1).cpu().numpy()
         epsilon, draw = self.settings.label_epsilon, self._uniform(server_round)
         return TrainReply({LABELS: randomized(labels, self.data.classes, epsilon, draw)})
-
-    def _note_release(self, server_round: int) -> None:
-        """Write the release to the node's ledger."""
-        if (ledger := self.node.ledger) is None:
-            return
-        policy, run_id = self.policy, self.request.run_id
-        budget = policy.epsilon_budget, policy.privacy_delta
-        ledger.record_labels(self.settings.epsilon, run_id, server_round, *budget)
 
     def _uniform(self, server_round: int) -> UniformDraws:
         """Return what draws the noise. It is secret unless the settings have a seed."""

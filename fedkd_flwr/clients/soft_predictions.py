@@ -1,12 +1,14 @@
 """The base class of clients that exchange soft predictions."""
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient, TrainReply
+from fedkd_flwr.clients.privacy_ledger import NOISE
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.training.jobs import PredictJob, Steps
@@ -172,7 +174,7 @@ class SoftPredictionClient(PersonalClient):
             return TrainReply(metrics={} if settings.noise_multiplier else metrics)
         released = predictions.cpu().numpy()
         if settings.noise_multiplier:
-            self._note_release(server_round)
+            self.note_release({NOISE: settings.noise_multiplier}, server_round)
             released = noised_predictions(
                 released, settings.clip_norm, settings.noise_multiplier, self._noise(server_round)
             )
@@ -181,17 +183,10 @@ class SoftPredictionClient(PersonalClient):
             released = clip_towards_uniform(released, settings.clip_norm)
         return TrainReply(wire.encode(PREDICTIONS, released), metrics)
 
-    def _note_release(self, server_round: int) -> None:
-        """Write the release to the node's ledger."""
-        if (ledger := self.node.ledger) is None:
-            return
-        ledger.record(
-            self.settings.noise_multiplier,
-            self.request.run_id,
-            server_round,
-            self.policy.epsilon_budget,
-            self.policy.privacy_delta,
-        )
+    def note_release(self, entry: Mapping[str, float], server_round: int) -> None:
+        """Write a release to the node's ledger; see `PrivacyLedger.record`."""
+        if ledger := self.node.ledger:
+            ledger.record(entry, self.request.run_id, server_round)
 
     def _noise(self, server_round: int) -> NormalDraws:
         """Return what draws the noise. It is secret unless the settings have a seed."""

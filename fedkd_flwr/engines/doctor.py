@@ -132,9 +132,7 @@ def _check_privacy(client: PersonalClient) -> str:
         return "Warning: what the method sends leaves without noise, as the node config allows"
     if ledger is None:
         return "noise; no ledger, as the node has no state-dir"
-    spent = max(
-        epsilon(policy.privacy_delta) for epsilon in (ledger.epsilon, ledger.epsilon_of_training)
-    )
+    spent = max(ledger.epsilon, ledger.epsilon_of_training)
     return f"epsilon {spent:.2f} of {policy.epsilon_budget:g} spent by earlier rounds"
 
 
