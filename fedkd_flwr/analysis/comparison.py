@@ -157,12 +157,6 @@ def compare(
     if target is not None:
         check_target(target)
     opened, damaged = load_runs([runs] if isinstance(runs, str | Path | Run) else runs, allow_code)
-    unfinished = [
-        f"{run.path.name} is unfinished ({len(run.rounds)} of "
-        f"{run.config['num-server-rounds']} rounds) and left out."
-        for run in opened
-        if not run.finished
-    ]
     finished = [run for run in opened if run.finished]
     if not finished:
         reason = f"None of the {len(opened)} runs is finished, so there is nothing to compare."
@@ -199,7 +193,7 @@ def compare(
             *note_on_safeguards(clients),
             *damaged,
             *notes_on_content(finished),
-            *unfinished,
+            *_notes_on_unfinished(opened),
             *repeated,
             *notes_on_groups(groups, clients, references),
             *notes_on_provenance(finished),
@@ -210,3 +204,12 @@ def compare(
         references=references,
         effects=effects,
     )
+
+
+def _notes_on_unfinished(runs: Iterable[Run]) -> list[str]:
+    return [
+        f"{run.path.name} is unfinished ({len(run.rounds)} of {run.config['num-server-rounds']} "
+        "rounds) and left out."
+        for run in runs
+        if not run.finished
+    ]

@@ -1,16 +1,16 @@
 """The run config: its keys, how it is read and checked, presets and the reference."""
 
+from fedkd_flwr.config.combinations import methods_with
+from fedkd_flwr.config.errors import ConfigError
 from fedkd_flwr.config.flat_config import flatten
 from fedkd_flwr.config.importable import require_importable
 from fedkd_flwr.config.reading import (
     ALL_CONNECTED,
     OWN_SETTINGS,
-    ConfigError,
     Configuration,
     custom_keys,
     default_values,
     known_names,
-    methods_with,
     read_config,
     settings_types,
     unpacked,

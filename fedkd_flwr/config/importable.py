@@ -1,6 +1,7 @@
 """What a run config names, and only this process has."""
 
-from fedkd_flwr.config.reading import ConfigError, Configuration
+from fedkd_flwr.config.errors import ConfigError
+from fedkd_flwr.config.reading import Configuration
 from fedkd_flwr.custom_objects.importing import is_of_this_process
 from fedkd_flwr.methods import REGISTERED
 

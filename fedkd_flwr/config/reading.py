@@ -15,19 +15,17 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from fedkd_flwr.config.combinations import check_combinations
+from fedkd_flwr.config.errors import ConfigError
 from fedkd_flwr.config.flat_config import Scalar, as_scalar, flatten
 from fedkd_flwr.config.run_config import PLACE_KEYS, RunConfig
 from fedkd_flwr.config.suggestions import either, suggestions
 from fedkd_flwr.custom_objects.importing import is_custom
-from fedkd_flwr.data.registry import DATASETS, NO_PUBLIC_SET
-from fedkd_flwr.data.splits import read_split
+from fedkd_flwr.data.registry import DATASETS
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
-from fedkd_flwr.models.registry import DARTS, model_name
 from strategies.core.plan import Settings
 from strategies.core.settings_groups import SettingsGroup, kebab_case
 from strategies.parameters import SharedModelSettings
-from strategies.soft_predictions import DistillationSettings
-from strategies.spider import SpiderSettings
 
 Part = TypeVar("Part", bound=SettingsGroup)
 
@@ -36,10 +34,6 @@ OWN_SETTINGS = "own-settings"
 
 ALL_CONNECTED = {"num-clients": 0, "record-answers": False}
 """Defaults of a deployment: each node that connects is a client; nodes send counts alone."""
-
-
-class ConfigError(ValueError):
-    """An invalid run config; the message is one sentence for the user."""
 
 
 class Configuration(BaseModel):
@@ -86,7 +80,7 @@ class Configuration(BaseModel):
         """
         plan = self.run.plan.model_copy(update={"num_clients": number})
         configuration = self.with_run(plan=plan)
-        _check_combinations(configuration)
+        check_combinations(configuration.run, configuration.settings)
         return configuration
 
     @property
@@ -205,7 +199,7 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
         run=_read(RunConfig, flat).resolved(),
         of_methods={kind: _read(kind, flat) for kind in settings_types(own)},
     ).resolved()
-    _check_combinations(configuration)
+    check_combinations(configuration.run, configuration.settings)
     return configuration
 
 
@@ -298,93 +292,3 @@ def _read(kind: type[Part], flat: Mapping[str, Any]) -> Part:
 
 def _sentence(text: str) -> str:
     return text if text.endswith("?") else f"{text}."
-
-
-def methods_with(trait: str) -> list[str]:
-    """Return the names of the built-in methods that declare a trait."""
-    return [name for name, method in METHODS.items() if method.strategy.declares(trait)]
-
-
-def _check_combinations(configuration: Configuration) -> None:
-    """Refuse impossible combinations of settings."""
-    run, strategy = configuration.run, configuration.run.method.strategy
-    models, plan = run.models.models, run.plan
-    if strategy.needs_one_model and len(set(models)) > 1:
-        raise ConfigError(
-            f"{run.strategy} averages parameters and needs one architecture for all clients, and "
-            f"models = {','.join(models)} names {len(set(models))}; set models to one."
-        )
-    settings = configuration.settings
-    if plan.mixing != "mean" and not strategy.averages_parameters:
-        own = f"{settings.table}.mixing"
-        remedy = f"{own} = {plan.mixing}" if own in settings.flat_keys() else "mixing = mean"
-        raise ConfigError(
-            f"mixing = {plan.mixing} is for averages of parameters, and the server of "
-            f"{run.strategy} takes none; set {remedy}."
-        )
-    if isinstance(settings, SharedModelSettings):
-        try:
-            model_name(settings.shared_model)
-        except ValueError as error:
-            name = f"{settings.table}.shared-model = {settings.shared_model!r}"
-            raise ConfigError(f"{name}: {error}.") from None
-    if run.uses_public_data and (run.data.public_dataset == NO_PUBLIC_SET or plan.public_size < 1):
-        does = "distills on the server" if strategy.distills_on_server else "exchanges predictions"
-        raise ConfigError(
-            f"{run.strategy} {does} on public samples; set public-dataset to "
-            "held-out or a data set, and public-size to at least 1."
-        )
-    has_validation = bool(min(read_split(run.data.client_split)[1]))
-    if strategy.needs_validation_data and not has_validation:
-        raise ConfigError(
-            f"{run.strategy} needs validation data; set client-split to something like 60/20/20."
-        )
-    on = {"patience": plan.patience, "keep-best": run.keep_best, "safeguard": plan.safeguard.is_on}
-    for key, is_set in on.items():
-        if is_set and not has_validation:
-            raise ConfigError(
-                f"{key} needs accuracy on validation data; set client-split to something like "
-                "60/20/20."
-            )
-    if strategy.needs_plain_descent and run.training.optimizer != "sgd":
-        raise ConfigError(
-            f"{run.strategy} is derived for stochastic gradient descent, and optimizer = "
-            f"{run.training.optimizer}; set optimizer to sgd."
-        )
-    if run.dp_sgd.noise_multiplier and not strategy.declares("dp_sgd"):
-        raise ConfigError(
-            f"{run.strategy} uses training samples outside of plain local training, which "
-            "dp-sgd-noise-multiplier does not cover; set it to 0, or strategy to one of "
-            f"{', '.join(methods_with('dp_sgd'))}."
-        )
-    rate = settings.class_temperature_rate if isinstance(settings, DistillationSettings) else 0
-    if run.dp_sgd.noise_multiplier and rate:
-        raise ConfigError(
-            f"{settings.key_of('class_temperature_rate')} uses losses on training samples, which "
-            "dp-sgd-noise-multiplier does not cover; set one of the two to 0."
-        )
-    if plan.client_dp.noise_multiplier and not strategy.declares("client_dp"):
-        raise ConfigError(
-            f"{run.strategy} sends clients more than one mean of all models, which "
-            "client-dp-noise-multiplier does not cover; set it to 0, or strategy to one of "
-            f"{', '.join(methods_with('client_dp'))}."
-        )
-    if plan.client_dp.noise_multiplier and plan.mixing != "mean":
-        raise ConfigError(
-            f"client-dp-noise-multiplier is for the mean of models, and mixing = {plan.mixing}; "
-            "set mixing = mean."
-        )
-    if run.resume and not run.output_dir:
-        raise ConfigError("resume = true needs output-dir, the run directory to continue.")
-    try:
-        run.models.check()
-        plan.safeguard.check(run.dp_sgd.noise_multiplier)
-        edges = run.models.search_space.settings.edges
-        if isinstance(settings, SpiderSettings) and DARTS in models:
-            settings.schedule(edges, plan.num_server_rounds)
-        # What depends on the number of clients is checked when it is known.
-        if plan.num_clients:
-            plan.check()
-            strategy.check_plan(run.server_plan(), configuration.settings)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None

@@ -218,10 +218,7 @@ def run_sweep(
     _check_jobs(jobs, engine, configurations.values())
     folder = sweep_folder(path, output_dir)
     require_own_folder(folder, everything.values())
-    require_writable(folder, "folder of the runs")
-    for models_dir in {configuration.run.models_dir for configuration in configurations.values()}:
-        if models_dir and not save_models:
-            require_writable(absolute(models_dir), "models-dir")
+    _require_writable_folders(folder, () if save_models else configurations.values())
     planned = _plan(configurations, folder, engine, save_models)
     if cpus_per_run or jobs > 1:
         cpus_per_run = cpus_per_run or max(1, *(run.threads for run in planned))
@@ -244,17 +241,11 @@ def run_sweep(
                 tell(run.progress("skipped", done, missing_extras=lacking))
                 continue
             try:
-                require_unlocked(run.path)
-                completed = rounds_to_continue_from(run.path, run.values)
-                if not completed:
-                    move_aside(run.path)
+                begun = _begun(run)
             except RunDirectoryError as error:
                 fail(run, Failure.of(error))
                 continue
-            # A run that creates the folder removes it if it fails, even while others use it.
-            folder.mkdir(parents=True, exist_ok=True)
-            begun = replace(run, completed=completed)
-            tell(begun.progress("continued" if completed else "started"))
+            tell(begun.progress("continued" if begun.completed else "started"))
             yield begun
 
     if jobs == 1:
@@ -269,6 +260,31 @@ def run_sweep(
                 finished[run.name] = load_run(run.path, names_of_code(run.values))
                 tell(run.progress("finished", finished[run.name]))
     return [finished[run.name] for run in planned if run.name in finished]
+
+
+def _require_writable_folders(folder: Path, configurations: Iterable[Configuration]) -> None:
+    """Refuse a folder of runs, or folders of models of some runs, that cannot be written."""
+    require_writable(folder, "folder of the runs")
+    for models_dir in {configuration.run.models_dir for configuration in configurations}:
+        if models_dir:
+            require_writable(absolute(models_dir), "models-dir")
+
+
+def _begun(run: SweepRun) -> SweepRun:
+    """Return a run with the rounds that it need not repeat, and make room if there are none.
+
+    Raises
+    ------
+    RunDirectoryError
+        If another process is writing it, or what an earlier attempt left cannot be moved.
+    """
+    require_unlocked(run.path)
+    completed = rounds_to_continue_from(run.path, run.values)
+    if not completed:
+        move_aside(run.path)
+    # A run that creates the folder removes it if it fails, even while others use it.
+    run.path.parent.mkdir(parents=True, exist_ok=True)
+    return replace(run, completed=completed)
 
 
 def attempt(run: SweepRun, on_round: OnRound | None = None) -> Failure | None:

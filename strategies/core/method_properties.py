@@ -91,9 +91,9 @@ class MethodProperties:
     """
 
     @classmethod
-    def declares(cls, trait: str) -> bool:
-        """Return whether the class itself declares a trait, not one that it derives from."""
-        return bool(vars(cls).get(trait))
+    def declares(cls, name: str) -> bool:
+        """Return whether the class itself declares a property to be true, not one of its bases."""
+        return bool(vars(cls).get(name))
 
     @classmethod
     def spanning_setting(cls, plan: PlanSettings, settings: Settings) -> str:

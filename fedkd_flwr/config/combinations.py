@@ -1,0 +1,144 @@
+"""Combinations of settings that are impossible, though each setting is valid."""
+
+from fedkd_flwr.config.errors import ConfigError
+from fedkd_flwr.config.run_config import RunConfig
+from fedkd_flwr.data.registry import NO_PUBLIC_SET
+from fedkd_flwr.data.splits import read_split
+from fedkd_flwr.methods import METHODS
+from fedkd_flwr.models.registry import DARTS, model_name
+from strategies.core.plan import Settings
+from strategies.parameters import SharedModelSettings
+from strategies.soft_predictions import DistillationSettings
+from strategies.spider import SpiderSettings
+
+
+def check_combinations(run: RunConfig, settings: Settings) -> None:
+    """Refuse impossible combinations of settings.
+
+    Parameters
+    ----------
+    run : RunConfig
+        The common keys.
+    settings : Settings
+        Those of the run's method.
+
+    Raises
+    ------
+    ConfigError
+        With one sentence.
+    """
+    _check_models(run, settings)
+    _check_data(run)
+    _check_optimizer(run)
+    _check_privacy_of_samples(run, settings)
+    _check_privacy_of_clients(run)
+    plan = run.plan
+    if run.resume and not run.output_dir:
+        raise ConfigError("resume = true needs output-dir, the run directory to continue.")
+    try:
+        run.models.check()
+        plan.safeguard.check(run.dp_sgd.noise_multiplier)
+        edges = run.models.search_space.settings.edges
+        if isinstance(settings, SpiderSettings) and DARTS in run.models.models:
+            settings.schedule(edges, plan.num_server_rounds)
+        # What depends on the number of clients is checked when it is known.
+        if plan.num_clients:
+            plan.check()
+            run.method.strategy.check_plan(run.server_plan(), settings)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _check_models(run: RunConfig, settings: Settings) -> None:
+    strategy, models, plan = run.method.strategy, run.models.models, run.plan
+    if strategy.needs_one_model and len(set(models)) > 1:
+        raise ConfigError(
+            f"{run.strategy} averages parameters and needs one architecture for all clients, and "
+            f"models = {','.join(models)} names {len(set(models))}; set models to one."
+        )
+    if plan.mixing != "mean" and not strategy.averages_parameters:
+        own = f"{settings.table}.mixing"
+        remedy = f"{own} = {plan.mixing}" if own in settings.flat_keys() else "mixing = mean"
+        raise ConfigError(
+            f"mixing = {plan.mixing} is for averages of parameters, and the server of "
+            f"{run.strategy} takes none; set {remedy}."
+        )
+    if isinstance(settings, SharedModelSettings):
+        try:
+            model_name(settings.shared_model)
+        except ValueError as error:
+            name = f"{settings.table}.shared-model = {settings.shared_model!r}"
+            raise ConfigError(f"{name}: {error}.") from None
+
+
+def _check_data(run: RunConfig) -> None:
+    strategy = run.method.strategy
+    if run.uses_public_data and (
+        run.data.public_dataset == NO_PUBLIC_SET or run.plan.public_size < 1
+    ):
+        does = "distills on the server" if strategy.distills_on_server else "exchanges predictions"
+        raise ConfigError(
+            f"{run.strategy} {does} on public samples; set public-dataset to "
+            "held-out or a data set, and public-size to at least 1."
+        )
+    has_validation = bool(min(read_split(run.data.client_split)[1]))
+    if strategy.needs_validation_data and not has_validation:
+        raise ConfigError(
+            f"{run.strategy} needs validation data; set client-split to something like 60/20/20."
+        )
+    on = {
+        "patience": run.plan.patience,
+        "keep-best": run.keep_best,
+        "safeguard": run.plan.safeguard.is_on,
+    }
+    for key, is_set in on.items():
+        if is_set and not has_validation:
+            raise ConfigError(
+                f"{key} needs accuracy on validation data; set client-split to something like "
+                "60/20/20."
+            )
+
+
+def _check_optimizer(run: RunConfig) -> None:
+    strategy = run.method.strategy
+    if strategy.needs_plain_descent and run.training.optimizer != "sgd":
+        raise ConfigError(
+            f"{run.strategy} is derived for stochastic gradient descent, and optimizer = "
+            f"{run.training.optimizer}; set optimizer to sgd."
+        )
+
+
+def _check_privacy_of_samples(run: RunConfig, settings: Settings) -> None:
+    strategy = run.method.strategy
+    if run.dp_sgd.noise_multiplier and not strategy.declares("dp_sgd"):
+        raise ConfigError(
+            f"{run.strategy} uses training samples outside of plain local training, which "
+            "dp-sgd-noise-multiplier does not cover; set it to 0, or strategy to one of "
+            f"{', '.join(methods_with('dp_sgd'))}."
+        )
+    rate = settings.class_temperature_rate if isinstance(settings, DistillationSettings) else 0
+    if run.dp_sgd.noise_multiplier and rate:
+        raise ConfigError(
+            f"{settings.key_of('class_temperature_rate')} uses losses on training samples, which "
+            "dp-sgd-noise-multiplier does not cover; set one of the two to 0."
+        )
+
+
+def _check_privacy_of_clients(run: RunConfig) -> None:
+    strategy, plan = run.method.strategy, run.plan
+    if plan.client_dp.noise_multiplier and not strategy.declares("client_dp"):
+        raise ConfigError(
+            f"{run.strategy} sends clients more than one mean of all models, which "
+            "client-dp-noise-multiplier does not cover; set it to 0, or strategy to one of "
+            f"{', '.join(methods_with('client_dp'))}."
+        )
+    if plan.client_dp.noise_multiplier and plan.mixing != "mean":
+        raise ConfigError(
+            f"client-dp-noise-multiplier is for the mean of models, and mixing = {plan.mixing}; "
+            "set mixing = mean."
+        )
+
+
+def methods_with(name: str) -> list[str]:
+    """Return the names of the built-in methods that declare a property to be true."""
+    return [method for method, of in METHODS.items() if of.strategy.declares(name)]
