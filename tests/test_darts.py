@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedkd_flwr.clients.supernets import split_parameters
 from fedkd_flwr.models.darts.derivation import derive_genotype
 from fedkd_flwr.models.darts.fixed import FixedNetwork
 from fedkd_flwr.models.darts.genotype import Choice, Genotype
@@ -61,9 +62,9 @@ def set_alpha(supernet: Supernet, normal: Tensor, reduce: Tensor) -> None:
 def test_the_papers_supernet_has_the_published_size() -> None:
     supernet = Supernet(SupernetSettings(), COLORS, 10)
     # The authors' log says 1.930618 million, with scale and shift of the stem's 48 channels.
-    weights = sum(parameter.numel() for parameter in supernet.network_parameters())
+    weights = sum(parameter.numel() for parameter in split_parameters(supernet)[1])
     assert weights == 1_930_618 - 2 * 48
-    assert [alpha.shape for alpha in supernet.architecture_parameters()] == [(14, 8), (14, 8)]
+    assert [alpha.shape for alpha in split_parameters(supernet)[0]] == [(14, 8), (14, 8)]
     assert all(len(cell.edges) == 14 for cell in supernet.cells)
     # "none" has nothing to compute.
     assert list(supernet.cells[0].edges[0].candidates) == list(OPERATIONS[1:])
@@ -151,7 +152,7 @@ def test_alpha_enters_through_its_softmax() -> None:
         supernet.alpha_normal += 5
         supernet.alpha_reduce -= 5
     torch.testing.assert_close(supernet(images), before)
-    for alpha in supernet.architecture_parameters():
+    for alpha in split_parameters(supernet)[0]:
         with torch.no_grad():
             alpha[0, 3] += 1
         after = supernet(images)
@@ -171,29 +172,25 @@ def test_an_edge_with_all_weight_on_none_passes_nothing() -> None:
 
 def test_alpha_and_network_weights_partition_all_parameters() -> None:
     supernet = Supernet(TINY, DIGITS, 4)
-    alpha = {id(parameter) for parameter in supernet.architecture_parameters()}
-    weights = {id(parameter) for parameter in supernet.network_parameters()}
+    alpha = {id(parameter) for parameter in split_parameters(supernet)[0]}
+    weights = {id(parameter) for parameter in split_parameters(supernet)[1]}
     assert not alpha & weights
     assert alpha | weights == {id(parameter) for parameter in supernet.parameters()}
     names = [name for name in supernet.state_dict() if "alpha" in name]
     assert names == ["alpha_normal", "alpha_reduce"]
 
 
-@pytest.mark.parametrize("moved", ["architecture_parameters", "network_parameters"])
-def test_a_step_on_one_part_leaves_the_other(moved: str) -> None:
+@pytest.mark.parametrize("moved", [0, 1])
+def test_a_step_on_one_part_leaves_the_other(moved: int) -> None:
     supernet = Supernet(TINY, DIGITS, 4)
-    still = {"architecture_parameters", "network_parameters"} - {moved}
-    before = {
-        name: [parameter.detach().clone() for parameter in getattr(supernet, name)()]
-        for name in (moved, *still)
-    }
-    optimizer = torch.optim.SGD(getattr(supernet, moved)(), lr=0.1, weight_decay=0.1)
+    parts = split_parameters(supernet)
+    before = [[parameter.detach().clone() for parameter in part] for part in parts]
+    optimizer = torch.optim.SGD(parts[moved], lr=0.1, weight_decay=0.1)
     images, labels = batch(DIGITS)
     functional.cross_entropy(supernet(images), labels).backward()
     optimizer.step()
-    after = {name: getattr(supernet, name)() for name in before}
-    assert not any(map(torch.equal, before[moved], after[moved]))
-    assert all(map(torch.equal, before[still.pop()], after[next(iter(before.keys() - {moved}))]))
+    assert not any(map(torch.equal, before[moved], parts[moved]))
+    assert all(map(torch.equal, before[1 - moved], parts[1 - moved]))
 
 
 def test_averaged_state_works() -> None:

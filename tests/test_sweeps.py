@@ -10,7 +10,7 @@ import pytest
 
 from fedkd_flwr import engines
 from fedkd_flwr.analysis.comparison import compare
-from fedkd_flwr.config import ConfigError
+from fedkd_flwr.config import ConfigError, default_values, reading
 from fedkd_flwr.runs import load_run
 from fedkd_flwr.runs.lock import lock_directory
 from fedkd_flwr.sweeps import read_sweep, run_name, run_sweep
@@ -339,14 +339,14 @@ def test_a_run_with_an_older_default_is_rerun(sweep, tmp_path, told):
 
 
 def test_a_failure_is_recorded_and_does_not_stop_the_rest(sweep, tmp_path, told, monkeypatch):
-    real_run = engines.run
+    real_run = engines.run_configuration
 
-    def failing(preset, **options):
-        if (preset["strategy"], preset["seed"]) == ("local", 1):
+    def failing(configuration, *options):
+        if (configuration.run.strategy, configuration.run.plan.seed) == ("local", 1):
             raise RuntimeError("the disk is on fire")
-        return real_run(preset, **options)
+        return real_run(configuration, *options)
 
-    monkeypatch.setattr(engines, "run", failing)
+    monkeypatch.setattr(engines, "run_configuration", failing)
     runs = run_sweep(sweep, tmp_path / "runs", on_run=told.append)
     assert states(told) == [(1, "finished"), (2, "failed"), (3, "finished"), (4, "finished")]
     assert [p.error for p in told if p.state == "failed"] == ["the disk is on fire"]
@@ -373,3 +373,17 @@ def test_every_sweep_of_the_project_is_valid_and_has_a_reference(path):
     assert len(seeds_of) >= 2
     assert len(seeds_of["local"]) >= 2
     assert all(seeds == seeds_of["local"] for seeds in seeds_of.values())
+
+
+def test_each_config_is_read_once(sweep, small, tmp_path, monkeypatch):
+    default_values()  # is read once a process
+    read = []
+    check = reading.check_combinations
+    monkeypatch.setattr(
+        reading, "check_combinations", lambda *both: (read.append(both), check(*both))[1]
+    )
+    engines.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
+    assert len(read) == 1
+    read.clear()
+    run_sweep(sweep, tmp_path / "runs")
+    assert len(read) == 4

@@ -264,9 +264,11 @@ def test_a_study_killed_at_a_later_rung_continues_alike(base, tmp_path, monkeypa
 
 def test_a_promising_run_continues_instead_of_being_repeated(base, tmp_path, monkeypatch):
     begun, continued = [], []
-    run, resume = engines.run, engines.resume
+    run, resume = engines.run_configuration, engines.resume
     monkeypatch.setattr(
-        studies.engines, "run", lambda *a, **k: (begun.append(k["output_dir"]), run(*a, **k))[1]
+        studies.engines,
+        "run_configuration",
+        lambda c, **k: (begun.append(Path(c.run.output_dir)), run(c, **k))[1],
     )
     monkeypatch.setattr(
         studies.engines, "resume", lambda p, **k: (continued.append(p), resume(p, **k))[1]
@@ -361,7 +363,7 @@ def test_an_interrupted_command_says_how_to_continue(base, tmp_path, monkeypatch
     def interrupted(*arguments, **settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(studies.engines, "run", interrupted)
+    monkeypatch.setattr(studies.engines, "run_configuration", interrupted)
     preset = tmp_path / "digits.toml"
     preset.write_text(tomli_w.dumps({key: v for key, v in base.items() if "." not in key}))
     command = ["tune", str(preset), "--methods", "local", "--output-dir", str(tmp_path / "runs")]
@@ -408,7 +410,7 @@ def test_a_method_whose_trials_all_fail_is_named(base, tmp_path, monkeypatch):
     def fail(*arguments, **settings):
         raise RuntimeError("diverged")
 
-    monkeypatch.setattr(studies.engines, "run", fail)
+    monkeypatch.setattr(studies.engines, "run_configuration", fail)
     with pytest.raises(ConfigError, match=r"None of the \d trials of local could be completed"):
         tune(base, [], tmp_path, budget=1)
 

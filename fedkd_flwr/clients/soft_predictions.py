@@ -30,12 +30,12 @@ class LostLessonsError(RuntimeError):
     """A client has lost teacher predictions of earlier rounds. The server sends all again."""
 
 
-def shelved(shelf: Tensor | None, rows: Tensor, samples: Tensor, pool: int) -> Tensor:
+def with_new_rows(stored: Tensor | None, rows: Tensor, samples: Tensor, pool: int) -> Tensor:
     """Return a client's stored teacher predictions, updated with new ones.
 
     Parameters
     ----------
-    shelf : Tensor or None
+    stored : Tensor or None
         Shape (..., pool, K), NaN where there was no prediction yet; None before the first. If
         the number of centroids has changed, everything stored is outdated.
     rows : Tensor
@@ -46,11 +46,11 @@ def shelved(shelf: Tensor | None, rows: Tensor, samples: Tensor, pool: int) -> T
         Number of samples in the public pool.
     """
     shape = (*rows.shape[:-2], pool, rows.shape[-1])
-    if shelf is None or shelf.shape != shape:
-        shelf = torch.full(shape, math.nan)
-    shelf = shelf.to(rows.device, copy=True)
-    shelf[..., samples, :] = rows
-    return shelf
+    if stored is None or stored.shape != shape:
+        stored = torch.full(shape, math.nan)
+    stored = stored.to(rows.device, copy=True)
+    stored[..., samples, :] = rows
+    return stored
 
 
 class SoftPredictionClient(PersonalClient):
@@ -91,12 +91,12 @@ class SoftPredictionClient(PersonalClient):
         pool, plan = len(self.data.public_images), self.run.plan
         drawn_in = self.request.drawn_in(drawn_in)
         subset = self.tensor(public_subset(pool, plan.public_size, plan.seed, drawn_in))
-        shelf = (self.memory.load(LESSONS) or {}).get(name)
+        stored = (self.memory.load(LESSONS) or {}).get(name)
         if name in received:
             rows = self.received_predictions(name, received)
-            shelf = shelved(shelf, rows, subset[self._mask(TAUGHT, received)], pool)
-            self.memory.save(LESSONS, {name: shelf})
-        if shelf is None or (lessons := shelf.to(self.device)[..., subset, :]).isnan().any():
+            stored = with_new_rows(stored, rows, subset[self._mask(TAUGHT, received)], pool)
+            self.memory.save(LESSONS, {name: stored})
+        if stored is None or (lessons := stored.to(self.device)[..., subset, :]).isnan().any():
             raise LostLessonsError("it has lost teacher predictions of earlier rounds")
         return lessons
 

@@ -8,6 +8,7 @@ from fedkd_flwr.engines.starting import (
     resume,
     resumed,
     run,
+    run_configuration,
     with_absolute_folders,
 )
 from fedkd_flwr.grids.in_process import InProcessGrid
@@ -23,6 +24,7 @@ __all__ = [
     "resume",
     "resumed",
     "run",
+    "run_configuration",
     "run_deployment",
     "with_absolute_folders",
 ]

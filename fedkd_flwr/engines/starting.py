@@ -60,7 +60,7 @@ def run(
     ConfigError, DataError, RunDirectoryError
         In one sentence, before any client works.
     """
-    start = find_engine(engine)
+    find_engine(engine)
     values = name_objects(_kebab(settings))
     if isinstance(preset, Mapping):
         values = {**name_objects(preset), **values}
@@ -68,9 +68,16 @@ def run(
         values = upon_preset(preset, values)
     if output_dir is not None:
         values["output-dir"] = str(output_dir)
-    configuration = resolve_output(read_config(values), Path.cwd() / "runs")
+    return run_configuration(read_config(values), engine, on_round)
+
+
+def run_configuration(
+    configuration: Configuration, engine: str = "in-process", on_round: OnRound | None = None
+) -> Run:
+    """Run a method by a run config that was read before; see `run`."""
+    configuration = resolve_output(configuration, Path.cwd() / "runs")
     check_run(configuration)
-    return start(configuration, RowObserver(on_round) if on_round else None)
+    return find_engine(engine)(configuration, RowObserver(on_round) if on_round else None)
 
 
 def resume(

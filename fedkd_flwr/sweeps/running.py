@@ -54,8 +54,8 @@ class SweepRun:
         The method, and the settings in which the run differs from others.
     path : Path
         Its directory.
-    values : mapping
-        Its flat run config.
+    configuration : Configuration
+        Its run config.
     engine : str
         Where its clients run.
     completed : int
@@ -66,7 +66,7 @@ class SweepRun:
     total: int
     label: str
     path: Path
-    values: Mapping[str, Scalar]
+    configuration: Configuration
     engine: str
     completed: int = 0
 
@@ -76,18 +76,24 @@ class SweepRun:
         return self.path.name
 
     @property
+    def values(self) -> dict[str, Scalar]:
+        """Its flat run config."""
+        return self.configuration.flat()
+
+    @property
     def rounds(self) -> int:
         """Planned rounds."""
-        return int(self.values["num-server-rounds"])
+        return self.configuration.run.plan.num_server_rounds
 
     @property
     def threads(self) -> int:
         """Its number of threads; 0 leaves the choice to PyTorch."""
-        return int(self.values["torch-threads"])
+        return self.configuration.run.torch_threads
 
     def with_threads(self, threads: int) -> "SweepRun":
         """Return the run with a number of threads, unless it sets one."""
-        return replace(self, values={**self.values, "torch-threads": self.threads or threads})
+        configuration = self.configuration.with_run(torch_threads=self.threads or threads)
+        return replace(self, configuration=configuration)
 
     def progress(self, state: State, run: Run | None = None, **details: Any) -> "SweepProgress":
         """Return an event of the run."""
@@ -291,7 +297,8 @@ def attempt(run: SweepRun, on_round: OnRound | None = None) -> Failure | None:
     """Do one run of a sweep; return its failure or None."""
     try:
         if not run.completed or not _continued(run, on_round):
-            engines.run(run.values, engine=run.engine, output_dir=run.path, on_round=on_round)
+            configuration = run.configuration.with_run(output_dir=str(run.path))
+            engines.run_configuration(configuration, run.engine, on_round)
         remove_checkpoint(run.path)
     except Exception as error:  # the other runs are done in any case
         return Failure.of(error)
@@ -361,11 +368,11 @@ def _plan(
             total,
             labels[name],
             folder / name,
-            {
-                # Other processes may have another working directory.
-                **engines.with_absolute_folders(configuration.without_unread()).flat(),
-                "models-dir": _models_folder(configuration, folder / name, save_models),
-            },
+            # Other processes may have another working directory.
+            engines.with_absolute_folders(
+                configuration.without_unread(),
+                models_dir=_models_folder(configuration, folder / name, save_models),
+            ),
             engine,
         )
         for number, (name, configuration) in enumerate(configurations.items(), start=1)

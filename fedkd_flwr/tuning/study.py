@@ -280,9 +280,9 @@ class MethodSearch:
     ) -> tuple[float, int]:
         """Bring one run of a trial to a rung; return its validation accuracy and steps there."""
         path = self._path(number, seed)
-        values = read_config(
-            {**self.values, **chosen, "strategy": self.strategy, "seed": seed}
-        ).flat()
+        changed = {**chosen, "strategy": self.strategy, "seed": seed, "output-dir": str(path)}
+        configuration = read_config({**self.values, **changed})
+        values = configuration.flat()
         is_last = rung == self.rounds
         stop = partial(_stop_at, None if is_last else rung)
         if not (finished_run(path, values) or (not is_last and _has_rounds(path, rung))):
@@ -292,7 +292,7 @@ class MethodSearch:
                     engines.resume(path, on_round=stop, allow_code=code, **changeable(values))
                 else:
                     move_aside(path)
-                    engines.run(values, output_dir=path, on_round=stop)
+                    engines.run_configuration(configuration, on_round=stop)
             except _RungReachedError:
                 pass
         run = load_run(path)

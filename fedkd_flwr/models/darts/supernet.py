@@ -168,15 +168,6 @@ class Supernet(nn.Module):
         logits: Tensor = self.classifier(last.mean(dim=(2, 3)))
         return logits
 
-    def architecture_parameters(self) -> list[nn.Parameter]:
-        """Return alpha: the architecture weights of normal and of reduction cells."""
-        return [self.alpha_normal, self.alpha_reduce]
-
-    def network_parameters(self) -> list[nn.Parameter]:
-        """Return omega: all parameters but alpha."""
-        architecture = {id(parameter) for parameter in self.architecture_parameters()}
-        return [parameter for parameter in self.parameters() if id(parameter) not in architecture]
-
 
 def darts(shape: Shape, classes: int, search_space: SearchSpace) -> Supernet:
     """Build the supernet of a search space, with weights from PyTorch's global generator."""
