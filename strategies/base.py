@@ -32,7 +32,7 @@ from strategies.core.flower import log
 from strategies.core.membership import ClientInfo, Membership
 from strategies.core.method_hooks import MethodHooks
 from strategies.core.metrics import OF_TRAINING, add_to_metrics
-from strategies.core.new_clients import Reception, receive_new_clients
+from strategies.core.new_clients import NewClientResults, receive_new_clients
 from strategies.core.partition_owners import KEYS
 from strategies.core.patience import Patience, StoppedEarly
 from strategies.core.plan import RunPlan, Settings
@@ -321,7 +321,7 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         }
 
     def _finish(
-        self, row: dict[str, Any], evaluations: Mapping[int, Evaluation], new: Reception
+        self, row: dict[str, Any], evaluations: Mapping[int, Evaluation], new: NewClientResults
     ) -> None:
         """Count the round as complete, and inform the observer."""
         server_round = row["round"]

@@ -176,7 +176,7 @@ class PersonalClient(ServingClient):
             return self.new_model().state_dict()
         return common_weights(self.architecture, self.run.plan.seed, self.new_model)
 
-    def tried(self) -> str:
+    def try_step(self) -> str:
         """Take one training step with a new model as in a round, and say how it went.
 
         Raises

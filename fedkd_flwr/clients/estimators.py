@@ -101,7 +101,7 @@ class EstimatorClient(PersonalClient):
         """The estimator."""
         return self.model
 
-    def tried(self) -> str:
+    def try_step(self) -> str:
         """Fit a new estimator on the private samples, and say how it went."""
         self.refit()
         loss = cross_entropy(self.model, self.data.train_images, self.data.train_labels)

@@ -81,8 +81,8 @@ class LocalTraining:
         is_fresh = self.run.models.batch_norm_statistics == "fresh"
         return statistics_of(model, images) if is_fresh else nullcontext()
 
-    def tell(self, metrics: dict[str, float]) -> None:
-        """Change the metrics of a train reply to those that may be told."""
+    def limit_metrics(self, metrics: dict[str, float]) -> None:
+        """Reduce the metrics of a train reply to those that may leave the client: to all."""
 
     def _generator(self, seed: int, purpose: str, server_round: int) -> np.random.Generator:
         return random_generator(seed, purpose, server_round, self.node.partition_id)
@@ -135,7 +135,7 @@ class PrivateTraining(LocalTraining):
         kept = self.memory.load(SPENT)
         return np.empty((0, 3)) if kept is None else kept[SPENT].numpy().reshape(-1, 3)
 
-    def tell(self, metrics: dict[str, float]) -> None:
+    def limit_metrics(self, metrics: dict[str, float]) -> None:
         """Replace all by epsilon: losses are means over training samples without noise."""
         metrics.clear()
         metrics[DP_EPSILON.name] = epsilon_spent(self.spent(), self.run.dp_sgd.delta)

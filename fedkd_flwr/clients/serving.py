@@ -176,7 +176,7 @@ class ServingClient(NumPyClient):
         training = checked(self, self.train(request.arrays, server_round, request.phase))
         reply = yield from self.gradient_steps.over(training)
         counts = yield from self.counted_when("trained")
-        self.local.tell(reply.metrics)
+        self.local.limit_metrics(reply.metrics)
         reply.metrics.update(counts)
         reply.metrics[GRADIENT_STEPS.name] = self.gradient_steps.taken
         return reply

@@ -188,7 +188,7 @@ def _check_model(client: PersonalClient) -> str:
         raise ValueError(
             f"the node's model is {name}, and {run.strategy} needs the run's, {shared}"
         )
-    return f"{name}, {client.tried()}"
+    return f"{name}, {client.try_step()}"
 
 
 def _folder(name: str, client: PersonalClient, nowhere: str) -> str:

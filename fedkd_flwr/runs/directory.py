@@ -174,7 +174,7 @@ class RunDirectory(Observer):
             If a setting differs that must not change.
         """
         directory = cls(path, configuration)
-        changed_settings(load_run(directory.path), configuration)
+        load_run(directory.path)  # no lock where there is no run
         directory._lock_file = lock_directory(directory.path)
         try:
             checkpoint = directory._continue(configuration)

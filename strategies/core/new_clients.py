@@ -39,7 +39,7 @@ NEW_CLIENTS = "new_clients"
 
 
 @dataclass(frozen=True)
-class Reception:
+class NewClientResults:
     """Results of the new clients; empty before the last round.
 
     Attributes
@@ -54,7 +54,7 @@ class Reception:
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
-class Host(Protocol):
+class NewClientServer(Protocol):
     """What new clients need of a server: its members, its exchanges, and the hooks for them."""
 
     plan: RunPlan
@@ -84,19 +84,19 @@ class Host(Protocol):
         """Return further columns of the round's row, by name."""
 
 
-def receive_new_clients(strategy: Host, server_round: int) -> Reception:
+def receive_new_clients(strategy: NewClientServer, server_round: int) -> NewClientResults:
     """Personalize and evaluate the new clients after the last round of training.
 
     Parameters
     ----------
-    strategy : Host
+    strategy : NewClientServer
         The server, which is not changed.
     server_round : int
         The round that has just been evaluated.
     """
     plan, clients = strategy.plan, strategy.clients
     if server_round < plan.num_server_rounds or not plan.num_new:
-        return Reception()
+        return NewClientResults()
     started_at = time.perf_counter()
     host = copy.copy(strategy)
     host.state = strategy.state_for_new_clients()
@@ -129,7 +129,7 @@ def receive_new_clients(strategy: Host, server_round: int) -> Reception:
         log(INFO, "New clients: accuracy mean %.1f%%, worst %.1f%%, %d of %d",
             mean, worst, len(evaluations), plan.num_new)  # fmt: skip
     rows = CurrentRound(exchange, metrics=metrics).client_rows(clients, evaluations)
-    return Reception({f"new_{key}": v for key, v in columns.items()}, {NEW_CLIENTS: rows})
+    return NewClientResults({f"new_{key}": v for key, v in columns.items()}, {NEW_CLIENTS: rows})
 
 
 def padded(rows: NDArray[Any], size: int, value: float = 0, axes: int = 1) -> NDArray[Any]:
