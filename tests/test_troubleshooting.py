@@ -11,6 +11,7 @@ OF_OTHERS = {
         "Runtime task-token authentication failed",
         "Installing application dependencies",
         "ClientApp stopped responding",
+        "The Flower App directory name",
     ),
     "the operating system": ("(No space left on device)",),
     "pydantic": ("it should be greater than or equal to",),
