@@ -49,7 +49,7 @@ def growth_and_stored(method: str) -> tuple[int, int, int]:
     from fedkd_flwr.config import read_config
     from fedkd_flwr.data.clients import load_client
     from fedkd_flwr.engines import InProcessGrid, flower_log_level, resolve_output
-    from fedkd_flwr.memory import memory_of
+    from fedkd_flwr.memory import own_context
     from fedkd_flwr.runs import read_checkpoint
     from fedkd_flwr.server_app import serve
 
@@ -76,7 +76,7 @@ def growth_and_stored(method: str) -> tuple[int, int, int]:
             run = serve(grid, configuration)
         grown = resident_bytes("VmHWM") - before
         server = sum(array.nbytes for array in read_checkpoint(run.path).state.values())
-    memories = [memory_of(context).tensors for context in grid.contexts.values()]
+    memories = [own_context(context).memory.tensors for context in grid.contexts.values()]
     clients = sum(
         array.nbytes
         for memory in memories

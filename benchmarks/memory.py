@@ -51,7 +51,7 @@ def growth_and_stored() -> tuple[int, int]:
     # Imported here, so that only the measured process loads the engine.
     from fedkd_flwr.config import read_config
     from fedkd_flwr.data.clients import load_client
-    from fedkd_flwr.memory import memory_of
+    from fedkd_flwr.memory import own_context
 
     with TemporaryDirectory() as folder:
         root = Path(folder)
@@ -66,7 +66,7 @@ def growth_and_stored() -> tuple[int, int]:
         before = resident_bytes("VmRSS")
         grid = serve_run(settings, root / "many")
         grown = resident_bytes("VmHWM") - before
-    memories = [memory_of(context).tensors for context in grid.contexts.values()]
+    memories = [own_context(context).memory.tensors for context in grid.contexts.values()]
     kept = sum(
         array.nbytes
         for memory in memories

@@ -7,7 +7,7 @@ from helpers import Witness, run_with
 from stored_runs import SUPERNET
 
 from fedkd_flwr.config import read_config
-from fedkd_flwr.memory import memory_of
+from fedkd_flwr.memory import own_context
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models.model_pool import Architecture, borrow, give_back
 from fedkd_flwr.models.vectors import model_vectors
@@ -85,7 +85,7 @@ def test_statistics_and_counters_keep_their_meaning(strategy, small, tmp_path):
         for array in down:
             assert (array >= low - 1e-5).all() and (array <= high + 1e-5).all()
     for context in grid.contexts.values():
-        for name, kept in memory_of(context).tensors.items():
+        for name, kept in own_context(context).memory.tensors.items():
             counters = [array for key, array in kept.items() if key.endswith(COUNTER)]
             # No client has trained on more batches than these.
             assert all(a.dtype == torch.int64 and 0 <= a <= 200 for a in counters), name

@@ -7,7 +7,7 @@ from fedkd_flwr.client_app import app
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data import clients
 from fedkd_flwr.data.clients import load_client
-from fedkd_flwr.memory import memory_of
+from fedkd_flwr.memory import own_context
 from fedkd_flwr.models import model_pool
 from strategies.core.membership import ClientInfo, Membership
 from strategies.core.plan import RunPlan
@@ -20,7 +20,7 @@ def test_clients_that_have_not_trained_remember_nothing(small, tmp_path):
     trained = {*run.clients.dropna(subset=["train_loss"])["partition_id"]}
     assert 1 <= len(trained) <= 2
     for n, context in grid.contexts.items():
-        memory = memory_of(context)
+        memory = own_context(context).memory
         assert bool(memory.tensors or memory.numbers) == (n in trained)
     # All of them were evaluated, with a model each.
     last = run.clients[run.clients["round"] == 2]

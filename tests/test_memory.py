@@ -13,9 +13,8 @@ from fedkd_flwr.memory import (
     DamagedMemoryError,
     Memory,
     MemoryFolder,
-    memory_of,
+    own_context,
     require_readable,
-    store_in_context,
 )
 from fedkd_flwr.memory.folder import read_memory
 from fedkd_flwr.runs import DamagedRunError
@@ -84,21 +83,21 @@ def test_two_messages_to_a_client_build_on_each_other():
 
 def test_a_context_gives_back_what_was_stored(kept):
     context = Context(1, 1, {}, RecordDict(), {})
-    store_in_context(kept, context)
-    assert_same(memory_of(context), kept)
+    own_context(context).keep(kept)
+    assert_same(own_context(context).memory, kept)
 
 
 def test_a_context_loses_what_was_forgotten_and_keeps_what_did_not_change(kept):
     context = Context(1, 1, {}, RecordDict(), {})
-    store_in_context(kept, context)
-    later, unchanged = memory_of(context), context.state["model"]
+    own_context(context).keep(kept)
+    later, unchanged = own_context(context).memory, context.state["model"]
     later.save("control", {"c": torch.zeros(2)})
     del later.numbers["choice"]
-    store_in_context(later, context)
+    own_context(context).keep(later)
     assert context.state["model"] is unchanged
     assert set(context.state) == {"model", "control"}
     later.replace(Memory())
-    store_in_context(later, context)
+    own_context(context).keep(later)
     assert not context.state
 
 

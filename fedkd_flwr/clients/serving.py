@@ -29,14 +29,7 @@ from fedkd_flwr.clients.steps import StepsCall, checked, yields_jobs
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.export import keep_only_best, model_card, round_folder, save_personalized_model
-from fedkd_flwr.memory import (
-    InProcessContext,
-    Memory,
-    MemoryFolder,
-    forget_old_runs,
-    memory_of,
-    store_in_context,
-)
+from fedkd_flwr.memory import Memory, MemoryFolder, forget_old_runs, own_context
 from fedkd_flwr.models.ensemble import Ensemble
 from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps, complete
 from fedkd_flwr.training.loop import count_correct, refresh_statistics, seeded
@@ -76,7 +69,8 @@ class ServingClient(NumPyClient):
 
     def __init__(self, context: Context, run: RunConfig, settings: Settings) -> None:
         self.context = context
-        self.memory = memory_of(context)
+        self._kept_in = own_context(context)
+        self.memory = self._kept_in.memory
         self.request = Request()
         self.steps_called: list[StepsCall] = []
         self.gradient_steps = StepCounter()
@@ -237,13 +231,13 @@ class ServingClient(NumPyClient):
         if self.keeps_model:
             self.memory.save_model("model", self.model)
         self.memory.note_round(server_round)
-        store_in_context(self.memory, self.context)
+        self._kept_in.keep(self.memory)
         folder = self.memory_folder
         if folder is None:
             return
         folder.write(self.memory, self.run.keep_rounds)
         # Where one process has all clients, the run directory waits for the disk once a round.
-        if not isinstance(self.context, InProcessContext):
+        if not self._kept_in.is_in_process:
             folder.sync(server_round)
             forget_old_runs(folder, self.node.runs_kept)
 

@@ -193,8 +193,6 @@ class InProcessGrid(MessageGrid):
         kept = self._contexts[message.metadata.dst_node_id]
         draft = copy(kept)
         draft.state = RecordDict(dict(kept.state))
-        if isinstance(draft, InProcessContext):
-            draft.memory = draft.memory.draft()
         return draft
 
     def _answered(self, message: Message, draft: Context, outcome: Message | Exception) -> Message:

@@ -1,6 +1,6 @@
 """What a client remembers between messages, in Flower's context and in a folder."""
 
-from fedkd_flwr.memory.context import InProcessContext, memory_of, store_in_context
+from fedkd_flwr.memory.context import ContextOfNode, InProcessContext, own_context
 from fedkd_flwr.memory.folder import (
     MEMORIES,
     PROGRESS,
@@ -17,13 +17,13 @@ __all__ = [
     "MEMORIES",
     "PROGRESS",
     "RUNS_KEPT",
+    "ContextOfNode",
     "DamagedMemoryError",
     "ForgottenRunError",
     "InProcessContext",
     "Memory",
     "MemoryFolder",
     "forget_old_runs",
-    "memory_of",
+    "own_context",
     "require_readable",
-    "store_in_context",
 ]

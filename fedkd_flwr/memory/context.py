@@ -1,4 +1,4 @@
-"""A client's memory in Flower's context.
+"""Where a client's memory is kept between two messages: in Flower's context.
 
 Flower hands ``context.state`` from one message of a node to the next, also between processes and
 machines. If one process handles all messages, its contexts hold the memory itself.
@@ -13,6 +13,8 @@ from fedkd_flwr.memory.memory import Memory
 
 class InProcessContext(Context):
     """A context of a client whose messages are all handled by this process.
+
+    A copy has a draft of the memory.
 
     Parameters
     ----------
@@ -29,38 +31,65 @@ class InProcessContext(Context):
         The client's memory, as tensors on their device.
     """
 
+    is_in_process = True
+
     def __init__(self, configuration: Configuration, node_id: int, node_config: UserConfig) -> None:
         super().__init__(1, node_id, node_config, RecordDict(), {})
         self.configuration = configuration
         self.memory = Memory()
 
+    def __copy__(self) -> "InProcessContext":
+        copied = InProcessContext(self.configuration, self.node_id, self.node_config)
+        copied.memory = self.memory.draft()
+        return copied
 
-def memory_of(context: Context) -> Memory:
-    """Return the memory in a context: its own, or a new one with the arrays of its records."""
-    if isinstance(context, InProcessContext):
-        return context.memory
-    state = context.state
-    tensors = {
-        group: {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
-        for group, record in state.array_records.items()
-    }
-    numbers = {
-        group: {name: float(number) for name, number in record.items()}  # type: ignore[arg-type]
-        for group, record in state.metric_records.items()
-    }
-    return Memory(tensors, numbers)
+    def keep(self, memory: Memory) -> None:
+        """Keep a memory for the next message."""
+        self.memory = memory
 
 
-def store_in_context(memory: Memory, context: Context) -> None:
-    """Write the changed groups of a memory to its context's records, and drop forgotten ones."""
-    if isinstance(context, InProcessContext):
-        return
-    for group in set(context.state) - {*memory.tensors, *memory.numbers}:
-        del context.state[group]
-    for group, tensors in memory.tensors.items():
-        if group in memory.changed:
-            arrays = {name: Array(tensor.cpu().numpy()) for name, tensor in tensors.items()}
-            context.state[group] = ArrayRecord(arrays)
-    for group, numbers in memory.numbers.items():
-        if group in memory.changed:
-            context.state[group] = MetricRecord(dict(numbers))
+class ContextOfNode:
+    """Flower's own context of a client, as on the nodes of a federation and under Ray.
+
+    Parameters
+    ----------
+    context : Context
+        Flower's context.
+
+    Attributes
+    ----------
+    memory : Memory
+        A new one with the arrays and numbers of the context's records.
+    """
+
+    is_in_process = False
+
+    def __init__(self, context: Context) -> None:
+        self._state = state = context.state
+        tensors = {
+            group: {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
+            for group, record in state.array_records.items()
+        }
+        numbers = {
+            group: {name: float(number) for name, number in record.items()}  # type: ignore[arg-type]
+            for group, record in state.metric_records.items()
+        }
+        self.memory = Memory(tensors, numbers)
+
+    def keep(self, memory: Memory) -> None:
+        """Write a memory's changed groups to the records, and drop forgotten ones."""
+        state = self._state
+        for group in set(state) - {*memory.tensors, *memory.numbers}:
+            del state[group]
+        for group, tensors in memory.tensors.items():
+            if group in memory.changed:
+                arrays = {name: Array(tensor.cpu().numpy()) for name, tensor in tensors.items()}
+                state[group] = ArrayRecord(arrays)
+        for group, numbers in memory.numbers.items():
+            if group in memory.changed:
+                state[group] = MetricRecord(dict(numbers))
+
+
+def own_context(context: Context) -> InProcessContext | ContextOfNode:
+    """Return a client's context as its memory's place."""
+    return context if isinstance(context, InProcessContext) else ContextOfNode(context)

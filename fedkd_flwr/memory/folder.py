@@ -147,8 +147,10 @@ class MemoryFolder:
     def write_progress(self, server_round: int, progress: Memory) -> None:
         """Write the progress of a message that takes long, such as PersFL's second stage.
 
-        A memory is written at the end of a message, so an interruption would lose hours. If the
-        progress cannot be written, the message continues without it.
+        A memory is written at the end of a message, so an interruption would lose hours. The
+        progress has a file of its own, because a resumed run repeats the training of the round,
+        which writes the memory of the round anew. If the progress cannot be written, the message
+        continues without it.
         """
         try:
             self._write(self._progress_file(server_round), progress)
