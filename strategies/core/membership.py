@@ -7,7 +7,8 @@ are used only in this module and in messages.
 import math
 import re
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 
@@ -178,14 +179,18 @@ class Membership:
             return
         self.owners.look_up(grid)
         questions = [Message(self._question(n), n, MessageType.QUERY) for n in asked]
-        answers = list(grid.send_and_receive(questions, timeout=self.plan.round_timeout))
-        self._public_hash = self._public_hash or most_common_hash(answers, "public-hash")
-        named = (answer for answer in answers if hash_in(answer, "classes-hash"))
-        self._classes_hash = self._classes_hash or most_common_hash(named, "classes-hash")
+        answers = {
+            answer.metadata.src_node_id: answer
+            for answer in grid.send_and_receive(questions, timeout=self.plan.round_timeout)
+        }
+        found = self._read(answers, server_round)
+        self._public_hash = self._public_hash or most_common(c.public_hash for c in found)
+        named = (c.classes_hash for c in found if c.classes_hash)
+        self._classes_hash = self._classes_hash or most_common(named)
         known = set(self.clients)
-        for answer in answers:
-            self._meet(answer, server_round)
-        for node_id in sorted(set(asked) - {answer.metadata.src_node_id for answer in answers}):
+        for client in found:
+            self._admit(client, server_round)
+        for node_id in sorted(set(asked) - set(answers)):
             self.pending.exclude(node_id, server_round, f"node {node_id} did not answer in time")
         joined = sorted(set(self.clients) - known)
         for n in joined if known else []:
@@ -242,11 +247,20 @@ class Membership:
             log(WARNING, "Not connected in round %d: %s", server_round, labels)
         self._absent = absent
 
-    def _meet(self, answer: Message, server_round: int) -> None:
+    def _read(self, answers: Mapping[int, Message], server_round: int) -> list[ClientInfo]:
+        """Read what nodes report about themselves, and exclude those with an invalid answer."""
+        found = []
+        for node_id, answer in answers.items():
+            try:
+                found.append(read_client(answer))
+            except InvalidReplyError as error:
+                self.pending.exclude(node_id, server_round, str(error))
+        return found
+
+    def _admit(self, client: ClientInfo, server_round: int) -> None:
         """Register one client, or exclude its node with the reason."""
-        node_id = answer.metadata.src_node_id
+        client, node_id = self._with_valid_name(client), client.node_id
         try:
-            client = self._with_valid_name(read_client(answer))
             self._check_client(client)
         except (OtherPublicSetError, OtherClassesError) as error:
             self.pending.exclude(node_id, math.inf, str(error))
@@ -340,10 +354,10 @@ def read_client(answer: Message) -> ClientInfo:
             num_examples=int(metrics["num-examples"]),  # type: ignore[arg-type]
             test_size=int(metrics["test-size"]),  # type: ignore[arg-type]
             validation_size=int(metrics["validation-size"]),  # type: ignore[arg-type]
-            public_hash=str(info.get("public-hash", "")),
+            public_hash=shortened(info.get("public-hash", "")),
             num_clients=int(str(info.get("num-clients", 0))),
             versions=shortened(info.get("versions", "")),
-            classes_hash=hash_in(answer, "classes-hash"),
+            classes_hash=shortened(info.get("classes-hash", "")),
             name=shortened(info.get("name", "")),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -351,20 +365,10 @@ def read_client(answer: Message) -> ClientInfo:
         raise InvalidReplyError(f"node {node_id} gave an invalid answer ({reason})") from error
 
 
-def hash_in(answer: Message, name: str) -> str:
-    """Return a hash that an answer reports under a name; empty if it reports none."""
-    if answer.has_error():
-        return ""
-    return shortened(answer.content.config_records.get("info", ConfigRecord()).get(name, ""))
-
-
-def most_common_hash(answers: Iterable[Message], name: str) -> str:
-    """Return the hash under a name that most answers report; empty if none does.
-
-    Failed answers do not count.
-    """
-    hashes = [hash_in(answer, name) for answer in answers if not answer.has_error()]
-    return max(sorted(set(hashes)), key=hashes.count, default="")
+def most_common(hashes: Iterable[str]) -> str:
+    """Return the most common of some hashes, of equals the first by name; empty for none."""
+    counts = Counter(hashes)
+    return max(sorted(counts), key=counts.__getitem__, default="")
 
 
 def valid_name(name: object) -> bool:
