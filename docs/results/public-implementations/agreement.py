@@ -22,7 +22,8 @@ def table() -> str:
     headings = ["method", "implementation", "theirs:", "ours:", "difference (95% interval):"]
     later = (
         "FedTGP: f5d31b1; MOON, Fed-RoD: 5dd62ab; FedALA: f509232; "
-        "APFL, FedBABU, FedBN, FedDyn, FedMRL, FedNTD, pFedGraph: efc2843; FedAPEN, FedGen: 6e8693b"
+        "APFL, FedBABU, FedBN, FedDyn, FedMRL, FedNTD, pFedGraph: efc2843; "
+        "FedAPEN, FedGen: 6e8693b; Selective-FD: c70af27"
     )
     made_by = f"version 0.1.0, commit b00e46a ({later}), on a CPU"
     caption = f"*Seeds 0 to 4; ours made by {made_by}.*"
