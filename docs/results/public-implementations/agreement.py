@@ -23,7 +23,7 @@ def table() -> str:
     later = (
         "FedTGP: f5d31b1; MOON, Fed-RoD: 5dd62ab; FedALA: f509232; "
         "APFL, FedBABU, FedBN, FedDyn, FedMRL, FedNTD, pFedGraph: efc2843; "
-        "FedAPEN, FedGen: 6e8693b; Selective-FD: c70af27"
+        "FedAPEN, FedGen: 6e8693b; Selective-FD: c70af27; PrivateKT: 2a9cf28"
     )
     made_by = f"version 0.1.0, commit b00e46a ({later}), on a CPU"
     caption = f"*Seeds 0 to 4; ours made by {made_by}.*"
