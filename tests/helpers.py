@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, Context, RecordDict
 from PIL import Image
 
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.client_app import build_client
+from fedkd_flwr.client_app import build_client, train_together
 from fedkd_flwr.clients.policy import OURS
 from fedkd_flwr.config import read_config
 from fedkd_flwr.grids.in_process import InProcessGrid
@@ -23,11 +23,13 @@ from strategies.core.replies import Reply
 def run_with(app, flat, folder, grid_type=InProcessGrid, nodes=None, node_configs=None, **changes):
     """Run in this process with `app` in the place of the clients; return the run and the grid.
 
-    There are as many nodes as clients if `nodes` is left out.
+    There are as many nodes as clients if `nodes` is left out. With ``cohort = "on"``, clients of a
+    `Witness` of the real app train together.
     """
     configuration = read_config({**flat, **changes, "output-dir": str(folder)})
     nodes = nodes or configuration.run.plan.num_clients
-    grid = grid_type(app, nodes, configuration.flat(), node_configs)
+    together = getattr(app, "together", None) if configuration.run.cohort == "on" else None
+    grid = grid_type(app, nodes, configuration.flat(), node_configs, together)
     return serve(grid, configuration), grid
 
 
@@ -61,10 +63,29 @@ class Witness:
         self.down, self.up, self.metrics = {}, {}, {}
 
     def __call__(self, message, context):
-        key = key_of(message, context)
+        self._note_request(message, context)
+        return self._noted(self.answer(message, context), key_of(message, context))
+
+    @property
+    def together(self):
+        """Serves train messages of several clients in a cohort; None without the real app."""
+        return self._serve_together if self.answer is client_app else None
+
+    def _serve_together(self, messages, contexts, on_done):
+        for message, context in zip(messages, contexts, strict=True):
+            self._note_request(message, context)
+        keys = map(key_of, messages, contexts)
+        outcomes = train_together(messages, contexts, on_done)
+        return [
+            outcome if isinstance(outcome, Exception) else self._noted(outcome, key)
+            for outcome, key in zip(outcomes, keys, strict=True)
+        ]
+
+    def _note_request(self, message, context):
         if "arrays" in message.content.array_records:
-            self.down[key] = arrays_of(message)
-        reply = self.answer(message, context)
+            self.down[key_of(message, context)] = arrays_of(message)
+
+    def _noted(self, reply, key):
         self.up[key] = arrays_of(reply)
         self.metrics[key] = dict(reply.content.metric_records["metrics"])
         return reply

@@ -1,9 +1,12 @@
 """The README stays short, shows losses, and its numbers are checked like those of the results."""
 
 import importlib
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from fedkd_flwr.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -44,3 +47,9 @@ def test_the_rows_are_those_of_the_comparison(scripts):
 def test_the_readme_is_short_and_has_no_other_markers(scripts):
     assert len(README.splitlines()) <= 90
     assert "<!--" not in scripts.BLOCK.sub("", README)
+
+
+def test_the_number_of_methods_is_that_of_the_registry():
+    description = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["description"]
+    for text in (README, description):
+        assert f": {len(METHODS)} methods, one protocol" in text
