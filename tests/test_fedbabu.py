@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from helpers import Witness, breaking, client_of, replacing, run_with
 from two_clients import (
     CHANGES,
@@ -13,10 +14,12 @@ from two_clients import (
 )
 
 import fedkd_flwr
+from fedkd_flwr.clients.fedbabu import body_loss, head_loss
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.vectors import model_vectors
 from fedkd_flwr.runs import read_checkpoint
 from fedkd_flwr.training.jobs import complete
+from fedkd_flwr.training.losses import cross_entropy
 
 BODY = 785 * 100
 """Numbers of the mlp's hidden layer, which come first in its vector."""
@@ -33,6 +36,22 @@ def initial_weights(small, partition_id=0):
 
 def whole(client):
     return model_vectors(client.model)["weights"].copy()
+
+
+# ---- The losses ----------------------------------------------------------------------
+
+
+def test_each_loss_has_the_gradient_of_the_cross_entropy_for_its_part_alone(small):
+    model, data = client_of(small).model, client_of(small).data
+    found = {}
+    for loss in (cross_entropy, head_loss, body_loss):
+        model.zero_grad()
+        loss(model, data.train_images, data.train_labels).backward()
+        found[loss] = [parameter.grad for parameter in model.parameters()]
+    whole, head, body = found.values()
+    assert head[:2] == [None, None] and body[2:] == [None, None]
+    for part, expected in zip([*body[:2], *head[2:]], whole, strict=True):
+        torch.testing.assert_close(part, expected)
 
 
 # ---- Federated training --------------------------------------------------------------

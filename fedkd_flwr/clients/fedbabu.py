@@ -3,14 +3,31 @@
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedkd_flwr.clients.base import Arrays
 from fedkd_flwr.clients.fedavg import FedAvgClient
-from fedkd_flwr.clients.fedrep import body_loss, head_loss
+from fedkd_flwr.models.layers import layers_of
 from fedkd_flwr.models.vectors import fill_model
 from fedkd_flwr.training.loop import Batch, Loss, train_on
 from fedkd_flwr.training.losses import cross_entropy
 from strategies.fedbabu import FedBABUSettings
+
+
+def head_loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy, with gradients for the last layer alone."""
+    head = set(layers_of(model)[-1].parameters(recurse=False))
+    frozen = {name: p.detach() for name, p in model.named_parameters() if p not in head}
+    return nn.functional.cross_entropy(functional_call(model, frozen, (images,)), labels)
+
+
+def body_loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy, with gradients for all layers but the last."""
+    head = set(layers_of(model)[-1].parameters(recurse=False))
+    frozen = {name: p.detach() for name, p in model.named_parameters() if p in head}
+    return nn.functional.cross_entropy(functional_call(model, frozen, (images,)), labels)
+
 
 FINE_TUNING_LOSSES: dict[str, Loss] = {
     "full": cross_entropy,

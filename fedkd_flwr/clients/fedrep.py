@@ -1,29 +1,13 @@
 """The client of FedRep."""
 
-from torch import Tensor, nn
-from torch.func import functional_call
-
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.layers import layers_of
 from fedkd_flwr.training.jobs import Steps, TrainJob
 from fedkd_flwr.training.loop import epoch_batches
+from fedkd_flwr.training.losses import cross_entropy
 from strategies.fedrep import FedRepSettings
-
-
-def head_loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross-entropy, with gradients for the last layer alone."""
-    head = set(layers_of(model)[-1].parameters(recurse=False))
-    frozen = {name: p.detach() for name, p in model.named_parameters() if p not in head}
-    return nn.functional.cross_entropy(functional_call(model, frozen, (images,)), labels)
-
-
-def body_loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross-entropy, with gradients for all layers but the last."""
-    head = set(layers_of(model)[-1].parameters(recurse=False))
-    frozen = {name: p.detach() for name, p in model.named_parameters() if p in head}
-    return nn.functional.cross_entropy(functional_call(model, frozen, (images,)), labels)
 
 
 class FedRepClient(ParameterClient):
@@ -37,8 +21,8 @@ class FedRepClient(ParameterClient):
         self.receive_model(received)
         loss = yield from self.train_head(server_round)
         # A model of one layer is all head.
-        if self.replaced_parameters(self.model):
-            loss = yield from self.train_locally(server_round, body_loss)
+        if body := self.replaced_parameters(self.model):
+            loss = yield from self.train_locally(server_round, parameters=body)
         return TrainReply(self.model_arrays(), {"train-loss": loss})
 
     @yields_jobs
@@ -53,20 +37,19 @@ class FedRepClient(ParameterClient):
         Yields
         ------
         Job
-            The training of the head. Parameters without a gradient do not move, nor does their
-            momentum.
+            The training of the head, whose momentum is kept. The body does not change.
 
         Returns
         -------
         float
             Mean loss over all samples seen.
         """
-        optimizer = self.private_optimizer(self.model.parameters(), server_round)
-        replaced = self.replaced_parameters(self.model)
-        self.memory.load_optimizer("optimizer", optimizer, without=replaced)
+        head = layers_of(self.model)[-1].parameters(recurse=False)
+        optimizer = self.private_optimizer(head, server_round)
+        self.memory.load_optimizer("head-optimizer", optimizer)
         generator, size = self.generator("head-batches", server_round), self.run.training.batch_size
         epochs = self.settings.head_epochs
         batches = self.batches_at(epoch_batches(self.num_examples, size, epochs, generator))
-        mean_loss: float = yield TrainJob(self.model, head_loss, optimizer, batches)
-        self.memory.save_optimizer("optimizer", optimizer, without=replaced)
+        mean_loss: float = yield TrainJob(self.model, cross_entropy, optimizer, batches)
+        self.memory.save_optimizer("head-optimizer", optimizer)
         return mean_loss
