@@ -56,7 +56,7 @@ def seen():
     sys.setprofile(before)
 
 
-def test_a_memory_passes_through_the_seven_files_of_the_page(small, tmp_path, seen):
+def test_a_memory_passes_through_the_files_of_the_page(small, tmp_path, seen):
     """With `local`; a method that stores something of its own adds its client's file."""
     changes = {"strategy": "local", "num-clients": 2, "models": "mlp", "momentum": 0.9}
     run = fedkd_flwr.run({**small, **changes, "num-server-rounds": 1}, output_dir=tmp_path / "run")
