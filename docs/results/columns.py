@@ -201,6 +201,11 @@ def _better_new(own: list[Result]) -> str:
     return f"{sum((a > b[a.index]).sum() for a, b in pairs)} of {sum(len(a) for a, _ in pairs)}"
 
 
+def _steps_of_a_client(result: Result) -> float:
+    """Return the gradient steps of the mean client, those of its private model included."""
+    return float(result.run.kept["gradient_steps"] / result.run.config["num-clients"])
+
+
 def _own_alone(cell: Callable[[list[Result]], str]) -> Callable[[list[Result]], str]:
     """Leave a column empty for `local`."""
     return lambda own: "" if own[0].is_reference else cell(own)
@@ -241,6 +246,10 @@ COLUMNS: dict[str, tuple[str, Callable[[list[Result]], str]]] = {
     "bytes": (
         heading("bytes"),
         lambda own: in_bytes(np.mean([_bytes(result) for result in own])),
+    ),
+    "steps": (
+        heading("gradient_steps"),
+        lambda own: f"{np.mean([_steps_of_a_client(result) for result in own]):,.0f}",
     ),
     "epsilon": (
         "epsilon:",
