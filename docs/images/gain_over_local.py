@@ -41,7 +41,9 @@ def digest(panels: dict[str, pd.DataFrame]) -> str:
 
 def draw(panels: dict[str, pd.DataFrame]) -> Figure:
     """Draw a panel for each split."""
-    figure = Figure(figsize=(8, 4.2), layout="constrained", facecolor="white")
+    rows = max(map(len, panels.values()))
+    size = (8, 1.2 + 0.25 * rows)
+    figure = Figure(figsize=size, layout="constrained", facecolor="white")
     grid = figure.subplots(1, len(panels), sharex=True, sharey=True)
     for axes, (name, table) in zip(grid, panels.items(), strict=True):
         _draw_panel(axes, table, effects(name))

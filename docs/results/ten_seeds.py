@@ -13,8 +13,8 @@ from fedkd_flwr.analysis.significance import Effect, effects_of
 from fedkd_flwr.methods import METHODS
 
 SETS = {
-    "safeguard/k-classes-grouped": "two groups of classes",
-    "safeguard/dirichlet": "Dirichlet 0.1",
+    "benchmark-tuned/retuned-k-classes-grouped": "two groups of classes",
+    "benchmark-tuned/retuned-dirichlet": "Dirichlet 0.1",
 }
 """The sets that are compared, and the names of their splits."""
 
