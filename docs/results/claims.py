@@ -12,6 +12,7 @@ import pandas as pd
 from columns import REFERENCE, Result, accuracy_with, chosen_gains, in_points, results
 from measurements import read_measurements
 from runs import set_names
+from safeguards import side_from_seed  # noqa: F401 - called by claims.toml
 from ten_seeds import effects
 
 from benchmarks.records import read_records

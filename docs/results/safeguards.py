@@ -8,7 +8,7 @@ from runs import compared
 from tables import caption
 
 from fedkd_flwr.analysis.rendering import in_markdown
-from fedkd_flwr.analysis.safeguard_criterion import Criterion, criterion
+from fedkd_flwr.analysis.safeguard_criterion import Criterion, criterion, of_clients
 
 
 def table(*names: str) -> str:
@@ -25,6 +25,12 @@ def sides(*names: str) -> str:
     rows |= {_short(name): _criterion(name) for name in names}
     table = pd.DataFrame([_sides(data, found) for data, found in rows.items()])
     return _captioned(in_markdown(table, []), names)
+
+
+def side_from_seed(side: str, first_seed: str, *names: str) -> str:
+    """Return one side of the criterion over the seeds from one on: ``harmed`` or ``kept``."""
+    clients = _criterion(*names).clients
+    return str(getattr(of_clients(clients[clients["seed"] >= int(first_seed)]), side)())
 
 
 def _captioned(markdown: str, names: tuple[str, ...]) -> str:

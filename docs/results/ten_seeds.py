@@ -22,6 +22,8 @@ SETS = {
 def gains(name: str) -> pd.DataFrame:
     """Return the gain over `local` of each method and seed of a set, in points.
 
+    Methods that are not in the first set are left out.
+
     Returns
     -------
     DataFrame
@@ -66,9 +68,11 @@ def _by_seed(name: str) -> pd.DataFrame:
 
 
 def _exchanged(method: str, found: dict[str, list[Result]]) -> str:
-    kept = [one.run.kept for own in found.values() for one in own if one.strategy == method]
-    size = in_bytes(np.mean([run["bytes_up"] + run["bytes_down"] for run in kept]))
-    return f"{size} of {METHODS[method].strategy.exchanged}"
+    """Return the mean bytes of a run: one number, or the range over the sets where they differ."""
+    kept = [[one.run.kept for one in own if one.strategy == method] for own in found.values()]
+    means = [np.mean([run["bytes_up"] + run["bytes_down"] for run in runs]) for runs in kept]
+    sizes = dict.fromkeys(in_bytes(mean) for mean in sorted(means))
+    return f"{' to '.join(sizes)} of {METHODS[method].strategy.exchanged}"
 
 
 def _cell(effect: Effect) -> str:
