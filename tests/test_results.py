@@ -75,7 +75,7 @@ def test_a_number_in_a_sentence_needs_a_table_a_setting_or_a_claim(scripts, tmp_
 )
 def test_a_wrong_claim_is_reported(scripts, changes, problem):
     found = scripts.wrong(
-        {"id": "one", "page": "docs/results/benchmark-tuned/README.md", **changes}
+        {"id": "one", "page": "docs/results/benchmark-tuned/first-settings.md", **changes}
     )
     assert problem in found
     assert bool(problem) == bool(found)
