@@ -67,6 +67,20 @@ def interval_with(name: str, method: str, model: str, first_seed: str) -> str:
     return _interval([accuracy_with(model, r.run) - accuracy_with(model, r.local) for r in found])
 
 
+def change(name: str, former: str, method: str) -> str:
+    """Return the interval of a method's gain in a set minus that in another, paired by seed."""
+    before = {result.seed: result.gain for result in of_method(former, method)}
+    found = [result for result in of_method(name, method) if result.seed in before]
+    return _interval([result.gain - before[result.seed] for result in found])
+
+
+def searches_won_by_preset(split: str) -> str:
+    """Return for how many methods no trial of the search beat the preset's settings."""
+    lines = read_measurements("benchmark-tuned/retuned-searches")
+    own = [x for x in lines if x["split"] == split and x["strategy"] != REFERENCE]
+    return f"{sum(x['chosen'].startswith('the preset') for x in own)} of {len(own)}"
+
+
 def _interval(gains: list[float]) -> str:
     (effect,) = effects_of({"gains": gains}).values()
     low, high = in_points([effect.low]), in_points([effect.high])
