@@ -76,7 +76,7 @@ def pytest_xdist_auto_num_workers(config):
     if config.args_source != pytest.Config.ArgsSource.TESTPATHS:
         return 0
     # Federations wait for each other's messages half of their time.
-    return 5 if config.option.markexpr == "slow" else 2
+    return 7 if config.option.markexpr == "slow" else 2
 
 
 def pytest_collection_modifyitems(config, items):
