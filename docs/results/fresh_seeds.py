@@ -2,6 +2,7 @@
 
 import pandas as pd
 from columns import results
+from runs import set_names
 from tables import caption, gain_of
 from ten_seeds import effects
 
@@ -11,6 +12,7 @@ SPLITS = {
     "k-classes-grouped": "two groups",
     "dirichlet": "Dirichlet 0.1",
     "mixed-k-classes-grouped": "two groups, four architectures",
+    "mixed-dirichlet": "Dirichlet 0.1, four architectures",
 }
 """The last part of the sets' names, and what their splits are called."""
 
@@ -24,12 +26,15 @@ def table(before: str, after: str) -> str:
     Parameters
     ----------
     before, after : str
-        First part of the names of the published sets and of those with fresh seeds.
+        First part of the names of the published sets and of those with fresh seeds. Splits that
+        were not run on fresh seeds are left out.
     """
     rows, found = [], {}
     for part, split in SPLITS.items():
-        old, new = effects(f"{before}/{part}"), effects(f"{after}/{part}")
-        found[(part,)] = results(f"{after}/{part}", {})
+        if f"{after}{part}" not in set_names():
+            continue
+        old, new = effects(f"{before}{part}"), effects(f"{after}{part}")
+        found[(part,)] = results(f"{after}{part}", {})
         rows += [
             {
                 "split": split,
