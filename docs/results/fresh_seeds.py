@@ -1,7 +1,7 @@
 """Headline claims of ten seeds beside the same runs on fresh seeds; see `check.py`."""
 
 import pandas as pd
-from columns import results
+from columns import Result, results
 from runs import set_names
 from tables import caption, gain_of
 from ten_seeds import effects
@@ -29,7 +29,8 @@ def table(before: str, after: str) -> str:
         First part of the names of the published sets and of those with fresh seeds. Splits that
         were not run on fresh seeds are left out.
     """
-    rows, found = [], {}
+    rows: list[dict[str, str]] = []
+    found: dict[tuple[str, ...], list[Result]] = {}
     for part, split in SPLITS.items():
         if f"{after}{part}" not in set_names():
             continue
