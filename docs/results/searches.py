@@ -28,19 +28,16 @@ def searches(folder: Path) -> Iterator[dict[str, Any]]:
         method = settings.pop("strategy")
         study = optuna.load_study(study_name=method, storage=f"sqlite:///{folder / method / FILE}")
         trials = study.get_trials(deepcopy=False)
+        run = load_run(min((folder / method).glob("trial-*")))
         yield {
-            "split": load_run(_first_run(folder / method)).config["partition"],
+            "split": run.config["partition"],
             "strategy": method,
             "trials": len(trials),
             "run to the end": sum(one.state == TrialState.COMPLETE for one in trials),
             # The first trial has the preset's settings.
             "chosen": "the preset's" if study.best_trial.number == 0 else _listed(settings),
-            "made by": maker(load_run(_first_run(folder / method)).description),
+            "made by": maker(run.description),
         }
-
-
-def _first_run(folder: Path) -> Path:
-    return min(folder.glob("trial-*"))
 
 
 def _listed(settings: dict[str, Any]) -> str:
