@@ -113,6 +113,14 @@ def quick_disk():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def ray_workers_of_normal_priority():
+    """Ray starts its workers at niceness 15: beside other tests they would hardly run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")
+        yield
+
+
 @pytest.fixture(autouse=True)
 def one_thread():
     """Sums depend on the number of threads, and so would the tests."""

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -37,3 +38,16 @@ def stop_all(test):
                 os.kill(process_id, number)
         with suppress(AssertionError):
             wait_until(lambda: not started_by(test), seconds)
+
+
+def output_of(*command, env, cwd):
+    """Run a program, which must succeed, and return what it printed.
+
+    `flwr run` gives its SuperLink 15 seconds to start, which other tests may take from it.
+    """
+    for _ in range(3):
+        ended = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True)
+        if "Failed to start local SuperLink within" not in ended.stdout + ended.stderr:
+            break
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout

@@ -3,7 +3,6 @@
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from processes import MARK, started_by, stop_all
+from processes import MARK, output_of, started_by, stop_all
 
 import fedkd_flwr
 
@@ -50,8 +49,7 @@ def cluster():
     try:
         for node, options in zip(NODES, (head, ["--address", address]), strict=True):
             command = [PROGRAMS / "ray", "start", *options, "--node-ip-address", node, *common]
-            started = subprocess.run(command, env=env, capture_output=True, text=True)
-            assert started.returncode == 0, started.stdout + started.stderr
+            output_of(*command, env=env, cwd=folder)
         yield env
     finally:
         stop_all(folder)
@@ -84,11 +82,7 @@ def nodes_of(cluster, monkeypatch):
 
 
 def done(cluster, *command, cwd):
-    ended = subprocess.run(
-        [PROGRAMS / command[0], *command[1:]], env=cluster, cwd=cwd, capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
+    return output_of(PROGRAMS / command[0], *command[1:], env=cluster, cwd=cwd)
 
 
 def test_a_simulation_has_its_clients_on_both_nodes(small, cluster, nodes_of, tmp_path):

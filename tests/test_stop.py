@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
-from processes import MARK, started_by, stop_all, wait_until
+from processes import MARK, output_of, started_by, stop_all, wait_until
 from typer.testing import CliRunner
 
 from fedkd_flwr.cli import app
@@ -113,13 +114,7 @@ def test_the_superlink_of_flwr_run_is_stopped_and_that_of_a_simulation_is_not(tm
         "PYTHONPATH": str(ROOT),
     }
 
-    def typed(*command):
-        done = subprocess.run(
-            command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
+    typed = partial(output_of, env=env, cwd=tmp_path)
     stop = (sys.executable, "-m", "fedkd_flwr.cli", "stop")
     nothing = f"No background SuperLink of `flwr run` is running on 127.0.0.1:{port}.\n"
     try:
