@@ -302,6 +302,23 @@ def test_impossible_data_is_refused_early(change, sentence):
         check_data(plan_of(**change), 10)
 
 
+@pytest.mark.parametrize("has_own_images", [False, True])
+def test_results_can_be_measured_on_validation_data(has_own_images, tmp_path):
+    """The other parts stay, and test images are in none of the three."""
+    images = np.random.default_rng(0).integers(0, 256, (60, 28, 28), dtype=np.uint8)
+    write_image_folder(tmp_path, images, [3] * 60)
+    path = str(tmp_path) if has_own_images else ""
+    usual, searching = (
+        load_client(plan_of(client_split="60/20/20", evaluated_split=split), 1, path)
+        for split in ("test", "validation")
+    )
+    assert torch.equal(searching.train_images, usual.train_images)
+    assert torch.equal(searching.validation_images, usual.validation_images)
+    assert torch.equal(searching.test_images, usual.validation_images)
+    assert torch.equal(searching.test_labels, usual.validation_labels)
+    assert set(usual.positions[2]).isdisjoint(usual.positions[1])
+
+
 def test_there_is_no_client_beyond_the_last():
     with pytest.raises(DataError, match="there is no client 5 among 5"):
         load_client(DIGITS, 5)

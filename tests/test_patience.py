@@ -67,6 +67,12 @@ def test_patience_needs_validation_data(small):
         read_config({**small, "strategy": "local", "patience": 1, "client-split": "60/0/40"})
 
 
+def test_results_on_validation_data_need_some(small):
+    changes = {"evaluated-split": "validation", "client-split": "60/0/40"}
+    with pytest.raises(ConfigError, match="evaluated-split = validation needs accuracy on valid"):
+        read_config({**small, "strategy": "local", **changes})
+
+
 @pytest.mark.parametrize("strategy", ["local", "fedavg"])
 def test_models_of_the_best_round_are_kept_beside_the_last(strategy, small, tmp_path):
     flat = settings(small, tmp_path, strategy, **{"patience": 0, "num-server-rounds": 5})

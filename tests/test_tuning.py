@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated
 
+import numpy as np
 import optuna
 import pytest
 import tomli_w
@@ -25,6 +26,8 @@ from fedkd_flwr.cli.tuning import answer
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.custom_objects.registering import register
+from fedkd_flwr.data.client_data import ClientData
+from fedkd_flwr.data.clients import client_parts
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.plots.tuning import tuning_figures
 from fedkd_flwr.runs import RunDirectoryError, load_run
@@ -206,6 +209,29 @@ def test_a_search_pays_for_the_fine_tuning_that_it_judges_by(base, tmp_path):
     local = next(tuned for tuned in tuning.methods if tuned.strategy == "local")
     assert tuned.budget == local.budget
     assert tuned.steps < tuned.budget + max(costs)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"max-samples": 190}, {"safeguard": "blend", "record-answers": True}]
+)
+def test_a_search_reads_no_test_data(changes, base, tmp_path, monkeypatch):
+    """No client's samples are built from those positions, with which the sweep then measures."""
+    read = set()
+    original = ClientData._images
+
+    def recorded(self, part):
+        read.update(self.positions[part])
+        return original(self, part)
+
+    monkeypatch.setattr(ClientData, "_images", recorded)
+    tuning = tune(base | changes, ["fml"], tmp_path, budget=1, seeds=1, fresh_seeds=1)
+    plan = read_config(base | changes).run.data_plan
+    parts = [client_parts(plan, partition_id) for partition_id in range(plan.num_clients)]
+    train, validation, test = (set(np.concatenate(part)) for part in zip(*parts, strict=True))
+    assert read >= train | validation
+    assert not read & test
+    for configuration in read_sweep(tuning.sweep).values():
+        assert configuration.run.data.evaluated_split == "test"
 
 
 def test_the_sweep_runs_the_chosen_settings_with_seeds_that_tuned_nothing(base, tmp_path):

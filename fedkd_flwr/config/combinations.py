@@ -89,6 +89,7 @@ def _check_data(run: RunConfig) -> None:
     on = {
         "patience": run.plan.patience,
         "keep-best": run.keep_best,
+        "evaluated-split = validation": run.data.evaluated_split == "validation",
         "safeguard": run.plan.safeguard.is_on,
     }
     for key, is_set in on.items():

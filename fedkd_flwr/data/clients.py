@@ -341,7 +341,8 @@ def _build_client(
     scaling, public = scaling_of(settings), public_pool(plan)
     device, classes = plan.device, settings.num_classes
     if not data_path:
-        everything, positions = load_private(settings), client_parts(plan, partition_id)
+        everything, parts = load_private(settings), client_parts(plan, partition_id)
+        positions = _with_evaluated_split(parts, settings)
         return ClientData(everything, positions, scaling, device, public, classes)
     if settings.input_scaling != SYMMETRIC:
         raise DataError(
@@ -351,6 +352,13 @@ def _build_client(
     shape = settings.image_shape
     own = load_node_data(data_path, shape, classes, settings.data_format, grouping)
     kind = "samples" if grouping == UNGROUPED else "groups"
-    positions = parts_by_content(own.keys, settings.client_split, partition_id, own.folders, kind)
+    parts = parts_by_content(own.keys, settings.client_split, partition_id, own.folders, kind)
+    positions = _with_evaluated_split(parts, settings)
     in_public = number_in_common(public, scaling(own.images))
     return ClientData(own, positions, scaling, device, public, own.classes, in_public)
+
+
+def _with_evaluated_split(parts: Parts, settings: DataSettings) -> Parts:
+    """Put the split that results are measured on in the place of the test split."""
+    train, validation, test = parts
+    return train, validation, validation if settings.evaluated_split == "validation" else test

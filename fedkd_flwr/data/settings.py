@@ -77,6 +77,9 @@ class DataSettings(SettingsGroup):
     client_split : str
         Percentages train/validation/test inside each client, such as ``60/20/20``; with
         alternatives, of which each client gets one at random, as in ``10|30|40/10/50``.
+    evaluated_split : str
+        The split that results are measured on: ``test``, or ``validation`` where a run must not
+        read test data, as in a search for settings.
     public_dataset : str
         ``held-out`` (an unlabeled part of the data set), ``none``, or another data set.
     held_out_size : int
@@ -101,6 +104,7 @@ class DataSettings(SettingsGroup):
     samples_per_class: int = Field(default=0, ge=0)
     minimum_size: int = Field(default=20, ge=1)
     client_split: str = "12/0/88"
+    evaluated_split: Literal["test", "validation"] = "test"
     public_dataset: str = HELD_OUT
     held_out_size: int = Field(default=200, ge=0)
 

@@ -106,8 +106,9 @@ def tune(
 
     Every method gets the same number of gradient steps, `local` included. Those of distillation,
     and of fine-tuning before an evaluation that the search reads, count like those in training.
-    A second call continues where the first stopped. Nothing depends on test data. All methods are
-    searched by successive halving and a tree-structured Parzen estimator.
+    A second call continues where the first stopped. Runs of the search read no test data
+    (``evaluated-split = validation``); those of the sweep do. All methods are searched by
+    successive halving and a tree-structured Parzen estimator.
 
     Parameters
     ----------
@@ -151,7 +152,7 @@ def tune(
     searches = [
         MethodSearch(
             strategy=name,
-            values=with_absolute_folders(configuration.without_unread()).flat(),
+            values=_values_of_trials(configuration),
             seeds=tuple(range(seeds)),
             budget=budget * steps_of_trial,
             steps_of_local=steps_of_trial,
@@ -168,6 +169,12 @@ def tune(
     sweep = folder / SWEEP_FILE
     sweep.write_text(_sweep_text(settings, found, range(seeds, seeds + fresh_seeds)))
     return Tuning(found, sweep, searches)
+
+
+def _values_of_trials(configuration: Configuration) -> dict[str, Scalar]:
+    """Return the flat run config that all trials of a method share; they read no test data."""
+    values = with_absolute_folders(configuration.without_unread()).flat()
+    return {**values, "evaluated-split": "validation"}
 
 
 def _require_positive(**numbers: int) -> None:
