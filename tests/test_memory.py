@@ -50,7 +50,7 @@ def test_a_draft_does_not_change_the_memory_it_was_made_from(kept):
     draft = kept.draft()
     draft.save("model", {"w": torch.full((3, 5), 2.0)})
     draft.save("more", {"w": torch.full((3, 5), 3.0)})
-    draft.note_round(4)
+    draft.note_round(4, {})
     assert kept.load("model")["w"].eq(1).all()
     assert kept.load("more") is None
     assert kept.server_round == 0 and draft.server_round == 4
@@ -108,13 +108,13 @@ def learned(number, server_round):
     memory = Memory()
     memory.save("model", {"weight": torch.full((30,), float(number))})
     memory.save_numbers("numbers", {"number": number})
-    memory.note_round(server_round)
+    memory.note_round(server_round, {})
     return memory
 
 
 def test_a_folder_gives_back_what_was_written(kept, tmp_path):
     folder = MemoryFolder(tmp_path / "7" / "ab12")
-    kept.note_round(3)
+    kept.note_round(3, {"0": 2.0**48 - 1})
     folder.write(kept)
     assert_same(folder.read(before_round=4), kept)
     assert folder.read(before_round=3) is None

@@ -25,6 +25,7 @@ from fedkd_flwr.clients.policy import (
     read_policy,
 )
 from fedkd_flwr.clients.privacy_ledger import DamagedLedgerError, PrivacyLedger
+from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.grids.in_process import InProcessGrid
 from strategies.core.privacy import privacy_spent
@@ -363,7 +364,7 @@ def test_a_run_id_leads_to_no_other_folder(small, silo, tmp_path):
     assert node.memory_folder("") is None
     for run_id in (str(tmp_path / "other"), "../..", "0F", "0f/1", "0f\n", "٣"):
         with pytest.raises(PolicyError, match="id of the run"):
-            node.memory_folder(run_id)
+            Request.read({}, {"server-round": 1, "run-id": run_id})
 
 
 def test_a_message_with_a_path_as_run_id_changes_no_folder(small, silo, tmp_path):

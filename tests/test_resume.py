@@ -9,6 +9,7 @@ from helpers import most_of_them_slow
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.clients.serving import ServingClient
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import resolve_output
 from fedkd_flwr.grids.in_process import InProcessGrid
@@ -89,6 +90,34 @@ def test_clients_not_yet_asked_by_a_resumed_run_keep_their_memory(small, tmp_pat
     with pytest.raises(KeyboardInterrupt):
         fedkd_flwr.run(settings, output_dir=tmp_path / "cut", on_round=cut)
     resumed = fedkd_flwr.resume(tmp_path / "cut")
+    assert list(resumed.clients["loss"].dropna()) == list(whole.clients["loss"].dropna())
+
+
+@pytest.mark.parametrize("cohort", ["on", "off"])
+def test_a_client_that_fails_in_its_evaluation_forgets_the_round(
+    cohort, small, tmp_path, monkeypatch
+):
+    """In memory and on disk alike, so that a resumed run has the same numbers."""
+    original = ServingClient._count
+
+    def count(self, server_round):
+        if (server_round, self.partition_id) == (2, 0):
+            raise MemoryError
+        return (yield from original(self, server_round))
+
+    monkeypatch.setattr(ServingClient, "_count", count)
+    settings = {**small, "strategy": "local", "models": "mlp", "num-server-rounds": 4}
+    settings |= {"cohort": cohort, "min-replies": 1}
+    whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
+
+    def cut(row):
+        if row["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedkd_flwr.run(settings, output_dir=tmp_path / "cut", on_round=cut)
+    resumed = fedkd_flwr.resume(tmp_path / "cut")
+    assert list(whole.rounds["failures"]) == [0, 1, 0, 0]
     assert list(resumed.clients["loss"].dropna()) == list(whole.clients["loss"].dropna())
 
 

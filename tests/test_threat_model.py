@@ -7,7 +7,9 @@ message. The node has images of its own and the policy of a deployment.
 import math
 import re
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from helpers import arrays_of, write_image_folder
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.privacy_ledger import PrivacyLedger
+from fedkd_flwr.data import sources
 from strategies.core.flower import TaskIdentity
 from strategies.core.privacy import privacy_spent
 
@@ -46,6 +49,7 @@ class Silo:
         # Flower's messages read their sender from here.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.folder = folder
+        self.state = None
         self.private = write_image_folder(folder / "private", *images_of(SILOS, 0))
         self.named = next(self.private.rglob("*.png")).rename(self.private / "3" / f"{SECRET}.png")
         self.public = write_image_folder(folder / "public", *images_of(SILOS, 1))
@@ -59,12 +63,20 @@ class Silo:
             "epsilon-budget": math.inf,
         }
 
+    @contextmanager
+    def one_context(self):
+        """Let the messages share Flower's context, as those of one run on a running node do."""
+        self.state = RecordDict()
+        yield
+        self.state = None
+
     def send(self, kind=MessageType.TRAIN, message=(), arrays=(), **changes):
         """Send one message; return the reply, or the text of the error that leaves the node."""
         config = {"phase": "train", "server-round": 1, "run-id": "0f", **dict(message)}
         packed = ArrayRecord({name: Array(array) for name, array in dict(arrays).items()})
         content = RecordDict({"config": ConfigRecord(config), "arrays": packed})
-        context = Context(1, 1, dict(self.node), RecordDict(), {**self.config, **changes})
+        state = RecordDict() if self.state is None else self.state
+        context = Context(1, 1, dict(self.node), state, {**self.config, **changes})
         try:
             return client_app(Message(content, 1, kind), context)
         except Exception as error:
@@ -101,6 +113,20 @@ def name_private_images_as_public(silo):
     silo.refuses("public-root", **{"public-dataset": "mnist", "data-root": "/srv"})
 
 
+def let_a_closed_folder_be_read_for_its_statistics(silo):
+    """With own data, ``dataset`` is a mere name, unless a setting needs its samples."""
+    closed = write_image_folder(silo.folder / "closed", *images_of(SILOS, 1))
+    silo.node["public-root"] = str(silo.public)
+    named = {"dataset": f"folder:{closed}", "strategy": "local", "public-dataset": "none"}
+    with patch.object(sources, "_load_folder") as read:
+        assert isinstance(silo.send(MessageType.QUERY, **named), Message)
+        for needed in ({"num-classes": "0"}, {"num-classes": "0.0"}, {"image-shape": ""}):
+            silo.refuses("public-root", **named, **needed)
+        answer = silo.send(MessageType.QUERY, **named, **{"input-scaling": "per-pixel"})
+    assert "DataError" in answer
+    assert not read.called
+
+
 def copy_private_images(silo):
     mixed = write_image_folder(silo.folder / "mixed", *images_of(SILOS, 1))
     (mixed / "3" / "harmless.png").write_bytes(silo.named.read_bytes())
@@ -117,6 +143,8 @@ def name_code(silo):
         sys.modules.pop("http.server", None)
         silo.refuses("allow-code", **{key: "http.server:test"})
         assert "http.server" not in sys.modules
+    own = {"own-settings": "mine.shared-model = 'http.server:test'"}
+    silo.refuses("allow-code", **own)
 
 
 def name_another_column(silo):
@@ -130,7 +158,8 @@ def choose_another_method(silo):
 
 
 def ask_for_the_mean_of_one_image(silo):
-    silo.refuses("min-class-count", **{"client-split": "1/0/99"})
+    for split in ("1/0/99", "60/1/39", "90/9/1"):
+        silo.refuses("min-class-count", **{"client-split": split})
     silo.node["allow-methods"] = "fedproto"
     reply = arrays_of(silo.send(strategy="fedproto", **{"client-split": "80/0/20"}))
     held = reply["class-counts"] > 0
@@ -196,6 +225,19 @@ def start_many_runs(silo):
     assert spent(silo) == pytest.approx(budget)
 
 
+def continue_from_a_model_without_noise(silo):
+    """`local` sends nothing, so it needs no noise; another run then names its memory."""
+    del silo.node["epsilon-budget"]
+    alone = {"strategy": "local"}
+    assert isinstance(silo.send(message={"run-id": "aa"}, **alone), Message)
+    noisy = {"dp-sgd-noise-multiplier": 2.0}
+    for changes in (noisy, NOISE, {**alone, **noisy}):
+        answer = silo.send(message={"run-id": "aa", "server-round": 2}, **changes)
+        assert "remembers the run with another id, method or noise" in answer
+    assert isinstance(silo.send(message={"run-id": "bb"}, **noisy), Message)
+    assert isinstance(silo.send(message={"run-id": "aa", "server-round": 2}, **alone), Message)
+
+
 def choose_a_large_delta(silo):
     silo.node["epsilon-budget"] = privacy_spent(2.0, 1, 1e-5)
     loose = {**NOISE, "kt-pfl.delta": 0.999}
@@ -219,9 +261,21 @@ def name_folders_to_write(silo):
         for message in ({}, {"last-round": True, "evaluate": True}, {"trained-rounds": 2}):
             answer = silo.send(message={"run-id": run_id, **message}, **folder)
             assert "PolicyError: the id of the run" in answer
+    silo.node["models-dir"] = str(silo.folder / "models")
+    approved = silo.folder / "models" / "approved" / "aa"
+    approved.mkdir(parents=True)
+    evaluated = {"last-round": True, "server-round": 1}
+    with silo.one_context():
+        assert isinstance(silo.send(), Message)
+        for run_id in (str(victim.parent), "../victim", "approved/aa", "bb"):
+            answer = silo.send(MessageType.EVALUATE, {**evaluated, "run-id": run_id})
+            assert "PolicyError" in answer
+        assert isinstance(silo.send(MessageType.EVALUATE, evaluated), Message)
+    assert not list(approved.iterdir()) and not (silo.folder / "models" / "bb").exists()
     assert isinstance(silo.send(message={"last-round": True, "evaluate": True}, **folder), Message)
     assert victim.read_text() == "of another application"
-    assert all(path.is_relative_to(silo.folder / "state") for path in silo.files() - before)
+    own = (silo.folder / "state", silo.folder / "models" / "0f")
+    assert all(any(map(path.is_relative_to, own)) for path in silo.files() - before)
 
 
 def provoke_errors(silo):
@@ -246,6 +300,7 @@ def time_a_round(silo):
 
 STEPS = [
     name_private_images_as_public,
+    let_a_closed_folder_be_read_for_its_statistics,
     copy_private_images,
     name_a_folder_as_a_set_of_the_hub,
     name_code,
@@ -258,6 +313,7 @@ STEPS = [
     turn_the_noise_off,
     fix_the_noise,
     start_many_runs,
+    continue_from_a_model_without_noise,
     choose_a_large_delta,
     spoil_a_row,
     name_folders_to_write,

@@ -120,8 +120,7 @@ class PersonalClient(ServingClient):
         """
         node = self.node
         data = load_client(self.run.data_plan, self.partition_id, node.data_path, node.grouping)
-        train, _, test = data.sizes
-        self.policy.check_data(train, test, data.in_public)
+        self.policy.check_data(data.sizes, data.in_public)
         return data
 
     @cached_property

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedkd_flwr.config.reading import unpacked
 from fedkd_flwr.config.run_config import PLACE_KEYS
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.registry import HELD_OUT, NO_PUBLIC_SET, hub_id_of, is_function, path_of
@@ -21,8 +22,14 @@ COLUMN_KEYS = ("image-column", "label-column")
 
 
 def code_names(run_config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names ``module:object`` in a flat run config, without importing anything."""
-    for key, value in run_config.items():
+    """Yield the names ``module:object`` in a flat run config, without importing anything.
+
+    Raises
+    ------
+    ConfigError
+        If ``own-settings`` cannot be read.
+    """
+    for key, value in unpacked(run_config).items():
         if key in PLACE_KEYS or not isinstance(value, str):
             continue
         for word in map(str.strip, value.split(",")):
@@ -49,12 +56,20 @@ def data_sets_read(run_config: Mapping[str, Any], data_path: str) -> list[str]:
     dataset = str(run_config.get("dataset", DEFAULTS.dataset))
     public = str(run_config.get("public-dataset", DEFAULTS.public_dataset))
     sizes_count = run_config.get("model-assignment") == "by-size"
-    is_described = run_config.get("image-shape") and run_config.get("num-classes")
+    is_described = run_config.get("image-shape") and _is_positive(run_config.get("num-classes"))
     is_mere_name = data_path and is_described and public != HELD_OUT and not sizes_count
     names = [] if is_mere_name else [dataset]
     built_in = METHODS.get(str(run_config.get("strategy", "")))
     is_for_server = built_in is not None and not built_in.strategy.needs_public_data
     return names if public in (HELD_OUT, NO_PUBLIC_SET) or is_for_server else [*names, public]
+
+
+def _is_positive(value: object) -> bool:
+    """Return whether a value, which may be the text of a number, is above 0."""
+    try:
+        return float(str(value)) > 0
+    except ValueError:
+        return False
 
 
 def place_of(name: str, data_root: str) -> Path | None:

@@ -1,6 +1,5 @@
 """A node's config, with the run's values as defaults."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,6 @@ from fedkd_flwr.clients.policy import (
     POLICY_KEYS,
     NodeConfigError,
     NodePolicy,
-    PolicyError,
     read_policy,
 )
 from fedkd_flwr.clients.privacy_ledger import LEDGER, PrivacyLedger
@@ -74,20 +72,7 @@ class Node:
     policy: NodePolicy = OPEN
 
     def memory_folder(self, run_id: str) -> Path | None:
-        """Return the folder for the node's memory of a run, if any.
-
-        Parameters
-        ----------
-        run_id : str
-            Hexadecimal digits; empty for none. It comes in a message.
-
-        Raises
-        ------
-        PolicyError
-            If it holds anything else, which would lead to another folder.
-        """
-        if run_id and not re.fullmatch("[0-9a-f]+", run_id):
-            raise PolicyError("the id of the run is not made of the digits 0-9 and a-f")
+        """Return the folder for the node's memory of a run, if any."""
         return self.state_folder / run_id if self.state_folder and run_id else None
 
     @property

@@ -8,6 +8,7 @@ The defaults are those of a deployment. In a simulation and in one process, serv
 to one user, and `OPEN` replaces them. ``trust-server = true`` does the same for a node.
 """
 
+import hashlib
 import math
 import sys
 from collections.abc import Mapping
@@ -101,8 +102,8 @@ class NodePolicy(SettingsGroup):
         Smallest ``noise-multiplier`` with which the node sends predictions, or smallest
         ``dp-sgd-noise-multiplier`` with which it trains. At 0, `epsilon_budget` alone decides.
     min_class_count : int
-        Classes with fewer samples are reported as absent. A node with fewer training or test
-        samples takes no part.
+        Classes with fewer samples are reported as absent. A node with fewer training, validation or
+        test samples takes no part; it may have no validation samples.
     epsilon_budget : float
         Largest epsilon of all runs together at `privacy_delta`. Releases of predictions and
         trainings by DP-SGD are counted apart. What leaves without noise has an infinite epsilon,
@@ -224,13 +225,14 @@ class NodePolicy(SettingsGroup):
 
     # ---- Limits on what leaves ------------------------------------------------------------
 
-    def check_data(self, train: int, test: int, in_public: int) -> None:
+    def check_data(self, sizes: tuple[int, int, int], in_public: int) -> None:
         """Refuse to take part with few samples, or with private samples in the public set.
 
         Parameters
         ----------
-        train, test : int
-            Number of training and of test samples. Results about few tell about single ones.
+        sizes : tuple of int
+            Numbers of training, validation and test samples. Results about few tell about single
+            ones; there may be no validation samples.
         in_public : int
             Number of samples of the node's own data that are in the public set, by content.
 
@@ -241,8 +243,11 @@ class NodePolicy(SettingsGroup):
         """
         if in_public and not self.trust_server:
             raise PolicyError("the public set holds private samples of this node")
-        if min(train, test) < self.min_class_count:
-            raise PolicyError("this node has fewer training or test samples than min-class-count")
+        train, validation, test = sizes
+        if min(train, validation or train, test) < self.min_class_count:
+            raise PolicyError(
+                "this node has fewer training, validation or test samples than min-class-count"
+            )
 
     def reported(self, counts: NDArray[Any]) -> NDArray[np.bool_]:
         """Return which classes are reported as present.
@@ -340,6 +345,18 @@ def noise_of(run: RunConfig, settings: Settings) -> float:
     """Return the multiplier of the noise on predictions or in training, whichever is larger."""
     of_predictions = isinstance(settings, SoftPredictionSettings) and settings.noise_multiplier
     return max(float(of_predictions), run.dp_sgd.noise_multiplier)
+
+
+def owner_of_memory(run_id: str, run: RunConfig, settings: Settings) -> dict[str, float]:
+    """Return a digest of a run's id, method and noise, as numbers that a memory can hold.
+
+    The id comes in a message. By it alone, a run could continue from a model that another run
+    trained without noise, and account for its own noise only.
+    """
+    text = repr((run_id, run.strategy, run.dp_sgd, settings))
+    digest = hashlib.sha256(text.encode()).digest()
+    # Integers of six bytes are exact in a float.
+    return {str(n): float(int.from_bytes(digest[n : n + 6])) for n in range(0, 30, 6)}
 
 
 def split_for_use(data: DataSettings, data_path: str, policy: NodePolicy) -> DataSettings:

@@ -1,9 +1,13 @@
 """What a message asks a client for."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from numpy.typing import NDArray
+
+from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.reply import Arrays
 
 TRAIN = "train"
@@ -46,7 +50,17 @@ class Request:
 
     @classmethod
     def read(cls, arrays: Arrays, config: Mapping[str, Any]) -> "Request":
-        """Read a message from its arrays and its config."""
+        """Read a message from its arrays and its config.
+
+        Raises
+        ------
+        PolicyError
+            If the id of the run is not made of hexadecimal digits. As a name of a folder, it would
+            lead elsewhere.
+        """
+        run_id = str(config.get("run-id", ""))
+        if run_id and not re.fullmatch("[0-9a-f]+", run_id):
+            raise PolicyError("the id of the run is not made of the digits 0-9 and a-f")
         return cls(
             arrays,
             int(config["server-round"]),
@@ -55,8 +69,13 @@ class Request:
             bool(config.get("last-round")),
             int(config.get("best-round", 0)),
             int(config.get("trained-rounds", 0)),
-            str(config.get("run-id", "")),
+            run_id,
         )
+
+    @classmethod
+    def of_list(cls, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> "Request":
+        """Read a message of Flower's `NumPyClient`, whose arrays are named in its config."""
+        return cls.read(dict(zip(config["names"], parameters, strict=True)), config)
 
     @property
     def starts_over(self) -> bool:

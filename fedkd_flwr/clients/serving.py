@@ -21,6 +21,7 @@ from torch import nn
 
 from fedkd_flwr.clients.local_training import local_training
 from fedkd_flwr.clients.node import read_node
+from fedkd_flwr.clients.policy import PolicyError, owner_of_memory
 from fedkd_flwr.clients.properties import data_properties
 from fedkd_flwr.clients.reply import Arrays, Training, TrainReply
 from fedkd_flwr.clients.request import TRAIN, Request
@@ -134,19 +135,21 @@ class ServingClient(NumPyClient):
             reply = complete(self._trained(request))
         with self._seeded(request.phase, request.server_round):
             complete(self._trained_alone(reply))
-        self._keep(request.server_round)
+        self._note(request.server_round)
         if self._evaluates_trained_model:
             reply = reply.with_evaluation(self._evaluated_alone({}, request.server_round))
+        self._keep(request.server_round)
         return reply
 
     def serve_job_by_job(self, request: Request) -> Training:
         """Serve a train message beside others. The model must not draw random numbers."""
         reply = yield from self._trained(request)
         yield from self._trained_alone(reply)
-        self._keep(request.server_round)
+        self._note(request.server_round)
         if self._evaluates_trained_model:
             evaluation = yield from self.evaluate_model({}, request.server_round)
             reply = reply.with_evaluation(evaluation)
+        self._keep(request.server_round)
         return reply
 
     def serve_evaluation(self, request: Request) -> TrainReply:
@@ -194,6 +197,10 @@ class ServingClient(NumPyClient):
         folder = self.node.memory_folder(self.request.run_id)
         return MemoryFolder(folder) if folder else None
 
+    @property
+    def _owner(self) -> dict[str, float]:
+        return owner_of_memory(self.request.run_id, self.run, self.settings)
+
     def _recall(self, before_round: int, is_repeated: bool = False) -> None:
         """Load the memory from disk if the context has none.
 
@@ -211,14 +218,14 @@ class ServingClient(NumPyClient):
             If the memory was removed to make room for later runs.
         DamagedMemoryError
             If it cannot be read.
+        PolicyError
+            If it is the memory of another run, method or noise.
         """
-        if self.memory.server_round and not is_repeated:
-            return
         folder = self.memory_folder
-        if folder and (stored := folder.read(before_round)):
-            self.memory.replace(stored)
-        elif folder and is_repeated:
-            self.memory.replace(Memory())
+        if folder and (is_repeated or not self.memory.server_round):
+            self.memory.replace(folder.read(before_round) or Memory())
+        if not self.memory.belongs_to(self._owner):
+            raise PolicyError("this node remembers the run with another id, method or noise")
 
     def _forget(self) -> None:
         """Forget the run, in the context and on disk."""
@@ -226,11 +233,14 @@ class ServingClient(NumPyClient):
         if folder := self.memory_folder:
             folder.clear()
 
-    def _keep(self, server_round: int) -> None:
-        """Keep the memory for the next message: in the context, and on disk if it has a folder."""
+    def _note(self, server_round: int) -> None:
+        """Note the trained model in the memory, before an evaluation changes it, and the round."""
         if self.keeps_model:
             self.memory.save_model("model", self.model)
-        self.memory.note_round(server_round)
+        self.memory.note_round(server_round, self._owner)
+
+    def _keep(self, server_round: int) -> None:
+        """Keep the memory in the context and on disk. A message that fails before keeps nothing."""
         self._kept_in.keep(self.memory)
         folder = self.memory_folder
         if folder is None:
@@ -376,7 +386,7 @@ class ServingClient(NumPyClient):
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         """Serve a train message whose arrays are named in ``config["names"]``."""
-        reply = self.serve(_request(parameters, config))
+        reply = self.serve(Request.of_list(parameters, config))
         metrics = {**reply.metrics, "names": list(reply.arrays)}
         return list(reply.arrays.values()), len(self.data.train_labels), metrics
 
@@ -384,9 +394,5 @@ class ServingClient(NumPyClient):
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         """Serve an evaluation message whose arrays are named in ``config["names"]``."""
-        metrics = self.serve_evaluation(_request(parameters, config)).metrics
+        metrics = self.serve_evaluation(Request.of_list(parameters, config)).metrics
         return metrics.get("loss", math.nan), int(metrics.get("total", 0)), dict(metrics)
-
-
-def _request(parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Request:
-    return Request.read(dict(zip(config["names"], parameters, strict=True)), config)

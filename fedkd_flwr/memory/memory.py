@@ -10,6 +10,9 @@ from fedkd_flwr.models.vectors import fill_model
 ROUND = "progress"
 """Name of the numbers with the round that a memory includes."""
 
+OWNER = "owner"
+"""Name of the numbers that tell to which run a memory belongs."""
+
 
 class Memory:
     """What a client keeps from one message to the next.
@@ -49,9 +52,14 @@ class Memory:
         self.tensors, self.numbers = dict(other.tensors), dict(other.numbers)
         self.changed = {*self.tensors, *self.numbers}
 
-    def note_round(self, server_round: int) -> None:
-        """Note that the memory includes a round."""
+    def note_round(self, server_round: int, owner: Mapping[str, float]) -> None:
+        """Note that the memory includes a round of a run."""
         self.save_numbers(ROUND, {"round": server_round})
+        self.save_numbers(OWNER, owner)
+
+    def belongs_to(self, owner: Mapping[str, float]) -> bool:
+        """Return whether the memory is of this run, or of none yet."""
+        return not self.server_round or self.load_numbers(OWNER) == owner
 
     def part(self, prefix: str) -> "Memory":
         """Return the groups whose names begin with a prefix, under the rest of their names."""
