@@ -176,6 +176,13 @@ def test_settings_read_from_another_method_s_table_define_a_run():
     assert "feddf.distillation-steps" not in defining_settings({"strategy": "fedavg"})
 
 
+def test_results_on_validation_data_are_for_a_choice(tmp_path):
+    for strategy in ("local", "kt-pfl"):
+        split = {"evaluated-split": "validation", "client-split": "60/20/20"}
+        write_run(tmp_path, strategy, 0, [0.6, 0.5], **split)
+    assert any("are those on validation data" in note for note in compare(tmp_path).notes)
+
+
 def test_another_reference_pairs_the_seeds_and_names_itself(two_methods):
     write_run(two_methods, "fedavg", 0, [0.6, 0.6, 0.6, 0.6])
     comparison = compare(two_methods, against="fedavg")

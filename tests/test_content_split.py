@@ -238,6 +238,8 @@ def test_groups_that_cannot_be_told_are_refused(tmp_path):
     with pytest.raises(DataError, match="fits 118 of 120 file names") as refused:
         parts_at(folder, grouping=BY_PATIENT)
     assert "Schmidt" not in str(refused.value)
+    with pytest.raises(DataError, match="fits 119 of 120 file names"):  # x.png has no group
+        parts_at(folder, grouping=Grouping(pattern=r"([^_]+_)?"))
     with pytest.raises(DataError, match="group-column reads a table"):
         parts_at(folder, grouping=Grouping(column="patient"))
     with pytest.raises(DataError, match="is not a regular expression"):

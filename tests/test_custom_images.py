@@ -90,6 +90,8 @@ def test_columns_are_found_or_named(tmp_path):
         load_labels(HUB_SET, root, DataFormat("thumb"))
     with pytest.raises(DataError, match="set label-column"):
         load_labels(HUB_SET, root, DataFormat("thumb", "no such column"))
+    with pytest.raises(DataError, match="set label-column"):  # although only one fits
+        load_images(f"folder:{path}", "", DataFormat("thumb", "kinds"))
     found = load_images(HUB_SET, root, DataFormat("thumb", "kind"))
     assert found.images.shape == (120, 3, 8, 8)
     np.testing.assert_array_equal(found.labels.numpy(), LABELS)

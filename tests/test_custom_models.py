@@ -308,3 +308,22 @@ def test_a_redefined_network_is_used_in_the_next_run(cohort, small, tmp_path, mo
     deep = losses(deep_net, "deep")
     assert losses(before, "linear") != deep
     assert losses(deep_net, "again") == deep
+
+
+def test_a_network_redefined_with_other_features_sends_prototypes_of_theirs(
+    small, tmp_path, monkeypatch
+):
+    def of_width(width):
+        def build(shape, classes):
+            body = nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, width), nn.ReLU())
+            return nn.Sequential(body, nn.Linear(width, classes))
+
+        monkeypatch.setattr(f"{HERE}.linear_net", build)
+        changes = {"models": f"{HERE}:linear_net", "strategy": "fedproto", "num-server-rounds": 1}
+        run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / str(width))
+        return int(run.rounds["numbers_up"].sum())
+
+    numbers = [of_width(width) for width in (16, 48)]
+    # A client sends K counts, and a prototype for each of its classes.
+    counts = 10 * small["num-clients"]
+    assert (numbers[1] - counts) == 3 * (numbers[0] - counts)

@@ -123,6 +123,12 @@ def test_a_split_that_trains_on_the_smaller_part_draws_a_warning(small, node, sp
         assert "a usual choice is 70/10/20" in found.text
 
 
+def test_validation_samples_are_counted_once_where_they_are_the_test_samples(small, node):
+    split = {"client-split": "55/40/5", "evaluated-split": "validation"}
+    found = findings_by_check(small, {**node, "min-class-count": 1}, **split)["data"]
+    assert found.ok and "Warning" not in found.text
+
+
 def test_a_share_of_the_runs_data_keeps_the_split_of_the_run(small):
     """Only a node with its own data replaces the default split, so a share of a data set warns."""
     found = findings_by_check(small, {"partition-id": 0}, strategy="local", **SIMULATED)["data"]

@@ -45,6 +45,16 @@ def test_a_class_missing_in_one_part_does_not_shift_the_others(lacking, tmp_path
         load_node_data(tmp_path, (1, 8, 8), 2)
 
 
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_part_beside_other_folders_is_refused(part, tmp_path):
+    """They may be classes, of which one is called so."""
+    write_pets(tmp_path, ["cat", "dog"])
+    write_pets(tmp_path / part, ["horse"])
+    save(tmp_path / ".cache", "0.png", np.zeros((8, 8), np.uint8))
+    with pytest.raises(DataError, match=f"has cat, dog beside {part}: train and test are parts"):
+        load_images(f"folder:{tmp_path}")
+
+
 def test_folders_made_by_tools_are_not_classes(tmp_path):
     for name in (".ipynb_checkpoints", "__MACOSX"):
         save(tmp_path / name, "0.png", np.zeros((8, 8), np.uint8))

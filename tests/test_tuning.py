@@ -422,8 +422,9 @@ def test_the_answer_says_whether_local_may_do_as_well(accuracy, low, said):
 
 
 def test_clients_without_validation_data_are_refused(base, tmp_path):
-    with pytest.raises(ConfigError, match="has no validation data to choose settings by"):
-        tune({**base, "client-split": "60/0/40"}, [], tmp_path)
+    for split in ("60/0/40", "60/0|20/20"):  # of all clients, or of some
+        with pytest.raises(ConfigError, match="has no validation data to choose settings by"):
+            tune({**base, "client-split": split}, [], tmp_path)
 
 
 @pytest.mark.parametrize("name", ["budget", "seeds", "jobs", "fresh_seeds"])

@@ -32,15 +32,26 @@ def notes_on_groups(groups: Groups, clients: pd.DataFrame, references: Reference
     Returns
     -------
     list of str
-        One sentence each on seeds, on runs and clients without a reference, on settings, and on
-        test splits that hold no other classes than their client trains on.
+        One sentence each on results on validation data, on seeds, on runs and clients without a
+        reference, on settings, and on test splits that hold no other classes than their client
+        trains on.
     """
     return [
+        *_notes_on_evaluated_split(groups),
         *_notes_on_seeds(groups),
         *_notes_on_evaluations(groups),
         *_notes_on_reference(groups, clients, references),
         *_notes_on_settings(groups),
         *_notes_on_classes(run for _, run in each_run(groups)),
+    ]
+
+
+def _notes_on_evaluated_split(groups: Groups) -> list[str]:
+    if all(run.config.get("evaluated-split", "test") == "test" for _, run in each_run(groups)):
+        return []
+    return [
+        "Results are those on validation data (evaluated-split), which may have chosen settings "
+        "and rounds: they are for a choice, not for a claim."
     ]
 
 

@@ -338,17 +338,18 @@ def _build_client(
     settings = plan.settings
     if not 0 <= partition_id < plan.num_clients:
         raise DataError(f"there is no client {partition_id} among {plan.num_clients}")
+    # Checked before anything is read: statistics would be those of the data set that a run names.
+    if data_path and settings.input_scaling != SYMMETRIC:
+        raise DataError(
+            "a node with its own data does not know the statistics of the pooled data that "
+            f"input-scaling {settings.input_scaling} needs; set input-scaling to {SYMMETRIC}"
+        )
     scaling, public = scaling_of(settings), public_pool(plan)
     device, classes = plan.device, settings.num_classes
     if not data_path:
         everything, parts = load_private(settings), client_parts(plan, partition_id)
         positions = _with_evaluated_split(parts, settings)
         return ClientData(everything, positions, scaling, device, public, classes)
-    if settings.input_scaling != SYMMETRIC:
-        raise DataError(
-            "a node with its own data does not know the statistics of the pooled data that "
-            f"input-scaling {settings.input_scaling} needs; set input-scaling to {SYMMETRIC}"
-        )
     shape = settings.image_shape
     own = load_node_data(data_path, shape, classes, settings.data_format, grouping)
     kind = "samples" if grouping == UNGROUPED else "groups"

@@ -83,13 +83,14 @@ def groups_of_files(paths: Sequence[PurePath], pattern: str) -> list[str]:
         node.
     """
     found = [re.search(pattern, path.as_posix()) for path in paths]
-    fitting = [match for match in found if match]
+    groups = [match and (match[1] if match.re.groups else match[0]) for match in found]
+    fitting = [group for group in groups if group is not None]
     if len(fitting) < len(paths):
         raise DataError(
             f"group-pattern fits {len(fitting)} of {len(paths)} file names; it has to fit all, "
             "so that no group is in two parts"
         )
-    return [match[1] if match.re.groups else match[0] for match in fitting]
+    return fitting
 
 
 def parts_by_content(

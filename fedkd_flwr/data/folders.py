@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkd_flwr.data.registry import DataError, DataFormat
-from fedkd_flwr.data.storage import PARTS, parts_of
+from fedkd_flwr.data.storage import PARTS, is_tools, parts_of, subfolders
 
 IMAGE_FORMATS = {
     "BMP": (".bmp",),
@@ -48,7 +48,7 @@ def read_image_folder(path: Path, data_format: DataFormat) -> tuple[list[Path], 
     if not data_format.labeled:
         files = image_files(path)
         return files, np.zeros(len(files), dtype=np.int64)
-    folders = [folder for part in parts_of(path) for folder in _class_folders(part)]
+    folders = [folder for part in parts_of(path) for folder in subfolders(part)]
     numbers = _class_numbers(path, {folder.name for folder in folders}, data_format.classes)
     files, labels = [], []
     for folder in folders:
@@ -84,7 +84,7 @@ def class_names(data_path: str, classes: int, label_column: str = "") -> list[st
 
         names = names_of_labels(tables[0], label_column)
         return names if len(names) == classes and names != list(map(str, range(classes))) else []
-    names = sorted({folder.name for part in parts_of(path) for folder in _class_folders(part)})
+    names = sorted({folder.name for part in parts_of(path) for folder in subfolders(part)})
     return names if len(names) == classes and not all(map(str.isdecimal, names)) else []
 
 
@@ -109,10 +109,6 @@ def folders_and_paths(path: Path, files: Sequence[Path]) -> tuple[list[str], lis
         PurePath(*file.relative_to(root).parts[1:]) for file, root in zip(files, roots, strict=True)
     ]
     return [root.name for root in roots] if len(parts) == len(PARTS) else [], within
-
-
-def _class_folders(path: Path) -> list[Path]:
-    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not _is_tools(entry.name))
 
 
 def _class_numbers(path: Path, names: Collection[str], classes: int) -> dict[str, int]:
@@ -141,9 +137,4 @@ def image_files(folder: Path) -> list[Path]:
 
 def _is_hidden(file: Path) -> bool:
     *folders, name = file.parts
-    return name.startswith(".") or any(map(_is_tools, folders))
-
-
-def _is_tools(folder: str) -> bool:
-    """Return whether a tool made the folder, such as ``.ipynb_checkpoints`` or ``__MACOSX``."""
-    return folder.startswith((".", "__"))
+    return name.startswith(".") or any(map(is_tools, folders))

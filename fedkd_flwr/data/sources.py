@@ -138,15 +138,15 @@ def _source(name: str, data_root: str, data_format: DataFormat) -> Source:
     """Return where a data set lies: as the registry says, or as its own columns tell."""
     if not name.startswith(HUB):
         return find_source(name)
-    from fedkd_flwr.data.tables import IMAGES, LABELS, find_column, schema_of
+    from fedkd_flwr.data.tables import LABELS, find_column, image_column, schema_of
 
     hub_id = name.removeprefix(HUB)
     schema = schema_of(hub_id, data_root)
-    image_column = find_column(schema, IMAGES, data_format.image_column, name)
+    images = image_column(schema, data_format, name)
     label_column = (
         find_column(schema, LABELS, data_format.label_column, name) if data_format.labeled else ""
     )
-    return Source(hub_id, image_column, label_column, data_format.shape, data_format.classes)
+    return Source(hub_id, images, label_column, data_format.shape, data_format.classes)
 
 
 def _read_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[np.int64]:
@@ -360,11 +360,11 @@ def _encoded_at(path: Path, data_format: DataFormat, grouping: Grouping = UNGROU
 def _encoded_in(places: list[Path], data_format: DataFormat, grouping: Grouping) -> _Files:
     """Return the images of tables."""
     from fedkd_flwr.data.tables import (
-        IMAGES,
         LABELS,
         encoded_images,
         find_column,
         groups_in,
+        image_column,
         read_table,
         whole_numbers,
     )
@@ -375,7 +375,7 @@ def _encoded_in(places: list[Path], data_format: DataFormat, grouping: Grouping)
     labels = []
     for place in places:
         table = read_table(place)
-        images = find_column(table.schema, IMAGES, data_format.image_column, repr(str(place)))
+        images = image_column(table.schema, data_format, repr(str(place)))
         found.encoded.extend(encoded_images(table.column(images)))
         found.names.extend(f"the image in row {row} of {str(place)!r}" for row in range(len(table)))
         labels.append(np.zeros(len(table), dtype=np.int64))

@@ -125,8 +125,31 @@ def _digest_of_file(path: Path) -> bytes:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return the parts of a labeled folder that are pooled; itself if it has none."""
-    return [path / part for part in PARTS if (path / part).is_dir()] or [path]
+    """Return the parts of a labeled folder that are pooled; itself if it has none.
+
+    Raises
+    ------
+    DataError
+        If it has other folders beside its parts. They may be classes, and ``train`` one of them.
+    """
+    parts = [path / part for part in PARTS if (path / part).is_dir()]
+    others = [folder.name for folder in subfolders(path) if folder not in parts] if parts else []
+    if others:
+        raise DataError(
+            f"{str(path)!r} has {', '.join(sorted(others))} beside {parts[0].name}: train and test "
+            "are parts of a data set, not classes; rename or remove one of these folders"
+        )
+    return parts or [path]
+
+
+def subfolders(path: Path) -> list[Path]:
+    """Return the folders in a folder, sorted, except those that a tool made."""
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not is_tools(entry.name))
+
+
+def is_tools(folder: str) -> bool:
+    """Return whether a tool made the folder, such as ``.ipynb_checkpoints`` or ``__MACOSX``."""
+    return folder.startswith((".", "__"))
 
 
 def share_samples(private: str, public: str, data_root: str = "") -> bool:

@@ -12,7 +12,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from fedkd_flwr.data.registry import DataError
+from fedkd_flwr.data.registry import DataError, DataFormat
 from fedkd_flwr.data.storage import PARTS, hub_parts, parquet_files
 
 Column: TypeAlias = "pa.ChunkedArray[Any]"
@@ -101,6 +101,16 @@ def schema_of(hub_id: str, data_root: str = "") -> pa.Schema:
     return parts[present[0]].features.arrow_schema
 
 
+def image_column(schema: pa.Schema, data_format: DataFormat, owner: str) -> str:
+    """Return the column of images; see `find_column`.
+
+    A public set may have other columns than the private one that the settings describe.
+    """
+    wanted = data_format.image_column
+    is_named = data_format.labeled or wanted in schema.names
+    return find_column(schema, IMAGES, wanted if is_named else "", owner)
+
+
 def find_column(schema: pa.Schema, kind: str, wanted: str, owner: str) -> str:
     """Return the column of images or of classes.
 
@@ -111,19 +121,19 @@ def find_column(schema: pa.Schema, kind: str, wanted: str, owner: str) -> str:
     kind : str
         `IMAGES` or `LABELS`.
     wanted : str
-        Its name where there is such a column; empty to find it.
+        Its name; empty to find it.
     owner : str
         Whose columns they are, for the message.
 
     Raises
     ------
     DataError
-        If there is none, or several fit.
+        If there is no such column, or none or several fit.
     """
     is_of_kind = _holds_files if kind == IMAGES else pa.types.is_integer
     fitting = [field.name for field in schema if is_of_kind(field.type)]
     known = [name for name in KNOWN_COLUMNS[kind] if name in schema.names]
-    found = [wanted] if wanted in schema.names else known[:1] or fitting
+    found = [name for name in schema.names if name == wanted] if wanted else known[:1] or fitting
     if len(found) == 1:
         return found[0]
     raise DataError(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Context, RecordDict
 
@@ -161,8 +162,8 @@ def _check_data(client: PersonalClient) -> str:
 def _warning(client: PersonalClient) -> str:
     """Return a warning if most samples of a node would not be used for training."""
     data, split = client.data, client.run.data.client_split
-    unused = len(data.validation_labels) + len(data.test_labels)
-    if len(data.train_labels) >= unused:
+    train, *others = data.positions
+    if len(train) >= len(np.unique(np.concatenate(others))):
         return ""
     return (
         f". Warning: client-split = {split} trains on less than half of the samples; "

@@ -13,6 +13,7 @@ from fedkd_flwr.client_app import train_together
 from fedkd_flwr.config import ConfigError, Configuration
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.models import model_pool
+from fedkd_flwr.models.features import own_widths
 from fedkd_flwr.runs import Run
 from fedkd_flwr.server_app import serve
 from fedkd_flwr.training.cohort import cohort_size
@@ -71,6 +72,7 @@ def run_in_process(
             # A custom network may have changed by the next run and keep its name.
             model_pool.clear()
             cohort_size.cache_clear()
+            own_widths.cache_clear()
 
 
 def require_device(device: str) -> None:

@@ -102,7 +102,7 @@ def common_width(models: ModelSettings, shape: Shape, classes: int) -> int:
     """
     if models.feature_width:
         return models.feature_width
-    widths = _own_widths(models.models, shape, classes, models.search_space)
+    widths = own_widths(models.models, shape, classes, models.search_space)
     return max(widths) if len(widths) == 1 else WIDTH_OF_PROJECTIONS
 
 
@@ -119,13 +119,14 @@ def narrowest_width(models: ModelSettings, shared: str, shape: Shape, classes: i
         Shape of a sample, and number of classes.
     """
     names = *models.models, shared
-    return models.feature_width or min(_own_widths(names, shape, classes, models.search_space))
+    return models.feature_width or min(own_widths(names, shape, classes, models.search_space))
 
 
 @cache
-def _own_widths(
+def own_widths(
     names: tuple[str, ...], shape: Shape, classes: int, search_space: SearchSpace
 ) -> frozenset[int]:
+    """Return the numbers of features of some architectures, without a projection."""
     with torch.random.fork_rng(devices=[]):
         built = [build_model(name, shape, classes, search_space) for name in dict.fromkeys(names)]
     return frozenset(map(feature_width, built))

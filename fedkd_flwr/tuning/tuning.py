@@ -188,7 +188,7 @@ def _checked(settings: Mapping[str, Any], name: str) -> Configuration:
     configuration = read_config({**settings, "strategy": name})
     search_space(configuration.run.method)
     split = configuration.run.data.client_split
-    if not max(read_split(split)[1]):
+    if not min(read_split(split)[1]):
         raise ConfigError(
             f"client-split = {split!r} has no validation data to choose settings by; "
             "set it to something like 60/20/20."
