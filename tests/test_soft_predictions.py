@@ -54,6 +54,16 @@ def test_a_number_format_loses_no_more_than_it_says(name, bytes_a_number, error)
     assert np.abs(wire.decode("teacher", arrays).sum(axis=-1) - 1).max() < wire.tolerance(10)
 
 
+@pytest.mark.parametrize("name", ["float32", "float16"])
+def test_negative_numbers_within_the_tolerance_become_zero(name):
+    """A mixture with a negative entry has no logarithm, and stops all who learn from it."""
+    wire = NUMBER_FORMATS[name]
+    sent = np.array([[-9e-4, 0.3, 0.7009]], dtype=np.float32)
+    (read,) = wire.checked("predictions", wire.encode("predictions", sent))
+    assert read[0] == 0
+    np.testing.assert_allclose(read[1:], sent[0, 1:], rtol=2e-3)
+
+
 @given(draw.floats(0, 1), draw.integers(2, 100))
 def test_equal_probabilities_survive_eight_bits(scale, classes):
     wire = NUMBER_FORMATS["int8"]

@@ -126,8 +126,8 @@ class NumberFormat:
         return arrays[name].astype(np.float32, copy=False)
 
     def corrected(self, decoded: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return decoded probabilities with rows that sum to 1."""
-        return decoded
+        """Return decoded probabilities, at least 0: the tolerance lets small negatives pass."""
+        return np.maximum(decoded, 0)
 
     def tolerance(self, classes: int) -> float:
         """Return how far rounding may move the sum of a row from 1, or an entry below 0."""
@@ -155,7 +155,7 @@ class RoundedFormat(NumberFormat):
 
     def corrected(self, decoded: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return decoded probabilities, at least 0, with rows scaled to sum 1."""
-        return normalized_rows(np.maximum(decoded, 0))
+        return normalized_rows(super().corrected(decoded))
 
 
 class EightBitFormat(RoundedFormat):
