@@ -115,6 +115,14 @@ def test_counts_that_do_not_add_up_are_refused(changed):
         check_class_counts(correct | changed)
 
 
+@pytest.mark.parametrize("missing", ["correct", "total"])
+def test_counts_by_class_without_the_total_counts_are_refused(missing):
+    counts = dict.fromkeys(("correct", "total", "class-0-correct", "class-0-total"), 0)
+    del counts[missing]
+    with pytest.raises(InvalidReplyError, match="without the total counts"):
+        check_class_counts(counts)
+
+
 def test_only_requested_metrics_are_declared():
     assert measured_metrics((), 10) == ()
     names = [metric.name for metric in measured_metrics(("calibration", "classes"), 1)]

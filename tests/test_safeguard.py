@@ -249,6 +249,15 @@ def test_counts_that_contradict_each_other_are_refused(change):
         check_safeguarded(counts)
 
 
+@pytest.mark.parametrize("missing", ["correct", "total"])
+def test_counts_of_a_safeguard_without_the_total_counts_are_refused(missing):
+    names = ("correct", "total", *(metric.name for metric in SAFEGUARD_METRICS))
+    counts = dict.fromkeys(names, 0)
+    del counts[missing]
+    with pytest.raises(InvalidReplyError, match="without the total counts"):
+        check_safeguarded(counts)
+
+
 def test_what_a_safeguard_cannot_do_is_refused(small):
     with pytest.raises(ConfigError, match="safeguard needs accuracy on validation data; set"):
         read_config({**small, "safeguard": "blend", "client-split": "80/0/20"})

@@ -73,17 +73,19 @@ def check_class_counts(metrics: Mapping[str, float]) -> None:
     Parameters
     ----------
     metrics : mapping of str to float
-        With ``correct`` and ``total``, which have been checked; class counts are optional.
+        ``correct`` and ``total``, which have been checked if reported; class counts are optional.
 
     Raises
     ------
     InvalidReplyError
-        If they are inconsistent.
+        If they are inconsistent, or reported without the total counts.
     """
     totals = {n: count for n, count in metrics.items() if n.endswith("-total") and _by_class(n)}
     rights = {n: count for n, count in metrics.items() if n.endswith("-correct") and _by_class(n)}
     if not totals and not rights:
         return
+    if not {"correct", "total"} <= metrics.keys():
+        raise InvalidReplyError("reports counts by class without the total counts")
     pairs = [(rights.get(n.replace("-total", "-correct"), -1), totals[n]) for n in totals]
     held_right, held_total = rights.pop("held-correct", -1), totals.pop("held-total", -1)
     fits = (

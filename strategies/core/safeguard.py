@@ -94,7 +94,8 @@ def check_safeguarded(metrics: Mapping[str, float]) -> None:
     Parameters
     ----------
     metrics : mapping of str to float
-        With ``correct`` and ``total``, which have been checked. Those of a safeguard are optional.
+        ``correct`` and ``total``, which have been checked if reported. Those of a safeguard are
+        optional.
 
     Raises
     ------
@@ -104,6 +105,8 @@ def check_safeguarded(metrics: Mapping[str, float]) -> None:
     reported = [metric.name for metric in SAFEGUARD_METRICS if metric.name in metrics]
     if not reported:
         return
+    if not {"correct", "total"} <= metrics.keys():
+        raise InvalidReplyError(f"reports {', '.join(reported)} without the total counts")
     if len(reported) < len(SAFEGUARD_METRICS):
         raise InvalidReplyError(f"reports {', '.join(reported)} without the rest of its safeguard")
     pairs = ((SAFEGUARDED_CORRECT, SAFEGUARDED_LOST), ("correct", METHOD_LOST))
