@@ -104,6 +104,7 @@ def test_small_classes_are_not_counted():
         {"held-total": 6},
         {"held-correct": 3},
         {"held-correct": 2, "held-total": 1},
+        {"correct": 5},
     ],
 )
 def test_counts_that_do_not_add_up_are_refused(changed):

@@ -96,6 +96,8 @@ def check_class_counts(metrics: Mapping[str, float]) -> None:
         and sum(totals.values()) <= metrics["total"]
         and held_right <= metrics["correct"]
         and 0 <= held_total <= metrics["total"]
+        # Of the classes that the client does not hold, no more are right than there are.
+        and metrics["correct"] - held_right <= metrics["total"] - held_total
     )
     if not fits:
         raise InvalidReplyError("reports counts by class that do not add up to the total counts")
