@@ -301,8 +301,12 @@ class ParameterStrategy(PersonalizedStrategy):
     # ---- Differential privacy of clients -----------------------------------------------
 
     def before_asking(self, server_round: int, sampled: Sequence[int]) -> ParameterState:
-        """Count the release of the round's mean, so that an interrupted round counts twice."""
-        if not self.plan.client_dp.noise_multiplier:
+        """Count the release of the round's mean, so that an interrupted round counts twice.
+
+        New clients train without one.
+        """
+        releases_mean = any(not self.members.is_new(n) for n in sampled)
+        if not self.plan.client_dp.noise_multiplier or not releases_mean:
             return self.state
         releases = np.array([self.state.num_releases + 1])
         self.observer.about_to_ask({"releases": releases})

@@ -77,6 +77,16 @@ def test_a_resumed_run_goes_on_counting(private, tmp_path):
     assert list(run.rounds["client_dp_epsilon"]) == pytest.approx(epsilons)
 
 
+def test_rounds_of_new_clients_release_no_mean(private, tmp_path):
+    """No noised mean is released in them, and a run that is extended counts as one at once."""
+    private |= {"strategy": "ditto", "new-clients": 0.25, "new-client-rounds": 3}
+    fedkd_flwr.run(private, output_dir=tmp_path / "run")
+    run = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=3)
+    epsilons = [privacy_spent(1.0, releases, 1e-5) for releases in (1, 2, 3)]
+    assert list(run.rounds["client_dp_epsilon"]) == pytest.approx(epsilons)
+    assert run.round_rows[-1]["new_client_dp_epsilon"] == pytest.approx(epsilons[-1])
+
+
 def test_accuracy_falls_with_noise(private, tmp_path):
     settings = {**private, "local-iterations": 10, "client-dp-clip-norm": 5.0, "max-samples": 0}
     accuracy = {
