@@ -267,13 +267,14 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         """Update each new client's row, and mix its teacher.
 
         The server stores the teachers of the training clients, not their predictions. These
-        teachers are mixed with the new client's predictions. Rows of training clients do not
-        change.
+        teachers are mixed with the new client's predictions, without those of clients that have not
+        joined a resumed run, whose sizes are unknown. Rows of training clients do not change.
         """
         before = self.state.coefficients
         coefficients = before.with_members(replies)
         lessons = self.state.lessons[before.places[_receivers(coefficients)]]
-        trained = [n for n in before.members if not self.members.is_new(n)]
+        joined = set(self.trained)
+        trained = [n for n in before.members if n in joined]
         teachers = lessons[coefficients.places[trained]]
         for n, own in zip(replies, self.stack_predictions(replies), strict=True):
             predictions = np.concatenate([teachers, own[None]])

@@ -102,7 +102,16 @@ class PFedGraph(MixtureStrategy):
     settings: PFedGraphSettings
 
     def weights_among(self, models: Mapping[int, Model]) -> NDArray[np.float64]:
-        """Return the graph among some clients, shape (R, R)."""
-        sizes = self.weights_of(models)
-        cosines = update_cosines(list(models.values()), self.state.model)
-        return graph_rows(cosines, sizes / sizes.sum(), self.settings.size_weight)
+        """Return the graph among some clients, shape (R, R).
+
+        A client that has not joined a resumed run, whose size is unknown, has weight 1 on itself.
+        """
+        joined = {n: model for n, model in models.items() if n in self.clients}
+        sizes = self.weights_of(joined)
+        cosines = update_cosines(list(joined.values()), self.state.model)
+        places = [place for place, n in enumerate(models) if n in joined]
+        graph = np.eye(len(models))
+        graph[np.ix_(places, places)] = graph_rows(
+            cosines, sizes / sizes.sum(), self.settings.size_weight
+        )
+        return graph

@@ -280,6 +280,20 @@ def test_fedmd_sends_one_mean_to_all_clients():
     assert strategy.matrices() == {}
 
 
+@pytest.mark.parametrize("kind", [KTpFL, SimPFL])
+def test_a_new_client_is_taught_by_those_who_have_joined(kind):
+    rng = np.random.default_rng(9)
+    predictions, own = random_simplex(rng, 3, 6, 3), random_simplex(rng, 6, 3)
+    strategy = strategy_with_clients(kind)
+    strategy.state = strategy.aggregate(1, {n: predicting(predictions[n]) for n in range(3)})
+    lessons = [strategy.lesson_of(n) for n in (0, 2)]
+    del strategy.members.clients[1]
+    strategy.state = strategy.welcome(1, {3: predicting(own)})
+    row = normalized_rows(strategy.state.coefficients.at([3], [0, 2, 3]))[0]
+    expected = np.einsum("m,mpk->pk", row, [*lessons, own])
+    np.testing.assert_allclose(strategy.lesson_of(3), expected, rtol=1e-5)
+
+
 def test_a_restored_strategy_continues_identically():
     rng = np.random.default_rng(8)
     first, second = random_simplex(rng, 2, 4, 6, 3)

@@ -18,7 +18,9 @@ from two_clients import (
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
-from strategies.pfedgraph import graph_rows, update_cosines
+from strategies.core.membership import ClientInfo
+from strategies.core.plan import RunPlan
+from strategies.pfedgraph import PFedGraph, PFedGraphSettings, graph_rows, update_cosines
 
 ALPHA, LAMBDA = 0.5, 0.3
 
@@ -104,6 +106,22 @@ def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     )
     resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
     assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
+
+
+def test_a_client_that_has_not_joined_a_resumed_run_is_mixed_with_nobody():
+    strategy = PFedGraph(
+        RunPlan(num_clients=3, num_classes=2), PFedGraphSettings(size_weight=ALPHA)
+    )
+    strategy.state = strategy.begin({"weights": np.zeros(4)})
+    models = {n: {"weights": row} for n, row in enumerate(np.eye(3, 4) + 0.1)}
+    for n in (0, 2):
+        strategy.members.clients[n] = ClientInfo(n, 100 + n, "mlp", num_examples=10 * (n + 1))
+    present = graph_rows(
+        update_cosines([models[0], models[2]], strategy.state.model), np.array([0.25, 0.75]), ALPHA
+    )
+    expected = np.eye(3)
+    expected[np.ix_([0, 2], [0, 2])] = present
+    np.testing.assert_allclose(strategy.weights_among(models), expected)
 
 
 def test_a_model_that_is_not_finite_is_refused(small, tmp_path):
