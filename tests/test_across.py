@@ -49,6 +49,23 @@ def test_seeds_can_be_the_units(tmp_path):
         compare_across([tmp_path / "data"])
 
 
+def test_a_method_without_all_seeds_is_left_out_and_named(folders):
+    """Its mean over the other seeds would be beside a mean of `local` over all of them."""
+    write_run(folders[0], "local", 1, [0.1, 0.1])
+    write_run(folders[0], "fedmd", 1, [0.2, 0.2])
+    write_run(folders[0], "kt-pfl", 1, [0.05, 0.05], finished=False)
+    for per_seed in (False, True):
+        across = compare_across(folders, per_seed=per_seed)
+        assert sorted(across.table.index) == ["fedmd", "local"]
+        assert across.notes[0] == (
+            "Methods are left out that lack results of a seed: kt-pfl (seed 1 of data-0)."
+        )
+        unfinished = "data-0: kt-pfl-1-5 is unfinished (2 of 2 rounds) and left out."
+        assert across.notes[1] == unfinished
+    with pytest.raises(ConfigError, match=r"needs kt-pfl and .* lack results of a seed: kt-pfl"):
+        compare_across(folders, against="kt-pfl")
+
+
 def test_the_command_prints_a_table_and_draws_a_diagram(folders, tmp_path):
     options = ["compare", "--across", *map(str, folders), "--figures", str(tmp_path / "figures")]
     result = CliRunner().invoke(app, options)

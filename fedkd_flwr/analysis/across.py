@@ -6,6 +6,7 @@ in reading order.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,8 @@ class Across:
         The reference.
     units : str
         What the units are, such as ``8 comparisons``.
+    left_out : list of str
+        Notes on methods that lack seeds, and on runs that are left out.
     """
 
     accuracies: pd.DataFrame
@@ -51,6 +54,7 @@ class Across:
     pairs: pd.DataFrame
     against: str
     units: str
+    left_out: list[str]
 
     def to_markdown(self) -> str:
         """Return the table and what the tests show, in Markdown."""
@@ -65,11 +69,12 @@ class Across:
 
     @property
     def notes(self) -> list[str]:
-        """What the tests are, and what Friedman's test shows."""
+        """What is left out, what the tests are, and what Friedman's test shows."""
         notes = [
+            *self.left_out,
             f"Wins and ranks are over {self.units}. P values are those of Wilcoxon's signed-rank "
             "test over these units with Holm's correction. All tests take units as independent; "
-            "seeds of one comparison share their images."
+            "seeds of one comparison share their images.",
         ]
         if math.isnan(self.friedman):
             return [*notes, "Friedman's test needs at least three methods."]
@@ -104,18 +109,22 @@ def across_of(
     comparisons: dict[str, Comparison], against: str = REFERENCE, per_seed: bool = False
 ) -> Across:
     """Return methods across comparisons; see `compare_across`."""
-    rows = {name: _accuracies(comparison, per_seed) for name, comparison in comparisons.items()}
-    accuracies = pd.concat(rows).dropna(axis="columns")
+    by_seed = {name: _by_seed(comparison) for name, comparison in comparisons.items()}
+    # A mean over other seeds than the reference's would compare different splits.
+    means = {name: own.mean(skipna=False).to_frame().T for name, own in by_seed.items()}
+    accuracies = pd.concat(by_seed if per_seed else means).dropna(axis="columns")
+    lacking = _notes_on_missing_seeds(by_seed)
     if len(accuracies) < FEWEST_UNITS:
         raise ConfigError(
             "--across needs at least two folders of runs, one per comparison; or --per-seed and at "
             "least two seeds."
         )
     if against not in accuracies or accuracies.shape[1] < 2:
-        raise ConfigError(
+        reason = (
             f"--across needs {against} and at least one other method in every folder; the methods "
             f"in all of them, with all seeds, are: {', '.join(map(str, accuracies)) or 'none'}."
         )
+        raise ConfigError(" ".join([reason, *lacking]))
     gains = accuracies.sub(accuracies[against], axis=0).round(9)
     others = [label for label in accuracies if label != against]
     p_values = [
@@ -134,15 +143,29 @@ def across_of(
     units = f"{len(comparisons)} comparison{'s' if len(comparisons) > 1 else ''}"
     if per_seed:
         units = f"{len(accuracies)} seeds of {units}"
-    return Across(accuracies, table, *_equal_ranks(accuracies), against, units)
+    left_out = [f"{name}: {note}" for name, own in comparisons.items() for note in own.left_out]
+    ranks = _equal_ranks(accuracies)
+    return Across(accuracies, table, *ranks, against, units, [*lacking, *left_out])
 
 
-def _accuracies(comparison: Comparison, per_seed: bool) -> pd.DataFrame:
-    """Return the accuracy of each method, of its first setting in reading order, by unit."""
+def _by_seed(comparison: Comparison) -> pd.DataFrame:
+    """Return the accuracy of each method, of its first setting in reading order, by seed."""
     firsts = {labels[0]: name for name, labels in labels_by_method(comparison.groups).items()}
     by_seed = comparison.results.pivot(index="seed", columns="method", values="accuracy")
-    own = by_seed[list(firsts)].rename(columns=firsts)
-    return own if per_seed else own.mean().to_frame().T
+    return by_seed[list(firsts)].rename(columns=firsts).dropna(how="all")
+
+
+def _notes_on_missing_seeds(by_seed: dict[str, pd.DataFrame]) -> list[str]:
+    """Name the methods that have some seeds of a comparison but not all, and the missing ones."""
+    missing: dict[str, list[str]] = defaultdict(list)
+    for name, own in by_seed.items():
+        for label, is_missing in own.isna().items():
+            if seeds := ", ".join(map(str, own.index[is_missing])):
+                missing[str(label)].append(f"seed {seeds} of {name}")
+    if not missing:
+        return []
+    listed = "; ".join(f"{label} ({', '.join(parts)})" for label, parts in missing.items())
+    return [f"Methods are left out that lack results of a seed: {listed}."]
 
 
 def _equal_ranks(accuracies: pd.DataFrame) -> tuple[float, pd.DataFrame]:

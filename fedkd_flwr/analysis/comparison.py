@@ -69,6 +69,8 @@ class Comparison:
         What each run is compared with.
     effects : dict of str to Effect
         Mean gain over the reference by label, with interval, p value and outcome.
+    left_out : list of str
+        Those of the notes that name a run that is not in the table: damaged, unfinished, repeated.
     """
 
     groups: dict[str, list[Run]]
@@ -79,6 +81,7 @@ class Comparison:
     notes: list[str]
     references: References
     effects: dict[str, Effect]
+    left_out: list[str]
 
     @property
     def against(self) -> str:
@@ -178,6 +181,7 @@ def compare(
     effects = effects_on_clients(clients, order)
     table = with_harm(with_effects(table.loc[order], effects), clients)
     table = with_safeguards(table, clients)
+    unfinished = _notes_on_unfinished(opened)
     return Comparison(
         groups={label: groups[label] for label in table.index},
         results=results,
@@ -193,7 +197,7 @@ def compare(
             *note_on_safeguards(clients),
             *damaged,
             *notes_on_content(finished),
-            *_notes_on_unfinished(opened),
+            *unfinished,
             *repeated,
             *notes_on_groups(groups, clients, references),
             *notes_on_provenance(finished),
@@ -203,6 +207,7 @@ def compare(
         ],
         references=references,
         effects=effects,
+        left_out=[*damaged, *unfinished, *repeated],
     )
 
 
