@@ -66,6 +66,16 @@ def test_a_method_without_all_seeds_is_left_out_and_named(folders):
         compare_across(folders, against="kt-pfl")
 
 
+def test_folders_of_the_same_name_are_told_apart_by_their_parents(folders, tmp_path):
+    for parent in ("a", "b"):
+        (tmp_path / parent).mkdir()
+        folders.pop().rename(tmp_path / parent / "digits")
+    twice = [tmp_path / "a" / "digits", tmp_path / "b" / "digits", tmp_path / "a" / "digits"]
+    across = compare_across(twice)
+    assert across.units == "2 comparisons"
+    assert list(across.accuracies.index.get_level_values(0)) == ["a/digits", "b/digits"]
+
+
 def test_the_command_prints_a_table_and_draws_a_diagram(folders, tmp_path):
     options = ["compare", "--across", *map(str, folders), "--figures", str(tmp_path / "figures")]
     result = CliRunner().invoke(app, options)

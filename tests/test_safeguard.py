@@ -1,6 +1,7 @@
 """The safeguard: a private model beside the method's, which equals a run of `local`."""
 
 import math
+import shutil
 
 import pandas as pd
 import pytest
@@ -342,6 +343,13 @@ def test_a_comparison_shows_both(base, tmp_path):
     assert "`fedavg`" in result.stdout and "`local`" not in result.stdout
     (figure,) = (tmp_path / "figures").glob("*-safeguard.png")
     assert figure.stat().st_size > 10_000
+    shutil.copytree(tmp_path / "run", tmp_path / "copy" / tmp_path.name / "run")
+    copied = str(tmp_path / "copy" / tmp_path.name)
+    result = CliRunner().invoke(
+        app, ["safeguard", str(tmp_path), copied, "--figures", str(tmp_path / "both")]
+    )
+    assert result.exit_code == 0, result.output
+    assert len(list((tmp_path / "both").glob(f"*-{tmp_path.name}-safeguard.png"))) == 2
     page = render_page(compared)
     assert "Gain with a safeguard" in page and "fedavg, safeguarded" in page
 

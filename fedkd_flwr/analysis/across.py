@@ -17,6 +17,7 @@ from scipy import stats
 from fedkd_flwr.analysis.columns import MISSING, REFERENCE, points
 from fedkd_flwr.analysis.comparison import Comparison, compare
 from fedkd_flwr.analysis.groups import labels_by_method
+from fedkd_flwr.analysis.loading import by_short_name
 from fedkd_flwr.analysis.rendering import in_markdown
 from fedkd_flwr.analysis.significance import LEVEL, holm
 from fedkd_flwr.config import ConfigError
@@ -101,7 +102,7 @@ def compare_across(
     ConfigError
         If there are fewer than two units, or no method besides the reference is in all.
     """
-    comparisons = {Path(folder).name: compare(folder) for folder in folders}
+    comparisons = {name: compare(folder) for name, folder in by_short_name(folders).items()}
     return across_of(comparisons, against, per_seed)
 
 

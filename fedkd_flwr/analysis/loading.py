@@ -6,6 +6,23 @@ from pathlib import Path
 from fedkd_flwr.runs import DamagedRunError, Run, RunDirectoryError, absolute, load_run
 
 
+def by_short_name(folders: Iterable[str | Path]) -> dict[str, Path]:
+    """Return folders by their last names, with as many parents as tell them apart.
+
+    Parameters
+    ----------
+    folders : iterable of path
+        Such as ``a/runs`` and ``b/runs``, whose names are these. A folder that is given twice
+        counts once.
+    """
+    paths = list(dict.fromkeys(absolute(folder) for folder in folders))
+    parts, named = 0, dict[str, Path]()
+    while len(named) < len(paths):
+        parts += 1
+        named = {str(Path(*path.parts[-parts:])): path for path in paths}
+    return named
+
+
 def load_runs(
     runs: Iterable[str | Path | Run], allow_code: str | Iterable[str] = ()
 ) -> tuple[list[Run], list[str]]:

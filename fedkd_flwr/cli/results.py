@@ -120,17 +120,21 @@ def safeguard(
     """Say how many clients fall behind with a safeguard, and how much of the gain it keeps."""
     with one_clear_line():
         from fedkd_flwr.analysis.comparison import compare
+        from fedkd_flwr.analysis.loading import by_short_name
         from fedkd_flwr.analysis.safeguard_criterion import criterion
 
         code = allow_code or ()
-        compared = {str(folder): compare(folder, allow_code=code) for folder in runs}
+        compared = {
+            name: compare(folder, allow_code=code) for name, folder in by_short_name(runs).items()
+        }
         echo(criterion(compared).to_markdown())
         if figures is not None:
             from fedkd_flwr.plots import plot_gain_with_safeguard
+            from fedkd_flwr.plots.comparison import file_stem
             from fedkd_flwr.plots.files import write_figures
 
             drawn = [
-                (f"{Path(name).resolve().name}-safeguard", plot_gain_with_safeguard(comparison))
+                (f"{file_stem(name)}-safeguard", plot_gain_with_safeguard(comparison))
                 for name, comparison in compared.items()
                 if "method_lost" in comparison.clients
             ]
