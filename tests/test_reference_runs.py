@@ -62,17 +62,28 @@ def test_local_with_another_order_of_batches_is_compared_like_a_method(tmp_path)
     assert compared.table["gain"]["local (batch-order=1)"] == pytest.approx(0.1)
 
 
-def test_a_seed_without_the_best_reference_is_compared_with_another(tmp_path):
+def test_a_seed_without_the_best_reference_is_not_compared_with_another(tmp_path):
     validated(write_run(tmp_path, "local", 0, [0.8], **{"learning-rate": 0.01}), 0.9)
     for seed in (0, 1):
         path = write_run(tmp_path, "local", seed, [0.4], **{"learning-rate": 0.001})
         validated(path, 0.1)
         write_run(tmp_path, "kt-pfl", seed, [0.6], **{"learning-rate": 0.05})
-    clients = compare(tmp_path).clients.query("method == 'kt-pfl'")
-    assert clients["gain"].tolist() == pytest.approx([-0.2, 0.2])
-    assert clients["reference"].tolist() == [
-        "local (learning-rate=0.01)", "local (learning-rate=0.001)",
-    ]  # fmt: skip
+    compared = compare(tmp_path)
+    clients = compared.clients.query("method == 'kt-pfl'")
+    assert clients["gain"].tolist() == pytest.approx([-0.2, float("nan")], nan_ok=True)
+    assert clients["reference"].tolist() == ["local (learning-rate=0.01)", None]
+    assert (
+        "Without a run of local (learning-rate=0.01) of the same seed: kt-pfl seed 1."
+        in compared.notes
+    )
+
+
+def test_a_reference_without_a_common_seed_does_not_count(tmp_path):
+    validated(write_run(tmp_path, "local", 0, [0.8], **{"learning-rate": 0.01}), 0.9)
+    validated(write_run(tmp_path, "local", 1, [0.4], **{"learning-rate": 0.001}), 0.1)
+    write_run(tmp_path, "kt-pfl", 1, [0.6], **{"learning-rate": 0.01})
+    (verdict,) = compare(tmp_path).verdicts
+    assert "from local (learning-rate=0.001): +20.0 points" in verdict
 
 
 def test_local_has_no_reference(tmp_path):

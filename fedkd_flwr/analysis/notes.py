@@ -112,10 +112,14 @@ def _notes_on_reference(groups: Groups, clients: pd.DataFrame, references: Refer
             else (f"no run of {name}")
         )
         return [f"There is {lack}, so there are no verdicts; run it with seed {seeds}."]
-    notes = []
-    if lacking:
-        listed = _listed(f"{label} seed {run.config['seed']}" for label, run in lacking)
-        notes.append(f"Without a run of {name} of the same seed: {listed}.")
+    without: dict[str, list[str]] = defaultdict(list)
+    for label, run in lacking:
+        setting = references.setting_for(label) or name
+        without[setting].append(f"{label} seed {run.config['seed']}")
+    notes = [
+        f"Without a run of {setting} of the same seed: {_listed(found)}."
+        for setting, found in without.items()
+    ]
     for label, run in others:
         own = clients[(clients["method"] == label) & (clients["seed"] == run.config["seed"])]
         matched = int(own["gain"].notna().sum())

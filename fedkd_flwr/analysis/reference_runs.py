@@ -11,7 +11,9 @@ class References:
     """The runs that the others of a comparison are compared with.
 
     Of several settings of the reference, a method is compared with the one that shares most
-    settings with it, in every seed; of several such, with the best on validation data.
+    settings with it, in every seed; of several such, with the best on validation data. Only
+    settings that have a common seed with the method count. Its other seeds have no reference: a
+    gain over several settings would be a gain over none of them.
     Runs of the reference with a higher ``batch-order`` than others are compared like a method: they
     show how much chance changes.
 
@@ -31,12 +33,20 @@ class References:
             for name in best_first(own, groups)[0]
         }
         self._preferred = {
-            label: sorted(
-                self._by_seed, key=lambda name: len(varied_settings([runs[0], groups[name][0]]))
-            )
+            label: self._most_similar(runs, groups)
             for label, runs in groups.items()
             if label not in self._by_seed
         }
+
+    def _most_similar(self, runs: list[Run], groups: Groups) -> str | None:
+        """Return the label with most settings of some runs, among those with one of their seeds."""
+        seeds = {run.config["seed"] for run in runs}
+        common = [name for name, own in self._by_seed.items() if seeds & own.keys()]
+        return min(
+            common,
+            key=lambda name: len(varied_settings([runs[0], groups[name][0]])),
+            default=None,
+        )
 
     @property
     def labels(self) -> list[str]:
@@ -46,6 +56,10 @@ class References:
     def __contains__(self, label: str) -> bool:
         """Return whether a label is the reference, or one of its settings."""
         return label in self._by_seed
+
+    def setting_for(self, label: str) -> str | None:
+        """Return the label that a method is compared with; None if they have no common seed."""
+        return self._preferred.get(label)
 
     def name_of(self, label: str, seed: int) -> str | None:
         """Return the label that a run is compared with.
@@ -60,10 +74,11 @@ class References:
         Returns
         -------
         str or None
-            None for a run of the reference, and where none has this seed.
+            None for a run of the reference, and where the setting of the reference that the
+            others of this label are compared with lacks the seed.
         """
-        preferred = self._preferred.get(label, ())
-        return next((name for name in preferred if seed in self._by_seed[name]), None)
+        name = self.setting_for(label)
+        return name if name and seed in self._by_seed[name] else None
 
     def of(self, label: str, seed: int) -> Run | None:
         """Return the run that a run is compared with; see `name_of`."""
