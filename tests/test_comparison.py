@@ -428,6 +428,20 @@ def test_settings_that_methods_do_not_share_are_noted(tmp_path):
     assert notes == ["The methods do not share models: lenet (fedavg); lenet,mlp (kt-pfl, local)."]
 
 
+def test_settings_are_noted_too_where_another_method_varies_them(tmp_path):
+    temperatures = {"kt-pfl": (1.0, 2.0), "fedntd": (3.0,), "moon": (4.0,)}
+    for method, values in temperatures.items():
+        for value in values:
+            write_run(tmp_path, method, 0, [0.5, 0.5], **{f"{method}.temperature": value})
+    for models in ("mlp", "lenet"):
+        write_run(tmp_path, "local", 0, [0.5, 0.5], models=models)
+    write_run(tmp_path, "ditto", 0, [0.5, 0.5], models="lenet")
+    notes = compare(tmp_path).notes
+    assert "The methods do not share models: lenet (ditto); mlp (fedntd, kt-pfl, moon)." in notes
+    (shared_name,) = [note for note in notes if "share a name" in note]
+    assert "temperature = 3.0 (fedntd), 4.0 (moon)" in shared_name
+
+
 def test_of_two_equal_runs_the_later_counts(tmp_path):
     first = write_run(tmp_path, "local", 0, [0.1, 0.1])
     write_run(tmp_path, "local", 0, [0.9, 0.9])

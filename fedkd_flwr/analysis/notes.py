@@ -133,19 +133,21 @@ def _notes_on_reference(groups: Groups, clients: pd.DataFrame, references: Refer
 
 
 def _notes_on_settings(groups: Groups) -> list[str]:
-    """Name the common settings that differ between methods but not within one."""
+    """Name the common settings that differ between methods which do not vary them themselves."""
     all_runs = [run for _, run in each_run(groups)]
     of_methods = by_strategy(all_runs)
-    within = {name for runs in of_methods.values() for name in varied_settings(runs)}
+    within = {strategy: varied_settings(runs) for strategy, runs in of_methods.items()}
     notes = []
     for name in varied_settings(all_runs):
-        if "." in name or name in within:
+        if "." in name:
             continue
         methods: dict[Any, list[str]] = defaultdict(list)
         for strategy, runs in of_methods.items():
-            methods[defining_settings(runs[0].config).get(name)].append(strategy)
-        listed = "; ".join(f"{value} ({_listed(found)})" for value, found in methods.items())
-        notes.append(f"The methods do not share {name}: {listed}.")
+            if name not in within[strategy]:  # else the labels have it already
+                methods[defining_settings(runs[0].config).get(name)].append(strategy)
+        if len(methods) > 1:
+            listed = "; ".join(f"{value} ({_listed(found)})" for value, found in methods.items())
+            notes.append(f"The methods do not share {name}: {listed}.")
     return [*notes, *_notes_on_tables(of_methods)]
 
 
@@ -156,10 +158,10 @@ def _notes_on_tables(of_methods: Mapping[str, list[Run]]) -> list[str]:
     labels already.
     """
     methods: dict[str, dict[Any, list[str]]] = defaultdict(lambda: defaultdict(list))
-    varied = {_ending(name) for runs in of_methods.values() for name in varied_settings(runs)}
     for strategy, runs in of_methods.items():
+        varied = varied_settings(runs)
         for name, value in table_settings(runs[0].config).items():
-            if _ending(name) not in varied:
+            if name not in varied:
                 methods[_ending(name)][value].append(strategy)
     differing = [
         f"{name} = {', '.join(f'{value} ({_listed(found)})' for value, found in values.items())}"
