@@ -343,6 +343,21 @@ def test_a_range_is_widened_late_where_the_best_value_lies_at_its_edge(base, tmp
     assert search.widened(study)[STEP_SIZE].low == 0.001
 
 
+def test_a_preset_outside_of_the_range_is_clipped_with_a_warning(base, tmp_path, logged):
+    values = read_config({**base, "strategy": "local", "learning-rate": 5.0}).flat()
+    search = a_search(values, tmp_path, 1)
+    (trial,) = search.study().get_trials()
+    most = search_space(METHODS["local"])[STEP_SIZE].high
+    assert trial.system_attrs["fixed_params"][STEP_SIZE] == most < 5
+    (warning,) = [text for text in logged() if STEP_SIZE in text]
+    assert f"learning-rate = 5 is outside of the range that is searched, 0.001 to {most:g}" in (
+        warning
+    )
+    assert f"the first trial of local uses {most:g}." in warning
+    search.study()
+    assert len([text for text in logged() if STEP_SIZE in text]) == 1
+
+
 def test_each_rung_keeps_the_best_of_a_bracket(base, tmp_path, monkeypatch):
     search = a_search(base, tmp_path, budget=4 * 1 + 2 * 1 + 4, steps_of_local=6)
     reached = {

@@ -126,10 +126,23 @@ class MethodSearch:
             ) from None
         self._require_same_settings(study)
         if not study.get_trials(deepcopy=False):
-            space = search_space(find_method(self.strategy))
-            given = {key: float(self.values[key]) for key in space}
-            study.enqueue_trial({key: space[key].within(value) for key, value in given.items()})
+            study.enqueue_trial(self._settings_of_first_trial())
         return study
+
+    def _settings_of_first_trial(self) -> dict[str, float]:
+        """Return the values of the run config, and say which ones lie outside their range."""
+        settings = {}
+        for key, dimension in search_space(find_method(self.strategy)).items():
+            given = float(self.values[key])
+            settings[key] = dimension.within(given)
+            if settings[key] != given:
+                log(
+                    WARNING,
+                    "%s = %g is outside of the range that is searched, %g to %g; the first trial "
+                    "of %s uses %g.",
+                    *(key, given, dimension.low, dimension.high, self.strategy, settings[key]),
+                )
+        return settings
 
     def _require_same_settings(self, study: Study) -> None:
         """Refuse a study with other settings or a larger budget; record those of a new one."""
