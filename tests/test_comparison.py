@@ -253,6 +253,10 @@ def test_seconds_count_only_of_runs_that_ran_alone(tmp_path):
     assert comparison.table["seconds"].dropna().to_dict() == {"local": 4.0}
     note = "Seconds are left out where runs overlapped in time: fedmd, kt-pfl."
     assert comparison.notes[-1] == note
+    # All reach the target in the second round, but the time of two runs is not comparable.
+    to_target = compare(tmp_path, target=0.5).table
+    assert to_target["rounds_to_target"].tolist() == [2, 2, 2]
+    assert to_target["seconds_to_target"].dropna().to_dict() == {"local": 0.0}
 
 
 def test_runs_that_follow_each_other_within_a_second_do_not_overlap(tmp_path):

@@ -115,7 +115,8 @@ def run_results(
         largest loss of a client, 0 where none loses), ``nll`` (mean cross-entropy), ``numbers``,
         ``bytes``, ``gradient_steps`` (the mean over the clients in training, where a run counted
         them), ``seconds`` (only where none of the other runs took place at the same time),
-        ``path``, and with a target those of `cost_to_target`; NaN for what a run does not have.
+        ``path``, and with a target those of `cost_to_target`, seconds again only of runs that
+        took place alone; NaN for what a run does not have.
         Columns of `AT_SECOND_MOMENTS`, of a safeguard, and of
         `strategies.core.optional_metrics.MEANS`, means over clients, where some run has measured
         them; those of `OF_NEW_CLIENTS` where some run has any: mean and worst accuracy, and the
@@ -153,6 +154,9 @@ def run_results(
             }
         )
     results = pd.DataFrame(rows)
+    if target is not None:
+        # A part of the seconds of a run is no more comparable than their sum.
+        results.loc[results["seconds"].isna(), "seconds_to_target"] = math.nan
     numeric = [name for name in results.columns if name not in ("method", "seed", "path")]
     optional = (*MEANS, *SAFEGUARD_COLUMNS, *AT_SECOND_MOMENTS, *OF_NEW_CLIENTS)
     measured_by_some = (*optional, "gradient_steps")
