@@ -210,8 +210,15 @@ class PersFL(FedAvg):
 
     @classmethod
     def spanning_setting(cls, plan: PlanSettings, settings: Settings) -> str:
-        """Return ``patience``, which compares personalized models only in the last round."""
-        return "patience" if plan.patience else ""
+        """Return a setting that gives the last planned round a part in the results.
+
+        Only then does ``patience`` compare personalized models, and do clients that are not sampled
+        receive a candidate for their optimal teacher.
+        """
+        if plan.patience:
+            return "patience"
+        picks_teacher = PersFLSettings.model_validate(settings).teacher == "optimal"
+        return "fraction-train" if picks_teacher and plan.sample_size < plan.num_training else ""
 
     def begin(self, initial: Arrays) -> PersFLState:
         """Start from the initial global model."""

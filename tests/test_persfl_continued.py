@@ -13,7 +13,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients import persfl
 from fedkd_flwr.clients.persfl import PersFLClient
 from fedkd_flwr.clients.request import Request
-from fedkd_flwr.config import read_config
+from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import resolve_output
 from fedkd_flwr.engines.starting import resumed
 from fedkd_flwr.grids.in_process import InProcessGrid
@@ -171,6 +171,20 @@ def test_an_extended_run_discards_its_personalized_models(small, tmp_path, monke
     rows = [run.clients[run.clients["round"] == 3] for run in (grown, whole)]
     assert list(rows[0]["accuracy"]) == list(rows[1]["accuracy"])
     assert rows[0]["lambda"].isna().tolist() == [False, True, False, False]
+
+
+def test_more_rounds_are_refused_where_the_last_one_gave_candidates_to_all(small, tmp_path):
+    """An extended run would keep them; with the last teacher, or all clients, there are none."""
+    sampled = {**small, "fraction-train": 0.5, "num-server-rounds": 1}
+    fedkd_flwr.run(sampled, output_dir=tmp_path / "run")
+    with pytest.raises(ConfigError, match="With fraction-train, the results of persfl depend"):
+        fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    sampled |= {"persfl.teacher": "last"}
+    fedkd_flwr.run(sampled, output_dir=tmp_path / "last")
+    grown = fedkd_flwr.resume(tmp_path / "last", num_server_rounds=2)
+    whole = fedkd_flwr.run({**sampled, "num-server-rounds": 2}, output_dir=tmp_path / "whole")
+    rows = [run.clients[run.clients["round"] == 2] for run in (grown, whole)]
+    assert list(rows[0]["loss"]) == list(rows[1]["loss"])
 
 
 # ---- The file of the progress ----------------------------------------------------------
