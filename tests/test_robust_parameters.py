@@ -111,6 +111,16 @@ def test_a_long_update_keeps_its_direction_and_gets_the_limit():
     np.testing.assert_allclose(bounded[3].arrays["weights"], [7, 9], rtol=1e-6)
 
 
+def test_what_most_clients_return_unchanged_is_changed_by_nobody(caplog):
+    start = {"alphas": np.ones(2, dtype=np.float32)}
+    replies = {n: Reply(n, dict(start), {}) for n in range(3)}
+    replies[1] = Reply(1, {"alphas": np.full(2, HUGE, dtype=np.float32)}, {})
+    bounded = with_clipped_updates(replies, lambda _: start, multiple=10)
+    assert bounded[0] is replies[0]
+    np.testing.assert_array_equal(bounded[1].arrays["alphas"], start["alphas"])
+    assert "Clipped: client 1" in caplog.text
+
+
 @pytest.mark.parametrize("strategy", AVERAGING)
 def test_one_huge_reply_does_not_ruin_the_model(small, tmp_path, strategy):
     settings = {**small, "strategy": strategy}

@@ -37,7 +37,8 @@ def with_clipped_updates(
     """Shorten updates whose norm is above a multiple of the median norm of the round.
 
     An update is the difference of an array from what the client received. Arrays of each name are
-    compared with each other. An array within the limit is not changed.
+    compared with each other. An array within the limit is not changed. If most clients return an
+    array as they received it, nobody changes it.
 
     Parameters
     ----------
@@ -59,16 +60,15 @@ def with_clipped_updates(
     norms = {n: _update_norms(reply, sent_to(reply)) for n, reply in replies.items()}
     names = next(iter(norms.values()), {}).keys()
     limits = {
-        name: upper_limit(np.array([norm[name] for norm in norms.values()]), multiple)
-        for name in names
+        name: float(multiple * np.median([norm[name] for norm in norms.values()])) for name in names
     }
     bounded = {}
     for n, reply in replies.items():
         above = [name for name in names if norms[n][name] > limits[name]]
         for name in above:
-            times = multiple * norms[n][name] / limits[name]
-            log(WARNING, "Clipped: client %d, the update of its %s is %.3g times the median "
-                "(update-cap = %g)", n, name, times, multiple)  # fmt: skip
+            log(WARNING, "Clipped: client %d, the norm of the update of its %s is %.3g, and %.3g "
+                "is allowed (update-cap = %g)", n, name, norms[n][name], limits[name],
+                multiple)  # fmt: skip
         shares = {name: limits[name] / norms[n][name] for name in above}
         bounded[n] = _with_shorter_updates(reply, sent_to, shares) if shares else reply
     return bounded
