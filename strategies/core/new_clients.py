@@ -105,12 +105,13 @@ def receive_new_clients(strategy: NewClientServer, server_round: int) -> NewClie
     exchange = Exchange(clients, server_round, plan, trained_rounds=server_round)
     present = strategy.reachable(new=True)
     metrics: dict[int, dict[str, float]] = {}
-    steps = 0
     for step in range(1, rounds + 1):
         host.round = CurrentRound(exchange.further(step), strategy.round.grid)
         replies = host.train_new_clients(step, present) if present else {}
-        metrics |= {n: reply.metrics for n, reply in replies.items()}
-        steps += gradient_steps(reply.metrics for reply in replies.values())
+        for n, reply in replies.items():
+            # A row covers all rounds, like its traffic; other metrics are those of the last one.
+            taken = gradient_steps([metrics.get(n, {}), reply.metrics])
+            metrics[n] = {**reply.metrics, GRADIENT_STEPS.name: taken}
         present = list(replies)
     # Without training, new clients are evaluated in the round of the other clients.
     host.round = CurrentRound(exchange.further(rounds or server_round), strategy.round.grid)
@@ -118,7 +119,7 @@ def receive_new_clients(strategy: NewClientServer, server_round: int) -> NewClie
     columns: dict[str, Any] = {
         **accuracy_statistics(evaluations.values()),
         **exchange.traffic.totals(),
-        GRADIENT_STEPS.column: steps,
+        GRADIENT_STEPS.column: gradient_steps(metrics.values()),
         "clients": len(evaluations),
         "failures": plan.num_new - len(evaluations),
         **host.round_metrics(),
