@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedkd_flwr.analysis.columns import in_bytes
+from fedkd_flwr.analysis.columns import COLUMNS, in_bytes
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.settings import IncomparableRunsError, defining_settings
 from fedkd_flwr.analysis.targets import COSTS
@@ -193,6 +193,7 @@ def test_another_reference_pairs_the_seeds_and_names_itself(two_methods):
     ]
     assert comparison.references.of("local", 0).config["strategy"] == "fedavg"
     assert "over fedavg, points (95%)" in comparison.to_markdown()
+    assert COLUMNS["trained_accuracy"].heading_over("fedavg") == "after local training"
     assert np.isnan(comparison.table.loc["fedavg", "gain"])
     with pytest.raises(ConfigError, match=r"no finished run of ditto .* fedavg, kt-pfl, local\."):
         compare(two_methods, against="ditto")

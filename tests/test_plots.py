@@ -221,6 +221,17 @@ def test_gain_over_local_has_a_point_per_client_and_seed(comparison):
     assert any(f"{share:.0%} of clients" in text.get_text() for text in axes.get_yticklabels())
 
 
+def test_figures_name_another_reference(runs, tmp_path):
+    compared = compare(runs.values(), against="kt-pfl")
+    axes = main_axes(plots.plot_gain_over_local(compared))
+    assert axes.get_xlabel() == "Gain in accuracy over kt-pfl, in points"
+    assert all("clients above kt-pfl" in text.get_text() for text in axes.get_yticklabels())
+    help_figure = plots.plot_help(runs["kt-pfl", 0], runs["kt-pfl", 1], against="kt-pfl")
+    assert "over kt-pfl" in help_figure.axes[1].get_xlabel()
+    files = [path.name for path in plots.save_figures(compared, tmp_path)]
+    assert "gain-over-kt-pfl.png" in files and "gain-over-local.png" not in files
+
+
 def test_gain_over_local_requires_local_runs(runs):
     with pytest.raises(ValueError, match="local"):
         plots.plot_gain_over_local(compare([runs["kt-pfl", 0]]))

@@ -19,6 +19,7 @@ from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.cli import app
 from fedkd_flwr.report import write_report
 from fedkd_flwr.report.figures import new_clients_figure, sharing_figure, shown_rounds
+from fedkd_flwr.report.page import render_page
 from fedkd_flwr.report.tables import method_tables
 from fedkd_flwr.runs import RunDirectoryError
 
@@ -65,6 +66,20 @@ def test_the_page_shows_the_results_of_the_comparison(page, comparison):
         body = body.replace(f">{jain}<", "><")
     # Percent and points everywhere, as in the figures and the verdicts.
     assert re.findall(r">[+-]?0\.\d{4}<", body) == []
+
+
+def test_the_page_names_another_reference(runs):
+    body = unescape(body_of(render_page(compare(runs, against="kt-pfl"))))
+    assert "Gain in accuracy over kt-pfl, in points" in body
+    assert "more accurate than under kt-pfl" in body and "accuracy of kt-pfl" in body
+    for wrong in (
+        "Gain over local",
+        "above local",
+        "under local",
+        "of local<",
+        "accuracy of local",
+    ):
+        assert wrong not in body, wrong
 
 
 def test_the_tables_of_methods_hold_each_column_once(comparison):

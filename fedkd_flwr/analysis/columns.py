@@ -65,8 +65,8 @@ class Column:
     ----------
     name : str
         Its name in the table of means over seeds.
-    heading : str
-        What a reader sees; the name of another reference replaces ``local``.
+    template : str
+        The heading, with ``{reference}`` for what methods are compared with.
     write : callable
         Returns a number of the column as text.
     topic : str
@@ -76,14 +76,19 @@ class Column:
     """
 
     name: str
-    heading: str
+    template: str
     write: Callable[[Any], str]
     topic: str = ACCURACY
     left_out: int = 0
 
+    @property
+    def heading(self) -> str:
+        """What a reader sees where methods are compared with `REFERENCE`."""
+        return self.heading_over(REFERENCE)
+
     def heading_over(self, reference: str) -> str:
         """Return the heading where methods are compared with a reference."""
-        return self.heading.replace(REFERENCE, reference)
+        return self.template.format(reference=reference)
 
     def text(self, row: Mapping[Any, Any]) -> str:
         """Return the cell of a row, with its interval or deviation where the row has one.
@@ -109,15 +114,15 @@ COLUMNS = {
         Column("accuracy_chosen", "accuracy, validation round", percent, left_out=23),
         Column("trained_accuracy", "after local training", percent, left_out=26),
         Column("received_accuracy", "as received", percent, left_out=25),
-        Column("gain", "over local, points (95%)", points, left_out=24),
+        Column("gain", "over {reference}, points (95%)", points, left_out=24),
         Column("verdict", "verdict", str),
         Column("clients_std", "std over clients, points", _size_in_points, SPREAD, 4),
         Column("clients_worst", "worst client", percent, SPREAD, 7),
         Column("clients_decile", "bottom decile", percent, SPREAD, 16),
         Column("clients_worst_tenth", "worst 10%", percent, SPREAD, 10),
         Column("jain", "Jain's index", _four_digits, SPREAD, 9),
-        Column("beats_local", "beat local", _share, CLIENTS, 21),
-        Column("harmed", "below local", _share, CLIENTS, 20),
+        Column("beats_local", "beat {reference}", _share, CLIENTS, 21),
+        Column("harmed", "below {reference}", _share, CLIENTS, 20),
         Column("harmed_shown", "shown harmed", _share, CLIENTS, 22),
         Column("harmed_estimate", "harmed, noise removed", _share, CLIENTS, 19),
         Column("worst_loss", "worst loss, points", _size_in_points, CLIENTS, 17),
@@ -127,7 +132,7 @@ COLUMNS = {
         Column("safeguard_weight", "weight of method", _share, SAFEGUARD, 27),
         Column("new_accuracy", "new clients", percent, NEW_CLIENTS),
         Column("new_worst", "worst new client", percent, NEW_CLIENTS, 8),
-        Column("new_beats_local", "new beat local", _share, NEW_CLIENTS, 18),
+        Column("new_beats_local", "new beat {reference}", _share, NEW_CLIENTS, 18),
         Column("nll", "NLL", _four_digits, MEASURES, 11),
         Column("calibration_error", "ECE", _four_digits, MEASURES, 12),
         Column("auc", "AUC", _four_digits, MEASURES, 13),

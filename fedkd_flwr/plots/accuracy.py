@@ -3,7 +3,6 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedkd_flwr.analysis.columns import REFERENCE
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.figures import (
     accuracies_by_rank,
@@ -72,17 +71,17 @@ def plot_accuracy_against_bytes(comparison: Comparison) -> Figure:
 
 
 def plot_gain_over_local(comparison: Comparison) -> Figure:
-    """Plot each client's gain in accuracy over `local`, one point per client and seed.
+    """Plot each client's gain in accuracy over the reference, one point per client and seed.
 
     Raises
     ------
     ValueError
-        If there is no run of `local` with the seed of another run.
+        If there is no run of the reference with the seed of another run.
     """
-    shown = gains_by_method(comparison)
+    shown, against = gains_by_method(comparison), comparison.against
     if not shown:
-        raise ValueError(f"There is no run of {REFERENCE} with the same seed to compare with.")
-    figure, axes = new_figure("Gain in accuracy over local, in points", "")
+        raise ValueError(f"There is no run of {against} with the same seed to compare with.")
+    figure, axes = new_figure(f"Gain in accuracy over {against}, in points", "")
     in_points(axes.xaxis)
     figure.set_size_inches(FIGURE_WIDTH, 1.4 + 0.5 * len(shown))
     for row, (_, style, own) in enumerate(shown):
@@ -90,7 +89,7 @@ def plot_gain_over_local(comparison: Comparison) -> Figure:
         axes.scatter(gain, row + 0.22 * own["jitter"], s=22, color=style["color"], alpha=0.6, lw=0)
         axes.plot([gain.mean()] * 2, [row - 0.34, row + 0.34], color="black", lw=2)
     shares = comparison.table["beats_local"]
-    names = [f"{label}\n{shares[label]:.0%} of clients above local" for label, _, _ in shown]
+    names = [f"{label}\n{shares[label]:.0%} of clients above {against}" for label, _, _ in shown]
     axes.set_yticks(range(len(shown)), names)
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")

@@ -69,12 +69,13 @@ def file_stem(label: str) -> str:
 
 
 def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
+    against = comparison.against
     if comparison.clients["accuracy"].notna().any():
         yield "accuracy-over-rounds", plot_accuracy_over_rounds(comparison)
         yield "accuracy-against-bytes", plot_accuracy_against_bytes(comparison)
         yield "clients-by-rank", plot_clients_by_rank(comparison)
     if comparison.clients["gain"].notna().any():
-        yield "gain-over-local", plot_gain_over_local(comparison)
+        yield file_stem(f"gain-over-{against}"), plot_gain_over_local(comparison)
     if not gains_with_cost(comparison).empty:
         yield "gain-against-bytes", plot_gain_against_bytes(comparison)
     if gains_with_safeguard(comparison):
@@ -87,7 +88,8 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
         for matrix in sharing_matrices(run):
             yield f"{stem}-{matrix}", plot_sharing(run, name=matrix)
             if local:
-                yield f"{stem}-{matrix}-help", plot_help(run, local, name=matrix)
+                help_figure = plot_help(run, local, name=matrix, against=against)
+                yield f"{stem}-{matrix}-help", help_figure
         if not class_accuracies(run).empty:
             yield f"{stem}-classes", plot_classes(run)
         if "clusters" in run.matrices:

@@ -9,6 +9,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from fedkd_flwr.analysis.columns import REFERENCE
 from fedkd_flwr.analysis.figures import gains_over, ordered_matrices, run_title, sharing_matrices
 from fedkd_flwr.analysis.line_styles import COLORS
 from fedkd_flwr.plots.axes import FIGURE_WIDTH, in_points, new_figure
@@ -57,17 +58,20 @@ def plot_help(
     server_round: int | None = None,
     name: str | None = None,
     order: Sequence[int] | None = None,
+    against: str = REFERENCE,
 ) -> Figure:
-    """Draw a coefficient matrix next to each client's gain over `local`.
+    """Draw a coefficient matrix next to each client's gain over the reference.
 
     Parameters
     ----------
     run : Run
         A run of a method with a coefficient or sharing matrix.
     local : Run
-        The run of `local` on the same split.
+        The run of `local`, or of another reference, on the same split.
     server_round, name, order
         As in `plot_sharing`.
+    against : str
+        Name of the reference.
 
     Raises
     ------
@@ -96,7 +100,7 @@ def plot_help(
         right.set_xlim(-widest, widest)
     right.xaxis.set_major_locator(MaxNLocator(4))
     right.axvline(0, color="black", lw=1)
-    right.set_xlabel("Gain in accuracy\nover local, in points")
+    right.set_xlabel(f"Gain in accuracy\nover {against}, in points")
     in_points(right.xaxis)
     right.grid(axis="x", alpha=0.3)
     right.spines[["top", "right"]].set_visible(False)

@@ -86,9 +86,10 @@ def accuracy_figure(comparison: Comparison) -> Figure:
 
 
 def gain_figure(comparison: Comparison) -> Figure:
-    """Return each client's gain in accuracy over `local`, one point per client and seed."""
-    shown = gains_by_method(comparison)
-    figure = _new_figure("Gain in accuracy over local, in points", "", height=110 + 84 * len(shown))
+    """Return each client's gain in accuracy over the reference, a point per client and seed."""
+    shown, against = gains_by_method(comparison), comparison.against
+    title = f"Gain in accuracy over {against}, in points"
+    figure = _new_figure(title, "", height=110 + 84 * len(shown))
     for row, (label, style, own) in enumerate(shown):
         figure.add_scatter(
             x=100 * own["gain"],
@@ -98,7 +99,7 @@ def gain_figure(comparison: Comparison) -> Figure:
             name=_wrapped(label),
             marker={"color": _on_theme(style["color"]), "size": 9, "opacity": 0.85},
             hovertemplate="client %{customdata[0]}, seed %{customdata[1]}: %{x:+.1f} points<br>"
-            "%{customdata[2]:.1%}, local %{customdata[3]:.1%}",
+            f"%{{customdata[2]:.1%}}, {against} %{{customdata[3]:.1%}}",
         )
         mean = 100 * own["gain"].mean()
         figure.add_shape(
@@ -109,7 +110,7 @@ def gain_figure(comparison: Comparison) -> Figure:
         _write_above(
             figure,
             row,
-            f"{label}: {share:.0%} of clients above local, {mean:+.1f} points on average",
+            f"{label}: {share:.0%} of clients above {against}, {mean:+.1f} points on average",
         )
     figure.add_vline(0, line={"color": INK, "width": 1, "dash": "dot"})
     return _with_rows(figure, len(shown))

@@ -113,7 +113,10 @@ def render_page(comparison: Comparison) -> str:
             for label, runs in comparison.groups.items()
             if (steps := _knowledge(label, runs[0]))
         ],
-        gains=_chart("Gain over local", gain_figure(comparison)) if has_gains else None,
+        against=comparison.against,
+        gains=_chart(f"Gain over {comparison.against}", gain_figure(comparison))
+        if has_gains
+        else None,
         safeguards=_chart("Gain with a safeguard", safeguard_figure(comparison))
         if gains_with_safeguard(comparison)
         else None,

@@ -88,18 +88,18 @@ def pair_tables(comparison: Comparison) -> list[Table]:
 
 def client_table(comparison: Comparison) -> Table:
     """Return one row per method, seed and client, of the last evaluated round."""
-    clients = comparison.clients
+    clients, of_reference = comparison.clients, f"accuracy of {comparison.against}"
     keys = pd.DataFrame(
         {
             "seed": clients["seed"],
             "client": clients["partition_id"],
             "accuracy": clients["accuracy"],
-            "accuracy of local": clients["local_accuracy"],
+            of_reference: clients["local_accuracy"],
             "gain": clients["gain"],
         }
     )
     text = keys.astype({"seed": str, "client": str})
-    for heading in ("accuracy", "accuracy of local"):
+    for heading in ("accuracy", of_reference):
         text[heading] = keys[heading].map(percent, na_action="ignore")
     text["gain"] = keys["gain"].map(lambda gain: f"{points(gain)} points", na_action="ignore")
     text.insert(0, "method", clients["method"])
