@@ -60,6 +60,19 @@ def test_the_command_prints_the_matrix(layout, cell, tmp_path):
     assert cell in result.output
 
 
+@pytest.mark.parametrize(("layout", "start"), [("markdown", "- "), ("latex", "% "), ("csv", None)])
+def test_notes_are_no_prose_in_the_matrix(layout, start, tmp_path):
+    write_methods(tmp_path)
+    arguments = ["compare", str(tmp_path), "--pairs", "--format", layout]
+    result = CliRunner().invoke(app, arguments)
+    blocks = result.stdout.split("\n\n")
+    assert len(blocks) == (4 if layout == "markdown" else 2)  # Markdown has a gap before its notes
+    for note in notes_on_pairs(compare(tmp_path).pairs):
+        assert note in (result.stdout if start else result.stderr)
+        assert not start or f"\n{start}{note}\n" in result.stdout
+        assert start or note not in result.stdout
+
+
 def test_without_enough_seeds_the_notes_say_what_is_missing(tmp_path):
     compared = compare(write_methods(tmp_path, seeds=range(2)))
     assert any("at least 3 common seeds" in note for note in notes_on_pairs(compared.pairs))

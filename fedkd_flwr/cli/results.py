@@ -220,15 +220,25 @@ def print_clients(compared: "Comparison", layout: str) -> None:
 
 def print_pairs(compared: "Comparison", layout: str) -> None:
     """Print what each method gains over each other one."""
+    from fedkd_flwr.analysis import rendering
     from fedkd_flwr.analysis.pairs import matrix_of_pairs, notes_on_pairs
     from fedkd_flwr.config import ConfigError
 
     matrix = matrix_of_pairs(compared.pairs, list(compared.table.index))
     if matrix.empty:
         raise ConfigError("--pairs needs runs of at least three methods; the table has all pairs.")
-    print_rows(matrix, layout)
-    for note in notes_on_pairs(compared.pairs):
-        say_paragraph(f"- {note}")
+    notes = notes_on_pairs(compared.pairs)
+    if layout == "table":
+        print_rows(matrix, layout)
+        for note in notes:
+            say_paragraph(f"- {note}")
+        return
+    say("")
+    if layout == "csv":
+        print_rows(matrix, layout)
+        say_beside(notes)
+        return
+    echo(getattr(rendering, f"in_{layout}")(matrix, notes))
 
 
 def print_rows(rows: "pd.DataFrame", layout: str) -> None:
