@@ -85,6 +85,20 @@ def test_the_command_prints_a_table_and_draws_a_diagram(folders, tmp_path):
     assert (tmp_path / "figures" / "ranks.png").stat().st_size > 1000
 
 
+def test_options_of_one_comparison_are_refused_by_name(folders):
+    command = ["compare", "--across", *map(str, folders)]
+    unread = {
+        "--format": ["csv"], "--per-client": [], "--pairs": [], "--paper": ["a.toml"],
+        "--target": ["0.5"], "--best-moment": [], "--allow-code": ["*"],
+    }  # fmt: skip
+    for name, values in unread.items():
+        result = CliRunner().invoke(app, [*command, name, *values])
+        assert result.exit_code == 1, name
+        assert f"--across does not take {name}; leave that out" in result.stderr
+    result = CliRunner().invoke(app, [*command, "--pairs", "--target", "0"])
+    assert "does not take --pairs, --target;" in result.stderr
+
+
 def test_too_few_folders_or_methods_are_refused_in_one_sentence(folders, tmp_path):
     with pytest.raises(ConfigError, match="at least two folders"):
         compare_across(folders[:1])

@@ -81,14 +81,28 @@ def compare(
         from fedkd_flwr.analysis.paper import beside_paper, read_figures
         from fedkd_flwr.config import ConfigError
 
-        layout = layout or ("table" if console().is_terminal else "markdown")
-        if layout not in LAYOUTS:
-            raise ConfigError(f"--format {layout} is none of the allowed {', '.join(LAYOUTS)}.")
         if per_seed and not across:
             raise ConfigError("--per-seed belongs to --across; type both, or neither.")
         if across:
+            of_one_comparison = {
+                "--format": layout,
+                "--per-client": per_client,
+                "--pairs": pairs,
+                "--paper": paper,
+                "--target": target is not None,
+                "--best-moment": best_moment,
+                "--allow-code": allow_code,
+            }
+            if given := [name for name, value in of_one_comparison.items() if value]:
+                raise ConfigError(
+                    f"--across does not take {', '.join(given)}; leave that out, or compare one "
+                    "folder without --across."
+                )
             print_across(runs, against, per_seed, figures, figure_format)
             return
+        layout = layout or ("table" if console().is_terminal else "markdown")
+        if layout not in LAYOUTS:
+            raise ConfigError(f"--format {layout} is none of the allowed {', '.join(LAYOUTS)}.")
         code = allow_code or ()
         compared = comparison.compare(
             runs, target, against, best_moment=best_moment, allow_code=code
