@@ -46,6 +46,17 @@ def test_square_brackets_are_printed_as_they_are(tmp_path, monkeypatch):
     assert "'/no[where]'" in command("doctor", *node, "-c", "models=mlp").stdout
 
 
+def test_a_run_on_validation_data_says_so(small, tmp_path):
+    values = {**small, "strategy": "local", "models": "mlp", "num-server-rounds": 1}
+    values |= {"evaluated-split": "validation", "client-split": "60/20/20"}
+    values["output-dir"] = tmp_path / "run"
+    options = [part for key, value in values.items() for part in ("-c", f"{key}={value}")]
+    result = command("run", *options, "--per-client")
+    assert result.exit_code == 0, result.output
+    assert "local: accuracy on each client's own validation split" in result.stdout
+    assert "to validate" in result.stdout and "to test" not in result.stdout
+
+
 def test_unwritable_figures_still_print_the_table(small, tmp_path):
     (tmp_path / "file").write_text("")
     run = fedkd_flwr.run(

@@ -82,6 +82,12 @@ def test_the_page_names_another_reference(runs):
         assert wrong not in body, wrong
 
 
+def test_the_page_names_the_evaluated_split(tmp_path):
+    settings = {"evaluated-split": "validation", "client-split": "60/20/20"}
+    body = body_of(render_page(compare(write_runs(tmp_path, **settings))))
+    assert "on its own validation split." in body
+
+
 def test_the_tables_of_methods_hold_each_column_once(comparison):
     tables = method_tables(comparison)
     topics = dict.fromkeys(column.topic for column in COLUMNS.values())

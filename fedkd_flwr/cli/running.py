@@ -225,7 +225,8 @@ def print_clients(finished: "Run") -> None:
     rows: dict[int, Mapping[str, Any]] = {
         row["partition_id"]: row for row in finished.client_rows if row.get("accuracy") is not None
     }
-    headings = ("client", "model", "samples to train", "to test", "accuracy", "round")
+    evaluated = "to test" if _evaluated_split(finished) == "test" else "to validate"
+    headings = ("client", "model", "samples to train", evaluated, "accuracy", "round")
     cells = [
         (
             str(n),
@@ -255,10 +256,16 @@ def print_result(finished: "Run") -> None:
         if (result := summary.get(key)) and result["accuracy_mean"] is not None
     ]
     columns = ("round", "mean", "std, points", "worst", "best", "weighted")
-    title = f"{summary['strategy']}: accuracy on each client's own test split"
+    split = _evaluated_split(finished)
+    title = f"{summary['strategy']}: accuracy on each client's own {split} split"
     show_table(("at", *columns), rows, title, numbers=columns)
     say(
         f"{summary['numbers_up']:,} numbers up, {summary['numbers_down']:,} down; "
         f"{summary['failures']} failures; {summary['seconds']:.1f} s"
     )
     say(f"Run directory: {finished.path}")
+
+
+def _evaluated_split(finished: "Run") -> str:
+    """Return which data of its clients a run was measured on; runs of 0.1 know no other."""
+    return str(finished.config.get("evaluated-split", "test"))
