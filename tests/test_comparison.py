@@ -364,6 +364,17 @@ def test_an_unfinished_run_is_left_out_with_a_note(two_methods):
     assert comparison.notes == [f"{path.name} is unfinished (2 of 2 rounds) and left out."]
 
 
+def test_a_path_without_runs_is_said_to_be_what_it_is(tmp_path):
+    with pytest.raises(RunDirectoryError, match="missing holds no run: there is no such folder"):
+        compare(tmp_path / "missing")
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(RunDirectoryError, match=r"notes\.txt holds no run: it is a file"):
+        compare(tmp_path / "notes.txt")
+    write_run(tmp_path / "sweep", "local", 0, [0.5])
+    with pytest.raises(RunDirectoryError, match=f"but folders of runs.*{tmp_path / 'sweep'}"):
+        compare(tmp_path)
+
+
 def test_nothing_finished_or_nothing_there_is_refused(tmp_path):
     with pytest.raises(RunDirectoryError, match="holds no run"):
         compare(tmp_path)

@@ -60,6 +60,7 @@ def load_runs(
         folder = absolute(item)
         inside = sorted(file.parent for file in folder.glob("*/config.json"))
         if (folder / "config.json").exists() or not inside:
+            _require_run(folder)
             run = load_run(folder, allow_code)
             opened.setdefault(run.path, run)
             continue
@@ -73,3 +74,21 @@ def load_runs(
     if not opened:
         raise RunDirectoryError(" ".join(["There are no runs to compare.", *notes.values()]))
     return list(opened.values()), list(notes.values())
+
+
+def _require_run(path: Path) -> None:
+    """Refuse a path that is no folder, and a folder of folders of runs, by what they are."""
+    if (path / "config.json").exists():
+        return
+    if not path.exists():
+        raise RunDirectoryError(f"{path} holds no run: there is no such folder.")
+    if not path.is_dir():
+        raise RunDirectoryError(
+            f"{path} holds no run: it is a file. Type the folder of a run, or one that holds runs."
+        )
+    deeper = min(path.glob("*/*/config.json"), default=None)
+    if deeper:
+        raise RunDirectoryError(
+            f"{path} holds no run, but folders of runs. Type one of these, such as "
+            f"{deeper.parent.parent}; they may be on different data."
+        )
