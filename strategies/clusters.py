@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
@@ -83,6 +84,15 @@ class ClusterState(ParameterState):
 
     centers: Model
     labels: NDArray[np.int64]
+
+    @cached_property
+    def models(self) -> list[Model]:
+        """The global models one by one, the same arrays for every client that receives one.
+
+        Traffic counts them once.
+        """
+        numbers = range(len(next(iter(self.centers.values()))))
+        return [{kind: rows[k] for kind, rows in self.centers.items()} for k in numbers]
 
 
 class ClusteredStrategy(ParameterStrategy):

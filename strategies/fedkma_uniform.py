@@ -11,6 +11,7 @@ Differences from the paper
   of He et al. is `strategies.fednas`.
 """
 
+from strategies.core.replies import Arrays
 from strategies.supernets import SupernetStrategy
 
 
@@ -18,3 +19,9 @@ class FedKMAUniform(SupernetStrategy):
     """FedKMA without knowledge sharing: M uniform (the paper's ablation, manner 3)."""
 
     paper = "Wang and Wang (FedKMA), manner 3"
+
+    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
+        """Send equal mixtures as the same arrays, so that traffic counts them once."""
+        mixed = self.model_for(partition_id)
+        values = tuple(vector.tobytes() for vector in mixed.values())
+        return self.round.once(values, lambda: mixed)

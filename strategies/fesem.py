@@ -121,9 +121,7 @@ class FeSEM(ClusteredStrategy):
     def model_for(self, partition_id: int) -> Model:
         """Return the client's center, or the global mean before its first assignment."""
         center = self.state.labels[partition_id]
-        if center < 0:
-            return self.state.model
-        return {kind: rows[center] for kind, rows in self.state.centers.items()}
+        return self.state.models[center] if center >= 0 else self.state.model
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> ClusterState:
         """Assign models to centers, move the centers, and average all for unassigned clients."""

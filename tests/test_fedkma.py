@@ -462,6 +462,12 @@ def test_the_uniform_variant_shares_evenly_and_asks_for_no_rows(tiny, tmp_path):
         np.testing.assert_allclose(received, np.mean(trained, axis=0), rtol=1e-4, atol=1e-6)
 
 
+def test_the_mixture_of_the_uniform_variant_is_counted_once(tiny, tmp_path):
+    run = fedkd_flwr.run({**tiny, "strategy": "fedkma-uniform"}, output_dir=tmp_path / "run")
+    down, once = run.rounds["numbers_down"], run.rounds["numbers_down_broadcast"]
+    assert list(once) == list(down // 3)
+
+
 def test_a_fixed_genotype_trains_on_all_samples_and_shares_knowledge(tiny, tmp_path, monkeypatch):
     """Ablation 2: there is no alpha, so nothing is kept back for it."""
     changes = {"models": "darts-fixed", "genotype": json.dumps(FIXED)}

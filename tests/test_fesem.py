@@ -90,6 +90,14 @@ def test_clients_without_a_center_receive_the_global_mean(small, tmp_path):
     np.testing.assert_allclose(sent, mean, atol=1e-6)
 
 
+def test_a_center_is_counted_once_for_all_its_clients(small, tmp_path):
+    run = fedkd_flwr.run({**small, "num-clients": 4}, output_dir=tmp_path / "run")
+    initial, centers = run.rounds["numbers_down_broadcast"]
+    assert len(set(run.matrices["clusters"][0])) == 2
+    assert list(run.rounds["numbers_down"]) == [4 * initial] * 2
+    assert centers == 2 * initial
+
+
 def test_the_nearest_center_is_that_of_the_smallest_distance():
     generator = np.random.default_rng(0)
     models = generator.normal(size=(7, 5)).astype(np.float32)
