@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Collection, Sequence
+from logging import WARNING
 from pathlib import Path, PurePath
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedkd_flwr.data.registry import DataError, DataFormat
 from fedkd_flwr.data.storage import PARTS, is_tools, parts_of, subfolders
+from strategies.core.flower import log
 
 IMAGE_FORMATS = {
     "BMP": (".bmp",),
@@ -48,7 +50,9 @@ def read_image_folder(path: Path, data_format: DataFormat) -> tuple[list[Path], 
     if not data_format.labeled:
         files = image_files(path)
         return files, np.zeros(len(files), dtype=np.int64)
-    folders = [folder for part in parts_of(path) for folder in subfolders(part)]
+    parts = parts_of(path)
+    _warn_of_unread(path, parts)
+    folders = [folder for part in parts for folder in subfolders(part)]
     numbers = _class_numbers(path, {folder.name for folder in folders}, data_format.classes)
     files, labels = [], []
     for folder in folders:
@@ -109,6 +113,14 @@ def folders_and_paths(path: Path, files: Sequence[Path]) -> tuple[list[str], lis
         PurePath(*file.relative_to(root).parts[1:]) for file, root in zip(files, roots, strict=True)
     ]
     return [root.name for root in roots] if len(parts) == len(PARTS) else [], within
+
+
+def _warn_of_unread(path: Path, parts: Sequence[Path]) -> None:
+    """Name the folders beside ``train`` and ``test``: all of them may be classes."""
+    unread = [folder.name for folder in subfolders(path) if folder not in parts]
+    if parts != [path] and unread:
+        log(WARNING, "%s: only %s is read, as a part with a folder for each class; %s is not",
+            path, " and ".join(part.name for part in parts), ", ".join(unread))  # fmt: skip
 
 
 def _class_numbers(path: Path, names: Collection[str], classes: int) -> dict[str, int]:

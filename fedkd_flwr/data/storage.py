@@ -125,21 +125,8 @@ def _digest_of_file(path: Path) -> bytes:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return the parts of a labeled folder that are pooled; itself if it has none.
-
-    Raises
-    ------
-    DataError
-        If it has other folders beside its parts. They may be classes, and ``train`` one of them.
-    """
-    parts = [path / part for part in PARTS if (path / part).is_dir()]
-    others = [folder.name for folder in subfolders(path) if folder not in parts] if parts else []
-    if others:
-        raise DataError(
-            f"{str(path)!r} has {', '.join(sorted(others))} beside {parts[0].name}: train and test "
-            "are parts of a data set, not classes; rename or remove one of these folders"
-        )
-    return parts or [path]
+    """Return the parts of a labeled folder that are pooled; itself if it has none."""
+    return [path / part for part in PARTS if (path / part).is_dir()] or [path]
 
 
 def subfolders(path: Path) -> list[Path]:
