@@ -17,6 +17,7 @@ import torch
 from xdist.scheduler import LoadFileScheduling
 
 from fedkd_flwr.models import model_pool
+from strategies.core.flower import TaskIdentity
 
 SMALL = {
     "dataset": "digits",
@@ -119,6 +120,12 @@ def ray_workers_of_normal_priority():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_worker_niceness", "0")
         yield
+
+
+@pytest.fixture(autouse=True)
+def messages_have_a_sender():
+    """Flower's messages read it here, which is set only in a process that has run an app."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from helpers import run_with
 
 from fedkd_flwr.client_app import app as client_app
@@ -69,7 +68,6 @@ def test_an_in_process_run_logs_the_estimate_after_the_first_client(
 
 
 def test_a_federation_logs_the_estimate_after_the_first_exchange(logged, monkeypatch):
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     clock = SlowClock()
     monkeypatch.setattr(fast_polling, "time", clock)
 

@@ -3,22 +3,14 @@
 import weakref
 
 import numpy as np
-import pytest
 from flwr.app import MessageType
 
 from strategies.core.exchange import Exchange
-from strategies.core.flower import TaskIdentity
 from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
 from tests.helpers import arrays_of
 
 CLIENTS = range(20)
-
-
-@pytest.fixture(autouse=True)
-def task():
-    """Flower's messages read here who sends them."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
 
 class ServesInTurn:

@@ -7,7 +7,6 @@ from urllib.error import URLError
 
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedkd_flwr.engines import superlink
 from fedkd_flwr.grids.fast_polling import LONGEST_PAUSE, SHORTEST_PAUSE, FastPollingGrid
@@ -32,7 +31,6 @@ class SlowNodes:
 
 
 def messages_to(*nodes):
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     content = RecordDict({"config": ConfigRecord({})})
     return [Message(content, node, MessageType.TRAIN) for node in nodes]
 

@@ -6,7 +6,6 @@ import logging
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.supercore.task_identity import TaskIdentity
 from helpers import run_with
 
 from fedkd_flwr.client_app import app as client_app
@@ -24,7 +23,6 @@ class FakeGrid:
     """Nodes by id, each with its public key and what it answers: partition-id, name."""
 
     def __init__(self, **nodes):
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.nodes = {int(node.removeprefix("n")): answer for node, answer in nodes.items()}
 
     def get_node_ids(self):

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from flwr.app import Context, Message, MessageType, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import save_file
 
 import fedkd_flwr
@@ -69,7 +68,6 @@ def test_two_messages_to_a_client_build_on_each_other():
     def together(messages, contexts, tell):
         return [serve(*pair) for pair in zip(messages, contexts, strict=True)]
 
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     grid = InProcessGrid(serve, 2, read_config({}), together=together)
     first, second = grid.get_node_ids()
     for nodes in ((first, second), (first, first), (second, second, first)):

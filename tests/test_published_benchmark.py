@@ -10,7 +10,6 @@ from benchmarks import published
 from benchmarks.flower_simulation import FedAvgWithTests, client_app_for
 from benchmarks.images import write_random_images
 from benchmarks.published import Measured, logistic_regression
-from strategies.core.flower import TaskIdentity
 
 CLIENTS = 12
 
@@ -31,7 +30,6 @@ def part_of(folder, part, client):
 
 def answer(folder, message_type, client, model):
     """Return the reply of the plain ClientApp to a model."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "config": ConfigRecord()})
     message = Message(content, dst_node_id=1, message_type=message_type)
     context = Context(1, 1, {"partition-id": client}, RecordDict(), {})

@@ -21,7 +21,6 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.privacy_ledger import PrivacyLedger
 from fedkd_flwr.data import sources
-from strategies.core.flower import TaskIdentity
 from strategies.core.privacy import privacy_spent
 
 PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "threat-model.md"
@@ -46,8 +45,6 @@ class Silo:
     """A node, and what somebody who writes run configs and messages gets from it."""
 
     def __init__(self, folder):
-        # Flower's messages read their sender from here.
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.folder = folder
         self.state = None
         self.private = write_image_folder(folder / "private", *images_of(SILOS, 0))
