@@ -60,6 +60,18 @@ def interrupted(settings, folder, at_round, at_client):
         serve(grid, configuration)
 
 
+def stopped_and_resumed(settings, folder, last_round):
+    """Run up to a round, as if the user then pressed Ctrl-C, and resume."""
+
+    def stop(row):
+        if row["round"] == last_round:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedkd_flwr.run(settings, output_dir=folder, on_round=stop)
+    return fedkd_flwr.resume(folder)
+
+
 @pytest.mark.parametrize("strategy", most_of_them_slow(METHODS))
 def test_a_resumed_run_equals_an_uninterrupted_one(strategy, small, tmp_path):
     settings = {**settings_for(strategy, small), "num-server-rounds": 3}
@@ -83,13 +95,7 @@ def test_clients_not_yet_asked_by_a_resumed_run_keep_their_memory(small, tmp_pat
     settings = {**small, **changes, "strategy": "local", "models": "mlp"}
     whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
 
-    def cut(row):
-        if row["round"] == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fedkd_flwr.run(settings, output_dir=tmp_path / "cut", on_round=cut)
-    resumed = fedkd_flwr.resume(tmp_path / "cut")
+    resumed = stopped_and_resumed(settings, tmp_path / "cut", last_round=3)
     assert list(resumed.clients["loss"].dropna()) == list(whole.clients["loss"].dropna())
 
 
@@ -110,13 +116,7 @@ def test_a_client_that_fails_in_its_evaluation_forgets_the_round(
     settings |= {"cohort": cohort, "min-replies": 1}
     whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
 
-    def cut(row):
-        if row["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fedkd_flwr.run(settings, output_dir=tmp_path / "cut", on_round=cut)
-    resumed = fedkd_flwr.resume(tmp_path / "cut")
+    resumed = stopped_and_resumed(settings, tmp_path / "cut", last_round=2)
     assert list(whole.rounds["failures"]) == [0, 1, 0, 0]
     assert list(resumed.clients["loss"].dropna()) == list(whole.clients["loss"].dropna())
 

@@ -225,7 +225,8 @@ class ServingClient(NumPyClient):
         if folder and (is_repeated or not self.memory.server_round):
             self.memory.replace(folder.read(before_round) or Memory())
         if not self.memory.belongs_to(self._owner):
-            raise PolicyError("this node remembers the run with another id, method or noise")
+            reason = "this node remembers the run with another id, method or noise; start a new run"
+            raise PolicyError(reason)
 
     def _forget(self) -> None:
         """Forget the run, in the context and on disk."""
