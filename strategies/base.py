@@ -171,6 +171,15 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         """Return D_n of some clients as reported when they joined, at most `weight_cap`; (R,)."""
         return self.members.sizes(partition_ids)
 
+    def weights_of(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
+        """Return the weights of some clients in an average of parameters, (R,).
+
+        They are the clients' sizes, or all 1 with ``weighting = "uniform"`` or a robust average.
+        """
+        sizes, plan = self.sizes(partition_ids), self.plan
+        by_size = plan.mixing == "mean" and plan.weighting == "samples"
+        return sizes if by_size else np.ones_like(sizes)
+
     # ---- Protocol: Flower's strategy interface ---------------------------------------
 
     def summary(self) -> None:

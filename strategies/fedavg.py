@@ -11,30 +11,13 @@ Differences from the paper
   client's test split. Fine-tuning (`FedAvgFineTuned`) changes nothing on the server.
 """
 
-from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.plan import Settings
 from strategies.core.search import SearchRange
 from strategies.parameters import ParameterStrategy
-
-
-class AveragingSettings(Settings):
-    """Settings of the mean of models.
-
-    Attributes
-    ----------
-    weighting : str
-        ``samples`` weights a client's model by its number of training samples; ``uniform``
-        weights all models equally, as in Eq. 4 of PersFL.
-    """
-
-    table = "fedavg"
-    weighting: Literal["samples", "uniform"] = "samples"
 
 
 class FedAvg(ParameterStrategy):
@@ -44,17 +27,10 @@ class FedAvg(ParameterStrategy):
     dp_sgd = True
     client_dp = True
     color_family = "fedavg"
-    settings_type = AveragingSettings
     trains_new_clients = False
-    settings: AveragingSettings
-
-    def weights_of(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
-        """Return the configured weights of clients in the mean."""
-        weights = super().weights_of(partition_ids)
-        return weights if self.settings.weighting == "samples" else np.ones_like(weights)
 
 
-class FineTuningSettings(AveragingSettings):
+class FineTuningSettings(Settings):
     """Settings of FedAvg with local fine-tuning.
 
     Attributes

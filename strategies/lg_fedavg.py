@@ -70,11 +70,9 @@ class LGFedAvg(PersonalizedStrategy):
         return {HEAD_WEIGHT: Due(shape), HEAD_BIAS: Due((classes,))}
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> HeadState:
-        """Average the heads by the clients' training samples, or all alike by a robust rule."""
-        sizes = self.sizes(replies)
-        weights = sizes if self.plan.mixing == "mean" else np.ones_like(sizes)
+        """Average the heads."""
         heads = [dict(reply.arrays) for reply in replies.values()]
-        return HeadState(AVERAGES[self.plan.mixing](heads, weights))
+        return HeadState(AVERAGES[self.plan.mixing](heads, self.weights_of(replies)))
 
     def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
         """Clip updates of the head; in the first round, heads, since none was sent."""

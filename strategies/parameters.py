@@ -5,7 +5,7 @@ A model is sent as flat vectors, one per kind: ``weights`` (d,), with batch norm
 vector belongs to which layer.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -261,11 +261,6 @@ class ParameterStrategy(PersonalizedStrategy):
             own = list(models.values())
             return noised_mean(self.state.model, own, self.plan.client_dp.clip_norm, noise)
         return AVERAGES[self.plan.mixing](list(models.values()), self.weights_of(models))
-
-    def weights_of(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
-        """Return the clients' weights, (R,): their sizes, or all 1 in a robust average."""
-        sizes = self.sizes(partition_ids)
-        return sizes if self.plan.mixing == "mean" else np.ones_like(sizes)
 
     # ---- Hooks of every strategy -----------------------------------------------------
 

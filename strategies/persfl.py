@@ -10,7 +10,7 @@ last round: each client distills its teacher into a personalized model.
 Differences from the paper
 --------------------------
 - The initial and the final global model are candidate teachers too.
-- Eq. 4 is an unweighted mean, ``fedavg.weighting = "uniform"``, which the presets set; the default
+- Eq. 4 is an unweighted mean, ``weighting = "uniform"``, which the presets set; the default
   is McMahan's.
 - The paper specifies neither the grid nor the criterion. lambda in {0, 0.25, 0.5, 0.75, 1} and T in
   {1, 5, 25} are consistent with Table 5. The pair with the best validation accuracy is chosen; ties
@@ -49,7 +49,7 @@ from strategies.core.replies import (
 from strategies.core.search import SearchRange
 from strategies.core.settings_groups import Numbers, all_numbers
 from strategies.core.state import unsaved
-from strategies.fedavg import AveragingSettings, FedAvg
+from strategies.fedavg import FedAvg
 from strategies.parameters import Model, ParameterState
 
 PERSONALIZE = "personalize"
@@ -65,7 +65,7 @@ DIVERGED = -1
 """Replaces the counts of a pair whose distillation diverged."""
 
 
-class PersFLSettings(AveragingSettings):
+class PersFLSettings(Settings):
     """Settings of PersFL's second stage.
 
     Attributes

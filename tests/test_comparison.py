@@ -171,8 +171,7 @@ def test_verdicts_follow_the_table_and_holm_counts_the_methods_that_are_tested(t
 
 
 def test_settings_read_from_another_method_s_table_define_a_run():
-    for strategy, name in (("pfeddf", "feddf.distillation-steps"), ("persfl", "fedavg.weighting")):
-        assert name in defining_settings({"strategy": strategy})
+    assert "feddf.distillation-steps" in defining_settings({"strategy": "pfeddf"})
     assert "feddf.distillation-steps" not in defining_settings({"strategy": "fedavg"})
 
 

@@ -252,8 +252,8 @@ def test_repeated_descriptions_refer_to_the_first_setting():
     meanings = {s.key: s.meaning for section in settings_reference() for s in section.settings}
     assert meanings["ds-fl.clip-norm"] == "As kt-pfl.clip-norm, for ds-fl."
     assert meanings["fesem.clusters"] == "As hypcluster.clusters, for fesem."
-    (of_persfl,) = settings_reference("persfl")
-    assert "As " not in {s.key: s.meaning for s in of_persfl.settings}["fedavg.weighting"]
+    (of_fesem,) = settings_reference("fesem")
+    assert "As " not in {s.key: s.meaning for s in of_fesem.settings}["fesem.clusters"]
 
 
 def test_assignments_are_toml_values_or_words():

@@ -160,7 +160,6 @@ def test_built_in_methods_share_tables():
         "step-coefficients",
     }
     assert {*keys("kt-pfl")} - {*keys("fedmd")} == {f"kt-pfl.{name}" for name in own_of_kt_pfl}
-    assert "fedavg.weighting" in keys("persfl") and "fedavg.weighting" in keys("fedavg-ft")
     assert "feddf.distillation-steps" in keys("pfeddf")
     # A parent without a table leaves its fields to each method.
     assert "ds-fl.temperature" in keys("ds-fl") and "hypcluster.clusters" in keys("hypcluster")

@@ -14,9 +14,9 @@ from fedkd_flwr.grids.fast_polling import FastPollingGrid
 from fedkd_flwr.grids.longest_first import LongestFirstGrid
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.membership import Membership, valid_name
-from strategies.core.plan import RunPlan
+from strategies.core.plan import RunPlan, Settings
 from strategies.core.replies import TooFewRepliesError
-from strategies.fedavg import AveragingSettings, FedAvg
+from strategies.fedavg import FedAvg
 
 
 class FakeGrid:
@@ -255,10 +255,10 @@ def test_absent_silos_are_said_by_name(caplog):
 
 def test_the_binding_is_part_of_the_state_of_a_strategy():
     plan = RunPlan(num_clients=3, num_classes=10, connect_timeout=0.01)
-    strategy = FedAvg(plan, AveragingSettings())
+    strategy = FedAvg(plan, Settings())
     strategy.state = strategy.begin({})
     strategy.members.meet(FakeGrid(**ALL), 1)
-    other = FedAvg(plan, AveragingSettings())
+    other = FedAvg(plan, Settings())
     other.restore(1, strategy.saved_arrays(), {})
     assert isinstance(other.members, Membership)
     assert other.members.owners.state().keys() == {"members/keys"}

@@ -85,7 +85,7 @@ def test_kt_pfl_params_with_frozen_coefficients_is_fedavg(settings, tmp_path):
     frozen = {"kt-pfl-params.coefficient-learning-rate": 0.0}
     runs = [
         run_of(settings, tmp_path, "kt-pfl-params", **frozen),
-        run_of(settings, tmp_path, "fedavg", **{"fedavg.weighting": "uniform"}),
+        run_of(settings, tmp_path, "fedavg", weighting="uniform"),
     ]
     # One is evaluated after local training, the other before; both train the same models.
     np.testing.assert_allclose(*(list(run.clients["train_loss"]) for run in runs), rtol=1e-5)

@@ -248,6 +248,22 @@ def test_fedavg_takes_the_robust_average_of_all_alike(small, tmp_path, mixing, e
     np.testing.assert_allclose(final_model(run), expected(sent), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedper", "lg-fedavg"])
+def test_a_mean_weighs_clients_by_samples_or_alike(small, tmp_path, strategy, weighting):
+    witness = Witness(client_app)
+    uneven = {"partition": "dirichlet", "weight-cap": 0.0, "update-cap": 0.0}
+    settings = {**small, **uneven, "strategy": strategy, "weighting": weighting}
+    run, _ = run_with(witness, settings, tmp_path / "run")
+    sizes = run.clients.set_index("partition_id")["num_examples"].sort_index()
+    assert sizes.nunique() > 1
+    models = (witness.up[1, "train", n] for n in range(len(sizes)))
+    sent = [np.concatenate([m[kind].ravel() for kind in sorted(m)]) for m in models]
+    weights = sizes if weighting == "samples" else None
+    expected = np.average(sent, axis=0, weights=weights)
+    np.testing.assert_allclose(final_model(run), expected, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("mixing", ["median", "trimmed-mean"])
 @pytest.mark.parametrize("strategy", most_of_them_slow(AVERAGING))
 def test_a_robust_average_holds_a_huge_reply_without_the_limit(small, tmp_path, strategy, mixing):

@@ -58,7 +58,7 @@ def table_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 def _keys_of_others(strategy: str) -> frozenset[str]:
     """Return the known keys of tables that a method does not read; none if it is unknown.
 
-    A method may read keys of another's table: PFedDF reads FedDF's, PersFL FedAvg's weighting.
+    A method may read keys of another's table, as PFedDF reads FedDF's.
     """
     method = METHODS.get(strategy)
     if method is None:

@@ -91,6 +91,9 @@ class PlanSettings(SettingsGroup):
         How parameters of clients are averaged. ``median`` and ``trimmed-mean`` protect against a
         minority of poisoned models and weigh all clients alike. Methods that exchange predictions
         have a ``mixing`` of their own.
+    weighting : str
+        Weights of clients in a mean of parameters: samples for their numbers of training samples,
+        or uniform for equal weights.
     weight_cap : float
         Largest number of samples that counts for a client in weights, as a multiple of the median
         over the clients; 0 for no limit. The number is what the client claims.
@@ -134,6 +137,7 @@ class PlanSettings(SettingsGroup):
     evaluate_clients: int = Field(default=0, ge=0)
     patience: int = Field(default=0, ge=0)
     mixing: Literal["mean", "median", "trimmed-mean"] = "mean"
+    weighting: Literal["samples", "uniform"] = "samples"
     weight_cap: Annotated[float, AfterValidator(multiple_or_none)] = 5.0
     update_cap: Annotated[float, AfterValidator(multiple_or_none)] = 10.0
     client_dp: ClientPrivacySettings = ClientPrivacySettings()
