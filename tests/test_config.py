@@ -54,9 +54,12 @@ def test_numbers_are_accepted_as_text_and_booleans_are_not():
     flat = read_config(dict(map(parse_assignment, texts))).flat()
     assert flat["image-shape"] == "13" and flat["output-dir"] == "2026"
     assert flat["persfl.temperatures"] == "5.0" and flat["persfl.imitation"] == "0.5"
-    for key in ("image-shape", "output-dir"):
-        with pytest.raises(ConfigError, match=f"{key} = True: it should be a valid string"):
-            read_config({key: True})
+    for key in ("image-shape", "output-dir", "models", "persfl.imitation"):
+        with pytest.raises(ConfigError, match=f"{key} = True: it should be text, not true or"):
+            read_config({"strategy": "persfl", key: True})
+    for key in ("num-clients", "learning-rate", "persfl.validate-every"):
+        with pytest.raises(ConfigError, match=f"{key} = True: it should be a number, not true or"):
+            read_config({"strategy": "persfl", key: True})
     with pytest.raises(ConfigError, match=r"seed = 1\.5"):
         read_config({"seed": 1.5})
 
@@ -169,7 +172,9 @@ def test_every_method_has_its_settings_among_the_names():
         ({"persfl.imitation": ""}, "persfl.imitation = .*one or more"),
         ({"persfl.temperatures": "0"}, "persfl.temperatures = .*above 0"),
         ({"persfl.teacher": "best"}, "persfl.teacher = 'best'.*'optimal' or 'last'"),
-        ({"device": "tpu"}, "device = 'tpu'"),
+        ({"device": "tpu"}, "device = 'tpu': it should be auto, cpu, cuda or cuda:N"),
+        ({"image-shape": "3x32"}, "image-shape = '3x32': it should be numbers above 0, such as 3"),
+        ({"models": 3}, "models = 3: is none of the allowed lenet"),
         ({"optimizer": "lion"}, "optimizer = 'lion': it should be 'sgd', 'adam' or 'adamw'"),
         ({"learning-rate-schedule": "up"}, "schedule = 'up'.*'constant', 'cosine' or 'step'"),
     ],

@@ -11,10 +11,13 @@ from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.trackers.settings import TrackerSettings
 from fedkd_flwr.training.settings import DPSGDSettings, TrainingSettings
 from strategies.core.plan import PlanSettings, RunPlan
-from strategies.core.settings_groups import PLACE, SettingsGroup
+from strategies.core.settings_groups import PLACE, SettingsGroup, fitting
 
 MOST_THREADS = 1024
 """Upper limit of threads: PyTorch crashes without a message when the machine cannot start them."""
+
+Device = Annotated[str, fitting(r"auto|cpu|cuda(:\d+)?", "auto, cpu, cuda or cuda:N")]
+"""A device of PyTorch as it is written in a run config."""
 
 
 class RunConfig(SettingsGroup):
@@ -74,7 +77,7 @@ class RunConfig(SettingsGroup):
     dp_sgd: DPSGDSettings = DPSGDSettings()
     plan: PlanSettings = PlanSettings()
     trackers: TrackerSettings = TrackerSettings()
-    device: Annotated[str, PLACE] = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    device: Annotated[Device, PLACE] = "auto"
     torch_threads: Annotated[int, PLACE] = Field(default=0, ge=0, le=MOST_THREADS)
     output_dir: Annotated[str, PLACE] = ""
     cohort: Annotated[Literal["auto", "on", "off"], PLACE] = "auto"

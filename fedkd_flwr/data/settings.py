@@ -21,7 +21,7 @@ from fedkd_flwr.data.registry import (
     hub_id_of,
     partition_name,
 )
-from strategies.core.settings_groups import PLACE, SettingsGroup, kebab_case
+from strategies.core.settings_groups import PLACE, SettingsGroup, fitting, kebab_case
 
 
 class DataSettings(SettingsGroup):
@@ -90,7 +90,9 @@ class DataSettings(SettingsGroup):
     image_column: str = ""
     label_column: str = ""
     configured_classes: int = Field(default=0, ge=0)
-    configured_shape: str = Field(default="", pattern=r"^$|^ *[1-9]\d*( *, *[1-9]\d*)* *$")
+    configured_shape: Annotated[
+        str, fitting(r"( *[1-9]\d*( *, *[1-9]\d*)* *)?", "numbers above 0, such as 3,32,32")
+    ] = ""
     data_root: Annotated[str, PLACE] = ""
     input_scaling: Literal["symmetric", "per-pixel", "per-channel"] = "symmetric"
     max_samples: int = Field(default=0, ge=0)

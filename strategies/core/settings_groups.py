@@ -1,11 +1,19 @@
 """Groups of settings of the run config, which are passed on as one object."""
 
 import functools
+import re
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationInfo,
+    field_validator,
+)
 
 PLACE = "place"
 """Annotation of settings that do not change results, such as folders, devices and timeouts:
@@ -36,9 +44,14 @@ class SettingsGroup(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_nul(cls, value: Any) -> Any:
+    def _of_its_kind(cls, value: Any, field: ValidationInfo) -> Any:
         if isinstance(value, str) and "\0" in value:
             raise ValueError("contains the character NUL, which names and paths cannot")
+        kind = cls.model_fields[field.field_name or ""].annotation
+        # Pydantic takes true for the number 1.
+        if isinstance(value, bool) and kind is not bool:
+            due = "a number" if kind in (int, float) else "text"
+            raise ValueError(f"it should be {due}, not true or false")
         return value
 
     @classmethod
@@ -129,6 +142,25 @@ def one_of(value: str, allowed: Collection[str]) -> str:
     raise NoneOfTheAllowedError(allowed, value)
 
 
+def fitting(pattern: str, allowed: str) -> AfterValidator:
+    """Return a validator of a text that a regular expression fits as a whole.
+
+    Parameters
+    ----------
+    pattern : str
+        The regular expression.
+    allowed : str
+        What it fits, for the error message: ``auto, cpu, cuda or cuda:N``.
+    """
+
+    def check(value: str) -> str:
+        if re.fullmatch(pattern, value):
+            return value
+        raise ValueError(f"it should be {allowed}")
+
+    return AfterValidator(check)
+
+
 def some_of(allowed: Collection[str]) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
     """Return a validator that allows only these words and removes duplicates."""
 
@@ -139,8 +171,8 @@ def some_of(allowed: Collection[str]) -> Callable[[tuple[str, ...]], tuple[str, 
 
 
 def _split(value: Any) -> Any:
-    if isinstance(value, str):
-        return tuple(word.strip() for word in value.split(",") if word.strip())
+    if isinstance(value, str | float | int):
+        return tuple(word.strip() for word in str(value).split(",") if word.strip())
     return value
 
 
@@ -148,11 +180,7 @@ Words = Annotated[tuple[str, ...], BeforeValidator(_split)]
 """A list of words, separated by commas in a run config."""
 
 
-def _listed(value: Any) -> Any:
-    return (value,) if isinstance(value, int | float) else _split(value)
-
-
-Numbers = Annotated[tuple[float, ...], BeforeValidator(_listed)]
+Numbers = Annotated[tuple[float, ...], BeforeValidator(_split)]
 """A list of numbers, separated by commas in a run config."""
 
 
