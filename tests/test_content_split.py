@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import image_rows, png, write_image_folder, write_parquet
 
+from fedkd_flwr.data.changed_folders import forget_data
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.data.content_split import Grouping, parts_by_content
 from fedkd_flwr.data.registry import DataError
@@ -41,9 +42,7 @@ def part_of_each(data):
 
 def parts_at(path, plan=None, partition_id=0, grouping=None):
     # A process loads a folder once; plans of other seeds stand for later processes.
-    from fedkd_flwr.data import clients
-
-    clients._loaded.cache_clear()
+    forget_data()
     data = load_client(plan or plan_of(), partition_id, str(path), grouping or Grouping())
     return part_of_each(data)
 
@@ -175,9 +174,7 @@ def test_copies_of_an_image_share_a_part(tmp_path):
     write_image_folder(tmp_path, PIXELS, LABELS)
     for n, image in enumerate(PIXELS):
         (tmp_path / f"{LABELS[n]}/copy{n}.png").write_bytes(png(image))
-    from fedkd_flwr.data import clients
-
-    clients._loaded.cache_clear()
+    forget_data()
     data = load_client(plan_of(), 0, str(tmp_path))
     sizes = [len(getattr(data, f"{part}_images")) for part in PARTS]
     assert sum(sizes) == 240

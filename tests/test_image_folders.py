@@ -5,7 +5,9 @@ import pytest
 from helpers import write_image_folder
 from PIL import Image
 
+import fedkd_flwr
 from fedkd_flwr.data import sources
+from fedkd_flwr.data.changed_folders import forget_data
 from fedkd_flwr.data.registry import DataError, DataFormat
 from fedkd_flwr.data.sources import load_images, load_node_data
 
@@ -126,3 +128,23 @@ def test_files_cached_by_an_older_decoder_are_not_used(tmp_path, monkeypatch):
         monkeypatch.setattr(sources, "DECODING", version)
         load_node_data(tmp_path / "pets", (1, 8, 8), 2)
     assert len(list((tmp_path / "cache/decoded").iterdir())) == 2
+
+
+# ---- Changes between runs --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("used_as", ["dataset", "public-dataset"])
+def test_a_folder_that_changed_is_read_again_by_the_next_run(used_as, own, tmp_path):
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 256, (160, 8, 8), dtype=np.uint8)
+    folder = write_image_folder(tmp_path / "images", pixels, np.arange(160) % 4)
+    settings = {**own, used_as: f"folder:{folder}", "num-server-rounds": 2}
+    first, same = (fedkd_flwr.run(settings, output_dir=tmp_path / name) for name in "ab")
+    assert same.rounds["loss_mean"].tolist() == first.rounds["loss_mean"].tolist()
+    write_image_folder(folder, 255 - pixels, np.arange(160) % 4)
+    changed = fedkd_flwr.run(settings, output_dir=tmp_path / "changed")
+    assert changed.rounds["loss_mean"].tolist() != first.rounds["loss_mean"].tolist()
+    # What is read again is what another process reads.
+    forget_data()
+    fresh = fedkd_flwr.run(settings, output_dir=tmp_path / "fresh")
+    assert fresh.rounds["loss_mean"].tolist() == changed.rounds["loss_mean"].tolist()

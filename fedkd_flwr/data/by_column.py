@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fedkd_flwr.data.changed_folders import reads_data
 from fedkd_flwr.data.folders import tables_at
 from fedkd_flwr.data.registry import FOLDER, HUB, DataError, hub_id_of
 from fedkd_flwr.data.settings import DataSettings
@@ -35,6 +36,7 @@ def client_values(settings: DataSettings) -> NDArray[np.generic]:
     return _client_values(settings.dataset, settings.data_root, settings.client_column)
 
 
+@reads_data
 @functools.lru_cache(maxsize=2)
 def _client_values(dataset: str, data_root: str, column: str) -> NDArray[np.generic]:
     found = _read(dataset, data_root, column)

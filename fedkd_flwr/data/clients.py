@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
+from fedkd_flwr.data.changed_folders import reads_data
 from fedkd_flwr.data.client_data import ClientData, Indices, Parts
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, parts_by_content
 from fedkd_flwr.data.custom_partition import call_for_partition
@@ -54,6 +55,7 @@ PLANS_KEPT = 2
 """Data plans whose tensors a process keeps; more would fill the device in a sweep."""
 
 
+@reads_data
 @functools.lru_cache(maxsize=PLANS_KEPT)
 def _split_pool(plan: DataPlan) -> tuple[Indices, Indices]:
     """Return the private and the held-out positions in the data set."""
@@ -69,6 +71,7 @@ def _split_pool(plan: DataPlan) -> tuple[Indices, Indices]:
     return np.setdiff1d(pool, public), public
 
 
+@reads_data
 @functools.lru_cache(maxsize=PLANS_KEPT)
 def client_indices(plan: DataPlan) -> list[Indices]:
     """Return the positions of each client's samples in the data set, from labels alone.
@@ -239,6 +242,7 @@ class _Loaded:
         return scaling_of(settings)(images).to(device)
 
 
+@reads_data
 @functools.lru_cache(maxsize=PLANS_KEPT)
 def hash_of_public_pool(plan: DataPlan) -> str:
     """Return the hash of the whole public pool, by which machines compare their pools.
@@ -249,6 +253,7 @@ def hash_of_public_pool(plan: DataPlan) -> str:
     return public_hash(pool) if len(pool) else ""
 
 
+@reads_data
 @functools.lru_cache(maxsize=PLANS_KEPT)
 def _loaded(plan: DataPlan) -> _Loaded:
     return _Loaded(plan)
@@ -276,6 +281,7 @@ def public_pool(plan: DataPlan) -> Tensor:
     return _loaded(plan).public_images
 
 
+@reads_data
 @functools.lru_cache(maxsize=2)
 def public_samples(plan: DataPlan, size: int, server_round: int) -> Tensor:
     """Return the public subset of a round, one tensor for all clients of the process.

@@ -20,6 +20,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkd_flwr.data.changed_folders import reads_data
 from fedkd_flwr.data.custom_data import as_data_set
 from fedkd_flwr.data.registry import PFLLIB, DataError
 from fedkd_flwr.data.storage import PARTS
@@ -53,6 +54,7 @@ class ClientFiles:
     is_test: NDArray[np.bool_]
 
 
+@reads_data
 @functools.lru_cache(maxsize=2)
 def client_files(name: str) -> ClientFiles:
     """Return the samples in the files of a folder.

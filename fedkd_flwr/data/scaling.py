@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkd_flwr.data.changed_folders import reads_data
 from fedkd_flwr.data.decoding import to_float
 from fedkd_flwr.data.registry import SYMMETRIC, DataFormat
 from fedkd_flwr.data.settings import DataSettings
@@ -127,6 +128,7 @@ def scaling_of(settings: DataSettings) -> Scaling:
     )
 
 
+@reads_data
 @functools.lru_cache(maxsize=2)
 def _of_dataset(
     input_scaling: str, name: str, data_root: str, data_format: DataFormat

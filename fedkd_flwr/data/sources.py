@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.cache import cache_folder, keep_arrays, read_array
+from fedkd_flwr.data.changed_folders import reads_data
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, content_keys, groups_of_files
 from fedkd_flwr.data.custom_data import call_for_data
 from fedkd_flwr.data.decoding import convert_images, decode_images
@@ -116,6 +117,7 @@ def _concerning(name: str, data_format: DataFormat) -> DataFormat:
 
 
 # The caches sit behind the public functions, so that a keyword argument is no other key.
+@reads_data
 @functools.cache
 def _load_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[np.int64]:
     if is_function(name) or name.startswith((FOLDER, PFLLIB)):
@@ -127,12 +129,14 @@ def _load_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[
     return labels
 
 
+@reads_data
 @functools.cache
 def count_classes(name: str, data_root: str, data_format: DataFormat) -> int:
     """Return the largest class of a data set plus one; see `load_labels`."""
     return int(load_labels(name, data_root, data_format).max()) + 1
 
 
+@reads_data
 @functools.cache
 def _source(name: str, data_root: str, data_format: DataFormat) -> Source:
     """Return where a data set lies: as the registry says, or as its own columns tell."""
@@ -164,6 +168,7 @@ def _read_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[
     return whole_numbers(read_column(source.hub_id, source.label_column, data_root))
 
 
+@reads_data
 @functools.cache
 def _load_images(name: str, data_root: str, data_format: DataFormat) -> ImageSet:
     if name.startswith(FOLDER):
@@ -224,6 +229,7 @@ def _decoded(path: Path | None, labels: Tensor, decode: Callable[[], Tensor]) ->
     return images
 
 
+@reads_data
 @functools.cache
 def _path_in_cache(name: str, data_root: str, data_format: DataFormat) -> Path | None:
     """Return the file of a data set in the cache; None where nothing is kept."""

@@ -7,6 +7,7 @@ from typing import Any
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.config.toml_files import upon_preset
 from fedkd_flwr.custom_objects.naming import name_objects
+from fedkd_flwr.data.changed_folders import forget_changed_folders
 from fedkd_flwr.data.registry import BY_COLUMN, BY_FILE
 from fedkd_flwr.engines.registry import find_engine
 from fedkd_flwr.runs import (
@@ -75,6 +76,7 @@ def run_configuration(
     configuration: Configuration, engine: str = "in-process", on_round: OnRound | None = None
 ) -> Run:
     """Run a method by a run config that was read before; see `run`."""
+    _read_changed_folders_again(configuration)
     configuration = resolve_output(configuration, Path.cwd() / "runs")
     check_run(configuration)
     return find_engine(engine)(configuration, RowObserver(on_round) if on_round else None)
@@ -113,8 +115,14 @@ def resume(
     """
     start = find_engine(engine)
     configuration = resumed(path, name_objects(_kebab(settings)), allow_code)
+    _read_changed_folders_again(configuration)
     check_run(configuration)
     return start(configuration, RowObserver(on_round) if on_round else None)
+
+
+def _read_changed_folders_again(configuration: Configuration) -> None:
+    data = configuration.run.data
+    forget_changed_folders(data.dataset, data.public_dataset)
 
 
 def resolve_output(configuration: Configuration, parent: Path) -> Configuration:
