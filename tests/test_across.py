@@ -66,6 +66,16 @@ def test_a_method_without_all_seeds_is_left_out_and_named(folders):
         compare_across(folders, against="kt-pfl")
 
 
+def test_a_method_that_a_comparison_lacks_is_left_out_and_named(folders):
+    write_run(folders[0], "fedavg", 0, [0.9, 0.9])
+    across = compare_across(folders)
+    assert "fedavg" not in across.table.index
+    left_out = "Methods are left out that are not in every comparison: fedavg."
+    assert across.notes[0] == left_out
+    with pytest.raises(ConfigError, match=r"needs fedavg and .* not in every comparison: fedavg"):
+        compare_across(folders, against="fedavg")
+
+
 def test_folders_of_the_same_name_are_told_apart_by_their_parents(folders, tmp_path):
     for parent in ("a", "b"):
         (tmp_path / parent).mkdir()

@@ -114,7 +114,7 @@ def across_of(
     # A mean over other seeds than the reference's would compare different splits.
     means = {name: own.mean(skipna=False).to_frame().T for name, own in by_seed.items()}
     accuracies = pd.concat(by_seed if per_seed else means).dropna(axis="columns")
-    lacking = _notes_on_missing_seeds(by_seed)
+    lacking = [*_notes_on_missing_methods(by_seed), *_notes_on_missing_seeds(by_seed)]
     if len(accuracies) < FEWEST_UNITS:
         raise ConfigError(
             "--across needs at least two folders of runs, one per comparison; or --per-seed and at "
@@ -154,6 +154,16 @@ def _by_seed(comparison: Comparison) -> pd.DataFrame:
     firsts = {labels[0]: name for name, labels in labels_by_method(comparison.groups).items()}
     by_seed = comparison.results.pivot(index="seed", columns="method", values="accuracy")
     return by_seed[list(firsts)].rename(columns=firsts).dropna(how="all")
+
+
+def _notes_on_missing_methods(by_seed: dict[str, pd.DataFrame]) -> list[str]:
+    """Name the methods that are not in every comparison."""
+    everywhere = set.intersection(*(set(own) for own in by_seed.values()))
+    methods = dict.fromkeys(str(label) for own in by_seed.values() for label in own)
+    missing = [label for label in methods if label not in everywhere]
+    if not missing:
+        return []
+    return [f"Methods are left out that are not in every comparison: {', '.join(missing)}."]
 
 
 def _notes_on_missing_seeds(by_seed: dict[str, pd.DataFrame]) -> list[str]:
