@@ -125,7 +125,7 @@ class Federation:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1.0",
             "OMP_NUM_THREADS": "1",
             "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
         }

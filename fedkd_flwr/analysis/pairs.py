@@ -1,6 +1,7 @@
-"""Every method over each other one, as a matrix of text."""
+"""Every method over each other one, as a matrix of text or as rows of numbers."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 import pandas as pd
 
@@ -31,6 +32,17 @@ def matrix_of_pairs(pairs: Mapping[tuple[str, str], Effect], labels: Sequence[st
         return pd.DataFrame()
     rows = [[row, *(_cell(pairs.get((row, column))) for column in labels)] for row in labels]
     return pd.DataFrame(rows, columns=["method", *labels])
+
+
+def rows_of_pairs(pairs: Mapping[tuple[str, str], Effect]) -> pd.DataFrame:
+    """Return a row of numbers for each pair: ``method``, ``over``, the effect and its ``verdict``.
+
+    Gains and their intervals are parts of 1.
+    """
+    return pd.DataFrame(
+        {"method": method, "over": other, **asdict(effect), "verdict": str(effect.outcome)}
+        for (method, other), effect in pairs.items()
+    )
 
 
 def notes_on_pairs(pairs: Mapping[tuple[str, str], Effect]) -> list[str]:

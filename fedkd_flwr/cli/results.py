@@ -235,7 +235,7 @@ def print_clients(compared: "Comparison", layout: str) -> None:
 def print_pairs(compared: "Comparison", layout: str) -> None:
     """Print what each method gains over each other one."""
     from fedkd_flwr.analysis import rendering
-    from fedkd_flwr.analysis.pairs import matrix_of_pairs, notes_on_pairs
+    from fedkd_flwr.analysis.pairs import matrix_of_pairs, notes_on_pairs, rows_of_pairs
     from fedkd_flwr.config import ConfigError
 
     matrix = matrix_of_pairs(compared.pairs, list(compared.table.index))
@@ -249,8 +249,8 @@ def print_pairs(compared: "Comparison", layout: str) -> None:
         return
     say("")
     if layout == "csv":
-        print_rows(matrix, layout)
-        say_beside(notes)
+        print_rows(rows_of_pairs(compared.pairs), layout)
+        say_beside(notes[1:])
         return
     echo(getattr(rendering, f"in_{layout}")(matrix, notes))
 
