@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+from processes import app_folder
+
 from fedkd_flwr.bundles.approved import digest_of
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import client_indices
@@ -214,7 +216,7 @@ class Federation:
     def start_run(self, config):
         """Start ``flwr run . NAME --stream`` with ``-c KEY=VALUE ...``."""
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        command = [PROGRAMS / "flwr", "run", ".", NAME, "--stream", "--run-config", text]
+        command = [PROGRAMS / "flwr", "run", app_folder(), NAME, "--stream", "--run-config", text]
         return self.start("flwr-run", command)
 
     def end_run(self, process):
@@ -312,7 +314,7 @@ class GuardedFederation(Federation):
 
     def approve(self):
         """Approve the bundle of this clone for all nodes, and return its digest."""
-        build = [PROGRAMS / "flwr", "build", "--app", ROOT]
+        build = [PROGRAMS / "flwr", "build", "--app", app_folder()]
         subprocess.run(build, cwd=self.folder, env=self.env, check=True)
         (built,) = self.folder.glob("*.fab")
         approve = [PROGRAMS / "fedkd", "bundles", "approve", built, "--list", self.approved]

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 from flwr.cli.app_cmd.publish import _validate_description, _validate_files
-from flwr.cli.build import build_fab_from_files
+from flwr.cli.build import build_fab_from_disk, build_fab_from_files
 from flwr.cli.utils import filter_paths_for_publish
+from processes import app_folder
 
+from fedkd_flwr.engines import app_files
 from fedkd_flwr.engines.superlink import superlink
 from fedkd_flwr.runs import load_run
 
@@ -76,6 +78,27 @@ def test_links_of_the_readme_hold_inside_the_bundle(bundle):
     assert set(links) <= set(archive.namelist())
 
 
+def test_the_copied_app_has_the_bundle_of_the_clone(files):
+    """Operators approve the digest of a bundle."""
+    assert build_fab_from_disk(app_folder()) == build_fab_from_files(files)[0]
+
+
+def test_environments_and_hidden_folders_are_not_copied(tmp_path, monkeypatch):
+    clone = tmp_path / "clone"
+    for name in (
+        "pyproject.toml", "package/module.py", ".venv/lib/hidden.py", ".git/config.toml",
+        "my-environment/pyvenv.cfg", "my-environment/lib/installed.py", "runs/notes.md",
+    ):  # fmt: skip
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        (clone / name).write_text("")
+    (clone / ".gitignore").write_text("/runs/\n")
+    (clone / "linked.py").symlink_to(clone / "package" / "module.py")
+    monkeypatch.setattr(app_files, "APP_FOLDER", clone)
+    copy = app_files.copy_app(tmp_path / "copy")
+    copied = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
+    assert copied == {".gitignore", "pyproject.toml", "package/module.py"}
+
+
 def test_the_project_is_within_the_limits_of_flower_hub(files, capsys):
     published = filter_paths_for_publish(files)
     _validate_files(list(published.values()))
@@ -87,7 +110,7 @@ def test_the_project_is_within_the_limits_of_flower_hub(files, capsys):
 
 @pytest.mark.slow
 def test_a_run_from_the_bundle_needs_nothing_beside_it(tmp_path):
-    build = [FLWR, "build", "--app", ROOT]
+    build = [FLWR, "build", "--app", app_folder()]
     subprocess.run(build, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     (built,) = tmp_path.glob("*.fab")
     app, home = tmp_path / "app", tmp_path / "home"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from processes import MARK, output_of, started_by, stop_all
+from processes import MARK, app_folder, output_of, started_by, stop_all
 
 import fedkd_flwr
 
@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="two addresses on loopback"),
 ]
 
-ROOT = Path(__file__).parent.parent
 PROGRAMS = Path(sys.executable).parent
 NODES = ("127.0.0.1", "127.0.0.2")
 
@@ -94,7 +93,7 @@ def test_a_simulation_has_its_clients_on_both_nodes(small, cluster, nodes_of, tm
     done(cluster, "fedkd", "run", *preset, "--engine", "simulation", cwd=tmp_path)
     size = "num-supernodes=4 client-resources-num-cpus=1"
     config = ("--run-config", tmp_path / "run.toml", "--federation-config", size)
-    done(cluster, "flwr", "run", ROOT, "--stream", *config, cwd=tmp_path)
+    done(cluster, "flwr", "run", app_folder(), "--stream", *config, cwd=tmp_path)
 
     assert nodes_of("ClientAppActor.run") == [2, 2]
     here = fedkd_flwr.run(settings, output_dir=tmp_path / "here")

@@ -1,7 +1,6 @@
 """The engine ``simulation``: clients in Ray's processes, as ``flwr run`` starts them."""
 
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,13 +9,11 @@ from typing import Any
 import tomli_w
 
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
+from fedkd_flwr.engines.app_files import APP_FOLDER, flwr_run
 from fedkd_flwr.engines.superlink import superlink
 from fedkd_flwr.runs import Run, load_run, names_of_code, read_checkpoint
 from strategies.core.printable_text import without_colors
 from strategies.core.rounds import Observer, RoundRecord
-
-APP_FOLDER = Path(__file__).resolve().parent.parent.parent
-"""The Flower app: the folder with pyproject.toml."""
 
 BOX = " │╭─╮╰╯"
 """Characters of the box that Flower draws around an error message."""
@@ -62,8 +59,8 @@ def run_simulation(
     with tempfile.TemporaryDirectory(prefix="fedkd-") as folder, superlink(Path(folder)) as env:
         preset = Path(folder) / "run.toml"
         preset.write_text(tomli_w.dumps(configuration.for_flower()))
-        command = [str(Path(sys.executable).parent / "flwr"), "run", str(APP_FOLDER)]
-        command += ["--stream", "--run-config", str(preset), "--federation-config"]
+        command = [*flwr_run(Path(folder)), "--stream", "--run-config", str(preset)]
+        command += ["--federation-config"]
         command += [" ".join(f"{name}={value}" for name, value in federation.items())]
         reason = _follow(command, env, directory, observer or Observer())
     code = names_of_code(configuration.flat())

@@ -15,6 +15,7 @@ from strategies.core.printable_text import PrintableMessages
 if TYPE_CHECKING:
     from flwr.cli.config_utils import get_fab_metadata as get_fab_metadata
     from flwr.cli.constant import LOCAL_SUPERLINK_HTTP_API_PORT as LOCAL_SUPERLINK_HTTP_API_PORT
+    from flwr.cli.utils import filter_paths_for_publish as filter_paths_for_publish
     from flwr.common.config import parse_config_args as parse_config_args
     from flwr.common.constant import ErrorCode as ErrorCode
     from flwr.proto.node_pb2 import NodeInfo as NodeInfo
@@ -38,6 +39,7 @@ HOMES = {
     "TASK_TYPE_TO_COMMAND": "flwr.supercore.constant",
     "TaskIdentity": "flwr.supercore.task_identity",
     "TaskType": "flwr.supercore.constant",
+    "filter_paths_for_publish": "flwr.cli.utils",
     "flower_superexec": "flwr.supercore.cli",
     "flwr_clientapp": "flwr.supernode.cli",
     "get_fab_metadata": "flwr.cli.config_utils",
