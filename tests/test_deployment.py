@@ -61,7 +61,7 @@ def silos(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def processes(silos):
-    """A run of each strategy, all at a time."""
+    """A run of each strategy. They overlap, and start one after the other."""
     started = {}
     for strategy in STRATEGIES:
         started[strategy] = silos.start_run(
@@ -72,8 +72,9 @@ def processes(silos):
                 "models-dir": str(silos.folder / "of-the-server"),
             }
         )
-        # Flower installs the app with the first run, and no two may do so at once.
-        silos.wait_for_text(started[STRATEGIES[0]], "Run directory:", seconds=300)
+        # Flower installs the app with the first run, and no two may do so at once. Later, a
+        # ServerApp that starts too slowly is started again: several at once may never be done.
+        silos.wait_for_text(started[strategy], "Run directory:", seconds=300)
     return started
 
 
