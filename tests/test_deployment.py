@@ -80,7 +80,7 @@ def processes(silos):
 
 @pytest.fixture(scope="module")
 def intruder_logs(silos, processes):
-    """What intruders said who knocked after the runs had started."""
+    """What intruders said who knocked while the last run was going on."""
     fed.make_keys(silos.keys / "other", [])
     fed.make_keys(silos.keys, ["stranger"])
     intruders = {
@@ -90,6 +90,7 @@ def intruder_logs(silos, processes):
         )
         for name, options in INTRUDERS.items()
     }
+    assert processes[STRATEGIES[-1]].poll() is None
     for intruder in intruders.values():
         intruder.wait(timeout=fed.patience(300))
     return {name: intruder.log_path.read_text() for name, intruder in intruders.items()}
