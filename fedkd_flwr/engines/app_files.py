@@ -26,7 +26,7 @@ def copy_app(folder: Path) -> Path:
     return folder
 
 
-def flwr_run(folder: Path) -> list[str]:
+def flwr_run_command(folder: Path) -> list[str]:
     """Return the command ``flwr run APP``, with a copy of the app in a temporary folder."""
     return [str(Path(sys.executable).parent / "flwr"), "run", str(copy_app(folder / "app"))]
 

@@ -10,7 +10,7 @@ import tomli_w
 
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
 from fedkd_flwr.config.toml_files import load_toml
-from fedkd_flwr.engines.app_files import APP_FOLDER, flwr_run
+from fedkd_flwr.engines.app_files import APP_FOLDER, flwr_run_command
 from fedkd_flwr.engines.superlink import quiet_environment
 from strategies.core.flower import get_flwr_home
 from strategies.core.printable_text import without_colors
@@ -94,7 +94,7 @@ def run_deployment(
     with tempfile.TemporaryDirectory(prefix="fedkd-") as folder:
         preset = Path(folder) / "run.toml"
         preset.write_text(tomli_w.dumps(configuration.for_flower()))
-        command = flwr_run(Path(folder))
+        command = flwr_run_command(Path(folder))
         command += [superlink] if superlink else []
         command += ["--stream", "--run-config", str(preset)]
         reason, last = "", ""

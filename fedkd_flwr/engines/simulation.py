@@ -9,7 +9,7 @@ from typing import Any
 import tomli_w
 
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
-from fedkd_flwr.engines.app_files import APP_FOLDER, flwr_run
+from fedkd_flwr.engines.app_files import APP_FOLDER, flwr_run_command
 from fedkd_flwr.engines.superlink import superlink
 from fedkd_flwr.runs import Run, load_run, names_of_code, read_checkpoint
 from strategies.core.printable_text import without_colors
@@ -59,7 +59,7 @@ def run_simulation(
     with tempfile.TemporaryDirectory(prefix="fedkd-") as folder, superlink(Path(folder)) as env:
         preset = Path(folder) / "run.toml"
         preset.write_text(tomli_w.dumps(configuration.for_flower()))
-        command = [*flwr_run(Path(folder)), "--stream", "--run-config", str(preset)]
+        command = [*flwr_run_command(Path(folder)), "--stream", "--run-config", str(preset)]
         command += ["--federation-config"]
         command += [" ".join(f"{name}={value}" for name, value in federation.items())]
         reason = _follow(command, env, directory, observer or Observer())
