@@ -29,11 +29,10 @@ from strategies.core.evaluations import (
 )
 from strategies.core.exchange import Exchange
 from strategies.core.flower import log
-from strategies.core.membership import ClientInfo, Membership
+from strategies.core.membership import MEMBERS, ClientInfo, Membership
 from strategies.core.method_hooks import MethodHooks
 from strategies.core.metrics import OF_TRAINING, add_to_metrics
 from strategies.core.new_clients import NewClientResults, receive_new_clients
-from strategies.core.partition_owners import KEYS
 from strategies.core.patience import Patience, StoppedEarly
 from strategies.core.plan import RunPlan, Settings
 from strategies.core.replies import Arrays, Due, Metric, Reply
@@ -124,8 +123,8 @@ class PersonalizedStrategy(MethodHooks, Strategy):
     # ---- State -----------------------------------------------------------------------
 
     def saved_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the state as named arrays, with the owners of the partitions."""
-        return {**named_arrays(self.state), **self.members.owners.state()}
+        """Return the state as named arrays, with what is known of the clients."""
+        return {**named_arrays(self.state), **self.members.saved_arrays()}
 
     def restore(self, completed_rounds: int, saved: Arrays, initial: Arrays) -> None:
         """Continue after some rounds from saved arrays, or begin if there are none.
@@ -141,7 +140,7 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         self.members.resume(completed_rounds, saved)
         begun = self.begin(initial)
         arrays = {} if completed_rounds else named_arrays(begun)
-        arrays |= {name: array for name, array in saved.items() if name != KEYS}
+        arrays |= {name: array for name, array in saved.items() if not name.startswith(MEMBERS)}
         self.state = read_state(type(begun), arrays)
         self.state = self.grown()
 

@@ -10,6 +10,7 @@ class Local(PersonalizedStrategy):
     """Clients train on their own data and are evaluated; no array crosses the network."""
 
     paper = "baseline"
+    exchanged = "nothing"
     dp_sgd = True
     takes_estimators = True
     color_family = "local"

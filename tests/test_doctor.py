@@ -87,6 +87,11 @@ def test_a_run_without_noise_is_said(small, node):
     )
 
 
+def test_the_noise_of_privatekt_is_seen(small, node):
+    found = findings_by_check(small, node, strategy="privatekt", **{"privatekt.noise-seed": -1})
+    assert "without noise" not in found["privacy"].text
+
+
 def test_a_node_that_says_nothing_about_noise_learns_what_to_say(small, node):
     del node["epsilon-budget"]
     failure = only_failure(small, node)

@@ -14,6 +14,7 @@ import fedkd_flwr
 from fedkd_flwr.client_app import app
 from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.privacy_ledger import NOISE
+from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import ConfigError, methods_with, read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.methods import METHODS
@@ -288,8 +289,8 @@ def test_replies_of_private_training_tell_nothing_else(strategy, private, tmp_pa
     assert list(run.rounds["failures"]) == [0, 0]
     counts = {"correct", "total", "loss"}
     allowed = counts | {f"validation-{name}" for name in counts} | {"gradient-steps", "dp-epsilon"}
-    allowed |= {metric.name for metric in counts_at("trained")}
-    assert metrics <= allowed
+    of_moments = {metric.name for m in ("trained", "received") for metric in counts_at(m)}
+    assert metrics <= allowed | of_moments
     assert run.clients["dp_epsilon"].notna().all()
     assert not any(unprotected)
 
@@ -305,6 +306,17 @@ def test_other_methods_and_models_are_refused(private, tmp_path):
     with pytest.raises(ValueError, match="group normalization"):
         client = client_of({**private, "models": "tests.disclosure:NormedNet"})
         client.local.gradients(client.model, 10, 1, "")
+
+
+def test_accuracy_as_received_is_reported(private, tmp_path):
+    run = fedkd_flwr.run(private, strategy="kt-pfl-params", output_dir=tmp_path / "run")
+    assert run.clients["received_accuracy"].notna().all()
+
+
+def test_fine_tuning_before_an_evaluation_is_refused(private):
+    """It takes steps without noise on private samples, and its counts are sent."""
+    with pytest.raises(ConfigError, match=r"fine-tune-epochs trains .* without noise"):
+        read_config({**private, "fine-tune-epochs": 1})
 
 
 # ---- A node's policy and ledger -----------------------------------------------------------
@@ -336,6 +348,24 @@ def test_the_ledger_counts_trainings_over_runs(private, tmp_path):
     ledger.record({NOISE: 5.0}, "c3", 1)
     assert ledger.epsilon == pytest.approx(privacy_spent(5.0, 1, 1e-5))
     assert ledger.epsilon_of_training == pytest.approx(both)
+
+
+def test_a_round_that_is_repeated_counts_twice(private, tmp_path):
+    """Its first reply has left the node: in the context of the same node, and after a restart."""
+    for restart in (False, True):
+        client, size = node_of(private, tmp_path / str(restart))
+        client.request = Request(server_round=1, run_id="a1")
+        begin(client, "a1")
+        client._note(1)
+        client._keep(1)
+        if restart:
+            client, size = node_of(private, tmp_path / str(restart))
+            client.request = Request(server_round=1, run_id="a1")
+        client._recall(1, is_repeated=not restart)
+        begin(client, "a1")
+        np.testing.assert_allclose(client.local.spent(), [[16 / size, 1.0, 6]])
+        twice = epsilon_spent(client.local.spent(), 1e-5)
+        assert client.node.ledger.epsilon_of_training == pytest.approx(twice)
 
 
 def test_a_budget_ends_training(private, tmp_path):

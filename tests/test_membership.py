@@ -20,7 +20,7 @@ from strategies.fedavg import FedAvg
 
 
 class FakeGrid:
-    """Nodes by id, each with its public key and what it answers: partition-id, name."""
+    """Nodes by id, each with partition-id, public key, and maybe name and hash of the classes."""
 
     def __init__(self, **nodes):
         self.nodes = {int(node.removeprefix("n")): answer for node, answer in nodes.items()}
@@ -36,9 +36,10 @@ class FakeGrid:
         return [self.answer(message) for message in messages]
 
     def answer(self, message):
-        partition_id, _, *name = self.nodes[message.metadata.dst_node_id]
+        partition_id, _, *further = self.nodes[message.metadata.dst_node_id]
         sizes = {"num-examples": 10, "test-size": 5, "validation-size": 0}
-        info = {"partition-id": partition_id, "model": "mlp"} | ({"name": name[0]} if name else {})
+        info = {"partition-id": partition_id, "model": "mlp"}
+        info |= dict(zip(("name", "classes-hash"), further, strict=False))
         content = RecordDict({"metrics": MetricRecord(sizes), "info": ConfigRecord(info)})
         reply = Message(content, reply_to=message)
         reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
@@ -86,6 +87,21 @@ def test_the_owner_of_a_partition_is_kept_in_the_state():
     resumed.resume(4, members.owners.state())
     resumed.meet(FakeGrid(n21=(0, "a"), n22=(1, "thief"), n23=(2, "c")), 5)
     assert nodes_of(resumed) == {0: 21, 2: 23}
+
+
+def test_a_continued_run_still_leaves_out_the_node_that_was_left_out():
+    """It may be the only one that is connected, and its classes were then those of the run."""
+    nodes = {"n11": (0, "a", "a", "same"), "n12": (1, "b", "b", "same")}
+    odd = {"n13": (2, "c", "c", "other")}
+    members = membership(min_replies=1)
+    members.meet(FakeGrid(**nodes, **odd), 1)
+    assert nodes_of(members) == {0: 11, 1: 12}
+    resumed = membership(min_replies=1)
+    resumed.resume(1, members.saved_arrays())
+    with pytest.raises(TooFewRepliesError):
+        resumed.meet(FakeGrid(**odd), 2)
+    resumed.meet(FakeGrid(**nodes, **odd), 3)
+    assert nodes_of(resumed) == {0: 11, 1: 12}
 
 
 def test_without_binding_a_node_with_a_new_key_may_return():

@@ -18,6 +18,7 @@ from fedkd_flwr.training.optional_metrics import (
     macro_f1,
     measured,
 )
+from strategies.core.evaluations import read_evaluation
 from strategies.core.optional_metrics import check_class_counts, measured_metrics
 from strategies.core.replies import InvalidReplyError
 
@@ -90,6 +91,9 @@ def test_small_classes_are_not_counted():
         "held-correct": 50, "held-total": 50,
     }  # fmt: skip
     check_class_counts({"correct": 61, "total": 61, **numbers})
+    row = read_evaluation({"correct": 61, "total": 61, "loss": 0.0, **numbers})
+    assert row["held_accuracy"] == 1
+    assert "other_accuracy" not in row  # the hidden classes are held, too
 
 
 @pytest.mark.parametrize(

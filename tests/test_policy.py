@@ -13,8 +13,10 @@ from federation import images_of
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from helpers import Witness, run_with, write_image_folder, write_parquet
 
+import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
+from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.names_in_config import code_names
 from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.clients.policy import (
@@ -28,6 +30,8 @@ from fedkd_flwr.clients.privacy_ledger import DamagedLedgerError, PrivacyLedger
 from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.methods import REGISTERED
+from strategies.base import PersonalizedStrategy
 from strategies.core.privacy import privacy_spent
 from strategies.core.replies import TooFewRepliesError
 
@@ -531,6 +535,36 @@ def test_small_classes_do_not_leave_as_class_means(small, silo):
         assert (sent["class-counts"] == np.where(shown, true, 0)).all(), strategy
         assert not sent["class-means"][~shown].any()
         assert sent["class-means"][shown].any(axis=1).all()
+
+
+def test_counts_by_class_do_not_tell_small_training_classes(small, silo):
+    """A server that asks for few training and many test samples learned of a single one."""
+    small |= {**SILO, "client-split": "20/0/80", "measures": "classes"}
+    silo |= {"allow-methods": "all", "allow-measures": "classes", "min-class-count": 4}
+    client = client_on(silo, small, strategy="local")
+    trained = client.data.class_counts.numpy()
+    tested = np.bincount(client.data.test_labels, minlength=10)
+    small_only = (trained > 0) & ~client.policy.reported(trained) & client.policy.reported(tested)
+    assert small_only.any()
+    _, _, metrics = client.fit(
+        [], {"names": [], "server-round": 1, "phase": "train", "evaluate": True}
+    )
+    held = client.policy.reported(trained) & client.policy.reported(tested)
+    assert metrics["held-total"] == tested[held].sum()
+
+
+@pytest.fixture
+def silent():
+    """A method that does not say what it exchanges."""
+    yield fedkd_flwr.register("silent", PersonalizedStrategy, PersonalClient)
+    del REGISTERED["silent"]
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_method_that_does_not_say_what_it_exchanges_needs_noise(small, silo):
+    """A custom method without `exchanged` once counted as one that exchanges nothing."""
+    silo |= {"allow-methods": "all", "allow-code": "all", "min-noise": 1.0}
+    assert "min-noise" in refusal(silo, {**small, **SILO}, strategy="silent")
 
 
 def test_a_row_of_fedkma_does_not_tell_small_classes(small, silo):

@@ -28,6 +28,7 @@ from fedkd_flwr.training.loop import (
     random_batches,
     statistics_of,
 )
+from strategies.core.evaluations import counts_at
 from strategies.core.metrics import DP_EPSILON
 from strategies.core.randomness import random_generator
 
@@ -136,8 +137,13 @@ class PrivateTraining(LocalTraining):
         return np.empty((0, 3)) if kept is None else kept[SPENT].numpy().reshape(-1, 3)
 
     def limit_metrics(self, metrics: dict[str, float]) -> None:
-        """Replace all by epsilon: losses are means over training samples without noise."""
-        metrics.clear()
+        """Replace all but counts by epsilon: losses are means over training samples without noise.
+
+        Counts are of test and validation samples, which the guarantee does not cover.
+        """
+        counts = {metric.name for metric in counts_at(self.run.method.strategy.second_moment)}
+        for name in metrics.keys() - counts:
+            del metrics[name]
         metrics[DP_EPSILON.name] = epsilon_spent(self.spent(), self.run.dp_sgd.delta)
 
     def _secret_generator(self, purpose: str, server_round: int) -> np.random.Generator:

@@ -181,16 +181,15 @@ class NodePolicy(SettingsGroup):
     def _check_noise(self, run: RunConfig, settings: Settings) -> None:
         if run.method.family == "nothing":
             return
-        noise = noise_of(run, settings)
-        if noise < self.min_noise:
+        if noise_of(run, settings) < self.min_noise:
             raise PolicyError("the run has less noise than min-noise of this node")
-        own = settings if isinstance(settings, SoftPredictionSettings) else None
-        if self.has_budget and not noise and not (own and own.is_private):
+        if self.has_budget and not has_noise(run, settings):
             raise PolicyError(
                 "this node lets nothing leave without noise; epsilon-budget=inf in its node "
                 "config would allow it"
             )
-        if ((own and own.noise_seed >= 0) or run.dp_sgd.noise_seed >= 0) and not self.trust_server:
+        own_seed = settings.noise_seed if isinstance(settings, SoftPredictionSettings) else -1
+        if max(own_seed, run.dp_sgd.noise_seed) >= 0 and not self.trust_server:
             raise PolicyError("the run has a noise-seed, with which its noise can be removed")
 
     def _check_places(self, run_config: Mapping[str, Any], data_path: str) -> None:
@@ -345,6 +344,12 @@ def noise_of(run: RunConfig, settings: Settings) -> float:
     """Return the multiplier of the noise on predictions or in training, whichever is larger."""
     of_predictions = isinstance(settings, SoftPredictionSettings) and settings.noise_multiplier
     return max(float(of_predictions), run.dp_sgd.noise_multiplier)
+
+
+def has_noise(run: RunConfig, settings: Settings) -> bool:
+    """Return whether what leaves a client has noise, that of `noise_of` or a method's own."""
+    is_private = isinstance(settings, SoftPredictionSettings) and settings.is_private
+    return is_private or bool(noise_of(run, settings))
 
 
 def owner_of_memory(run_id: str, run: RunConfig, settings: Settings) -> dict[str, float]:

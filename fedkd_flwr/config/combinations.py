@@ -117,6 +117,11 @@ def _check_privacy_of_samples(run: RunConfig, settings: Settings) -> None:
             "dp-sgd-noise-multiplier does not cover; set it to 0, or strategy to one of "
             f"{', '.join(methods_with('dp_sgd'))}."
         )
+    if run.dp_sgd.noise_multiplier and run.training.fine_tune_epochs:
+        raise ConfigError(
+            "fine-tune-epochs trains before an evaluation without noise, which "
+            "dp-sgd-noise-multiplier does not cover; set one of the two to 0."
+        )
     rate = settings.class_temperature_rate if isinstance(settings, DistillationSettings) else 0
     if run.dp_sgd.noise_multiplier and rate:
         raise ConfigError(

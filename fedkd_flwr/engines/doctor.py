@@ -18,7 +18,7 @@ from fedkd_flwr.clients.policy import (
     SPLIT_FOR_USE,
     NodeConfigError,
     PolicyError,
-    noise_of,
+    has_noise,
     read_policy,
 )
 from fedkd_flwr.config import read_config
@@ -129,7 +129,7 @@ def _check_privacy(client: PersonalClient) -> str:
     policy, ledger = client.policy, client.node.ledger
     if client.run.method.family == "nothing":
         return "the method exchanges nothing"
-    if not noise_of(client.run, client.settings):
+    if not has_noise(client.run, client.settings):
         return "Warning: what the method sends leaves without noise, as the node config allows"
     if ledger is None:
         return "noise; no ledger, as the node has no state-dir"

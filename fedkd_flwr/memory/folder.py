@@ -95,7 +95,7 @@ class MemoryFolder:
         for path in (self.file(server_round), self.path, *self.path.parents[:2]):
             sync(path)
 
-    def read(self, before_round: int) -> Memory | None:
+    def read(self, before_round: float) -> Memory | None:
         """Return the newest memory from before a round, or None.
 
         Raises

@@ -21,6 +21,7 @@ from strategies.core.optional_metrics import (
     MEANS,
     check_class_counts,
     measured_metrics,
+    totals_of_classes,
 )
 from strategies.core.plan import RunPlan
 from strategies.core.replies import InvalidReplyError, Metric, Reply
@@ -252,7 +253,7 @@ def read_evaluation(metrics: Mapping[str, float], answers: bytes = b"") -> Evalu
     dict
         ``accuracy``, ``correct``, ``total``, ``loss``, ``validation_accuracy``, …. With counts by
         class also ``held_accuracy`` on the client's training classes and ``other_accuracy`` on
-        the other classes, if the test split has any. With a safeguard also
+        the other classes that it reports, if the test split has any. With a safeguard also
         ``safeguarded_accuracy`` and ``private_accuracy``. With answers these as text, ``answers``.
     """
     row: Evaluation = {name.replace("-", "_"): value for name, value in metrics.items()}
@@ -262,10 +263,11 @@ def read_evaluation(metrics: Mapping[str, float], answers: bytes = b"") -> Evalu
     row |= safeguarded_accuracies(metrics)
     if "held_total" in row:
         held_correct, held_total = row["held_correct"], row["held_total"]
-        others = row["correct"] - held_correct, row["total"] - held_total
-        for name, (correct, total) in {"held": (held_correct, held_total), "other": others}.items():
-            if total:
-                row[f"{name}_accuracy"] = correct / total
+        correct, total = totals_of_classes(metrics)
+        others = correct - held_correct, total - held_total
+        for name, (right, of) in {"held": (held_correct, held_total), "other": others}.items():
+            if of:
+                row[f"{name}_accuracy"] = right / of
     if answers:
         row[ANSWERS] = as_text(answers)
     return row

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import INFO, WARNING
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -33,6 +34,12 @@ from strategies.core.versions import difference, installed_versions, refusal
 
 LEFT_OUT = "left-out"
 """Entry of a question with the reason for which the node was left out; empty at first."""
+
+MEMBERS = "members/"
+"""How the names of this module's arrays in a saved state begin."""
+
+PUBLIC_HASH, CLASSES_HASH = f"{MEMBERS}public-hash", f"{MEMBERS}classes-hash"
+"""Names in a saved state of the text, in bytes, of the hashes that all clients have in common."""
 
 LARGEST_SIZE = 10**9
 """Upper limit of the number of samples that a client may report."""
@@ -128,10 +135,24 @@ class Membership:
         self._absent: list[int] = []
         self._is_resumed = False
 
-    def resume(self, completed_rounds: int, state: Arrays) -> None:
-        """Continue after some rounds, with the owners of the partitions in a state."""
+    def saved_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the owners of the partitions, and the hashes that all clients have in common."""
+        hashes = {PUBLIC_HASH: self._public_hash, CLASSES_HASH: self._classes_hash}
+        return self.owners.state() | {
+            name: np.frombuffer(text.encode(), dtype=np.uint8)
+            for name, text in hashes.items()
+            if text
+        }
+
+    def resume(self, completed_rounds: int, saved: Arrays) -> None:
+        """Continue after some rounds with what `saved_arrays` returned.
+
+        The first nodes of a continued run may be those that were left out before.
+        """
         self._is_resumed = completed_rounds > 0
-        self.owners.set_state(state)
+        self.owners.set_state(saved)
+        self._public_hash = self._public_hash or _text(saved, PUBLIC_HASH)
+        self._classes_hash = _text(saved, CLASSES_HASH)
 
     def reachable(self, grid: Grid | None) -> list[int]:
         """Return the partition-ids of the connected clients, in ascending order."""
@@ -374,3 +395,7 @@ def most_common(hashes: Iterable[str]) -> str:
 def valid_name(name: object) -> bool:
     """Return whether a silo may be called so."""
     return isinstance(name, str) and NAME.fullmatch(name) is not None and name.isprintable()
+
+
+def _text(saved: Arrays, name: str) -> str:
+    return saved[name].tobytes().decode() if name in saved else ""

@@ -14,8 +14,11 @@ class MethodProperties:
     paper: ClassVar[str] = "own"
     """Source of the method, as authors and year."""
 
-    exchanged: ClassVar[str] = "nothing"
-    """What clients and server exchange, in a few words."""
+    exchanged: ClassVar[str] = ""
+    """What clients and server exchange, in a few words, or ``nothing``.
+
+    A node's operator allows kinds of information. What is not said counts as parameters.
+    """
 
     color_family: ClassVar[str] = ""
     """Name of the methods with which it shares a color in figures; empty for an unused color."""

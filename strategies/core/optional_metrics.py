@@ -103,5 +103,12 @@ def check_class_counts(metrics: Mapping[str, float]) -> None:
         raise InvalidReplyError("reports counts by class that do not add up to the total counts")
 
 
+def totals_of_classes(metrics: Mapping[str, float]) -> tuple[float, float]:
+    """Return the correct predictions and samples of all classes that a client reports."""
+    of_classes = {name: count for name, count in metrics.items() if name.startswith("class-")}
+    correct = sum(count for name, count in of_classes.items() if name.endswith("-correct"))
+    return correct, sum(of_classes.values()) - correct
+
+
 def _by_class(name: str) -> bool:
     return name.startswith(("class-", "held-"))
