@@ -307,6 +307,21 @@ def test_a_folder_that_held_other_files_keeps_them(local, tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
 
 
+def test_a_failed_run_removes_no_file_that_was_there_before(local, tmp_path):
+    """They have names that runs use too, as in the folder of a W&B project."""
+    names = ["data.jsonl", "models/global-000007.safetensors"]
+    folders = ("checkpoint", "matrices", "tensorboard", "wandb", "mlflow")
+    files = [tmp_path / "run" / name for name in (*names, *(f"{f}/mine" for f in folders))]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(file.name)
+    before = set((tmp_path / "run").iterdir())
+    with pytest.raises(RuntimeError, match="Round 1 has 0 valid replies"):
+        fedkd_flwr.run({**local, "learning-rate": 1e30}, output_dir=tmp_path / "run")
+    assert [file.read_text() for file in files] == [file.name for file in files]
+    assert set((tmp_path / "run").iterdir()) == before
+
+
 def test_a_run_that_completed_a_round_stays_to_be_continued(local, tmp_path):
     """The second round finds nobody; the first is not given up."""
 

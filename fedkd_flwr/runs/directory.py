@@ -107,6 +107,7 @@ class RunDirectory(Observer):
         self._started_at = monotonic()
         self._seconds_before = 0.0
         self._made: list[Path] = []
+        self._there_before: set[Path] = set()
         self._is_new = False
         self._lock_file: IO[str] | None = None
         self._rounds_kept = configuration.run.keep_rounds
@@ -137,6 +138,7 @@ class RunDirectory(Observer):
         require_new(directory.path)
         folders = (directory.path, *directory.path.parents)
         directory._made = [folder for folder in folders if not folder.exists()]
+        directory._there_before = {*directory.path.glob("*"), *global_models(directory.path)}
         directory._lock_file = lock_directory(directory.path)
         directory._is_new = True
         try:
@@ -289,6 +291,7 @@ class RunDirectory(Observer):
         """Stop early, and remove the files of a new run that never completed a round.
 
         A run with a completed round, or with notes that must survive, stays and can be continued.
+        Files and folders that were there before the run stay too.
         """
         for observer in self.observers:
             observer.run_stopped()
@@ -297,14 +300,15 @@ class RunDirectory(Observer):
         if not self._is_new or self._has_rounds or noted:
             return
         self.close()
-        named = (self.path / "config.json", self.path / "split.json")
-        for file in (*named, *self.path.glob("*.jsonl")):
+        named = {self.path / "config.json", self.path / "split.json"}
+        files = {*named, *self.path.glob("*.jsonl"), *global_models(self.path)}
+        for file in files - self._there_before:
             file.unlink(missing_ok=True)
-        for name in (MATRICES, "checkpoint", *TRACKERS):
-            shutil.rmtree(self.path / name, ignore_errors=True)
-        for model in global_models(self.path):
-            model.unlink()
-        remove_empty([self.path / "models", *self._made])
+        folders = {self.path / name for name in (MATRICES, "checkpoint", *TRACKERS)}
+        for folder in folders - self._there_before:
+            shutil.rmtree(folder, ignore_errors=True)
+        models = {self.path / "models"} - self._there_before
+        remove_empty([*models, *self._made])
 
     def close(self) -> None:
         """Release the lock, so that other processes can continue the run."""
