@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -126,4 +127,45 @@ def test_an_unknown_superlink_is_refused(small, tmp_path, monkeypatch):
 def test_the_line_that_explains_a_failed_simulation_is_returned(lines, reason, tmp_path):
     command = [sys.executable, "-X", "utf8", "-c", "import sys; print(*sys.argv[1:], sep=chr(10))"]
     command += lines
-    assert simulation._follow(command, dict(os.environ), tmp_path, Observer()) == reason
+    assert simulation._follow(command, dict(os.environ), tmp_path, Observer(), 0) == reason
+
+
+REPEATS_TWO_ROUNDS = """
+from pathlib import Path
+
+rounds, summary = Path("rounds.jsonl"), Path("summary.json")
+lines = rounds.read_text().splitlines(keepends=True)
+for last in (2, 3):
+    rounds.write_text("".join(lines[:last]))
+    print("Round", last, flush=True)
+summary.write_text(summary.read_text())
+"""
+"""Writes what a run of three rounds writes that is continued after the first."""
+
+
+@pytest.fixture
+def continued(small, tmp_path, monkeypatch):
+    """Continue a finished run after its first round, with a script in place of Flower."""
+    settings = {**small, "strategy": "local", "models": "mlp", "local-iterations": 1}
+    settings |= {"num-server-rounds": 3, "keep-rounds": 3}
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    monkeypatch.chdir(run.path)
+    monkeypatch.setattr(simulation, "superlink", lambda _: nullcontext(dict(os.environ)))
+
+    def go_on(script, **options):
+        command = [sys.executable, "-c", script]
+        monkeypatch.setattr(simulation, "flwr_run_command", lambda _: command)
+        return fedkd_flwr.resume(run.path, engine="simulation", from_round=1, **options)
+
+    return go_on
+
+
+def test_a_simulation_that_dies_early_is_not_mistaken_for_the_run_before(continued):
+    with pytest.raises(RuntimeError, match=r"did not finish; last output line: OSError: no Ray"):
+        continued("raise OSError('no Ray')")
+
+
+def test_rounds_that_a_simulation_repeats_are_told(continued):
+    told = []
+    assert continued(REPEATS_TWO_ROUNDS, on_round=told.append).finished
+    assert [row["round"] for row in told] == [2, 3]

@@ -11,7 +11,8 @@ import tomli_w
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
 from fedkd_flwr.engines.app_files import APP_FOLDER, flwr_run_command
 from fedkd_flwr.engines.superlink import superlink
-from fedkd_flwr.runs import Run, load_run, names_of_code, read_checkpoint
+from fedkd_flwr.runs import Run, load_run, names_of_code
+from fedkd_flwr.runs.continuing import checkpoint_to_continue_from
 from strategies.core.printable_text import without_colors
 from strategies.core.rounds import Observer, RoundRecord
 
@@ -51,6 +52,10 @@ def run_simulation(
         )
     require_importable(configuration, "the simulation has")
     directory = Path(configuration.run.output_dir)
+    completed = _completed_rounds(configuration)
+    # A finished run that is continued has its old summary until the first new round is complete.
+    summary = directory / "summary.json"
+    old_summary = _state_of(summary)
     federation = {
         "num-supernodes": clients or configuration.run.plan.num_clients,
         "client-resources-num-cpus": 1,
@@ -62,15 +67,19 @@ def run_simulation(
         command = [*flwr_run_command(Path(folder)), "--stream", "--run-config", str(preset)]
         command += ["--federation-config"]
         command += [" ".join(f"{name}={value}" for name, value in federation.items())]
-        reason = _follow(command, env, directory, observer or Observer())
-    code = names_of_code(configuration.flat())
-    finished = load_run(directory, code) if (directory / "config.json").exists() else None
-    summary = (finished.summary if finished else None) or {"rounds": 0}
-    # A finished run that is extended has a summary of fewer rounds.
-    is_short = summary["rounds"] < configuration.run.plan.num_server_rounds
-    if finished is None or (is_short and not summary.get("stopped_early")):
+        reason = _follow(command, env, directory, observer or Observer(), completed)
+    if not summary.exists() or _state_of(summary) == old_summary:
         raise RuntimeError(f"The simulation did not finish; last output line: {reason}")
-    return finished
+    return load_run(directory, names_of_code(configuration.flat()))
+
+
+def _completed_rounds(configuration: Configuration) -> int:
+    """Return the round after which the run continues; 0 for a new run."""
+    run = configuration.run
+    if not run.resume:
+        return 0
+    stopped = load_run(run.output_dir)
+    return checkpoint_to_continue_from(stopped, run.state_dir, run.from_round)[0].completed_rounds
 
 
 def _follow(
@@ -78,12 +87,12 @@ def _follow(
     env: dict[str, str],
     directory: Path,
     observer: Observer,
+    rounds_seen: int,
 ) -> str:
     """Run ``flwr run``; pass on its log and new rounds; return the line that explains a failure."""
     rows = directory / "rounds.jsonl"
     # Lines of a round that is repeated are there until the first new round is complete.
     seen = _state_of(rows)
-    rounds_seen = read_checkpoint(directory).completed_rounds
     reason = "there was no error message"
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
