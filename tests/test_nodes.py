@@ -49,6 +49,16 @@ def test_seconds_are_the_median_where_they_were_measured(run):
     assert table["seconds"].isna().tolist() == [False, True, True, True]
 
 
+def test_before_the_first_round_nobody_was_asked(run):
+    for name in ("rounds.jsonl", "clients.jsonl", "summary.json"):
+        (run.path / name).unlink()
+    table = nodes_table(load_run(run.path))
+    assert table.index.tolist() == [0, 1, 2, 3]
+    assert not table.drop(columns=["name", "model", "seconds", "last_failure"]).any(axis=None)
+    result = CliRunner().invoke(app, ["nodes", str(run.path)])
+    assert (result.exit_code, result.output.splitlines()[0]) == (0, "round 0 of 2")
+
+
 class Timed(InProcessGrid):
     """A grid that knows how long each node took in the last exchange."""
 

@@ -9,6 +9,9 @@ from fedkd_flwr.runs import Run
 SECONDS = ("seconds_train", "seconds_server", "seconds_evaluate")
 """Columns of a round that add up to its duration."""
 
+READ = ("round", "partition_id", "name", "model", "seconds", "failure")
+"""Columns of a client that are read; a run without rounds, or without names, lacks some."""
+
 COUNTS = ("last_asked", "last_valid", "asked", "failures", "last_failed")
 """Columns of the table that are 0 where a client has never been asked, or has never failed."""
 
@@ -29,8 +32,7 @@ def nodes_table(run: Run) -> pd.DataFrame:
         round's replies, as the server measured it; NaN where it did not); ``last_failure`` (its
         reason).
     """
-    rows = run.clients
-    rows = rows.reindex(columns=rows.columns.union(["name", "model", "seconds"]))
+    rows = run.clients.reindex(columns=READ)
     failed = rows["failure"].notna()
     asked, failures, valid = (
         some.groupby("partition_id") for some in (rows, rows[failed], rows[~failed])
