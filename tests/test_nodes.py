@@ -5,7 +5,7 @@ import os
 from datetime import UTC, datetime
 
 import pytest
-from helpers import run_with
+from helpers import Witness, run_with
 from typer.testing import CliRunner
 
 import fedkd_flwr
@@ -23,7 +23,8 @@ def run(small, tmp_path):
     path = tmp_path / "run/clients.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     failed = next(row for row in rows if (row["round"], row["partition_id"]) == (2, 1))
-    failed |= {"model": None, "failure": "no reply in time \x1b[2J"}
+    # An evaluation without a reply leaves no traffic.
+    failed |= {"model": None, "failure": "no reply in time \x1b[2J", "numbers_up": None}
     rows = [row | {"name": "charite"} if row["partition_id"] == 1 else row for row in rows]
     for row in rows:
         row |= {"seconds": 2.5 * row["round"]} if row["partition_id"] == 0 else {}
@@ -57,6 +58,21 @@ def test_before_the_first_round_nobody_was_asked(run):
     assert not table.drop(columns=["name", "model", "seconds", "last_failure"]).any(axis=None)
     result = CliRunner().invoke(app, ["nodes", str(run.path)])
     assert (result.exit_code, result.output.splitlines()[0]) == (0, "round 0 of 2")
+
+
+@pytest.mark.parametrize("strategy", ["local", "fedavg"])
+def test_only_clients_that_received_a_message_were_asked(strategy, small, tmp_path):
+    """Clients of `local` keep their evaluation until they train again; those of `fedavg` do not."""
+    witness = Witness()
+    sampled = {"strategy": strategy, "num-server-rounds": 4, "fraction-train": 0.5}
+    run, _ = run_with(witness, {**small, **sampled, "models": "mlp"}, tmp_path / "run")
+    contacts = {(client, server_round) for server_round, _, client in witness.down if server_round}
+    rounds = {n: sorted(t for client, t in contacts if client == n) for n in range(4)}
+    assert (sum(map(len, rounds.values())) < len(run.clients)) == (strategy == "local")
+    table = nodes_table(run)
+    assert table["asked"].to_dict() == {n: len(asked) for n, asked in rounds.items()}
+    for column in ("last_asked", "last_valid"):
+        assert table[column].to_dict() == {n: asked[-1] for n, asked in rounds.items()}
 
 
 class Timed(InProcessGrid):

@@ -9,7 +9,7 @@ from fedkd_flwr.runs import Run
 SECONDS = ("seconds_train", "seconds_server", "seconds_evaluate")
 """Columns of a round that add up to its duration."""
 
-READ = ("round", "partition_id", "name", "model", "seconds", "failure")
+READ = ("round", "partition_id", "name", "model", "seconds", "failure", "numbers_up")
 """Columns of a client that are read; a run without rounds, or without names, lacks some."""
 
 COUNTS = ("last_asked", "last_valid", "asked", "failures", "last_failed")
@@ -33,6 +33,8 @@ def nodes_table(run: Run) -> pd.DataFrame:
         reason).
     """
     rows = run.clients.reindex(columns=READ)
+    # A contact leaves traffic or a failure; rows with neither repeat an earlier evaluation.
+    rows = rows[rows["numbers_up"].notna() | rows["failure"].notna()]
     failed = rows["failure"].notna()
     asked, failures, valid = (
         some.groupby("partition_id") for some in (rows, rows[failed], rows[~failed])
