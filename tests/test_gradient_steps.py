@@ -89,6 +89,13 @@ def test_a_comparison_shows_the_steps_of_a_client_unless_earlier_code_made_the_r
     assert "gradient steps" not in compare(run.path).to_markdown()
 
 
+def test_clients_that_were_never_contacted_count_in_the_mean(base, tmp_path):
+    few = {"num-clients": 6, "num-server-rounds": 1, "fraction-train": 0.4, "evaluate-clients": 1}
+    run = fedkd_flwr.run({**base, **few, "new-clients": 0.2}, output_dir=tmp_path / "run")
+    assert run.clients["partition_id"].nunique() < 5
+    assert compare(run).table["gradient_steps"].tolist() == [run.summary["gradient_steps"] / 5]
+
+
 # ---- Fine-tuning before an evaluation ------------------------------------------------
 
 

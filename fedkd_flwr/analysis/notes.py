@@ -12,9 +12,8 @@ from fedkd_flwr.analysis.evaluations import (
 )
 from fedkd_flwr.analysis.groups import Groups, by_strategy, each_run
 from fedkd_flwr.analysis.reference_runs import References
-from fedkd_flwr.analysis.settings import defining_settings, table_settings, varied_settings
+from fedkd_flwr.analysis.settings import defining_settings, plan_of, table_settings, varied_settings
 from fedkd_flwr.runs import Run
-from strategies.core.plan import PlanSettings
 
 
 def notes_on_groups(groups: Groups, clients: pd.DataFrame, references: References) -> list[str]:
@@ -78,7 +77,7 @@ def _notes_on_evaluations(groups: Groups) -> list[str]:
                 f"{name} lacks the evaluation after its last round, {rounds}; its results "
                 f"are those of round {last['round']:.0f}."
             )
-        plan = _plan_of(run)
+        plan = plan_of(run)
         for found, due, clients in (
             (len(client_accuracies(run)), plan.num_training, "clients"),
             (len(new_client_accuracies(run)), plan.num_new, "new clients"),
@@ -89,11 +88,6 @@ def _notes_on_evaluations(groups: Groups) -> list[str]:
                     "evaluation."
                 )
     return notes
-
-
-def _plan_of(run: Run) -> PlanSettings:
-    number, new = run.config["num-clients"], run.config.get("new-clients", 0.0)
-    return PlanSettings(num_clients=number, new_clients=new)
 
 
 def _notes_on_reference(groups: Groups, clients: pd.DataFrame, references: References) -> list[str]:
@@ -123,7 +117,7 @@ def _notes_on_reference(groups: Groups, clients: pd.DataFrame, references: Refer
     for label, run in others:
         own = clients[(clients["method"] == label) & (clients["seed"] == run.config["seed"])]
         matched = int(own["gain"].notna().sum())
-        evaluated, trained = len(own), _plan_of(run).num_training
+        evaluated, trained = len(own), plan_of(run).num_training
         if (label, run) not in lacking and matched < evaluated:
             notes.append(
                 f"{label} seed {run.config['seed']} is compared with {name} on {matched} of "

@@ -16,6 +16,7 @@ from fedkd_flwr.analysis.evaluations import (
 from fedkd_flwr.analysis.groups import Groups, each_run
 from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.safeguards import OF_CLIENTS, mean_safeguarded, safeguarded
+from fedkd_flwr.analysis.settings import plan_of
 from fedkd_flwr.analysis.spread import bottom_decile, jains_index, mean_of_worst_tenth
 from fedkd_flwr.analysis.targets import cost_to_target, without_partial_means
 from fedkd_flwr.runs import Run
@@ -167,7 +168,7 @@ def run_results(
 def _gradient_steps_of_a_client(run: Run) -> float:
     """Return the steps of the whole run divided by its clients in training."""
     steps: int | None = (run.summary or {}).get("gradient_steps")
-    return math.nan if steps is None else steps / run.clients["partition_id"].nunique()
+    return math.nan if steps is None else steps / plan_of(run).num_training
 
 
 def _spread_over_clients(accuracies: pd.Series) -> dict[str, float]:

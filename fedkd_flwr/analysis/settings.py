@@ -8,6 +8,7 @@ from typing import Any
 from fedkd_flwr.config import DATA_KEYS, PLACE_KEYS, ConfigError, default_values
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.runs import Run
+from strategies.core.plan import PlanSettings
 
 
 class IncomparableRunsError(ConfigError):
@@ -35,6 +36,12 @@ def defining_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         for name in names
         if name not in PLACE_KEYS and name not in unread
     }
+
+
+def plan_of(run: Run) -> PlanSettings:
+    """Return a plan that tells how many clients of a run train, and how many join later."""
+    number, new = run.config["num-clients"], run.config.get("new-clients", 0.0)
+    return PlanSettings(num_clients=number, new_clients=new)
 
 
 def table_settings(config: Mapping[str, Any]) -> dict[str, Any]:
