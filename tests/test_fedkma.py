@@ -13,7 +13,7 @@ from torch import nn
 
 import fedkd_flwr
 from fedkd_flwr import plots
-from fedkd_flwr.analysis.genotypes import client_genotypes, local_inference_accuracy
+from fedkd_flwr.analysis.genotypes import client_genotypes
 from fedkd_flwr.clients.fedkma import FedKMAClient
 from fedkd_flwr.clients.prototypes import class_means
 from fedkd_flwr.clients.supernets import split_parameters
@@ -612,23 +612,3 @@ def test_genotypes_are_the_strongest_operation_of_every_edge(tiny, tmp_path):
             assert [next(edges) for _ in range(node + 2)] == [
                 kept.get(source, -1) for source in range(node + 2)
             ]
-
-
-def test_the_papers_accuracies(tiny, tmp_path):
-    finished = fedkd_flwr.run(
-        {**tiny, "strategy": "local", "models": "mlp", "num-server-rounds": 3},
-        output_dir=tmp_path / "run",
-    )
-    accuracy = local_inference_accuracy(finished)
-    rows = finished.clients.to_dict("records")
-    for n in range(3):
-        best = max(row["accuracy"] for row in rows if row["partition_id"] == n)
-        assert accuracy.best_over_rounds[n] == best
-    last = [row["accuracy"] for row in rows if row["round"] == 3]
-    assert accuracy.average_at_last_round == pytest.approx(np.mean(last))
-    assert accuracy.average_at_last_round == pytest.approx(
-        finished.rounds["accuracy_mean"].iloc[-1]
-    )
-    (tmp_path / "run" / "clients.jsonl").write_text("")
-    with pytest.raises(RunDirectoryError, match=r"clients.jsonl is damaged"):
-        local_inference_accuracy(fedkd_flwr.load_run(tmp_path / "run"))

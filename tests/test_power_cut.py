@@ -20,8 +20,8 @@ from fedkd_flwr.runs import (
     checkpoint_to_continue_from,
     load_run,
     read_checkpoint,
-    read_checkpoints,
 )
+from fedkd_flwr.runs.checkpoint import read_checkpoints
 
 SETTINGS = {
     **SMALL,

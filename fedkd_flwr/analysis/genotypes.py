@@ -1,7 +1,7 @@
-"""Results of an architecture search: genotypes of the clients, and FedKMA's accuracies."""
+"""Results of an architecture search: the genotypes of the clients."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,41 +78,3 @@ def kept_operations(cells: Sequence[tuple[Node, ...]]) -> NDArray[np.int64]:
             for operation, source in choices:
                 row[edges.index((source, node))] = CANDIDATES.index(operation)
     return kept
-
-
-@dataclass(frozen=True)
-class LocalInferenceAccuracy:
-    """The accuracies that the FedKMA paper reports.
-
-    Attributes
-    ----------
-    average_at_last_round : float
-        ALIA: unweighted mean over clients at the last evaluated round.
-    best_over_rounds : dict of int to float
-        BLIA of each client, by partition-id: its best test accuracy over all rounds. The round
-        is selected on test data, so this is an optimistic upper bound. Use it only to compare
-        with Fig. 4 of the paper.
-    """
-
-    average_at_last_round: float
-    best_over_rounds: dict[int, float]
-
-
-def local_inference_accuracy(run: Run) -> LocalInferenceAccuracy:
-    """Return ALIA and BLIA of a run of any method.
-
-    Raises
-    ------
-    RunDirectoryError
-        If no client has been evaluated yet.
-    """
-    rows = run.clients
-    if "accuracy" not in rows or rows["accuracy"].isna().all():
-        raise RunDirectoryError(f"{run.path} has no accuracy yet.")
-    evaluated = rows.dropna(subset="accuracy")
-    last = evaluated[evaluated["round"] == evaluated["round"].max()]
-    best = evaluated.groupby("partition_id")["accuracy"].max()
-    return LocalInferenceAccuracy(
-        average_at_last_round=float(last["accuracy"].mean()),
-        best_over_rounds=dict(zip(best.index.tolist(), best.tolist(), strict=True)),
-    )

@@ -2,7 +2,7 @@
 
 from fedkd_flwr.engines.deployment import deployed_to, run_deployment
 from fedkd_flwr.engines.in_process import flower_log_level
-from fedkd_flwr.engines.registry import ENGINES, Engine, find_engine
+from fedkd_flwr.engines.registry import find_engine
 from fedkd_flwr.engines.starting import (
     resolve_output,
     resume,
@@ -14,8 +14,6 @@ from fedkd_flwr.engines.starting import (
 from fedkd_flwr.grids.in_process import InProcessGrid
 
 __all__ = [
-    "ENGINES",
-    "Engine",
     "InProcessGrid",
     "deployed_to",
     "find_engine",

@@ -1,8 +1,7 @@
 """What a client remembers between messages, in Flower's context and in a folder."""
 
-from fedkd_flwr.memory.context import ContextOfNode, InProcessContext, own_context
+from fedkd_flwr.memory.context import InProcessContext, own_context
 from fedkd_flwr.memory.folder import (
-    MEMORIES,
     PROGRESS,
     RUNS_KEPT,
     DamagedMemoryError,
@@ -14,10 +13,8 @@ from fedkd_flwr.memory.folder import (
 from fedkd_flwr.memory.memory import Memory
 
 __all__ = [
-    "MEMORIES",
     "PROGRESS",
     "RUNS_KEPT",
-    "ContextOfNode",
     "DamagedMemoryError",
     "ForgottenRunError",
     "InProcessContext",

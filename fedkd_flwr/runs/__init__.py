@@ -1,11 +1,6 @@
 """Run directories: written, continued, and read back."""
 
-from fedkd_flwr.runs.checkpoint import (
-    Checkpoint,
-    read_checkpoint,
-    read_checkpoints,
-    remove_checkpoint,
-)
+from fedkd_flwr.runs.checkpoint import Checkpoint, read_checkpoint, remove_checkpoint
 from fedkd_flwr.runs.code import names_of_code
 from fedkd_flwr.runs.continuing import (
     changeable,
@@ -37,7 +32,6 @@ __all__ = [
     "load_run",
     "names_of_code",
     "read_checkpoint",
-    "read_checkpoints",
     "recorded_config",
     "remove_checkpoint",
     "require_memories",

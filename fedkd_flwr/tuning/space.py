@@ -1,7 +1,6 @@
 """The search space of a method: its settings with a declared range, and the step size."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -80,10 +79,6 @@ class Dimension:
         if side == "low":
             return replace(self, low=max(low, self.least))
         return replace(self, high=min(high, self.most))
-
-
-Space = Mapping[str, Dimension]
-"""The dimensions of a search by the flat keys of their settings."""
 
 
 def search_space(method: Method) -> dict[str, Dimension]:
