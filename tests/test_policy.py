@@ -17,7 +17,6 @@ import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import PersonalClient
-from fedkd_flwr.clients.names_in_config import code_names
 from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.clients.policy import (
     OPEN,
@@ -28,7 +27,7 @@ from fedkd_flwr.clients.policy import (
 )
 from fedkd_flwr.clients.privacy_ledger import DamagedLedgerError, PrivacyLedger
 from fedkd_flwr.clients.request import Request
-from fedkd_flwr.config import read_config
+from fedkd_flwr.config import named_code, read_config
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.methods import REGISTERED
 from strategies.base import PersonalizedStrategy
@@ -147,8 +146,13 @@ def test_allowed_code_is_named_by_module_or_package(small, silo):
 
 def test_names_of_data_and_folders_are_no_code():
     config = {"dataset": "hf:squad", "public-dataset": "folder:data", "state-dir": "a:b"}
-    assert list(code_names({**config, "device": "cuda:1"})) == []
-    assert list(code_names({"partition": "hf:squad"})) == ["hf:squad"]
+    assert list(named_code({**config, "device": "cuda:1"})) == []
+    assert list(named_code({"partition": "hf:squad"})) == [("partition", "hf:squad")]
+
+
+def test_code_in_a_list_of_own_settings_is_found():
+    own = "my-method.nets = ['mlp', 'a.b:c'], my-method.mu = 0.1"
+    assert list(named_code({"own-settings": own})) == [("my-method.nets", "a.b:c")]
 
 
 def test_only_allowed_columns_of_an_own_table_are_read(small, tmp_path):

@@ -1,40 +1,18 @@
-"""The code, data and columns that a run config names, read without importing or validating it."""
+"""The data and columns that a run config names, read without importing or validating it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedkd_flwr.config.reading import unpacked
-from fedkd_flwr.config.run_config import PLACE_KEYS
-from fedkd_flwr.custom_objects.importing import is_custom
-from fedkd_flwr.data.registry import HELD_OUT, NO_PUBLIC_SET, hub_id_of, is_function, path_of
+from fedkd_flwr.data.registry import HELD_OUT, NO_PUBLIC_SET, hub_id_of, path_of
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.methods import METHODS
 
 DEFAULTS = DataSettings()
 """The defaults of the data settings."""
 
-DATA_KEYS = ("dataset", "public-dataset")
-"""Keys of a run config in which prefixes such as ``folder:`` are no modules."""
-
 COLUMN_KEYS = ("image-column", "label-column")
 """Keys of a run config that name columns of a table."""
-
-
-def code_names(run_config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names ``module:object`` in a flat run config, without importing anything.
-
-    Raises
-    ------
-    ConfigError
-        If ``own-settings`` cannot be read.
-    """
-    for key, value in unpacked(run_config).items():
-        if key in PLACE_KEYS or not isinstance(value, str):
-            continue
-        for word in map(str.strip, value.split(",")):
-            if is_function(word) if key in DATA_KEYS else is_custom(word):
-                yield word
 
 
 def data_sets_read(run_config: Mapping[str, Any], data_path: str) -> list[str]:

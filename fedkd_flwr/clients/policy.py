@@ -20,12 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationError
 
-from fedkd_flwr.clients.names_in_config import (
-    COLUMN_KEYS,
-    code_names,
-    data_sets_read,
-    place_of,
-)
+from fedkd_flwr.clients.names_in_config import COLUMN_KEYS, data_sets_read, place_of
+from fedkd_flwr.config import named_code
 from fedkd_flwr.config.run_config import RunConfig
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.registry import (
@@ -146,7 +142,8 @@ class NodePolicy(SettingsGroup):
         PolicyError
             If it does.
         """
-        if not all(self._allows_module(name.partition(":")[0]) for name in code_names(run_config)):
+        modules = (name.partition(":")[0] for _, name in named_code(run_config))
+        if not all(map(self._allows_module, modules)):
             raise PolicyError("the run config names code that allow-code of this node lacks")
         if self.trust_server:
             return

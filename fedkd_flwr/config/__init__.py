@@ -1,5 +1,6 @@
 """The run config: its keys, how it is read and checked, presets and the reference."""
 
+from fedkd_flwr.config.code_names import named_code
 from fedkd_flwr.config.combinations import methods_with
 from fedkd_flwr.config.errors import ConfigError
 from fedkd_flwr.config.flat_config import flatten
@@ -30,6 +31,7 @@ __all__ = [
     "flatten",
     "known_names",
     "methods_with",
+    "named_code",
     "read_config",
     "require_importable",
     "settings_types",

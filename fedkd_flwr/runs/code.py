@@ -10,9 +10,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedkd_flwr.config import PLACE_KEYS, unpacked
-from fedkd_flwr.custom_objects.importing import OBJECT, is_custom, is_named
-from fedkd_flwr.data.registry import DATA, is_function
+from fedkd_flwr.config import named_code
+from fedkd_flwr.custom_objects.importing import OBJECT, is_named
 from fedkd_flwr.runs.errors import CodeNotNamedError
 
 
@@ -28,18 +27,10 @@ def names_of_code(config: Mapping[str, Any]) -> dict[str, list[str]]:
         If the settings of a custom method cannot be read.
     """
     names: dict[str, list[str]] = defaultdict(list)
-    for key, value in unpacked(config).items():
-        is_code = is_function if key in DATA else is_custom
-        for name in _parts(value):
-            if key not in PLACE_KEYS and is_code(name) and not name.startswith(f"{OBJECT}:"):
-                names[name].append(key)
+    for key, name in named_code(config):
+        if not name.startswith(f"{OBJECT}:"):
+            names[name].append(key)
     return dict(names)
-
-
-def _parts(value: Any) -> list[str]:
-    """Return the texts of a setting, which may be a list."""
-    texts = value if isinstance(value, list | tuple) else [value]
-    return [part.strip() for text in texts for part in str(text).split(",")]
 
 
 def require_named(path: Path, config: Mapping[str, Any], given: Collection[str]) -> None:
