@@ -1,6 +1,7 @@
 """How a client trains on its private data in a round: plainly, or with differential privacy."""
 
 import itertools
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from fedkd_flwr.clients.node import Node
 from fedkd_flwr.clients.privacy_ledger import OF_STEPS
 from fedkd_flwr.config import RunConfig
-from fedkd_flwr.memory import Memory
+from fedkd_flwr.memory import Memory, MemoryFolder
 from fedkd_flwr.training.dp_sgd import (
     PrivateGradients,
     added,
@@ -54,6 +55,16 @@ class LocalTraining:
     node: Node
     memory: Memory
 
+    def recall(self, folder: MemoryFolder, before_round: int) -> None:
+        """Take over the memory from before a round.
+
+        Raises
+        ------
+        ForgottenRunError, DamagedMemoryError
+            As of `MemoryFolder.read`.
+        """
+        self.memory.replace(folder.read(before_round) or Memory())
+
     def positions(self, num_samples: int, server_round: int) -> Iterator[Tensor]:
         """Yield the positions of a round's batches: tau random ones if set, else E epochs."""
         training = self.run.training
@@ -91,6 +102,16 @@ class LocalTraining:
 
 class PrivateTraining(LocalTraining):
     """Batches and gradients of DP-SGD, and what they have spent."""
+
+    def recall(self, folder: MemoryFolder, before_round: int) -> None:
+        """Take over the memory from before a round, but for what has been spent since.
+
+        The reply of a round that is repeated has left.
+        """
+        newest = self.memory.load(SPENT) or (folder.read(math.inf) or Memory()).load(SPENT)
+        super().recall(folder, before_round)
+        if newest:
+            self.memory.save(SPENT, newest)
 
     def positions(self, num_samples: int, server_round: int) -> Iterator[Tensor]:
         """Yield the positions of a round's batches, drawn by `poisson_batches`."""

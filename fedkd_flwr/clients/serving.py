@@ -13,14 +13,13 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import Context
 from flwr.client import NumPyClient
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from torch import nn
+from torch import from_numpy, nn
 
-from fedkd_flwr.clients.local_training import SPENT, local_training
+from fedkd_flwr.clients.local_training import local_training
 from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.clients.policy import PolicyError, owner_of_memory
 from fedkd_flwr.clients.properties import data_properties
@@ -224,13 +223,7 @@ class ServingClient(NumPyClient):
         """
         folder = self.memory_folder
         if folder and (is_repeated or not self.memory.server_round):
-            newest = self.memory.draft()
-            self.memory.replace(folder.read(before_round) or Memory())
-            if self.run.dp_sgd.noise_multiplier:
-                # The reply of a round that is repeated has left: what it spent stays spent.
-                newest = newest if is_repeated else folder.read(math.inf) or Memory()
-                if spent := newest.load(SPENT):
-                    self.memory.save(SPENT, spent)
+            self.local.recall(folder, before_round)
         if not self.memory.belongs_to(self._owner):
             reason = "this node remembers the run with another id, method or noise; start a new run"
             raise PolicyError(reason)
@@ -336,7 +329,7 @@ class ServingClient(NumPyClient):
             answers = packed((logits.argmax(dim=1) == data.test_labels).cpu().numpy())
         if measures := self.run.plan.measures:
             shown = self.policy.reported
-            held = torch.from_numpy(shown(data.class_counts.cpu().numpy())).to(logits.device)
+            held = from_numpy(shown(data.class_counts.cpu().numpy())).to(logits.device)
             metrics |= measured(logits, data.test_labels, held, measures, shown)
         if len(data.validation_labels):
             logits = yield PredictJob(self.classifier, data.validation_images)

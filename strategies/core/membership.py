@@ -138,11 +138,9 @@ class Membership:
     def saved_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the owners of the partitions, and the hashes that all clients have in common."""
         hashes = {PUBLIC_HASH: self._public_hash, CLASSES_HASH: self._classes_hash}
-        return self.owners.state() | {
-            name: np.frombuffer(text.encode(), dtype=np.uint8)
-            for name, text in hashes.items()
-            if text
-        }
+        known = {name: text.encode() for name, text in hashes.items() if text}
+        texts = {name: np.frombuffer(text, dtype=np.uint8) for name, text in known.items()}
+        return self.owners.state() | texts
 
     def resume(self, completed_rounds: int, saved: Arrays) -> None:
         """Continue after some rounds with what `saved_arrays` returned.
