@@ -15,7 +15,7 @@ from fedkd_flwr.analysis.evaluations import (
 )
 from fedkd_flwr.analysis.groups import Groups, each_run
 from fedkd_flwr.analysis.reference_runs import References
-from fedkd_flwr.analysis.safeguards import OF_CLIENTS, mean_safeguarded, safeguarded
+from fedkd_flwr.analysis.safeguards import safeguarded
 from fedkd_flwr.analysis.settings import plan_of
 from fedkd_flwr.analysis.spread import bottom_decile, jains_index, mean_of_worst_tenth
 from fedkd_flwr.analysis.targets import cost_to_target, without_partial_means
@@ -83,9 +83,7 @@ def client_results(
             }
         )
         frames.append(frame)
-    table = pd.concat(frames, ignore_index=True)
-    has_safeguard = table[list(OF_CLIENTS)].notna().any(axis=None)
-    return table if has_safeguard else table.drop(columns=list(OF_CLIENTS))
+    return pd.concat(frames, ignore_index=True)
 
 
 def run_results(
@@ -144,7 +142,6 @@ def run_results(
                 "nll": last.get("loss_mean"),
                 **_at_second_moments(run),
                 **_means_over_clients(run),
-                **mean_safeguarded(run),
                 **_of_new_clients(run, references.of(label, seed)),
                 "numbers": summary["numbers_up"] + summary["numbers_down"],
                 "bytes": summary["bytes_up"] + summary["bytes_down"],
@@ -190,8 +187,8 @@ def _at_second_moments(run: Run) -> dict[str, float]:
 
 def _means_over_clients(run: Run) -> dict[str, float]:
     """Return the means over clients of what the last evaluation measured."""
-    rows = run.last_evaluations
-    return {name: float(rows[name].mean()) if name in rows else math.nan for name in MEANS}
+    rows, names = run.last_evaluations, (*MEANS, *SAFEGUARD_COLUMNS)
+    return {name: float(rows[name].mean()) if name in rows else math.nan for name in names}
 
 
 def _of_new_clients(run: Run, reference: Run | None) -> dict[str, float]:

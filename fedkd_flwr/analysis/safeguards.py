@@ -1,7 +1,5 @@
 """What a safeguard gives the clients of a run, beside the method's model alone."""
 
-import math
-
 import pandas as pd
 
 from fedkd_flwr.analysis.harm import mcnemar, shown_by_false_discovery_rate
@@ -26,21 +24,15 @@ def safeguarded(run: Run) -> pd.DataFrame:
     DataFrame
         By partition-id, the columns `OF_CLIENTS`: accuracies, the weight of the method's model,
         and the images that only the private model gets right, or only what it is compared with:
-        the deployed prediction, and the method's model alone. NaN where a run has none.
+        the deployed prediction, and the method's model alone. No columns for a run without.
     """
     rows = run.last_evaluations
     if SAFEGUARD_COLUMNS[0] not in rows:
-        return pd.DataFrame(math.nan, index=rows.index, columns=list(OF_CLIENTS))
+        return pd.DataFrame(index=rows.index)
     found = rows.reindex(columns=[*SAFEGUARD_COLUMNS, "safeguarded_lost", "method_lost"])
     for name, right in (("safeguarded", "safeguarded_correct"), ("method", "correct")):
         found[f"{name}_won"] = rows[right] - rows["private_correct"] + found[f"{name}_lost"]
     return found[list(OF_CLIENTS)]
-
-
-def mean_safeguarded(run: Run) -> dict[str, float]:
-    """Return the means over clients of `SAFEGUARD_COLUMNS`, NaN for a run without a safeguard."""
-    means = safeguarded(run)[list(SAFEGUARD_COLUMNS)].mean()
-    return {str(name): float(value) for name, value in means.items()}
 
 
 def harmed(clients: pd.DataFrame, name: str = "safeguarded") -> pd.Series:
