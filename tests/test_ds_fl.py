@@ -78,7 +78,7 @@ def test_one_teacher_is_kept_and_broadcast(small, tmp_path):
     assert list(whole.rounds["numbers_down_broadcast"]) == [0, 40 * 10]
     fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
     after_one = read_checkpoint(tmp_path / "run").state
-    assert set(after_one) == {"releases", "lessons"}
+    assert set(after_one) == {"releases", "lessons", "members/public-hash"}
     fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
     after_two, at_once = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
     np.testing.assert_array_equal(after_two["lessons"], at_once["lessons"])

@@ -87,15 +87,13 @@ def test_an_interrupted_experiment_is_not_complete(monkeypatch, tmp_path):
     assert not gpu.run_experiment(gpu.EXPERIMENTS[0], tmp_path, "", "cpu", True, LATER)
 
 
-def test_rows_have_the_targets_of_their_number_of_clients(monkeypatch):
+def test_rows_are_in_the_order_of_their_value(monkeypatch):
     monkeypatch.setattr(gpu, "Clients", None)  # nothing is built before it is measured
     names = [name for name, _ in gpu.full_rows("cuda")]
-    assert names[:3] == [
-        f"20 {model} clients on cuda, one by one" for model in ("lenet", "cnn", "resnet18")
-    ]
-    assert names[3:6] == [name.replace("20 ", "100 ", 1) for name in names[:3]]
-    assert [name.split()[-1] for name in names[6:]] == ["float32", "float32"]
-    assert gpu.TARGETS == {20: 10.0, 100: 30.0}
+    twenty = [f"20 {model} clients on cuda, one by one" for model in ("lenet", "cnn", "resnet18")]
+    alone = [f"a {model} client on cuda, float32" for model in ("resnet18", "vgg11")]
+    hundred = [f"100 {model} clients on cuda, one by one" for model in ("lenet", "cnn")]
+    assert names == [*twenty, *alone, *hundred]
 
 
 def test_cohorts_train_as_clients_one_by_one(monkeypatch):

@@ -137,7 +137,8 @@ class Membership:
 
     def saved_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the owners of the partitions, and the hashes that all clients have in common."""
-        hashes = {PUBLIC_HASH: self._public_hash, CLASSES_HASH: self._classes_hash}
+        public_hash = self._public_hash if self.needs_public_data else ""
+        hashes = {CLASSES_HASH: self._classes_hash, PUBLIC_HASH: public_hash}
         known = {name: text.encode() for name, text in hashes.items() if text}
         texts = {name: np.frombuffer(text, dtype=np.uint8) for name, text in known.items()}
         return self.owners.state() | texts
