@@ -51,7 +51,8 @@ def app_folder():
     """Return a copy of the app, which Flower reads faster than a clone with an environment."""
     parent = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, parent, ignore_errors=True)
-    return copy_app(parent)
+    # The temporary folder's own name may have an underscore, which Flower refuses in an app's name.
+    return copy_app(parent / "app")
 
 
 def output_of(*command, env, cwd):
