@@ -20,10 +20,10 @@ Differences from the paper
 from collections.abc import Callable
 from typing import Any, Literal
 
-import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.probabilities import softmax
 from strategies.core.replies import Reply
 from strategies.fedmd import FedMD
 from strategies.soft_predictions import DistillationSettings
@@ -48,22 +48,8 @@ class DSFLSettings(DistillationSettings):
     era_temperature: float = Field(default=0.1, gt=0)
 
 
-def entropy_reduced(mean: NDArray[Any], temperature: float) -> NDArray[Any]:
-    """Return ``softmax(mean / T)``, the softmax of probabilities as if they were logits.
-
-    Parameters
-    ----------
-    mean : ndarray
-        Shape (..., K), rows on the simplex.
-    temperature : float
-        T > 0.
-    """
-    exponentials = np.exp((mean - mean.max(axis=-1, keepdims=True)) / temperature)
-    return exponentials / exponentials.sum(axis=-1, keepdims=True)
-
-
 AGGREGATIONS: dict[str, Callable[[NDArray[Any], float], NDArray[Any]]] = {
-    "entropy-reduction": entropy_reduced,
+    "entropy-reduction": softmax,
     "simple": lambda mean, temperature: mean,
 }
 """Functions from the mean (P, K) and the temperature of the sharpening to the teacher (P, K)."""

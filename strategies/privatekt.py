@@ -35,15 +35,14 @@ Differences from the paper
 
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from logging import INFO
 from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.flower import log
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
+from strategies.core.probabilities import softmax
 from strategies.core.randomized_response import label_frequencies
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
@@ -99,6 +98,10 @@ class PrivateKTSettings(DistillationSettings):
         """Whether what clients send has noise: always."""
         return True
 
+    def privacy_spent(self, releases: int) -> tuple[float, float]:
+        """Return epsilon, the sum over the rounds in which a client was asked, and delta, 0."""
+        return releases * self.epsilon, 0.0
+
     @property
     def label_epsilon(self) -> float:
         """The epsilon of one label."""
@@ -126,17 +129,11 @@ def drawn_by_entropy(
     ndarray
         Ascending positions.
     """
-    probabilities = softmax(logits)
+    probabilities = softmax(logits.astype(float))
     entropy = -(probabilities * np.log(np.maximum(probabilities, 1e-12))).sum(axis=1)
     weights = np.exp(sign * entropy)
     drawn = generator.choice(len(logits), number, replace=False, p=weights / weights.sum())
     return np.sort(drawn)
-
-
-def softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the softmax of each row, float64. SciPy's would be loaded by every client."""
-    exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-    return exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
 @dataclass(frozen=True)
@@ -230,7 +227,7 @@ class PrivateKT(SoftPredictionStrategy):
         logits = self.server_models.predict(self.architecture, model, server_round)
         return replace(
             state,
-            lessons=softmax(logits / settings.temperature).astype(np.float32),
+            lessons=softmax((logits / settings.temperature).astype(float)).astype(np.float32),
             model=model,
             knowledge=self.drawn(server_round + 1, model),
             samples=samples,
@@ -257,17 +254,5 @@ class PrivateKT(SoftPredictionStrategy):
         number = max(1, round(settings.self_training_share * len(logits)))
         easy = drawn_by_entropy(logits, number, -1, generator)
         chosen = self._samples(server_round)[easy]
-        return fit(model, chosen, softmax(logits[easy]), steps=settings.self_training_steps)
-
-    def round_metrics(self) -> dict[str, float]:
-        """Return ``epsilon``, the largest privacy loss of a client: the sum over its rounds."""
-        releases = int(self.state.releases.max())
-        epsilon = releases * self.settings.epsilon
-        log(
-            INFO,
-            "Privacy spent per client: epsilon %.3g at delta 0, %.3g in each of %d rounds",
-            epsilon,
-            self.settings.epsilon,
-            releases,
-        )
-        return {"epsilon": epsilon}
+        likely = softmax(logits[easy].astype(float))
+        return fit(model, chosen, likely, steps=settings.self_training_steps)

@@ -89,6 +89,10 @@ class SoftPredictionSettings(Settings):
         """Whether what clients send has noise for differential privacy."""
         return bool(self.noise_multiplier)
 
+    def privacy_spent(self, releases: int) -> tuple[float, float]:
+        """Return epsilon and delta of a client whose predictions were sent this often."""
+        return privacy_spent(self.noise_multiplier, releases, self.delta), self.delta
+
 
 class DistillationSettings(SoftPredictionSettings):
     """Settings of methods whose clients distill a teacher, as `KTpFLClient` does.
@@ -343,16 +347,10 @@ class SoftPredictionStrategy(PersonalizedStrategy):
 
     def round_metrics(self) -> dict[str, float]:
         """Return ``epsilon``, the largest privacy loss of a client, if there is noise."""
-        settings = self.settings
-        if not settings.noise_multiplier:
+        if not self.settings.is_private:
             return {}
         releases = int(self.state.releases.max())
-        epsilon = privacy_spent(settings.noise_multiplier, releases, settings.delta)
-        log(
-            INFO,
-            "Privacy spent per client: epsilon %.3g at delta %.3g after %d releases of predictions",
-            epsilon,
-            settings.delta,
-            releases,
-        )
+        epsilon, delta = self.settings.privacy_spent(releases)
+        message = "Privacy spent per client: epsilon %.3g at delta %.3g after %d releases"
+        log(INFO, message, epsilon, delta, releases)
         return {"epsilon": epsilon}

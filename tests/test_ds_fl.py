@@ -8,7 +8,8 @@ import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.plan import RunPlan
-from strategies.ds_fl import DSFL, DSFLSettings, entropy_reduced
+from strategies.core.probabilities import softmax
+from strategies.ds_fl import DSFL, DSFLSettings
 
 
 def entropies(rows):
@@ -37,11 +38,11 @@ def test_the_teacher_of_two_clients_by_hand():
 
 def test_sharpening_lowers_the_entropy_and_keeps_the_order():
     mean = random_simplex(np.random.default_rng(0), 50, 10)
-    sharp, sharper = entropy_reduced(mean, 0.1), entropy_reduced(mean, 0.02)
+    sharp, sharper = softmax(mean, 0.1), softmax(mean, 0.02)
     np.testing.assert_allclose(sharp.sum(axis=1), 1)
     assert (entropies(sharper + 1e-12) < entropies(sharp)).all()
     np.testing.assert_array_equal(np.argsort(sharp), np.argsort(mean))
-    assert np.isfinite(entropy_reduced(mean, 1e-6)).all()
+    assert np.isfinite(softmax(mean, 1e-6)).all()
 
 
 def test_without_sharpening_it_is_fedmd(small, tmp_path):

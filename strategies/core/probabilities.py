@@ -44,6 +44,20 @@ def check_simplex(rows: NDArray[Any], name: str, tolerance: float = 1e-3) -> Non
 _WANTED = "each row has to be a probability distribution, such as softmax(logits)"
 
 
+def softmax(rows: NDArray[Any], temperature: float = 1.0) -> NDArray[Any]:
+    """Return ``softmax(rows / T)`` over the last axis. SciPy's would be loaded by every client.
+
+    Parameters
+    ----------
+    rows : ndarray
+        Shape (..., K).
+    temperature : float
+        T > 0; below 1 it sharpens.
+    """
+    exponentials = np.exp((rows - rows.max(axis=-1, keepdims=True)) / temperature)
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
 def normalized_rows(rows: NDArray[Any]) -> NDArray[Any]:
     """Scale every row to sum 1; a row of zeros becomes uniform."""
     sums = rows.sum(axis=-1, keepdims=True)
