@@ -8,8 +8,9 @@
 # The script makes keys in FOLDER, starts a SuperLink and NODES SuperNodes, and registers their keys.
 # Start runs in another terminal with the command that it prints. No environment has to be activated:
 # programs are taken from FEDKD_BIN, from .venv beside this folder, or from the PATH.
-# PROCESSES=forked executes the client apps with `fedkd superexec`, as a deployment does;
-# PROCESSES=fresh does so without forking.
+# Client apps are executed by `fedkd superexec`, as in a deployment: of this folder's code as it is
+# at the start. PROCESSES=fresh does so without forking; PROCESSES=flower leaves it to Flower's own
+# SuperExec, which executes any code.
 set -euo pipefail
 # Keys, database, runs and models are for this user alone.
 umask 077
@@ -31,12 +32,13 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 # Seconds between checks for new processes; Flower's default is 1.
 export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2
 
-# Options of `fedkd superexec`; without PROCESSES, Flower's own SuperExec starts the client apps.
-case ${PROCESSES:-} in
-'' | forked) superexec=() ;;
+processes=${PROCESSES:-forked}
+# Options of `fedkd superexec`.
+case $processes in
+forked | flower) superexec=() ;;
 fresh) superexec=(--fresh-processes) ;;
 *)
-    echo "PROCESSES is forked, fresh or empty, not $PROCESSES." >&2
+    echo "PROCESSES is forked, fresh or flower, not $processes." >&2
     exit 1
     ;;
 esac
@@ -63,7 +65,7 @@ stop_all() {
 # leave trust-server out, and see docs/how-to/deploy-secure.md.
 start_node() {
     local isolation=()
-    if [ -n "${PROCESSES:-}" ]; then
+    if [ "$processes" != flower ]; then
         isolation=(--isolation process --superexec-auth-secret-file "$folder/superexec.secret")
         start_app "$1"
     fi
@@ -119,7 +121,7 @@ names=()
 for ((n = 0; n < nodes; n++)); do names+=(--node "node-$n"); done
 python "$root/deploy/make_keys.py" "$folder/keys" "${names[@]}"
 
-if [ -n "${PROCESSES:-}" ]; then
+if [ "$processes" != flower ]; then
     head -c 32 /dev/urandom >"$folder/superexec.secret"
     (cd "$folder" && rm -f ./*.fab && flwr build --app "$root" >/dev/null)
     fedkd bundles approve "$folder"/*.fab --list "$folder/approved-bundles"

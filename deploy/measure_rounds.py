@@ -1,6 +1,6 @@
 """Measure the time of a round in a federation of separate processes on this machine.
 
-    [PROCESSES=forked|fresh] python deploy/measure_rounds.py [--nodes 3] [--rounds 6]
+    [PROCESSES=forked|fresh|flower] python deploy/measure_rounds.py [--nodes 3] [--rounds 6]
                                                  [--config 'KEY=VALUE ...'] [--json FILE]
 
 The script starts `deploy/local_federation.sh` in a temporary folder and runs KT-pFL with MLPs on

@@ -14,6 +14,7 @@ from runs import PublishedRun, read_set
 
 from fedkd_flwr.analysis.columns import COLUMNS as COMPARED
 from fedkd_flwr.analysis.columns import in_bytes, points
+from fedkd_flwr.analysis.settings import plan_of
 
 REFERENCE = "local"
 
@@ -203,7 +204,7 @@ def _better_new(own: list[Result]) -> str:
 
 def _steps_of_a_client(result: Result) -> float:
     """Return the gradient steps of the mean client, those of its private model included."""
-    return float(result.run.kept["gradient_steps"] / result.run.config["num-clients"])
+    return float(result.run.kept["gradient_steps"]) / plan_of(result.run.config).num_training
 
 
 def _own_alone(cell: Callable[[list[Result]], str]) -> Callable[[list[Result]], str]:

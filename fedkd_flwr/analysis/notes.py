@@ -77,7 +77,7 @@ def _notes_on_evaluations(groups: Groups) -> list[str]:
                 f"{name} lacks the evaluation after its last round, {rounds}; its results "
                 f"are those of round {last['round']:.0f}."
             )
-        plan = plan_of(run)
+        plan = plan_of(run.config)
         for found, due, clients in (
             (len(client_accuracies(run)), plan.num_training, "clients"),
             (len(new_client_accuracies(run)), plan.num_new, "new clients"),
@@ -117,7 +117,7 @@ def _notes_on_reference(groups: Groups, clients: pd.DataFrame, references: Refer
     for label, run in others:
         own = clients[(clients["method"] == label) & (clients["seed"] == run.config["seed"])]
         matched = int(own["gain"].notna().sum())
-        evaluated, trained = len(own), plan_of(run).num_training
+        evaluated, trained = len(own), plan_of(run.config).num_training
         if (label, run) not in lacking and matched < evaluated:
             notes.append(
                 f"{label} seed {run.config['seed']} is compared with {name} on {matched} of "

@@ -165,7 +165,7 @@ def run_results(
 def _gradient_steps_of_a_client(run: Run) -> float:
     """Return the steps of the whole run divided by its clients in training."""
     steps: int | None = (run.summary or {}).get("gradient_steps")
-    return math.nan if steps is None else steps / plan_of(run).num_training
+    return math.nan if steps is None else steps / plan_of(run.config).num_training
 
 
 def _spread_over_clients(accuracies: pd.Series) -> dict[str, float]:

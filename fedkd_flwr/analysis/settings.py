@@ -38,9 +38,9 @@ def defining_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def plan_of(run: Run) -> PlanSettings:
+def plan_of(config: Mapping[str, Any]) -> PlanSettings:
     """Return a plan that tells how many clients of a run train, and how many join later."""
-    number, new = run.config["num-clients"], run.config.get("new-clients", 0.0)
+    number, new = config["num-clients"], config.get("new-clients", 0.0)
     return PlanSettings(num_clients=number, new_clients=new)
 
 
