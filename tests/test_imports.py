@@ -42,18 +42,51 @@ def loaded_by_command(argument):
     return loaded_by(f"from fedkd_flwr.cli import app\napp([{argument!r}], standalone_mode=False)")
 
 
-def loaded_by_a_client(config):
-    """Return what a LeNet client loads that introduces itself, trains and is evaluated."""
-    return loaded_by(f"""
+STAGES = """
+import json, sys
 from flwr.app import Context, RecordDict
 from fedkd_flwr.client_app import build_client
-config = {config | {"models": "lenet", "device": "cpu", "local-epochs": 1}}
-node = {{"partition-id": 0, "trust-server": True}}
-client = build_client(Context(0, 0, node, RecordDict(), config))
-client.get_properties({{}})
-client.fit([], {{"names": [], "server-round": 1, "phase": "train"}})
-client.evaluate([], {{"names": [], "server-round": 1}})
-""")
+
+def show():
+    print(json.dumps(sorted(sys.modules)))
+
+for config in json.loads(sys.argv[1]):
+    config |= {"models": "lenet", "device": "cpu", "local-epochs": 1}
+    node = {"partition-id": 0, "trust-server": True}
+    client = build_client(Context(0, 0, node, RecordDict(), config))
+    client.get_properties({})
+    client.fit([], {"names": [], "server-round": 1, "phase": "train"})
+    client.evaluate([], {"names": [], "server-round": 1})
+    show()
+import fedkd_flwr.runs, fedkd_flwr.server_app
+show()
+"""
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory):
+    """Return what one process has loaded after each of three stages.
+
+    A LeNet client introduces itself, trains and is evaluated on digits, then one on a Parquet
+    file; then runs can be written and opened.
+    """
+    folder = tmp_path_factory.mktemp("data")
+    images = np.random.default_rng(0).integers(0, 256, (100, 28, 28), dtype=np.uint8)
+    write_parquet(folder / "ylecun/mnist/train.parquet", images, np.arange(100) % 10, "image")
+    parquet = {
+        "dataset": "mnist",
+        "data-root": str(folder),
+        "partition": "iid",
+        "num-clients": 2,
+        "held-out-size": 20,
+        "public-size": 10,
+        "optimizer": "adam",
+    }
+    configs = json.dumps([{"max-samples": 300}, parquet])
+    command = [sys.executable, "-c", STAGES, configs]
+    finished = subprocess.run(command, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    return [set(json.loads(line)) for line in finished.stdout.splitlines()]
 
 
 def test_the_run_config_is_known_without_anything_heavy():
@@ -77,32 +110,21 @@ def test_the_list_of_names_needs_nothing_heavy():
     assert loaded_by_command("list") & HEAVY == set()
 
 
-def test_runs_are_written_and_opened_without_frames():
-    loaded = loaded_by("import fedkd_flwr.runs, fedkd_flwr.server_app")
-    assert loaded & {"pandas", *PLOTS} == set()
+def test_a_lenet_client_on_digits_loads_no_unused_package(stages):
+    digits, _, _ = stages
+    assert "torch" in digits
+    assert digits & (NEVER_ON_A_CLIENT | FILES) == set()
 
 
-def test_a_lenet_client_on_digits_loads_no_unused_package():
-    loaded = loaded_by_a_client({"max-samples": 300})
-    assert "torch" in loaded
-    assert loaded & (NEVER_ON_A_CLIENT | FILES) == set()
+def test_a_lenet_client_on_a_parquet_file_loads_no_unused_package(stages):
+    _, parquet, _ = stages
+    assert parquet >= FILES
+    assert parquet & NEVER_ON_A_CLIENT == set()
 
 
-def test_a_lenet_client_on_a_parquet_file_loads_no_unused_package(tmp_path):
-    images = np.random.default_rng(0).integers(0, 256, (100, 28, 28), dtype=np.uint8)
-    write_parquet(tmp_path / "ylecun/mnist/train.parquet", images, np.arange(100) % 10, "image")
-    config = {
-        "dataset": "mnist",
-        "data-root": str(tmp_path),
-        "partition": "iid",
-        "num-clients": 2,
-        "held-out-size": 20,
-        "public-size": 10,
-        "optimizer": "adam",
-    }
-    loaded = loaded_by_a_client(config)
-    assert loaded >= FILES
-    assert loaded & NEVER_ON_A_CLIENT == set()
+def test_runs_are_written_and_opened_without_frames(stages):
+    *_, runs = stages
+    assert runs & {"pandas", *PLOTS} == set()
 
 
 def openmp_says(code, asked):
@@ -116,17 +138,12 @@ def openmp_says(code, asked):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other OpenMP libraries")
-def test_pytorchs_threads_spin_shortly():
-    """OpenMP reads it when PyTorch is loaded: it has to be set before."""
-    assert "GOMP_SPINCOUNT = '1000'" in openmp_says("import fedkd_flwr.engines, torch", {})
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other OpenMP libraries")
 @pytest.mark.parametrize(
-    ("asked", "expected"), [({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")]
+    ("asked", "expected"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")],
 )
-def test_pytorchs_threads_spin_as_asked(asked, expected):
-    """Of PyTorch, its OpenMP library is enough."""
+def test_pytorchs_threads_spin_shortly_or_as_asked(asked, expected):
+    """OpenMP reads it when it is loaded. Of PyTorch, its OpenMP library is enough."""
     (library,) = (Path(torch.__file__).parent / "lib").glob("libgomp*")
     said = openmp_says(f"import ctypes, fedkd_flwr; ctypes.CDLL({str(library)!r})", asked)
     assert f"GOMP_SPINCOUNT = '{expected}'" in said

@@ -9,18 +9,26 @@ from torch import nn
 
 from fedkd_flwr.models.assignment import ASSIGNMENTS, assign_models
 from fedkd_flwr.models.build import build_model, num_parameters
+from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.settings import SupernetSettings
 from fedkd_flwr.models.layers import head_of, layers_of
 from fedkd_flwr.models.registry import MODELS
 
 GRAY = (1, 28, 28)
 COLOR = (3, 32, 32)
+SMALL_SUPERNET = SearchSpace(SupernetSettings(channels=4, cells=3, nodes=2))
+"""test_darts.py has the paper's size."""
+
+
+def built(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return build_model(name, shape, classes, SMALL_SUPERNET if name == "darts" else None)
 
 
 @pytest.mark.parametrize("shape", [GRAY, COLOR])
 @pytest.mark.parametrize("name", MODELS)
 def test_two_images_train_every_parameter(name: str, shape: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
-    model = build_model(name, shape, 10).train()
+    model = built(name, shape, 10).train()
     # A dropped or dead unit on one path must not hide that the path is there.
     for layer in model.modules():
         if isinstance(layer, nn.Dropout):
@@ -38,7 +46,7 @@ def test_two_images_train_every_parameter(name: str, shape: tuple[int, int, int]
 @pytest.mark.parametrize(("shape", "classes"), [(GRAY, 62), (COLOR, 100), (COLOR, 2)])
 @pytest.mark.parametrize("name", MODELS)
 def test_one_logit_per_class(name: str, shape: tuple[int, int, int], classes: int) -> None:
-    model = build_model(name, shape, classes).eval()
+    model = built(name, shape, classes).eval()
     with torch.inference_mode():
         assert model(torch.zeros(3, *shape)).shape == (3, classes)
 
@@ -89,7 +97,7 @@ def test_vgg_sees_the_last_row_of_small_images(name: str) -> None:
 @pytest.mark.parametrize("shape", [(1, 24, 36), (2, 33, 40)])
 @pytest.mark.parametrize("name", MODELS)
 def test_other_shapes(name: str, shape: tuple[int, int, int]) -> None:
-    model = build_model(name, shape, 5).eval()
+    model = built(name, shape, 5).eval()
     with torch.inference_mode():
         assert model(torch.zeros(1, *shape)).shape == (1, 5)
 
@@ -132,7 +140,7 @@ def test_seed_fixes_the_weights(name: str) -> None:
     models = []
     for seed in (3, 3, 4):
         torch.manual_seed(seed)
-        models.append(build_model(name, GRAY, 10))
+        models.append(built(name, GRAY, 10))
     first, same, other = (nn.utils.parameters_to_vector(model.parameters()) for model in models)
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
@@ -223,7 +231,7 @@ def test_assignment_errors() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_last_layer_is_the_head(name: str) -> None:
-    model = build_model(name, COLOR, 7)
+    model = built(name, COLOR, 7)
     assert head_of(model).out_features == 7
     assert layers_of(model)[-1] is head_of(model)
 
