@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
 
 
+WRITTEN = ("clients.jsonl", "rounds.jsonl", "split.json", "summary.json")
+"""Files of a run beside its ``config.json``."""
+
+
 def default_run_directory(configuration: "Configuration", parent: Path) -> Path:
     """Return the path of a new directory, named after method, data, seed and time."""
     run = configuration.run
@@ -74,7 +78,8 @@ def require_new(path: Path) -> None:
     Raises
     ------
     RunDirectoryError
-        If the directory holds a run or a folder of runs, or cannot be made or written.
+        If the directory holds a run, a folder of runs or a file that a run writes, or cannot be
+        made or written.
     """
     require_writable(path, "output directory")
     if (path / "config.json").exists():
@@ -82,6 +87,12 @@ def require_new(path: Path) -> None:
             f"{path} already holds a run: choose another output-dir, or continue it "
             f"(fedkd run --resume {path}, or resume = true)."
         )
+    for name in WRITTEN:
+        if (path / name).exists():
+            raise RunDirectoryError(
+                f"{path} holds a file {name} that belongs to no run, and a run would write to it: "
+                "choose another output-dir, or move the file."
+            )
     for run in path.glob("*/config.json"):
         raise RunDirectoryError(
             f"{path} is a folder of runs, such as {run.parent.name}; choose a new folder inside it "
