@@ -497,7 +497,7 @@ def test_halving_takes_less_than_half_of_the_steps_and_finds_settings_as_good(ba
     """
     size = {"max-samples": 900, "client-split": "30/40/30", "num-server-rounds": 18}
     missed = []
-    for strategy in ("local", "ditto"):
+    for strategy in ("local", "kt-pfl", "ditto"):
         values = read_config({**base, **size, "strategy": strategy}).without_unread().flat()
         of_local = sum(steps_of_local(values, seed) for seed in (0, 1))
         folder = tmp_path / strategy
