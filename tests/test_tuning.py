@@ -485,6 +485,17 @@ def test_a_study_with_other_settings_or_seeds_is_refused(base, tmp_path):
         tune(once, [], tmp_path, budget=1, seeds=2)
 
 
+def test_a_study_of_an_older_version_has_the_defaults_of_later_settings(base, tmp_path):
+    values = read_config({**base, "strategy": "local"}).flat()
+    study = a_search(values, tmp_path, 1).study()
+    before = study.user_attrs[studies.SETTINGS]
+    study.set_user_attr(studies.SETTINGS, {k: v for k, v in before.items() if k != "batch-order"})
+    assert a_search(values, tmp_path, 1).study().user_attrs[studies.SETTINGS] == before
+    with pytest.raises(ConfigError, match="holds a study with another batch-order;"):
+        study.set_user_attr(studies.SETTINGS, {**before, "batch-order": 1})
+        a_search(values, tmp_path, 1).study()
+
+
 def test_a_best_trial_whose_runs_were_deleted_is_named(base, tmp_path):
     once = {**base, "num-server-rounds": 1}
     tune(once, [], tmp_path, budget=1, seeds=1)
