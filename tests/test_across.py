@@ -1,7 +1,10 @@
 """Methods across several comparisons: wins, ranks, and what the tests say."""
 
+import json
+from itertools import product
+
 import pytest
-from test_comparison import write_run
+from test_comparison import write_lines, write_run
 from typer.testing import CliRunner
 
 from fedkd_flwr.analysis.across import compare_across
@@ -47,6 +50,22 @@ def test_seeds_can_be_the_units(tmp_path):
     assert "over 3 seeds of 1 comparison." in across.notes[0]
     with pytest.raises(ConfigError, match="at least two seeds"):
         compare_across([tmp_path / "data"])
+
+
+@pytest.mark.parametrize("against", ["local", "fedmd"])
+def test_the_reference_has_its_lowest_batch_order(against, tmp_path):
+    """The best of several orders on validation data would be above a reference by chance."""
+    for number in range(2):
+        folder = tmp_path / f"data-{number}"
+        write_run(folder, "kt-pfl", 0, [0.6, 0.6])
+        for method, order in product(("local", "fedmd"), range(2)):
+            accuracy = 0.5 + 0.2 * order
+            path = write_run(folder, method, 0, [accuracy] * 2, **{"batch-order": order})
+            rounds = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+            validated = [{**row, "validation_accuracy_mean": accuracy} for row in rounds]
+            write_lines(path / "rounds.jsonl", validated)
+    accuracies = compare_across(sorted(tmp_path.iterdir()), against).accuracies
+    assert accuracies[against].tolist() == [0.5, 0.5]
 
 
 def test_a_method_without_all_seeds_is_left_out_and_named(folders):

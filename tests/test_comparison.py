@@ -272,6 +272,31 @@ def test_runs_that_follow_each_other_within_a_second_do_not_overlap(tmp_path):
     assert compare(tmp_path).table["seconds"].to_dict() == {"kt-pfl": 4.2, "local": 4.0}
 
 
+def test_a_continued_run_took_place_when_its_processes_did(tmp_path):
+    continued = write_run(tmp_path, "kt-pfl", 0, [0.5])
+    between = write_run(tmp_path, "local", 0, [0.5])
+    content = json.loads((continued / "config.json").read_text())
+    start = content["started"]
+    summary = json.loads((continued / "summary.json").read_text())
+    (continued / "summary.json").write_text(json.dumps({**summary, "seconds": 40.0}))
+    rounds = [json.loads(line) for line in (continued / "rounds.jsonl").read_text().splitlines()]
+    write_lines(continued / "rounds.jsonl", [{**row, "seconds_train": 20.0} for row in rounds])
+    leg = {"after_round": 1, "started": start.replace(":00+", ":40+"), "changes": {}}
+    (continued / "config.json").write_text(json.dumps({**content, "continued": [leg]}))
+    other = json.loads((between / "config.json").read_text())
+
+    def alone(second):
+        other["started"] = start.replace(":00+", f":{second}+")
+        (between / "config.json").write_text(json.dumps(other))
+        return compare(tmp_path).table["seconds"].notna().tolist()
+
+    assert [alone(second) for second in ("10", "30", "50")] == [
+        [False] * 2,
+        [True] * 2,
+        [False] * 2,
+    ]
+
+
 def test_clients_below_local_are_counted_and_the_worst_loss_given(tmp_path):
     write_run(tmp_path, "kt-pfl", 0, [0.9, 0.5, 0.3, 0.6])
     write_run(tmp_path, "local", 0, [0.5, 0.6, 0.6, 0.6])

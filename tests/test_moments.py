@@ -8,7 +8,8 @@ from conftest import SMALL
 
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
-from fedkd_flwr.analysis.moments import at_best_moments
+from fedkd_flwr.analysis.evaluations import class_accuracies, new_client_accuracies
+from fedkd_flwr.analysis.moments import at_best_moments, at_second_moment
 from strategies.core.evaluations import Evaluations
 from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
@@ -139,3 +140,17 @@ def replaced_rows(run, **values):
         {**row, **values} if "trained_accuracy" in row else row for row in run.client_rows
     ]
     return other
+
+
+def test_what_only_the_first_moment_has_is_not_shown_at_the_second(small, tmp_path):
+    changes = {"partition": "two-classes", "models": "mlp", "new-clients": 0.25}
+    settings = {**small, **changes, "measures": "classes", "strategy": "fedavg"}
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "fedavg")
+    assert len(new_client_accuracies(run)) == 1 and not class_accuracies(run).empty
+    other = at_second_moment(run, "trained")
+    assert new_client_accuracies(other).empty
+    assert class_accuracies(other).empty
+    assert not [name for name in other.clients if name.startswith(("class_", "held_"))]
+    results = compare(tmp_path, best_moment=True).results
+    assert results["method"].tolist() == ["fedavg, after local training"]
+    assert "new_accuracy" not in results

@@ -1,5 +1,6 @@
 """Accuracies of a paper next to ours: matching of runs, and notes on different sizes."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,18 @@ def test_a_figure_is_matched_to_runs_by_its_settings(tmp_path, figures):
     heading, _, first, *_ = comparison.to_markdown().splitlines()
     assert heading.endswith("| seconds | paper | difference, points |")
     assert first.endswith("| 60.0% | +10.0 |")
+
+
+def test_a_run_of_an_older_version_has_the_defaults_of_later_settings(tmp_path, figures):
+    path = write_run(tmp_path / "runs", "ditto", 0, [0.6, 0.7, 0.8])
+    figures.write_text(FIGURES.replace('models = "mlp"', "batch-order = 0, batch-size = 1"))
+    content = json.loads((path / "config.json").read_text())
+    default = content["config"].pop("batch-size")
+    del content["config"]["batch-order"]
+    (path / "config.json").write_text(json.dumps(content))
+    notes = beside_paper(compare(tmp_path / "runs"), read_figures(figures)).notes
+    assert not [note for note in notes if "batch-order" in note]
+    assert f"Not at the paper's size: batch-size is {default}, in the paper 1." in notes
 
 
 def test_no_or_two_matching_figures_raise_an_error(tmp_path, figures):

@@ -128,6 +128,17 @@ def test_a_seed_that_stopped_early_keeps_its_last_value(comparison, runs):
     np.testing.assert_allclose(level.get_ydata(), ends["local"])
 
 
+def test_a_round_counts_only_if_all_running_seeds_were_evaluated_in_it(runs):
+    """Else a mean would be over some seeds, and the curve would jump between sets of seeds."""
+    first, other = runs["kt-pfl", 0], runs["kt-pfl", 1]
+    some = other.rounds.assign(
+        accuracy_mean=other.rounds["accuracy_mean"].where([True, False, True])
+    )
+    curve = figures.accuracy_curve([first, changed(other, rounds=some)])
+    whole = figures.accuracy_curve([first, other])
+    pd.testing.assert_frame_equal(curve, whole.drop(index=2))
+
+
 def test_runs_without_evaluation_have_no_accuracy_figures(runs, tmp_path):
     def without_evaluation(run):
         rows = run.clients.drop(columns="accuracy")

@@ -68,3 +68,17 @@ def test_a_comparison_says_in_what_runs_differ(finished, small, tmp_path):
 def test_a_modified_checkout_is_named(finished):
     run = changed(finished, project={"version": "1", "commit": "2" * 40, "modified": True})
     assert notes_on_provenance([run]) == ["Runs that code other than its recorded commit made: 1."]
+
+
+def test_processes_that_continued_a_run_count_unless_their_rounds_were_repeated(small, tmp_path):
+    small = {**small, "strategy": "local"}
+    run = fedkd_flwr.run(small, output_dir=tmp_path / "run")
+    project = {"version": "1", "commit": "2" * 40, "modified": False}
+    here = {**run.description, "project": project}
+    modified = {**here, "project": {**project, "modified": True}, "after_round": 1}
+    upgraded = {**here, "versions": {**here["versions"], "torch": "0.0.1"}, "after_round": 1}
+    legs = changed(run, project=project, continued=[modified, upgraded])
+    (note,) = notes_on_provenance([legs])
+    assert f"torch ({here['versions']['torch']}, 0.0.1)" in note
+    legs = changed(run, continued=[upgraded, modified])
+    assert notes_on_provenance([legs]) == ["Runs that code other than its recorded commit made: 1."]

@@ -143,6 +143,20 @@ def test_frames_show_the_matrices_of_their_rounds(comparison):
         np.testing.assert_allclose(frame.data[0].z, matrix[np.ix_(receivers, receivers)])
 
 
+def test_clients_that_joined_later_leave_the_color_scale_as_it_is(comparison):
+    run = comparison.groups["kt-pfl"][0]
+    joined = COEFFICIENTS.copy()
+    joined[0, 3] = joined[0, :, 3] = np.nan
+
+    def largest(matrices):
+        other = replace(run)
+        vars(other)["matrices"] = {"coefficients": matrices}
+        return sharing_figure(other, "coefficients", [1, 2]).data[0].zmax
+
+    assert largest(joined) == pytest.approx(0.45)
+    assert largest(np.full_like(COEFFICIENTS, np.nan)) == 1.0
+
+
 def test_new_clients_have_a_section_only_if_there_are_any(comparison, page, tmp_path):
     assert 'id="new-clients"' not in body_of(page)
     results = comparison.results.assign(new_accuracy=comparison.results["accuracy"] / 2)

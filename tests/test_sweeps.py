@@ -282,6 +282,14 @@ def test_a_finished_run_reports_missing_extras(sweep, tmp_path, told):
     assert [progress.missing_extras for progress in told] == [()] * 2
 
 
+def test_a_finished_run_without_answers_reports_them_missing(sweep, tmp_path):
+    settings = {"strategy": "local", "record-answers": False}
+    (run, *_) = run_sweep(sweep, tmp_path / "runs", settings=settings)
+    assert missing_extras(run, {**run.config, "record-answers": True}) == ["record-answers"]
+    recorded = {**run.config, "record-answers": True}
+    assert missing_extras(run, recorded | {"record-answers": False}) == []
+
+
 def test_a_skipped_run_keeps_no_checkpoint(sweep, tmp_path):
     settings, folder = {"strategy": "local"}, tmp_path / "runs"
     (run, *_) = run_sweep(sweep, folder, settings=settings)

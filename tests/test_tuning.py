@@ -14,10 +14,12 @@ from typing import Annotated
 
 import numpy as np
 import optuna
+import pandas as pd
 import pytest
 import tomli_w
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState, create_trial
+from statsmodels.stats.proportion import proportion_confint
 from typer.testing import CliRunner
 
 from fedkd_flwr import engines
@@ -43,6 +45,7 @@ from fedkd_flwr.tuning.halving import (
     rungs_of,
 )
 from fedkd_flwr.tuning.space import STEP_SIZE, Dimension, search_space
+from fedkd_flwr.tuning.tuning import _interval
 from strategies.base import PersonalizedStrategy
 from strategies.core.plan import Settings
 from strategies.core.search import SearchRange
@@ -413,6 +416,21 @@ def test_an_interrupted_command_says_how_to_continue(base, tmp_path, monkeypatch
     assert "Stopped. Type the same command again to continue in" in result.output
 
 
+def test_the_interval_is_that_of_the_mean_over_clients():
+    """Two clients with 4 and 100 samples measure their mean as 4 / (1/4 + 1/100) samples do."""
+    one = pd.DataFrame({"round": [1, 2, 2], "validation_total": [9, 4, 100]})
+    absent = pd.DataFrame({"round": [2], "validation_total": [np.nan]})
+    runs = [SimpleNamespace(clients=pd.concat([one, absent]))]
+    samples = 4 / (1 / 4 + 1 / 100)
+    low, high = _interval(0.6, runs)
+    assert (low, high) == pytest.approx(proportion_confint(0.6 * samples, samples, method="wilson"))
+    twice = proportion_confint(0.6 * 2 * samples, 2 * samples, method="wilson")
+    assert _interval(0.6, runs * 2) == pytest.approx(twice)
+    # The pooled share is near that of the large client alone.
+    assert low < 0.6 < high
+    assert _interval(1.0, runs)[1] == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     ("accuracy", "low", "said"),
     [
@@ -465,6 +483,17 @@ def test_a_study_with_other_settings_or_seeds_is_refused(base, tmp_path):
         tune({**once, "num-server-rounds": 2}, [], tmp_path, budget=1, seeds=1)
     with pytest.raises(ConfigError, match="local holds a study with another seed;"):
         tune(once, [], tmp_path, budget=1, seeds=2)
+
+
+def test_a_study_of_an_older_version_has_the_defaults_of_later_settings(base, tmp_path):
+    values = read_config({**base, "strategy": "local"}).flat()
+    study = a_search(values, tmp_path, 1).study()
+    before = study.user_attrs[studies.SETTINGS]
+    study.set_user_attr(studies.SETTINGS, {k: v for k, v in before.items() if k != "batch-order"})
+    assert a_search(values, tmp_path, 1).study().user_attrs[studies.SETTINGS] == before
+    with pytest.raises(ConfigError, match="holds a study with another batch-order;"):
+        study.set_user_attr(studies.SETTINGS, {**before, "batch-order": 1})
+        a_search(values, tmp_path, 1).study()
 
 
 def test_a_best_trial_whose_runs_were_deleted_is_named(base, tmp_path):

@@ -75,7 +75,7 @@ def table(*words: str) -> str:
             key = (*stem, f"`{result.strategy}`", *(str(result.value(name)) for name in names))
             groups.setdefault(key, []).append(result)
     tested = {k: g for k, g in groups.items() if not g[0].is_reference}
-    effects = _effects_by_set(tested)
+    effects = _effects_by_family(tested, by_round="round" in names)
     figures = paper_figures(options["paper"]) if "paper" in options else []
     cells = _Cells(groups, effects, figures)
     rows = [
@@ -139,11 +139,11 @@ def _set_of(result: Result) -> str:
     return str(result.run.path.parent)
 
 
-def _effects_by_set(groups: Groups) -> dict[tuple[str, ...], Effect]:
-    """Return the effects, corrected for the rows of their set after the same round."""
+def _effects_by_family(groups: Groups, by_round: bool) -> dict[tuple[str, ...], Effect]:
+    """Return the effects, corrected for the rows of their set: by round, after the same round."""
     families: dict[tuple[str, int], dict[tuple[str, ...], list[float]]] = {}
     for key, own in groups.items():
-        family = families.setdefault((_set_of(own[0]), own[0].round), {})
+        family = families.setdefault((_set_of(own[0]), own[0].round if by_round else 0), {})
         family[key] = [result.gain for result in own]
     return {key: effect for own in families.values() for key, effect in effects_of(own).items()}
 

@@ -2,7 +2,7 @@
 
 Each comparison is one folder of runs and gives one number per method: the mean accuracy over
 clients and seeds; or one per method and seed. A method with several settings enters with the first
-in reading order.
+in reading order, and the reference with its lowest ``batch-order``.
 """
 
 import math
@@ -18,6 +18,7 @@ from fedkd_flwr.analysis.columns import MISSING, REFERENCE, points
 from fedkd_flwr.analysis.comparison import Comparison, compare
 from fedkd_flwr.analysis.groups import labels_by_method
 from fedkd_flwr.analysis.loading import by_short_name
+from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.rendering import in_markdown
 from fedkd_flwr.analysis.significance import LEVEL, holm
 from fedkd_flwr.config import ConfigError
@@ -110,7 +111,7 @@ def across_of(
     comparisons: dict[str, Comparison], against: str = REFERENCE, per_seed: bool = False
 ) -> Across:
     """Return methods across comparisons; see `compare_across`."""
-    by_seed = {name: _by_seed(comparison) for name, comparison in comparisons.items()}
+    by_seed = {name: _by_seed(comparison, against) for name, comparison in comparisons.items()}
     # A mean over other seeds than the reference's would compare different splits.
     means = {name: own.mean(skipna=False).to_frame().T for name, own in by_seed.items()}
     accuracies = pd.concat(by_seed if per_seed else means).dropna(axis="columns")
@@ -149,9 +150,15 @@ def across_of(
     return Across(accuracies, table, *ranks, against, units, [*lacking, *left_out])
 
 
-def _by_seed(comparison: Comparison) -> pd.DataFrame:
-    """Return the accuracy of each method, of its first setting in reading order, by seed."""
-    firsts = {labels[0]: name for name, labels in labels_by_method(comparison.groups).items()}
+def _by_seed(comparison: Comparison, against: str) -> pd.DataFrame:
+    """Return the accuracy of each method, of its first setting in reading order, by seed.
+
+    The first setting of the reference is that of `References`.
+    """
+    labels = labels_by_method(comparison.groups)
+    if against in labels:
+        labels[against] = References(comparison.groups, against).labels
+    firsts = {own[0]: name for name, own in labels.items()}
     by_seed = comparison.results.pivot(index="seed", columns="method", values="accuracy")
     return by_seed[list(firsts)].rename(columns=firsts).dropna(how="all")
 

@@ -29,7 +29,8 @@ CLIENT_GROUPS = {"accuracy": "clients that trained", "new_accuracy": "new client
 def accuracy_curve(runs: Sequence[Run]) -> pd.DataFrame:
     """Return the means over seeds of accuracy and bytes, by round.
 
-    A seed that stopped early keeps its last values, so the last row is the mean over all seeds.
+    Each row is the mean over all seeds. A seed that stopped early keeps its last values, and a
+    round is left out if a seed that was still running was not evaluated in it.
 
     Parameters
     ----------
@@ -39,7 +40,7 @@ def accuracy_curve(runs: Sequence[Run]) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row per evaluated round: ``accuracy``, ``deviation``, its standard deviation, 0 for one
+        One row per round: ``accuracy``, ``deviation``, its standard deviation, 0 for one
         seed, and ``bytes``, exchanged so far, both ways.
     """
     curves = [_curve_of_run(run) for run in runs]
@@ -47,10 +48,11 @@ def accuracy_curve(runs: Sequence[Run]) -> pd.DataFrame:
     level = [
         curve.reindex(curve.index.union(rounds[rounds > curve.index.max()]), method="ffill")
         for curve in curves
+        if len(curve)
     ]
-    by_round = pd.concat(level).groupby("round")
+    by_round = pd.concat(level or curves).groupby("round")
     deviation = by_round["accuracy"].std().fillna(0)
-    return by_round.mean().assign(deviation=deviation)
+    return by_round.mean().assign(deviation=deviation)[by_round.size() == len(level)]
 
 
 def _curve_of_run(run: Run) -> pd.DataFrame:

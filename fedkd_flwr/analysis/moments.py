@@ -14,6 +14,7 @@ from fedkd_flwr.runs import Run
 from fedkd_flwr.runs.summary import summarize
 from strategies.core.answers import ANSWERS
 from strategies.core.evaluations import accuracy_statistics
+from strategies.core.new_clients import NEW_CLIENTS
 from strategies.core.optional_metrics import MEANS
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
@@ -22,6 +23,9 @@ SECOND_MOMENTS = {"trained": "after local training", "received": "as received"}
 
 OF_THE_FIRST_MOMENT = ("loss", ANSWERS, *MEANS, *SAFEGUARD_COLUMNS)
 """Columns of a client that are not recorded at the second moment."""
+
+COUNTS_OF_THE_FIRST_MOMENT = ("class_", "held_")
+"""How the columns of a client with counts by class begin, which are not recorded there either."""
 
 
 def at_best_moments(groups: Groups) -> dict[str, list[Run]]:
@@ -64,7 +68,10 @@ def second_moment(runs: list[Run]) -> str:
 
 
 def at_second_moment(run: Run, moment: str) -> Run:
-    """Return a run whose accuracies are those of the second moment."""
+    """Return a run whose accuracies are those of the second moment.
+
+    What is recorded at the first moment alone is left out: new clients, for one.
+    """
     other = replace(run)
     rows = [_at(moment, row) for row in run.client_rows]
     by_round: dict[int, list[Mapping[str, Any]]] = {row["round"]: [] for row in run.round_rows}
@@ -73,6 +80,9 @@ def at_second_moment(run: Run, moment: str) -> Run:
             by_round[row["round"]].append(row)
     # What a run reads from its files is cached; here it is computed.
     vars(other)["client_rows"] = rows
+    vars(other)["further_rows"] = {
+        name: table for name, table in run.further_rows.items() if name != NEW_CLIENTS
+    }
     vars(other)["round_rows"] = [
         {**row, **accuracy_statistics(by_round[row["round"]])} for row in run.round_rows
     ]
@@ -83,7 +93,11 @@ def at_second_moment(run: Run, moment: str) -> Run:
 def _at(moment: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a client's row with the accuracies of a moment in the place of its own."""
     first = ("accuracy", "validation_accuracy", "correct", *OF_THE_FIRST_MOMENT)
-    other = {name: value for name, value in row.items() if name not in first}
+    other = {
+        name: value
+        for name, value in row.items()
+        if name not in first and not name.startswith(COUNTS_OF_THE_FIRST_MOMENT)
+    }
     accuracy = row.get(f"{moment}_accuracy")
     if accuracy is None or row.get("total") is None:
         return other

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.settings import defining_settings
-from fedkd_flwr.config import ConfigError, known_names
+from fedkd_flwr.config import ConfigError, default_values, known_names
 from fedkd_flwr.config.flat_config import flatten
 from fedkd_flwr.config.toml_files import load_toml
 from fedkd_flwr.runs import Run
@@ -182,7 +182,7 @@ def _size_notes(comparison: Comparison, found: Mapping[str, Figure | None]) -> l
     """Return a note for each setting in which runs differ from the paper's size."""
     notes: dict[str, None] = {}
     for label, figure in found.items():
-        config = comparison.groups[label][0].config
+        config = {**default_values(), **comparison.groups[label][0].config}
         for name, value in (figure.size if figure else {}).items():
             if config.get(name) != value:
                 notes[

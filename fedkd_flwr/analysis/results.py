@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -20,6 +21,7 @@ from fedkd_flwr.analysis.settings import plan_of
 from fedkd_flwr.analysis.spread import bottom_decile, jains_index, mean_of_worst_tenth
 from fedkd_flwr.analysis.targets import cost_to_target, without_partial_means
 from fedkd_flwr.runs import Run
+from fedkd_flwr.runs.provenance import legs_of
 from strategies.core.optional_metrics import MEANS
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
@@ -249,24 +251,31 @@ def ran_alone(runs: Sequence[Run]) -> dict[Path, bool]:
     A run without the time of its start counts as alone; so does a run beside one that is not
     among these.
     """
-    spans = {run.path: _span(run) for run in runs}
+    spans = {run.path: _spans(run) for run in runs}
     return {
         path: not any(
-            other != path and span and theirs and span[0] < theirs[1] and theirs[0] < span[1]
+            begin < their_end and their_begin < end
             for other, theirs in spans.items()
+            if other != path
+            for (begin, end), (their_begin, their_end) in product(own, theirs)
         )
-        for path, span in spans.items()
+        for path, own in spans.items()
     }
 
 
-def _span(run: Run) -> tuple[float, float] | None:
-    """Return when a run surely took place, in seconds; None where the start is not recorded.
+def _spans(run: Run) -> list[tuple[float, float]]:
+    """Return when a run surely took place, in seconds; empty where the start is not recorded.
 
-    Starts are recorded in whole seconds, rounded down. The span therefore begins at the latest
-    possible start and ends at the earliest possible end: consecutive runs do not overlap.
+    Starts are recorded in whole seconds, rounded down. A span therefore begins at the latest
+    possible start and ends at the earliest possible end: consecutive runs do not overlap. A run
+    that was continued has a span for each process, as long as its rounds took.
     """
-    started = run.description.get("started")
-    if not started:
-        return None
-    start = datetime.fromisoformat(str(started)).timestamp()
-    return start + 1, start + float((run.summary or {})["seconds"])
+    legs = legs_of(run.description)
+    if not run.description.get("started"):
+        return []
+    durations = [float((run.summary or {})["seconds"])]
+    if len(legs) > 1:
+        of_rounds = run.rounds.filter(regex="^seconds_").sum(axis=1)
+        durations = [float(of_rounds.iloc[rounds].sum()) for _, rounds in legs]
+    starts = [datetime.fromisoformat(str(leg["started"])).timestamp() for leg, _ in legs]
+    return [(start + 1, start + seconds) for start, seconds in zip(starts, durations, strict=True)]

@@ -215,7 +215,8 @@ def sharing_figure(run: Run, name: str, rounds: Sequence[int]) -> Figure:
         x=names,
         y=names,
         zmin=0,
-        zmax=float(between.max()) or 1.0,
+        # NaN is a client that had not joined.
+        zmax=float(np.nanmax(between, initial=0)) or 1.0,
         colorscale="Cividis",
         colorbar=_color_bar("Weight of the giver"),
         hovertemplate="weight of client %{x} for client %{y}: %{z:.4f}<extra></extra>",

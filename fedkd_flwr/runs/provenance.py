@@ -53,6 +53,25 @@ def provenance(device: str) -> dict[str, Any]:
     }
 
 
+def legs_of(description: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], slice]]:
+    """Return what describes each process that wrote a run, and the places of its rounds.
+
+    Parameters
+    ----------
+    description : mapping
+        Content of ``config.json``: of the first process, and under ``continued`` of the others.
+
+    Returns
+    -------
+    list of (mapping, slice)
+        In order. A slice holds the rounds that no later process repeated; it may be empty.
+    """
+    legs = [{**description, "after_round": 0}, *description.get("continued", [])]
+    begins = [leg["after_round"] for leg in legs]
+    ends = [min(begins[number:], default=None) for number in range(1, len(legs) + 1)]
+    return [(leg, slice(begin, end)) for leg, begin, end in zip(legs, begins, ends, strict=True)]
+
+
 def other_major_versions(description: Mapping[str, Any]) -> list[str]:
     """Return what has another major version here than in the last process that wrote a run.
 

@@ -21,7 +21,10 @@ from fedkd_flwr.runs import (
 )
 from fedkd_flwr.runs.lock import lock_directory
 
-EXTRAS = ("models-dir", "keep-best", "measures", "tracker")
+WHOLE_EXTRAS = ("models-dir", "keep-best", "record-answers")
+"""Those of `EXTRAS` that a run has or lacks; of the others it may have a part."""
+
+EXTRAS = (*WHOLE_EXTRAS, "measures", "tracker")
 """Keys that add files or columns and do not change other results."""
 
 
@@ -109,7 +112,7 @@ def missing_extras(run: Run, values: Mapping[str, Scalar]) -> list[str]:
     """
 
     def lacks(key: str) -> bool:
-        if key in ("models-dir", "keep-best"):
+        if key in WHOLE_EXTRAS:
             return bool(values[key]) and not run.config.get(key)
         had, asked = str(run.config.get(key, "")), str(values[key])
         return not set(filter(None, asked.split(","))) <= set(had.split(","))

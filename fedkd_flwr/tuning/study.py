@@ -148,7 +148,8 @@ class MethodSearch:
         """Refuse a study with other settings or a larger budget; record those of a new one."""
         shared = {**self.values, "strategy": self.strategy, "seed": list(self.seeds)}
         now = defining_settings(shared)
-        before = study.user_attrs.get(SETTINGS, now)
+        # What an earlier version did not know has its default.
+        before = defining_settings(study.user_attrs.get(SETTINGS, shared))
         changed = [key for key in sorted({*now, *before}) if now.get(key) != before.get(key)]
         if changed:
             raise ConfigError(

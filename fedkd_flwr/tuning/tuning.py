@@ -37,8 +37,9 @@ class Tuned:
     accuracy : float
         Mean validation accuracy over clients and tuning seeds, part of 1.
     low, high : float
-        95% Wilson interval of the share of correct answers on all validation samples. It says
-        how precisely these samples measure, not how seeds vary.
+        95% Wilson interval of this accuracy, with the number of samples that measure it as
+        precisely as the clients' own, which count alike whatever their sizes. It says how
+        precisely validation samples measure, not how seeds vary.
     trials, stopped, failed : int
         Trials done; those that successive halving stopped early; those that failed.
     steps, budget : int
@@ -228,12 +229,13 @@ def _tuned(search: MethodSearch) -> Tuned:
             f"Runs of the best trial of {search.strategy}, number {best.number}, were deleted from "
             f"{search.folder}; delete the folder to search again."
         )
-    low, high = _interval(best_runs)
+    accuracy = float(best.value or 0.0)
+    low, high = _interval(accuracy, best_runs)
     best_rows = best_runs[0].round_rows
     return Tuned(
         strategy=search.strategy,
         settings=search.settings(best),
-        accuracy=float(best.value or 0.0),
+        accuracy=accuracy,
         low=low,
         high=high,
         trials=len(ended),
@@ -247,15 +249,19 @@ def _tuned(search: MethodSearch) -> Tuned:
     )
 
 
-def _interval(runs: Iterable[Run]) -> tuple[float, float]:
-    """Return the Wilson interval of a trial's share of correct answers on validation data."""
-    correct = total = 0
+def _interval(accuracy: float, runs: Sequence[Run]) -> tuple[float, float]:
+    """Return the Wilson interval of a trial's mean validation accuracy over clients and seeds.
+
+    Its number of samples is Kish's effective one for unequal weights: a client with n samples has
+    the variance p(1 - p) / n, and so has the mean over clients with this number of samples.
+    """
+    inverse = 0.0
     for run in runs:
         clients = run.clients
-        last = clients[clients["round"] == clients["round"].max()]
-        correct += int(last["validation_correct"].sum())
-        total += int(last["validation_total"].sum())
-    low, high = proportion_confint(correct, total, method="wilson")
+        sizes = clients.loc[clients["round"] == clients["round"].max(), "validation_total"].dropna()
+        inverse += float((1 / sizes).mean()) / len(sizes)
+    samples = len(runs) ** 2 / inverse
+    low, high = proportion_confint(accuracy * samples, samples, method="wilson")
     return float(low), float(high)
 
 
