@@ -148,6 +148,32 @@ def test_a_custom_method_has_the_same_results_with_and_without_cohorts(client, s
     assert list(losses["auto"]) == pytest.approx(list(losses["off"]), rel=1e-5)
 
 
+class Dropping(nn.Module):
+    """A network with dropout and a head."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(shape[1] * shape[2], 9), nn.Dropout())
+        self.head = nn.Linear(9, classes)
+
+    def forward(self, images):
+        return self.head(self.body(images))
+
+
+@pytest.mark.parametrize("strategy", ["fml", "fedkd", "fedapen", "fedmrl"])
+def test_a_shared_model_that_draws_is_trained_alone_with_seeded_draws(strategy, small, tmp_path):
+    small |= {
+        "models": "mlp", "strategy": strategy, "cohort": "on", "num-server-rounds": 1,
+        "num-clients": 2, f"{strategy}.shared-model": "test_cohort_limits:Dropping",
+    }  # fmt: skip
+    losses = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        run = fedkd_flwr.run(small, output_dir=tmp_path / str(seed))
+        losses.append(run.rounds["train_loss_mean"].item())
+    assert losses[0] == losses[1]
+
+
 # ---- One client's error ---------------------------------------------------------------
 
 

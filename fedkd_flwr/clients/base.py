@@ -152,6 +152,14 @@ class PersonalClient(ServingClient):
         )
 
     @property
+    def architectures(self) -> tuple[Architecture, ...]:
+        """The architectures of all networks that the client trains, its own first.
+
+        It is trained in a cohort only if none of them draws random numbers.
+        """
+        return (self.architecture,)
+
+    @property
     def exported_model(self) -> nn.Module:
         """The evaluated model in its plain architecture, with any projection in its head."""
         return plain_copy(self.model) if self.architecture.feature_width else self.model
