@@ -1,6 +1,7 @@
 """Limits of cohorts: other optimizers, ignored labels, errors of single clients."""
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -196,6 +197,25 @@ def test_only_the_client_whose_batches_fail_is_dropped(after):
     assert isinstance(found[0], OSError)
     assert found[1] == pytest.approx(expected, rel=1e-5)
     for mine, theirs in zip(beside.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_only_the_client_whose_batch_is_refused_is_dropped():
+    """Batch normalization cannot train on one sample."""
+    normed = replace(MLP, name="two_clients:Normed")
+    networks = [normed.build() for _ in range(3)]
+    batches = [
+        [(torch.randn(size, 1, 4, 4), torch.randint(0, 10, (size,)))] * 2 for size in (20, 1, 30)
+    ]
+    alone = copy.deepcopy(networks[2])
+    expected = job(alone, batches=batches[2]).run()
+    found = train_together(
+        [job(*own) for own in zip(networks, [cross_entropy] * 3, batches, strict=True)]
+    )
+    assert isinstance(found[1], ValueError)
+    assert isinstance(found[0], float)
+    assert found[2] == pytest.approx(expected, rel=1e-5)
+    for mine, theirs in zip(networks[2].parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
 
 
