@@ -41,7 +41,8 @@ class EnsembleLearning:
         private, shared = pair.private(images), pair.shared(images)
         # With half a weight each, labels and imitation have weight 1 in the double.
         mutual = 2 * (taught(private, labels, shared, 0.5) + taught(shared, labels, private, 0.5))
-        ensemble = torch.lerp(shared, private, self.tensors[0])
+        # Logits may be of lower precision, and lambda is not.
+        ensemble = torch.lerp(shared.float(), private.float(), self.tensors[0])
         return mutual + self.ensemble_weight * functional.cross_entropy(ensemble, labels)
 
 
