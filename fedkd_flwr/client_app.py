@@ -156,7 +156,7 @@ def train_together(
     contexts: Sequence[Context],
     on_done: Callable[[int], None] = lambda clients: None,
 ) -> list[Outcome]:
-    """Handle the train messages of one exchange, clients of one architecture together.
+    """Handle the train messages of one exchange, clients with the same architectures together.
 
     Parameters
     ----------
@@ -173,12 +173,12 @@ def train_together(
         Replies in the order of the messages. A client that failed has an exception.
     """
     outcomes: dict[int, Outcome] = {}
-    cohorts: dict[Architecture, list[int]] = defaultdict(list)
+    cohorts: dict[tuple[Architecture, ...], list[int]] = defaultdict(list)
     for position, (message, context) in enumerate(zip(messages, contexts, strict=True)):
         try:
             client = build_client(context)
-            if not client.trains_alone and cohort_size(client.architecture, client.run.cohort) > 1:
-                cohorts[client.architecture].append(position)
+            if _cohort_size(client) > 1:
+                cohorts[client.architectures].append(position)
             else:
                 outcomes[position] = train(message, context)
                 on_done(1)
@@ -193,8 +193,15 @@ def train_together(
     return [outcomes[position] for position in range(len(messages))]
 
 
+def _cohort_size(client: PersonalClient) -> int:
+    """Return how many clients like this one to train together; 1 for one at a time."""
+    if client.trains_alone:
+        return 1
+    return min(cohort_size(trained, client.run.cohort) for trained in client.architectures)
+
+
 def _chunks(members: Sequence[int], client: PersonalClient) -> Iterator[Sequence[int]]:
-    size = cohort_size(client.architecture, client.run.cohort)
+    size = _cohort_size(client)
     return (members[start : start + size] for start in range(0, len(members), size))
 
 

@@ -22,6 +22,7 @@ Differences from the paper
   the clients, and FedDF continues from its global models.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import Annotated, Any
@@ -130,13 +131,24 @@ class FedDF(ParameterStrategy):
         """Ask for a model of the client's architecture."""
         return model_due(self.model_for(partition_id))
 
+    def by_architecture(self, replies: Mapping[int, Reply]) -> dict[str, dict[int, Reply]]:
+        """Return the replies of each architecture."""
+        members: dict[str, dict[int, Reply]] = {}
+        for n, reply in replies.items():
+            members.setdefault(self.architecture_of(n), {})[n] = reply
+        return members
+
+    def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
+        """Clip updates to `update_cap` times the median norm within their architecture."""
+        alike = map(super().bounded, self.by_architecture(replies).values())
+        bounded = {n: reply for members in alike for n, reply in members.items()}
+        return {n: bounded[n] for n in replies}
+
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> FedDFState:
         """Average the models of each architecture, then distill the ensemble into all of them."""
-        members: dict[str, dict[int, Model]] = {}
-        for n, reply in replies.items():
-            members.setdefault(self.architecture_of(n), {})[n] = dict(reply.arrays)
-        averages = {name: self.average(models) for name, models in members.items()}
-        models = {**self.state.models, **averages}
+        models = dict(self.state.models)
+        for name, members in self.by_architecture(replies).items():
+            models[name] = self.average({n: dict(reply.arrays) for n, reply in members.items()})
         if self.settings.distillation_steps:
             models = self.distilled(server_round, models, replies)
         return replace(self.state, models=models)

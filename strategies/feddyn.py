@@ -85,7 +85,7 @@ class FedDyn(ParameterStrategy):
         """Update h by the mean drift, and step from the mean model against h."""
         model, alpha = self.state.model, np.float32(self.settings.alpha)
         mean = AVERAGES[self.plan.mixing](list(models.values()), np.ones(len(models)))
-        share = np.float32(len(models) / len(self.trained))
+        share = np.float32(len(models) / self.plan.num_training)
         drift = {
             kind: sum_before - alpha * share * (mean[kind] - model[kind])
             for kind, sum_before in self.state.drift.items()

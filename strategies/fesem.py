@@ -20,7 +20,8 @@ Differences from the paper
 - A client that has not replied yet receives the mean of all models of the last round.
 - The distance includes only weights, not the statistics of batch normalization.
 - Centers are chosen once. If the first round has fewer repliers than centers, the remaining centers
-  stay unused. Fewer sampled clients per round than centers are refused.
+  are infinitely far from all models, and so stay unused. Fewer sampled clients per round than
+  centers are refused.
 """
 
 from collections.abc import Sequence
@@ -138,7 +139,7 @@ class FeSEM(ClusteredStrategy):
         return replace(self.state, labels=self.labels_with(replies, assigned))
 
     def scattered_centers(self, server_round: int, models: Sequence[Model]) -> Model:
-        """Return the centers, (c, length) by kind, of which the first are models of repliers."""
+        """Return the centers, (c, length) by kind: models of repliers, then infinite ones."""
         generator = random_generator(self.plan.seed, "first-centers", server_round)
         seed = int(generator.integers(2**31))
         weights = [model[WEIGHTS] for model in models]
@@ -152,6 +153,6 @@ class FeSEM(ClusteredStrategy):
             )
         chosen = stacked([models[position] for position in positions])
         return {
-            kind: np.concatenate([chosen[kind], rows[len(positions) :]])
+            kind: np.concatenate([chosen[kind], np.full_like(rows[len(positions) :], np.inf)])
             for kind, rows in self.state.centers.items()
         }

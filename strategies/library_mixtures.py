@@ -92,6 +92,18 @@ class MixtureStrategy(LibraryStrategy):
         (weights,) = self.state.attention.at([partition_id], library)
         return AVERAGES[self.plan.mixing](list(library.values()), weights)
 
+    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
+        """Send the client its mixture, and the extra parts."""
+        return {**self.mixture_sent_to(partition_id), **self.extra_parts(partition_id)}
+
+    def sent_to(self, reply: Reply) -> Arrays:
+        """Return the mixture from which the client started."""
+        return self.mixture_sent_to(reply.partition_id)
+
+    def mixture_sent_to(self, partition_id: int) -> Arrays:
+        """Return the model that one client receives for training, computed once a round."""
+        return self.round.once(partition_id, lambda: self.model_for(partition_id))
+
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return the weights of the mixtures."""
         return self.state.attention.named(self.matrix_name)

@@ -20,8 +20,12 @@ Differences from the paper
 - Clients send c_n, and the server keeps the last one of each. In the paper they send its change,
   and the server adds it to c. A lost reply, a client without its memory, or a wrong change would
   then stay in c for the rest of the run.
+- With ``mixing = "median"`` or ``"trimmed-mean"`` c is that average of the c_n received so far,
+  times their share of all clients.
+- A client that a resumed run goes on without counts in c by its last c_n, with the mean weight.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -33,6 +37,7 @@ from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, Due, Reply
 from strategies.core.search import SearchRange
 from strategies.parameters import (
+    AVERAGES,
     ParameterState,
     ParameterStrategy,
     num_parameters,
@@ -119,14 +124,29 @@ class Scaffold(ParameterStrategy):
         state, rate = self.state, self.settings.server_learning_rate
         mean = self.average(self.models_in(replies))
         own = {n: reply.arrays[CONTROL] for n, reply in replies.items()}
-        controls, zero = {**state.controls, **own}, np.zeros_like(state.control)
-        of_all = {n: {CONTROL: controls.get(n, zero)} for n in self.trained}
+        controls = {**state.controls, **own}
         return replace(
             state,
             model=step_towards(state.model, mean, rate),
-            control=self.average(of_all)[CONTROL],
+            control=self.mean_control(controls),
             controls=controls,
         )
+
+    def mean_control(self, controls: Mapping[int, NDArray[Any]]) -> NDArray[np.float32]:
+        """Return c, the average of all c_n, which are zero for clients that have not replied.
+
+        The zeros could decide a robust average. It is that of the other c_n, times their share.
+        """
+        weights = dict(zip(self.trained, self.weights_of(self.trained), strict=True))
+        mean_weight = np.mean(list(weights.values()))
+        everyone = sorted({*weights, *controls})
+        counted = everyone if self.plan.mixing == "mean" else sorted(controls)
+        zero = np.zeros_like(self.state.control)
+        mean = AVERAGES[self.plan.mixing](
+            [{CONTROL: controls.get(n, zero)} for n in counted],
+            np.array([weights.get(n, mean_weight) for n in counted]),
+        )
+        return mean[CONTROL] * np.float32(len(counted) / len(everyone))
 
     def sent_to(self, reply: Reply) -> Arrays:
         """Return the model, and zero for c_n."""

@@ -18,8 +18,8 @@ Differences from the paper
   experiments with two classes a client, and sums the selections.
 - Half of a client's samples fit the estimator, the others give the quantile. The authors' code fits
   on 5% or 10%. 250 uniform samples and the ridge ``250 ** -0.5`` are those of the authors' code.
-- The kernel's width is by default the median distance between the client's samples; the authors'
-  code has 5 for its scaling of MNIST.
+- The kernel's width is by default the median distance between the client's samples, or, if these
+  are all alike, that to the uniform ones; the authors' code has 5 for its scaling of MNIST.
 - Predictions are sent for all public samples, with a mask; unselected ones are uniform. The server
   sends teacher and mask likewise. Clients of the paper send selected predictions only.
 - Only soft labels are exchanged. The loss is the KL divergence, whose gradient is that of the
@@ -27,6 +27,7 @@ Differences from the paper
 - Clients distill at the start of a round, with the settings of all methods with a teacher, and are
   evaluated after local training. The paper's clients distill after local training.
 - ``mixing``, noise and caching are refused, since each sample has its own givers.
+- A teacher with one kept sample teaches nobody, since batch normalization cannot train on it.
 - A new client learns from the last teacher, and predicts nothing.
 """
 
@@ -142,7 +143,9 @@ class SelectiveFD(SoftPredictionStrategy):
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the last teacher and its mask."""
         payload = super().train_payload(server_round, partition_id)
-        return {**payload, KEPT: packed(self.state.kept)} if self.state.lessons.size else payload
+        if not self.state.lessons.size:
+            return payload
+        return {**payload, **self.round.once(KEPT, lambda: {KEPT: packed(self.state.kept)})}
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
         """Require soft predictions, and which of them count."""

@@ -1,6 +1,7 @@
 """Limits of cohorts: other optimizers, ignored labels, errors of single clients."""
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -148,6 +149,32 @@ def test_a_custom_method_has_the_same_results_with_and_without_cohorts(client, s
     assert list(losses["auto"]) == pytest.approx(list(losses["off"]), rel=1e-5)
 
 
+class Dropping(nn.Module):
+    """A network with dropout and a head."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(shape[1] * shape[2], 9), nn.Dropout())
+        self.head = nn.Linear(9, classes)
+
+    def forward(self, images):
+        return self.head(self.body(images))
+
+
+@pytest.mark.parametrize("strategy", ["fml", "fedkd", "fedapen", "fedmrl"])
+def test_a_shared_model_that_draws_is_trained_alone_with_seeded_draws(strategy, small, tmp_path):
+    small |= {
+        "models": "mlp", "strategy": strategy, "cohort": "on", "num-server-rounds": 1,
+        "num-clients": 2, f"{strategy}.shared-model": "test_cohort_limits:Dropping",
+    }  # fmt: skip
+    losses = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        run = fedkd_flwr.run(small, output_dir=tmp_path / str(seed))
+        losses.append(run.rounds["train_loss_mean"].item())
+    assert losses[0] == losses[1]
+
+
 # ---- One client's error ---------------------------------------------------------------
 
 
@@ -170,6 +197,25 @@ def test_only_the_client_whose_batches_fail_is_dropped(after):
     assert isinstance(found[0], OSError)
     assert found[1] == pytest.approx(expected, rel=1e-5)
     for mine, theirs in zip(beside.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_only_the_client_whose_batch_is_refused_is_dropped():
+    """Batch normalization cannot train on one sample."""
+    normed = replace(MLP, name="two_clients:Normed")
+    networks = [normed.build() for _ in range(3)]
+    batches = [
+        [(torch.randn(size, 1, 4, 4), torch.randint(0, 10, (size,)))] * 2 for size in (20, 1, 30)
+    ]
+    alone = copy.deepcopy(networks[2])
+    expected = job(alone, batches=batches[2]).run()
+    found = train_together(
+        [job(*own) for own in zip(networks, [cross_entropy] * 3, batches, strict=True)]
+    )
+    assert isinstance(found[1], ValueError)
+    assert isinstance(found[0], float)
+    assert found[2] == pytest.approx(expected, rel=1e-5)
+    for mine, theirs in zip(networks[2].parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
 
 

@@ -1,6 +1,6 @@
 """FedAMP (Huang et al. 2021): the cloud's mixtures, the clients' steps, FedAvg and local models."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -11,7 +11,9 @@ import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.pair_matrix import PairMatrix
-from strategies.fedamp import attention_weights
+from strategies.core.plan import RunPlan
+from strategies.core.replies import Reply
+from strategies.fedamp import FedAMP, FedAMPSettings, attention_weights
 from strategies.parameters import gram_matrix, squared_distances
 
 OWN = {"fedamp.attention-step": 0.4, "fedamp.sigma": 2.0, "fedamp.regularization-weight": 0.6}
@@ -86,6 +88,27 @@ def test_without_attention_it_is_local(small, tmp_path):
         np.testing.assert_array_equal(
             run.down[2, "train", n]["weights"], run.up[1, "train", n]["weights"]
         )
+
+
+def test_what_is_clipped_is_the_way_from_the_mixture():
+    """Client 0's own model is far from its mixture, where it started; client 3 went astray."""
+    plan = RunPlan(num_clients=4, num_classes=2, update_cap=4.0)
+    strategy = FedAMP(plan, FedAMPSettings(attention_step=0.5, sigma=1e6))
+    strategy.state = strategy.begin({"weights": np.zeros(2, dtype=np.float32)})
+    rows = np.array([[900, 0], [1, 0], [2, 0], [3, 0]], dtype=np.float32)
+    state = strategy.aggregate_models(1, {n: {"weights": row} for n, row in enumerate(rows)})
+    alike = state.attention.changed(range(4), range(4), np.full((4, 4), 0.25))
+    strategy.state = replace(state, attention=alike)
+    start = strategy.train_payload(2, 0)["weights"]
+    np.testing.assert_allclose(start, [906 / 4, 0])
+    steps = [[1, 0], [0, 1], [-1, 0], [0, 100]]
+    replies = {
+        n: Reply(n, {"weights": start + np.array(step, dtype=np.float32)}, {})
+        for n, step in enumerate(steps)
+    }
+    bounded = strategy.bounded(replies)
+    assert all(bounded[n] is replies[n] for n in range(3))
+    np.testing.assert_allclose(bounded[3].arrays["weights"], [start[0], 4], rtol=1e-6)
 
 
 # ---- State and settings --------------------------------------------------------------

@@ -140,6 +140,17 @@ def test_the_adaptability_set_trains_no_model(small):
     assert sum(map(len, batches)) == 3 * len(used)
 
 
+def test_the_adaptability_set_fine_tunes_no_model(small, monkeypatch):
+    client = client_of({**small, "fedapen.adaptability-share": 0.3, "fine-tune-epochs": 2})
+    seen = []
+    monkeypatch.setattr(client, "fine_tune", lambda optimizer, batches: seen.extend(batches))
+    client.fine_tune_for_evaluation(1)
+    kept, used = client.parts
+    assert sum(len(labels) for _, labels in seen) == 2 * len(used)
+    images, own = torch.cat([images for images, _ in seen]), client.data.train_images
+    assert not (images[:, None] == own[kept][None]).flatten(2).all(dim=2).any()
+
+
 @pytest.mark.parametrize(("total", "kept"), [(1, 0), (2, 0), (3, 1), (30, 1), (100, 5)])
 def test_two_samples_are_left_to_train(total, kept, small, monkeypatch):
     client = client_of(small)

@@ -1,5 +1,7 @@
 """FedDF (Lin et al. 2020) and pFedDF: means by architecture, and what the ensemble teaches them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,10 @@ from fedkd_flwr.runs import read_checkpoint
 from fedkd_flwr.server_app import main
 from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.server_models import RunModels
-from strategies.feddf import ensemble_logits
+from strategies.core.membership import ClientInfo
+from strategies.core.plan import RunPlan
+from strategies.core.replies import Reply
+from strategies.feddf import FedDF, FedDFSettings, FedDFState, ensemble_logits
 
 
 @pytest.fixture
@@ -147,6 +152,29 @@ def test_a_client_with_an_architecture_of_its_own_is_dropped(two, tmp_path):
     failures = run.clients.set_index(["round", "partition_id"])["failure"]
     assert failures.isna()[1, 0]
     assert "another architecture" in failures[1, 1]
+
+
+def test_updates_are_clipped_within_their_architecture():
+    """With and without batch normalization, and ten times as long in one as in the other."""
+    start = {
+        "mlp": {"weights": np.zeros(4, np.float32)},
+        "lenet": {"weights": np.zeros(9, np.float32), "buffers": np.zeros(2, np.float32)},
+    }
+    names = SimpleNamespace(names=list(start))
+    strategy = FedDF(RunPlan(num_clients=5, num_classes=2), FedDFSettings(), server_models=names)
+    strategy.state = FedDFState({}, start)
+    norms = {0: 1, 1: 20, 2: 1, 3: 20, 4: 100}
+    for n in norms:
+        model = "lenet" if n % 2 else "mlp"
+        strategy.members.clients[n] = ClientInfo(n, 100 + n, model, num_examples=9)
+    replies = {
+        n: Reply(n, {kind: v + norm / v.size**0.5 for kind, v in strategy.model_for(n).items()}, {})
+        for n, norm in norms.items()
+    }
+    bounded = strategy.bounded(replies)
+    assert list(bounded) == list(norms)
+    assert [bounded[n] is replies[n] for n in norms] == [True, True, True, True, False]
+    np.testing.assert_allclose(bounded[4].arrays["weights"], 5)
 
 
 # ---- State ---------------------------------------------------------------------------

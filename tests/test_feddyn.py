@@ -8,6 +8,9 @@ from two_clients import CHANGES, gradient, returned_weights, training_data, witn
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
+from strategies.core.membership import ClientInfo
+from strategies.core.plan import RunPlan
+from strategies.feddyn import FedDyn, FedDynSettings
 
 ALPHA, RATE = np.float32(0.4), np.float32(0.2)
 
@@ -51,6 +54,14 @@ def test_h_is_the_mean_of_all_g_k_where_half_take_part(small, tmp_path):
             moved = run.up[t, "train", n]["weights"] - run.down[t, "train", n]["weights"]
             own[n] = own.get(n, 0) - ALPHA * moved
     np.testing.assert_allclose(state["drift/weights"], sum(own.values()) / 4, atol=1e-6)
+
+
+def test_clients_that_a_resumed_run_goes_on_without_count_in_m():
+    strategy = FedDyn(RunPlan(num_clients=4, num_classes=2), FedDynSettings(alpha=0.4))
+    strategy.state = strategy.begin({"weights": np.zeros(3, dtype=np.float32)})
+    strategy.members.clients[1] = ClientInfo(1, 101, "mlp", num_examples=9)
+    state = strategy.aggregate_models(1, {1: {"weights": np.ones(3, dtype=np.float32)}})
+    np.testing.assert_allclose(state.drift["weights"], -ALPHA / 4)
 
 
 def test_clients_of_the_first_round_are_fedprox_bit_for_bit(small, tmp_path):

@@ -8,7 +8,9 @@ from helpers import Witness, run_with
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
-from strategies.fesem import first_centers, nearest_centers
+from strategies.core.membership import ClientInfo
+from strategies.core.plan import RunPlan
+from strategies.fesem import FeSEM, FeSEMSettings, first_centers, nearest_centers
 
 
 @pytest.fixture
@@ -106,6 +108,20 @@ def test_the_nearest_center_is_that_of_the_smallest_distance():
     distances = np.linalg.norm(models[:, None] - centers[None], axis=2)
     np.testing.assert_array_equal(labels, distances.argmin(axis=1))
     assert len(set(labels)) > 1
+
+
+def test_centers_that_no_client_began_stay_unused():
+    strategy = FeSEM(RunPlan(num_clients=4, num_classes=2), FeSEMSettings(clusters=3))
+    for n in range(4):
+        strategy.members.clients[n] = ClientInfo(n, 100 + n, "mlp", num_examples=9)
+    strategy.state = strategy.begin({"weights": np.zeros(2, dtype=np.float32)})
+    models = {n: {"weights": np.full(2, n + 9, dtype=np.float32)} for n in (0, 1)}
+    strategy.state = strategy.aggregate_models(1, models)
+    # It is nearer to the initial model than to any other.
+    fresh = {2: {"weights": np.ones(2, dtype=np.float32)}}
+    strategy.state = strategy.aggregate_models(2, fresh)
+    assert sorted(strategy.state.labels[:2]) == [0, 1]
+    assert strategy.state.labels[2] == strategy.state.labels[0]
 
 
 def test_first_centers_lie_in_different_groups_and_are_no_more_than_the_models():

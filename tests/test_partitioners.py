@@ -78,6 +78,19 @@ def test_two_groups_has_the_papers_numbers():
     assert (counts[10:] == [150] * 5 + [450] * 5).all()
 
 
+@pytest.mark.parametrize("samples", [1, 2])
+def test_two_groups_needs_three_samples_of_a_class(samples):
+    with pytest.raises(DataError, match="set samples-per-class to at least 3"):
+        split(FASHION, "two-groups", 4, 0, samples_per_class=samples)
+    assert len(split(FASHION, "two-groups", 4, 0, samples_per_class=3)) == 4
+
+
+@pytest.mark.parametrize("name", ["two-classes", "lognormal-two-classes"])
+def test_two_classes_of_one_are_refused_without_a_setting_that_is_not_read(name):
+    with pytest.raises(DataError, match="the data set has one; set partition to iid"):
+        split(np.zeros(50, dtype=np.int64), name, 4, 0)
+
+
 def test_two_groups_scales_all_numbers_by_one_factor():
     counts = table(SMALL, split(SMALL, "two-groups", 4, 0))
     # A class is wanted 2 * 450 + 2 * 150 = 1200 times and there are 60: a twentieth of it.

@@ -35,6 +35,12 @@ def test_bf16_is_close_to_float32_but_not_equal(changes, small, tmp_path):
         assert tensor.dtype == np.float32
 
 
+def test_a_client_alone_learns_an_ensemble_in_bf16(small, tmp_path):
+    changes = {"strategy": "fedapen", "models": "mlp", "precision": "bf16", "num-server-rounds": 1}
+    run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
+    assert (run.rounds["failures"] == 0).all()
+
+
 def test_class_means_have_all_digits():
     torch.manual_seed(0)
     predictions, labels = torch.randn(300, 10).softmax(dim=1), torch.arange(300) % 10

@@ -1,5 +1,7 @@
 """SCAFFOLD (Karimireddy et al. 2020): corrected steps, control variates, and FedAvg without."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,10 @@ from two_clients import (
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
-from strategies.scaffold import counted_steps
+from strategies.core.membership import ClientInfo
+from strategies.core.plan import RunPlan
+from strategies.core.replies import Reply
+from strategies.scaffold import Scaffold, ScaffoldSettings, counted_steps
 
 NUM_PARAMETERS = sum(int(np.prod(shape)) for shape in LAYERS)
 
@@ -93,6 +98,35 @@ def test_one_huge_control_variate_is_gone_after_the_next_reply(small, tmp_path, 
     honest = np.linalg.norm(witness.up[2, "train", 0]["control"])
     assert sent[2] < 5 * honest
     assert sent[3] < 2 * honest
+
+
+def after_a_round(replying, joined, stored, **plan):
+    """Return c of four clients, each of whose c_n is its number plus 1; all have equal models."""
+    strategy = Scaffold(RunPlan(num_clients=4, num_classes=2, **plan), ScaffoldSettings())
+    for n in joined:
+        strategy.members.clients[n] = ClientInfo(n, 100 + n, "mlp", num_examples=10 * (n + 1))
+    own = {n: np.full(3, n + 1, dtype=np.float32) for n in range(4)}
+    begun = strategy.begin({"weights": np.zeros(3, dtype=np.float32)})
+    strategy.state = replace(begun, controls={n: own[n] for n in stored})
+    weights = begun.model["weights"]
+    replies = {n: Reply(n, {"weights": weights, "control": own[n]}, {}) for n in replying}
+    return strategy.aggregate(1, replies).control
+
+
+@pytest.mark.parametrize("mixing", ["median", "trimmed-mean"])
+def test_clients_that_have_not_replied_do_not_decide_a_robust_c(mixing):
+    control = after_a_round([1], joined=range(4), stored=[], mixing=mixing)
+    np.testing.assert_allclose(control, 2 / 4)
+    control = after_a_round([1], joined=range(4), stored=[0, 2], mixing=mixing)
+    np.testing.assert_allclose(control, 2 * 3 / 4)
+
+
+def test_clients_that_a_resumed_run_goes_on_without_stay_in_c():
+    """The joined ones have 10, 20 and 30 samples, and the absent one counts with 20."""
+    control = after_a_round([0, 1, 2], joined=[0, 1, 2], stored=[0, 3])
+    np.testing.assert_allclose(control, (10 * 1 + 20 * 2 + 30 * 3 + 20 * 4) / 80)
+    control = after_a_round([0, 1], joined=[0, 1, 2], stored=[3], mixing="median")
+    np.testing.assert_allclose(control, 2 * 3 / 4)
 
 
 def test_steps_count_for_the_distance_they_come_to():

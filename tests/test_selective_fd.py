@@ -1,12 +1,14 @@
 """Selective-FD (Shao et al. 2024): the density ratio, both selectors by hand, and the limits."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from helpers import Witness, breaking, client_of, replacing, reply_with, run_with
 
 import fedkd_flwr
-from fedkd_flwr.clients.selective_fd import DensityRatio, gaussian_kernel
+from fedkd_flwr.clients.selective_fd import DensityRatio, gaussian_kernel, typical_distance
 from fedkd_flwr.config import ConfigError, read_config
 from strategies.core.caching import packed, unpacked
 from strategies.core.plan import RunPlan
@@ -78,6 +80,8 @@ def test_the_server_teaches_what_clients_selected():
     sent = strategy.train_payload(2, 0)
     np.testing.assert_allclose(sent["teacher"], [[0.55, 0.45], [0.2, 0.8], [0.5, 0.5]], atol=1e-6)
     assert unpacked(sent["kept"], 3).tolist() == [True, True, False]
+    # One array for all clients is encoded and counted once.
+    assert strategy.train_payload(2, 1)["kept"] is sent["kept"]
 
 
 def test_clients_of_two_classes_select_images_of_these(small):
@@ -95,6 +99,34 @@ def test_clients_of_two_classes_select_images_of_these(small):
     )
     assert own > 0.5
     assert others.double().mean() < own - 0.3
+
+
+@pytest.mark.parametrize(("count", "alike"), [(1, True), (2, False), (2, True), (3, False)])
+def test_a_client_with_few_samples_selects_what_is_like_them(count, alike, small):
+    client = client_of(small)
+    images = client.data.train_images
+    own = images[:1].repeat(count, 1, 1, 1) if alike else images[:count]
+    vars(client)["data"] = SimpleNamespace(train_images=own)
+    selected = client.selected(torch.cat([own, -own]))
+    assert selected[:count].any()
+    assert not selected[count:].any()
+
+
+def test_all_samples_alike_have_a_distance():
+    one = torch.zeros((1, 5), dtype=torch.float64)
+    assert typical_distance(one, one.repeat(3, 1)) == 1
+
+
+@pytest.mark.parametrize(("kept", "teaches"), [(0, False), (1, False), (2, True)])
+def test_one_kept_sample_teaches_nobody(kept, teaches, small):
+    """Batch normalization cannot train on it."""
+    size = read_config(small).run.plan.public_size
+    received = {
+        "teacher": np.full((size, 10), 0.1, np.float32),
+        "kept": packed(np.arange(size) < kept),
+    }
+    lessons = client_of(small).lessons("teacher", received, drawn_in=1)
+    assert (lessons is not None) == teaches
 
 
 def test_unselected_predictions_are_uniform_and_runs_resume(small, tmp_path):

@@ -152,6 +152,14 @@ class PersonalClient(ServingClient):
         )
 
     @property
+    def architectures(self) -> tuple[Architecture, ...]:
+        """The architectures of all networks that the client trains, its own first.
+
+        It is trained in a cohort only if none of them draws random numbers.
+        """
+        return (self.architecture,)
+
+    @property
     def exported_model(self) -> nn.Module:
         """The evaluated model in its plain architecture, with any projection in its head."""
         return plain_copy(self.model) if self.architecture.feature_width else self.model
@@ -202,6 +210,11 @@ class PersonalClient(ServingClient):
     def num_examples(self) -> int:
         """D_n, the number of private training samples."""
         return self.data.sizes[0]
+
+    @property
+    def trainable(self) -> Tensor:
+        """Positions of the training samples that train the evaluated model: by default all."""
+        return torch.arange(self.num_examples)
 
     def generator(self, purpose: str, server_round: int) -> np.random.Generator:
         """Return the client's generator for one purpose in one round."""
@@ -323,10 +336,10 @@ class PersonalClient(ServingClient):
         if not self.fine_tune_epochs:
             return
         generator = self.generator("fine-tuning-batches", server_round)
-        size = self.run.training.batch_size
-        positions = epoch_batches(self.num_examples, size, self.fine_tune_epochs, generator)
+        size, trained = self.run.training.batch_size, self.trainable
+        positions = epoch_batches(len(trained), size, self.fine_tune_epochs, generator)
         optimizer = self.private_optimizer(self.fine_tuned.parameters(), server_round)
-        self.fine_tune(optimizer, self.batches_at(positions))
+        self.fine_tune(optimizer, self.batches_at(trained[chosen] for chosen in positions))
 
     def fine_tune(self, optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> None:
         """Train the model before it is evaluated, and count the steps."""
@@ -334,7 +347,9 @@ class PersonalClient(ServingClient):
 
     def private_batches(self, server_round: int) -> Iterator[Batch]:
         """Yield a round's private batches of images and labels."""
-        return self.batches_at(self.private_positions(server_round, self.num_examples))
+        trained = self.trainable
+        positions = self.private_positions(server_round, len(trained))
+        return self.batches_at(trained[chosen] for chosen in positions)
 
     def batches_at(self, positions: Iterator[Tensor]) -> Iterator[Batch]:
         """Yield private batches of images and labels by their positions."""

@@ -1,6 +1,6 @@
 """The client of FedAPEN (Qin et al. 2023)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,7 +14,7 @@ from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.ensemble import Ensemble
 from fedkd_flwr.models.model_pool import plain_copy
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
-from fedkd_flwr.training.loop import Batch, predict_logits
+from fedkd_flwr.training.loop import predict_logits
 from strategies.fedapen import FedAPENSettings
 
 WEIGHT = "private-weight"
@@ -41,7 +41,8 @@ class EnsembleLearning:
         private, shared = pair.private(images), pair.shared(images)
         # With half a weight each, labels and imitation have weight 1 in the double.
         mutual = 2 * (taught(private, labels, shared, 0.5) + taught(shared, labels, private, 0.5))
-        ensemble = torch.lerp(shared, private, self.tensors[0])
+        # Logits may be of lower precision, and lambda is not.
+        ensemble = torch.lerp(shared.float(), private.float(), self.tensors[0])
         return mutual + self.ensemble_weight * functional.cross_entropy(ensemble, labels)
 
 
@@ -80,11 +81,10 @@ class FedAPENClient(EnsembleClient):
         order = torch.from_numpy(self.generator("adaptability", 0).permutation(total))
         return order[:count], order[count:].sort().values
 
-    def private_batches(self, server_round: int) -> Iterator[Batch]:
-        """Yield a round's batches without samples of the adaptability set."""
-        trained = self.parts[1]
-        positions = self.private_positions(server_round, len(trained))
-        return self.batches_at(trained[chosen] for chosen in positions)
+    @property
+    def trainable(self) -> Tensor:
+        """Positions of the samples outside of the adaptability set."""
+        return self.parts[1]
 
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:

@@ -94,6 +94,11 @@ class SharedModelClient(PersonalClient):
         """The architecture of the shared model."""
         return replace(self.architecture, name=self.settings.shared_model)
 
+    @property
+    def architectures(self) -> tuple[Architecture, ...]:
+        """The architectures of both models."""
+        return self.architecture, self.shared_architecture
+
     @contextmanager
     def shared_model(self, received: Arrays) -> Iterator[nn.Module]:
         """Provide the shared model as it was received."""

@@ -7,7 +7,7 @@ from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.jobs import Steps
-from strategies.core.caching import packed, unpacked
+from strategies.core.caching import packed
 from strategies.selective_fd import KEPT, SELECTED, SelectiveFDSettings
 
 AUXILIARY = 250
@@ -17,6 +17,15 @@ AUXILIARY = 250
 def gaussian_kernel(first: Tensor, second: Tensor, width: float) -> Tensor:
     """Return ``exp(-||x - y||² / (2 width²))`` for all pairs of rows, (n, m)."""
     return torch.exp(-torch.cdist(first, second).square() / (2 * width**2))
+
+
+def typical_distance(known: Tensor, auxiliary: Tensor) -> float:
+    """Return the median distance between known samples, or from them to the auxiliary ones.
+
+    The latter is for known samples that are one or all alike. It is 1 if all samples are alike.
+    """
+    medians = (torch.pdist(known).median(), torch.cdist(known, auxiliary).median())
+    return next((float(median) for median in medians if median > 0), 1.0)
 
 
 class DensityRatio:
@@ -52,15 +61,18 @@ class SelectiveFDClient(KTpFLClient):
     settings: SelectiveFDSettings
 
     def lessons(self, name: str, received: Arrays, drawn_in: int) -> Tensor | None:
-        """Return the teacher of a message, (P, K); None if no sample of it is kept."""
-        if KEPT not in received or not received[KEPT].any():
+        """Return the teacher of a message, (P, K); None if fewer than two samples of it are kept.
+
+        Batch normalization cannot train on one sample.
+        """
+        if KEPT not in received or self._mask(KEPT, received).sum() < 2:
             return None
         return super().lessons(name, received, drawn_in)
 
     @yields_jobs
     def distill(self, teacher: Tensor, server_round: int) -> Steps[float]:
         """Distill from the teacher on the kept samples of the last round's public subset."""
-        kept = self.tensor(unpacked(self.request.arrays[KEPT], len(teacher)))
+        kept = self._mask(KEPT, self.request.arrays)
         images = self.public_images(server_round - 1)[kept]
         loss = yield from self.distill_on(images, teacher[kept], server_round)
         return loss
@@ -78,15 +90,18 @@ class SelectiveFDClient(KTpFLClient):
         return TrainReply({**reply.arrays, **mask}, reply.metrics)
 
     def selected(self, images: Tensor) -> Tensor:
-        """Return which images are like the client's own, shape (P,)."""
+        """Return which images are like the client's own, shape (P,).
+
+        A client with one training sample fits the estimator and takes the quantile with it.
+        """
         own = self.data.train_images.flatten(1).double()
         generator = self.generator("density-ratio", 0)
         order = torch.from_numpy(generator.permutation(len(own))).to(own.device)
-        fitted, held = own[order[::2]], own[order[1::2]]
+        fitted, held = own[order[::2]], own[order[1::2] if len(own) > 1 else order]
         low, high = float(own.min()), float(own.max())
         uniform = generator.uniform(low, high, size=(AUXILIARY, own.shape[1]))
-        width = self.settings.kernel_width or float(torch.pdist(fitted).median())
         auxiliary = torch.from_numpy(uniform).to(own.device)
+        width = self.settings.kernel_width or typical_distance(fitted, auxiliary)
         ratio = DensityRatio(fitted, auxiliary, width, AUXILIARY**-0.5)
         least = torch.quantile(ratio(held), self.settings.client_quantile)
         return ratio(images.flatten(1).double()) >= least

@@ -56,13 +56,30 @@ def choose_classes(
     return chosen
 
 
+def choose_two_classes(
+    num_clients: int, num_classes: int, generator: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Let each client have two random classes, by `choose_classes`.
+
+    Raises
+    ------
+    DataError
+        If there is one class.
+    """
+    if num_classes < 2:
+        raise DataError(
+            "each client gets two classes, and the data set has one; set partition to iid"
+        )
+    return choose_classes(num_clients, num_classes, 2, generator)
+
+
 @by_class_counts
 def two_classes(
     supply: Supply, num_clients: int, settings: DataSettings, generator: np.random.Generator
 ) -> Indices:
     """`two-classes`: two classes per client, 300 samples of each (KT-pFL appendix B.1, case 2)."""
     samples = settings.samples_per_class or TWO_CLASSES_SAMPLES
-    chosen = choose_classes(num_clients, len(supply.classes), 2, generator)
+    chosen = choose_two_classes(num_clients, len(supply.classes), generator)
     return equal_counts(supply, chosen, samples, generator)
 
 
@@ -197,7 +214,7 @@ def lognormal_two_classes(
     for whom a class has run out gets ten samples of it. Here its pair of classes is random, and
     the owners of a class that runs out share it in the proportions of what they want.
     """
-    holds = choose_classes(num_clients, len(supply.classes), 2, generator)
+    holds = choose_two_classes(num_clients, len(supply.classes), generator)
     draws = generator.lognormal(0.0, LOGNORMAL_SIGMA, size=(2 * num_clients, len(supply.classes)))
     shares = (draws / draws.sum(axis=0))[:num_clients]
     floors = generator.integers(*LOGNORMAL_FLOOR, size=holds.shape, endpoint=True)

@@ -197,6 +197,11 @@ def two_groups(
     second_half = np.arange(len(supply.classes)) >= (len(supply.classes) + 1) // 2
     frequent = second_group[:, None] == second_half
     samples = settings.samples_per_class or TWO_GROUPS_SAMPLES
+    if samples < 3:
+        raise DataError(
+            f"a third of samples-per-class = {samples} is less than one sample: set "
+            "samples-per-class to at least 3"
+        )
     wanted = np.where(frequent, samples, samples / 3)
     scale = min(1.0, (supply.available / wanted.sum(axis=0)).min())
     # The tiny addition keeps a whole number whole that floating point puts just below it.

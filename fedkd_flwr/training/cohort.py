@@ -177,7 +177,7 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
     -------
     list
         Each client's mean loss as of `TrainJob`, or an error if the loss or a weight is not finite,
-        or if its batches raised one.
+        or if its batches, or a step with one of their shape, raised one.
     """
     stack = Stack([job.model for job in jobs], training=True)
     turns = zip(*(job.optimizers for job in jobs), strict=True)
@@ -196,8 +196,8 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
         return loss
 
     losses_of = torch.func.vmap(loss_of_one, randomness="error")
-    for step, members, batch in _steps_by_shape(jobs, errors):
-        descent = descents[step % len(descents)]
+
+    def take_step(descent: StackedDescent, members: Sequence[int], batch: Batch) -> None:
         chosen = Chosen(members, len(jobs), totals.device)
         parameters = {name: chosen.of(own).detach() for name, own in stack.parameters.items()}
         leaves = {name: parameters[name].requires_grad_() for name in descent.names}
@@ -211,6 +211,13 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
             totals[chosen.index] += losses.detach() * batch[0].shape[1]
             for member in members:
                 seen[member] += batch[0].shape[1]
+
+    for step, members, batch in _steps_by_shape(jobs, errors):
+        try:
+            take_step(descents[step % len(descents)], members, batch)
+        # Batch normalization refuses a batch of one sample, and a custom loss may refuse others.
+        except Exception as error:
+            errors |= dict.fromkeys(members, error)
     stack.unstack()
     for descent in descents:
         descent.unstack()
@@ -240,7 +247,7 @@ def _steps_by_shape(
 
     The step, from 0, comes first.
 
-    A client whose batches raise an error takes no further steps. The error is added to `errors`.
+    A client with an error in `errors` takes no further steps. Those of its batches are added.
     """
     batches = {position: iter(job.batches) for position, job in enumerate(jobs)}
     for step in itertools.count():
@@ -249,7 +256,7 @@ def _steps_by_shape(
         by_shape: dict[Hashable, list[tuple[int, Batch]]] = defaultdict(list)
         for position, iterator in list(batches.items()):
             try:
-                batch = next(iterator, None)
+                batch = None if position in errors else next(iterator, None)
             except Exception as error:
                 errors[position] = error
                 batch = None

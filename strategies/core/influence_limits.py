@@ -43,7 +43,7 @@ def with_clipped_updates(
     Parameters
     ----------
     replies : mapping of int to Reply
-        The valid replies of a round.
+        Valid replies of a round, with models of one architecture.
     sent_to : callable
         Returns, for one reply, the arrays that its arrays are compared with, by name. Arrays of
         the reply without such an array are not bounded.
