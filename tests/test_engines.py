@@ -61,10 +61,15 @@ def test_networks_and_a_forest_give_the_same_numbers_under_ray(small, tmp_path):
 
 
 @pytest.mark.slow
-def test_parameters_give_the_same_numbers_under_ray(small, tmp_path):
-    """SCAFFOLD, whose clients remember; prototypes are compared in test_deployment.py."""
-    settings = {**small, "strategy": "scaffold", "models": "mlp", "momentum": 0.0}
-    simulated, here, _ = in_both_engines({**settings, "fraction-train": 0.75}, tmp_path)
+@pytest.mark.parametrize(
+    "changes",
+    [{"strategy": "scaffold", "models": "mlp", "momentum": 0.0}, {"strategy": "fedproto"}],
+    ids=lambda changes: changes["strategy"],
+)
+def test_parameters_and_prototypes_give_the_same_numbers_under_ray(changes, small, tmp_path):
+    settings = {**small, "fraction-train": 0.75, **changes}
+    simulated, here, told = in_both_engines(settings, tmp_path)
+    assert [row["round"] for row in told] == list(here.rounds["round"])
     assert_same_numbers(simulated, here)
 
 

@@ -16,7 +16,7 @@ TABLES = 120
 @pytest.fixture(scope="module")
 def found():
     logging.disable(logging.WARNING)
-    yield accuracies(seeds=15)
+    yield accuracies()
     logging.disable(logging.NOTSET)
 
 

@@ -97,8 +97,7 @@ def test_a_forest_on_one_node_gives_the_numbers_of_one_process(silos, tmp_path):
     silos.start_app(1)
     options = "RandomForestClassifier = {n_estimators = 5}"
     own = {"models": f"mlp,{FOREST}", "num-clients": 2, "estimator-options": options}
-    # Each message starts a Python: evaluate once.
-    settings = {**fed.SMALL, **own, "evaluate-every": 2}
+    settings = {**fed.SMALL, **own}
     process = silos.start_run({**settings, "output-dir": str(tmp_path / "run")})
     there = silos.finished_run(process, tmp_path / "run", 400)
     here = in_process(settings, tmp_path / "here")
