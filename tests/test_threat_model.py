@@ -235,6 +235,17 @@ def continue_from_a_model_without_noise(silo):
     assert isinstance(silo.send(message={"run-id": "aa", "server-round": 2}, **alone), Message)
 
 
+def train_in_a_round_before_the_first(silo):
+    """A memory of round 0 would look like none, and be of no run."""
+    del silo.node["epsilon-budget"]
+    alone = {"strategy": "local"}
+    for server_round in (0, -1):
+        for kind in (MessageType.TRAIN, MessageType.EVALUATE):
+            answer = silo.send(kind, {"run-id": "aa", "server-round": server_round}, **alone)
+            assert "PolicyError: the message names no round" in answer
+    assert not silo.files()
+
+
 def choose_a_large_delta(silo):
     silo.node["epsilon-budget"] = privacy_spent(2.0, 1, 1e-5)
     loose = {**NOISE, "kt-pfl.delta": 0.999}
@@ -311,6 +322,7 @@ STEPS = [
     fix_the_noise,
     start_many_runs,
     continue_from_a_model_without_noise,
+    train_in_a_round_before_the_first,
     choose_a_large_delta,
     spoil_a_row,
     name_folders_to_write,

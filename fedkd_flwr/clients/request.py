@@ -56,14 +56,17 @@ class Request:
         ------
         PolicyError
             If the id of the run is not made of hexadecimal digits. As a name of a folder, it would
-            lead elsewhere.
+            lead elsewhere. Also if the round is below 1: a memory counts as that of a round.
         """
         run_id = str(config.get("run-id", ""))
         if run_id and not re.fullmatch("[0-9a-f]+", run_id):
             raise PolicyError("the id of the run is not made of the digits 0-9 and a-f")
+        server_round = int(config["server-round"])
+        if server_round < 1:
+            raise PolicyError("the message names no round of a run; the first round is 1")
         return cls(
             arrays,
-            int(config["server-round"]),
+            server_round,
             str(config.get("phase", TRAIN)),
             bool(config.get("evaluate")),
             bool(config.get("last-round")),

@@ -59,7 +59,7 @@ class Memory:
 
     def belongs_to(self, owner: Mapping[str, float]) -> bool:
         """Return whether the memory is of this run, or of none yet."""
-        return not self.server_round or self.load_numbers(OWNER) == owner
+        return ROUND not in self.numbers or self.load_numbers(OWNER) == owner
 
     def part(self, prefix: str) -> "Memory":
         """Return the groups whose names begin with a prefix, under the rest of their names."""
