@@ -84,7 +84,8 @@ def test_flower_is_given_own_settings_under_one_key(halved):
 
 def test_a_deployment_is_given_keys_that_flower_takes(tmp_path, monkeypatch):
     flwr, given = tmp_path / "flwr", tmp_path / "given.toml"
-    flwr.write_text(f"#!/bin/sh\nfor last; do :; done\ncp \"$last\" '{given}'\n")
+    last = f"for last; do :; done\ncp \"$last\" '{given}'"
+    flwr.write_text(f"#!/bin/sh\n{last}\necho 'Finished. Run directory: run'\n")
     flwr.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))  # the command lies beside it
     configuration = read_config({"strategy": NEAREST, "nearest.sharpness": 3.0})

@@ -9,7 +9,7 @@ import pytest
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.engines import run_deployment, simulation
+from fedkd_flwr.engines import deployment, run_deployment, simulation
 from strategies.core.new_clients import NEW_CLIENTS
 from strategies.core.rounds import Observer
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
@@ -119,6 +119,27 @@ def test_an_unknown_superlink_is_refused(small, tmp_path, monkeypatch):
     file.write_text('[superlink]\ndefault = "silos"\n[superlink.silos]\naddress = "1.2.3.4:5"\n')
     meant = "Did you mean deployment:silos?"
     assert refusal() == f"{file} has no SuperLink 'silo'; it has silos. {meant} {add}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        (["Round 1", "OSError: [Errno 28] No space left"], "did not finish; .* No space left"),
+        (["INFO :  Round 1", ""], "did not finish; last output line: INFO :  Round 1"),
+        (["The run stopped: no data", "Flower's traceback"], "The run stopped: no data"),
+    ],
+)
+def test_a_deployment_that_crashes_or_is_stopped_is_no_success(lines, error, small, monkeypatch):
+    """``flwr run --stream`` exits with 0 whatever became of the run."""
+
+    def print_log(*lines):
+        printed = [sys.executable, "-X", "utf8", "-c", f"print({chr(10).join(lines)!r})"]
+        monkeypatch.setattr(deployment, "flwr_run_command", lambda folder: printed)
+        run_deployment(read_config(small), "", print)
+
+    with pytest.raises(RuntimeError, match=error):
+        print_log(*lines)
+    print_log("INFO :      Finished. Run directory: runs/first")
 
 
 @pytest.mark.parametrize(

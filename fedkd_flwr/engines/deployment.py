@@ -21,6 +21,9 @@ DEPLOYMENT = "deployment"
 STOPPED = "The run stopped: "
 """Precedes the sentence with which the ServerApp ends a run."""
 
+FINISHED = "Finished. Run directory: "
+"""Begins the last line of the ServerApp, which only a finished run logs."""
+
 
 def deployed_to(engine: str) -> str | None:
     """Return the SuperLink that an engine names, empty for the default; None for others.
@@ -83,7 +86,8 @@ def run_deployment(
         If this is not a checkout of the project, from which Flower takes the app, if Flower does
         not know the SuperLink, or if the nodes could not import the method.
     RuntimeError
-        If the run fails; with the line of the log that says why.
+        If the run fails, is stopped or does not finish; with the line of the log that says why, or
+        else the last one.
     """
     if not (APP_FOLDER / "pyproject.toml").exists():
         raise ConfigError(
@@ -97,7 +101,7 @@ def run_deployment(
         command = flwr_run_command(Path(folder))
         command += [superlink] if superlink else []
         command += ["--stream", "--run-config", str(preset)]
-        reason, last = "", ""
+        reason, last, finished = "", "", False
         with subprocess.Popen(
             command,
             env=quiet_environment(),
@@ -110,7 +114,11 @@ def run_deployment(
                 on_line(line.rstrip())
                 if STOPPED in line:
                     reason = line.partition(STOPPED)[2].strip()
+                finished |= FINISHED in line
     if reason:
         raise RuntimeError(f"{STOPPED}{reason}")
     if process.returncode:
         raise RuntimeError(f"flwr run failed; last output line: {last}")
+    # Flower shows the log of a run that crashed or was stopped as that of any other.
+    if not finished:
+        raise RuntimeError(f"the run did not finish; last output line: {last}")
