@@ -253,7 +253,8 @@ def serve(
     if run.torch_threads:
         torch.set_num_threads(run.torch_threads)
     data = None
-    if not isinstance(grid, FastPollingGrid):  # the data of a federation are in its nodes
+    # The data of a federation are on its nodes.
+    if not (isinstance(grid, MessageGrid) and grid.is_federation):
         # Where this machine lacks the data, clients say so themselves.
         with suppress(DataError):
             data = DataRecord.of(run.server_data_plan)

@@ -8,7 +8,13 @@ import pytest
 
 import fedkd_flwr
 from fedkd_flwr.analysis.provenance import notes_on_provenance
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.config import read_config
+from fedkd_flwr.grids.fast_polling import FastPollingGrid
+from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.grids.longest_first import LongestFirstGrid
 from fedkd_flwr.runs import load_run, provenance
+from fedkd_flwr.server_app import serve
 
 
 @pytest.fixture
@@ -31,6 +37,16 @@ def test_a_run_records_the_commit_and_the_processor(finished):
     assert recorded["project"]["version"] == fedkd_flwr.__version__
     assert recorded["project"]["commit"] == head.stdout.strip()
     assert recorded["processor"] and recorded["vector_extensions"]
+
+
+@pytest.mark.parametrize(("kind", "recorded"), [(LongestFirstGrid, True), (FastPollingGrid, False)])
+def test_a_simulation_records_its_data_and_a_federation_cannot(kind, recorded, small, tmp_path):
+    settings = {**small, "strategy": "local", "models": "mlp", "num-server-rounds": 1}
+    configuration = read_config({**settings, "output-dir": str(tmp_path / "run")})
+    grid = InProcessGrid(client_app, small["num-clients"], configuration)
+    run = serve(kind(grid), configuration)
+    assert (run.path / "split.json").exists() == recorded
+    assert bool(run.description.get("data")) == recorded
 
 
 def test_without_a_checkout_only_the_version_is_known(tmp_path, monkeypatch):

@@ -9,6 +9,9 @@ from fedkd_flwr.grids.duration import DurationEstimate
 class MessageGrid(Grid):
     """A grid whose messages are built by Flower's newer API."""
 
+    is_federation = False
+    """Whether the clients are on nodes of a federation, which have the data; else they are here."""
+
     duration: DurationEstimate | None = None
     """Is informed when clients have trained, if a run set it."""
 

@@ -30,6 +30,8 @@ class FastPollingGrid(MessageGrid):
         Flower's own.
     """
 
+    is_federation = True
+
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self._waited: dict[int, float] = {}

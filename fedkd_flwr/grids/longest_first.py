@@ -35,6 +35,8 @@ class LongestFirstGrid(FastPollingGrid):
         Flower's own.
     """
 
+    is_federation = False
+
     def __init__(self, grid: InMemoryGrid) -> None:
         super().__init__(grid)
         self._seconds: dict[int, float] = {}
