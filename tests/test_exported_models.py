@@ -1,6 +1,7 @@
 """What becomes of an exported model: its card, the operator's approval, and new images."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from fedkd_flwr.clients.policy import OURS
 from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.folders import class_names
-from fedkd_flwr.export import load_model, read_card, round_folder, save_personalized_model
+from fedkd_flwr.export import files, load_model, read_card, round_folder, save_personalized_model
 from fedkd_flwr.export.approval import (
     approve_model,
     exported_models,
@@ -96,6 +97,54 @@ def test_an_approved_model_is_in_use_until_another_is(models):
     lines = (models / "approved/log.jsonl").read_text().splitlines()
     assert [json.loads(line)["model"].split("/")[1] for line in lines] == ["ab12", "cd34", "ab12"]
     assert not link_in_use(models, 3).readlink().is_absolute()
+
+
+def test_approving_a_repeated_round_does_not_change_the_model_in_use(models, monkeypatch):
+    path = round_folder(models / "ab12", 30) / "3.safetensors"
+    used = approve_model(path)
+    earlier, content = used.resolve(), used.read_bytes()
+    save_personalized_model(fedkd_flwr.build_model("mlp", (1, 8, 8), 2), CARD, path.parent)
+    copy = shutil.copy2
+
+    def full_disk(source, target):
+        copy(source, target)
+        if source == path:
+            raise OSError("No space left on device")
+
+    monkeypatch.setattr(shutil, "copy2", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        approve_model(path)
+    assert used.read_bytes() == content
+    monkeypatch.undo()
+    approve_model(path)
+    assert used.read_bytes() == path.read_bytes() != content
+    assert earlier.read_bytes() == content
+    assert used.resolve().parent.name == "round-000030-2"
+    approve_model(path)
+    assert used.resolve().parent.name == "round-000030-2"
+    approve_model(earlier)
+    assert used.resolve() == earlier
+
+
+def test_an_export_that_fails_leaves_the_model_before_it(models, monkeypatch):
+    folder = round_folder(models / "ab12", 30)
+    before = {file: file.read_bytes() for file in folder.iterdir()}
+    monkeypatch.setattr(files.json, "dumps", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        save_personalized_model(fedkd_flwr.build_model("mlp", (1, 8, 8), 2), CARD, folder)
+    assert {file: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_a_model_without_a_whole_card_is_left_out_of_the_list(models, logged):
+    path = round_folder(models / "ab12", 30) / "3.safetensors"
+    other = round_folder(models / "cd34", 30) / "3.safetensors"
+    path.with_suffix(".json").write_text('{"model": "ml')
+    assert [model.path for model in exported_models(models)] == [other]
+    with pytest.raises(ValueError, match=r"3\.json cannot be read"):
+        approve_model(path)
+    path.with_suffix(".json").unlink()
+    assert [model.path for model in exported_models(models)] == [other]
+    assert len([line for line in logged() if f"{path} is left out" in line]) == 2
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,25 @@
 Every run exports to a folder of its own, ``MODELS/RUN/round-000030/0.safetensors``. Approving a
 model copies it to ``MODELS/approved``, and turns the link ``MODELS/in-use-0`` to the copy. No run
 writes there, and whoever reads through the link sees the old model or the new one, with its card.
+A copy is never changed: if a run repeated the round, the new model has a folder beside it.
 """
 
 import getpass
+import itertools
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 from fedkd_flwr.export.files import read_card
+from fedkd_flwr.files import replacing
+from strategies.core.flower import log
 
 APPROVED = "approved"
 """Folder of the copies, inside the folder of a node's models."""
@@ -49,11 +55,18 @@ def link_in_use(models: Path, partition_id: int) -> Path:
 
 
 def exported_models(models: Path) -> Iterator[ExportedModel]:
-    """Yield the models of all runs, without the copies, by run and round."""
+    """Yield the models of all runs, without the copies, by run and round.
+
+    A warning names a model that is left out, since its card is missing or cut off.
+    """
     for path in sorted(models.glob("*/round-*/*.safetensors")):
         if path.is_relative_to(models / APPROVED):
             continue
-        card = read_card(path)
+        try:
+            card = read_card(path)
+        except (FileNotFoundError, ValueError) as error:
+            log(WARNING, "%s is left out: %s", path, error)
+            continue
         used = link_in_use(models, card["partition-id"]) / path.name
         in_use = used.exists() and _digest(used) == _digest(path)
         yield ExportedModel(path, card, in_use)
@@ -77,7 +90,7 @@ def approve_model(path: Path) -> Path:
     FileNotFoundError
         If the weights or the card are missing.
     ValueError
-        If the file does not lie in the folder of a run and a round.
+        If the file does not lie in the folder of a run and a round, or its card is cut off.
     OSError
         If it cannot be copied.
     """
@@ -92,9 +105,7 @@ def approve_model(path: Path) -> Path:
     models = models.parent if models.name == APPROVED else models
     copy = models / APPROVED / run_folder.name / path.parent.name
     if copy != path.parent:
-        copy.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for file in (path, path.with_suffix(".json")):
-            shutil.copy2(file, copy / file.name)
+        copy = _copied(path, copy)
     _turn(link_in_use(models, card["partition-id"]), copy)
     line = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -102,9 +113,31 @@ def approve_model(path: Path) -> Path:
         "model": str((copy / path.name).relative_to(models)),
         "sha256": _digest(path),
     }
-    with (models / APPROVED / LOG).open("a") as log:
-        log.write(json.dumps(line) + "\n")
+    with (models / APPROVED / LOG).open("a") as lines:
+        lines.write(json.dumps(line) + "\n")
     return link_in_use(models, card["partition-id"]) / path.name
+
+
+def _copied(path: Path, folder: Path) -> Path:
+    """Copy a model to a folder, or beside it if another one is there; return where it is."""
+    for number in itertools.count(1):
+        place = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        copy = place / path.name
+        if not copy.exists():
+            break
+        if all(_digest(file) == _digest(place / file.name) for file in _files(path)):
+            return place
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # The weights are moved into place last, and stand for both files.
+    with ExitStack() as moved:
+        for file in _files(path):
+            shutil.copy2(file, moved.enter_context(replacing(place / file.name, durable=True)))
+    return place
+
+
+def _files(path: Path) -> tuple[Path, Path]:
+    """Return the files of a model: weights and card."""
+    return path, path.with_suffix(".json")
 
 
 def _turn(link: Path, target: Path) -> None:

@@ -18,6 +18,7 @@ from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.folders import class_names
 from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.data.scaling import scaling_of
+from fedkd_flwr.files import replacing
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.custom_models import checked_custom_model
 from fedkd_flwr.models.darts.genotype import Genotype
@@ -93,7 +94,7 @@ def model_card(
 
 
 def save_personalized_model(model: nn.Module, card: Mapping[str, Any], folder: Path) -> Path:
-    """Write a model and its card.
+    """Write a model and its card, both completely or not at all.
 
     Parameters
     ----------
@@ -117,8 +118,10 @@ def save_personalized_model(model: nn.Module, card: Mapping[str, Any], folder: P
         name: value.cpu().clone(memory_format=torch.contiguous_format)
         for name, value in model.state_dict().items()
     }
-    save_file(tensors, path)
-    path.with_suffix(".json").write_text(json.dumps(card, indent=2) + "\n")
+    # The card is moved into place first: weights that are there have one.
+    with replacing(path) as weights, replacing(path.with_suffix(".json")) as described:
+        save_file(tensors, weights)
+        described.write_text(json.dumps(card, indent=2) + "\n")
     return path
 
 
@@ -187,12 +190,18 @@ def read_card(path: str | Path) -> dict[str, Any]:
     ------
     FileNotFoundError
         If the weights or the card are missing.
+    ValueError
+        If the card is cut off.
     """
     weights = Path(path).expanduser()
-    for file in (weights, weights.with_suffix(".json")):
+    described = weights.with_suffix(".json")
+    for file in (weights, described):
         if not file.exists():
             raise FileNotFoundError(f"there is no {file}, which a personalized model needs")
-    card: dict[str, Any] = json.loads(weights.with_suffix(".json").read_text())
+    try:
+        card: dict[str, Any] = json.loads(described.read_text())
+    except ValueError as error:
+        raise ValueError(f"{described} cannot be read ({error}); export the model again") from None
     return card
 
 
