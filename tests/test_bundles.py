@@ -104,6 +104,17 @@ def test_one_bundle_is_removed_and_the_others_stay(bundle, tmp_path, trace):
         revoke("", file)
 
 
+def test_a_list_that_was_edited_by_hand_keeps_its_other_lines(bundle, tmp_path):
+    file, twice = tmp_path / "approved", "1" * 64
+    # An editor may leave the last line without its end.
+    file.write_text(f"# ours\n\n{twice} old\n# the same again\n{twice} old, approved twice")
+    mine = approve(bundle, file)
+    assert [approval.digest for approval in read_approvals(file)] == [twice, twice, mine.digest]
+    assert revoke("1", file).remark == "old"
+    kept = f"{mine.digest} {mine.remark}"
+    assert file.read_text() == f"# ours\n\n# the same again\n{kept}\n"
+
+
 def test_the_process_of_another_user_can_read_the_list(bundle, tmp_path):
     before = os.umask(0o077)
     try:

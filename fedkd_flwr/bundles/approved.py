@@ -7,10 +7,12 @@ the approval. Only the digest decides. The file belongs to the operator; the app
 import hashlib
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+from fedkd_flwr.files import replacing
 
 FILE_VARIABLE = "FEDKD_APPROVED_BUNDLES"
 """Environment variable with the path of the list."""
@@ -60,13 +62,11 @@ def read_approvals(file: Path) -> list[Approval]:
     BundleError
         If a line does not begin with a digest.
     """
-    if not file.exists():
-        return []
     return list(_approvals(file))
 
 
 def _approvals(file: Path) -> Iterator[Approval]:
-    for number, line in enumerate(file.read_text().splitlines(), start=1):
+    for number, line in enumerate(_lines(file), start=1):
         digest, _, remark = line.partition(" ")
         if not digest or digest.startswith("#"):
             continue
@@ -130,15 +130,12 @@ def approve(bundle: Path, file: Path) -> Approval:
     today = datetime.now(UTC).date().isoformat()
     approval = Approval(found.digest, f"{found.remark}, approved {today}")
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a") as lines:
-        lines.write(f"{approval.digest} {approval.remark}\n")
-    # Digests are no secret, and another user's process has to read them, whatever root's umask is.
-    file.chmod(0o644)
+    _write(file, [*_lines(file), f"{approval.digest} {approval.remark}"])
     return approval
 
 
 def revoke(digest: str, file: Path) -> Approval:
-    """Remove a bundle from a list.
+    """Remove a bundle from a list, with all its lines. Other lines stay as they are.
 
     Parameters
     ----------
@@ -150,7 +147,7 @@ def revoke(digest: str, file: Path) -> Approval:
     Returns
     -------
     Approval
-        The line that was removed.
+        The first line that was removed.
 
     Raises
     ------
@@ -159,16 +156,26 @@ def revoke(digest: str, file: Path) -> Approval:
     OSError
         If the list cannot be written.
     """
-    approvals = read_approvals(file)
-    found = [approval for approval in approvals if digest and approval.digest.startswith(digest)]
-    if len(found) != 1:
+    found = [known for known in read_approvals(file) if digest and known.digest.startswith(digest)]
+    digests = {known.digest for known in found}
+    if len(digests) != 1:
         raise BundleError(
-            f"{file} has {len(found)} bundles whose digest begins with {digest!r}; "
+            f"{file} has {len(digests)} bundles whose digest begins with {digest!r}; "
             "fedkd bundles list shows all"
         )
-    lines = [f"{kept.digest} {kept.remark}\n" for kept in approvals if kept != found[0]]
-    temporary = file.with_name(f".{file.name}.new")
-    temporary.write_text("".join(lines))
-    temporary.chmod(file.stat().st_mode)
-    temporary.replace(file)
+    _write(file, [line for line in _lines(file) if line.partition(" ")[0] not in digests])
     return found[0]
+
+
+def _lines(file: Path) -> list[str]:
+    """Return all lines of a list, comments included."""
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def _write(file: Path, lines: Iterable[str]) -> None:
+    """Write a list anew, completely or not at all."""
+    with replacing(file) as temporary:
+        temporary.write_text("".join(f"{line}\n" for line in lines))
+        # Digests are no secret, and another user's process has to read them, whatever root's
+        # umask is.
+        temporary.chmod(0o644)
