@@ -111,6 +111,27 @@ def test_the_spent_budget_is_said(small, node, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        NOISE,
+        {"dp-sgd-noise-multiplier": 1.0},
+        {"strategy": "privatekt", "privatekt.noise-seed": -1, "privatekt.epsilon": 4.0},
+    ],
+    ids=["predictions", "training", "labels"],
+)
+def test_a_spent_budget_is_a_failure(changes, small, node, tmp_path):
+    node["epsilon-budget"] = 1e4
+    assert findings_by_check(small, node, **changes)["privacy"].ok
+    node["epsilon-budget"] = 0.5
+    failure = only_failure(small, node, **changes)
+    assert failure.check == "privacy"
+    assert failure.text.startswith(
+        "epsilon 0.00 of 0.5 spent by earlier rounds, and one more round"
+    )
+    assert not list((tmp_path / "state").rglob("*"))
+
+
+@pytest.mark.parametrize(
     ("split", "used", "warns"),
     [("12/0/88", "70/10/20", False), ("40/0/60", "40/0/60", True), ("60/20/20", "", False)],
 )

@@ -207,6 +207,17 @@ class PersonalClient(ServingClient):
             safeguard.close()
 
     @property
+    def release_entry(self) -> dict[str, float]:
+        """What a release adds to the node's ledger; nothing without noise."""
+        return {}
+
+    @property
+    def ledger_entries(self) -> list[dict[str, float]]:
+        """What a training and a release add to the node's ledger."""
+        entries = self.local.ledger_entry(self.num_examples), self.release_entry
+        return [entry for entry in entries if entry]
+
+    @property
     def num_examples(self) -> int:
         """D_n, the number of private training samples."""
         return self.data.sizes[0]

@@ -86,6 +86,10 @@ class LocalTraining:
         """Return what sets the gradients of a batch, for one training of a model."""
         return backpropagate
 
+    def ledger_entry(self, num_samples: int) -> dict[str, float]:
+        """Return what the training of a round adds to the node's ledger: nothing."""
+        return {}
+
     def evaluation_statistics(
         self, model: nn.Module, images: Tensor
     ) -> AbstractContextManager[None]:
@@ -126,6 +130,11 @@ class PrivateTraining(LocalTraining):
         steps = training.local_iterations or training.local_epochs * of_epoch
         return min(1.0, training.batch_size / num_samples), steps
 
+    def ledger_entry(self, num_samples: int) -> dict[str, float]:
+        """Return what the training of a round adds to the node's ledger: its steps."""
+        rate, steps = self.sampling(num_samples)
+        return dict(zip(OF_STEPS, (rate, self.run.dp_sgd.noise_multiplier, steps), strict=True))
+
     def gradients(
         self, model: nn.Module, num_samples: int, server_round: int, run_id: str
     ) -> Gradients:
@@ -141,10 +150,9 @@ class PrivateTraining(LocalTraining):
         require_separate_samples(model)
         settings = self.run.dp_sgd
         rate, steps = self.sampling(num_samples)
-        further = rate, settings.noise_multiplier, steps
         if ledger := self.node.ledger:
-            ledger.record(dict(zip(OF_STEPS, further, strict=True)), run_id, server_round)
-        spent = added(self.spent(), *further)
+            ledger.record(self.ledger_entry(num_samples), run_id, server_round)
+        spent = added(self.spent(), rate, settings.noise_multiplier, steps)
         self.memory.save(SPENT, {SPENT: torch.from_numpy(spent)})
         seed = int(self._secret_generator("dp-sgd-noise", server_round).integers(2**63))
         generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)

@@ -104,12 +104,19 @@ class PrivacyLedger:
         DamagedLedgerError
             If the ledger cannot be read.
         """
-        spent = epsilon_of_trainings if STEPS in entry else epsilon_of_releases
         with self._locked() as file:
-            lines = [*self._read(file), entry]
-            if math.isfinite(self.budget) and spent(lines, self.delta) > self.budget:
-                raise PolicyError("the epsilon-budget of this node is spent")
+            self._check(self._read(file), entry)
             self._append(file, run_id, server_round, entry)
+
+    def check(self, entry: Mapping[str, float]) -> None:
+        """Refuse what `record` would refuse, and record nothing."""
+        self._check(self.lines(), entry)
+
+    def _check(self, lines: Sequence[Mapping[str, float]], entry: Mapping[str, float]) -> None:
+        """Refuse an entry that exceeds the budget together with earlier ones."""
+        spent = epsilon_of_trainings if STEPS in entry else epsilon_of_releases
+        if math.isfinite(self.budget) and spent([*lines, entry], self.delta) > self.budget:
+            raise PolicyError("the epsilon-budget of this node is spent")
 
     def _append(
         self, file: IO[bytes], run_id: str, server_round: int, entry: Mapping[str, float]

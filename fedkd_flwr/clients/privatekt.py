@@ -27,10 +27,15 @@ class PrivateKTClient(KTpFLClient):
         """
         if not len(predictions):
             return TrainReply()
-        self.note_release({PURE: self.settings.epsilon}, server_round)
+        self.note_release(server_round)
         labels = predictions.argmax(dim=1).cpu().numpy()
         epsilon, draw = self.settings.label_epsilon, self._uniform(server_round)
         return TrainReply({LABELS: randomized(labels, self.data.classes, epsilon, draw)})
+
+    @property
+    def release_entry(self) -> dict[str, float]:
+        """What the labels of a message add to the node's ledger."""
+        return {PURE: self.settings.epsilon}
 
     def _uniform(self, server_round: int) -> UniformDraws:
         """Return what draws the noise. It is secret unless the settings have a seed."""

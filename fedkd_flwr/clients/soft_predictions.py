@@ -1,7 +1,6 @@
 """The base class of clients that exchange soft predictions."""
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -174,7 +173,7 @@ class SoftPredictionClient(PersonalClient):
             return TrainReply(metrics={} if settings.noise_multiplier else metrics)
         released = predictions.cpu().numpy()
         if settings.noise_multiplier:
-            self.note_release({NOISE: settings.noise_multiplier}, server_round)
+            self.note_release(server_round)
             released = noised_predictions(
                 released, settings.clip_norm, settings.noise_multiplier, self._noise(server_round)
             )
@@ -183,10 +182,16 @@ class SoftPredictionClient(PersonalClient):
             released = clip_towards_uniform(released, settings.clip_norm)
         return TrainReply(wire.encode(PREDICTIONS, released), metrics)
 
-    def note_release(self, entry: Mapping[str, float], server_round: int) -> None:
+    @property
+    def release_entry(self) -> dict[str, float]:
+        """What a release adds to the node's ledger; nothing without noise."""
+        noise = self.settings.noise_multiplier
+        return {NOISE: noise} if noise else {}
+
+    def note_release(self, server_round: int) -> None:
         """Write a release to the node's ledger; see `PrivacyLedger.record`."""
         if ledger := self.node.ledger:
-            ledger.record(entry, self.request.run_id, server_round)
+            ledger.record(self.release_entry, self.request.run_id, server_round)
 
     def _noise(self, server_round: int) -> NormalDraws:
         """Return what draws the noise. It is secret unless the settings have a seed."""

@@ -125,7 +125,13 @@ def _check_config(node_config: Mapping[str, Any], run_config: Mapping[str, Any])
 
 
 def _check_privacy(client: PersonalClient) -> str:
-    """Say how much of the budget is spent, or that the run has no noise."""
+    """Say how much of the budget is spent, or that the run has no noise.
+
+    Raises
+    ------
+    ValueError
+        If one more training or release of the run would exceed the budget.
+    """
     policy, ledger = client.policy, client.node.ledger
     if client.run.method.family == "nothing":
         return "the method exchanges nothing"
@@ -134,7 +140,16 @@ def _check_privacy(client: PersonalClient) -> str:
     if ledger is None:
         return "noise; no ledger, as the node has no state-dir"
     spent = max(ledger.epsilon, ledger.epsilon_of_training)
-    return f"epsilon {spent:.2f} of {policy.epsilon_budget:g} spent by earlier rounds"
+    told = f"epsilon {spent:.2f} of {policy.epsilon_budget:g} spent by earlier rounds"
+    try:
+        for entry in client.ledger_entries:
+            ledger.check(entry)
+    except PolicyError:
+        raise ValueError(
+            f"{told}, and one more round of this run would exceed it; raise epsilon-budget in the "
+            "node config, or choose a run with more noise"
+        ) from None
+    return told
 
 
 def _check_device(client: PersonalClient) -> str:
