@@ -14,15 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
-from flwr.client import NumPyClient
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import from_numpy, nn
 
-from fedkd_flwr.clients.local_training import local_training
-from fedkd_flwr.clients.node import read_node
-from fedkd_flwr.clients.policy import PolicyError, owner_of_memory
 from fedkd_flwr.clients.properties import data_properties
+from fedkd_flwr.clients.remembering import RememberingClient
 from fedkd_flwr.clients.reply import Arrays, Training, TrainReply
 from fedkd_flwr.clients.request import TRAIN, Request
 from fedkd_flwr.clients.safeguard import Safeguard
@@ -30,7 +27,6 @@ from fedkd_flwr.clients.steps import StepsCall, checked, yields_jobs
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.export import keep_only_best, model_card, round_folder, save_personalized_model
-from fedkd_flwr.memory import Memory, MemoryFolder, forget_old_runs, own_context
 from fedkd_flwr.models.ensemble import Ensemble
 from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps, complete
 from fedkd_flwr.training.loop import count_correct, refresh_statistics, seeded
@@ -43,44 +39,21 @@ from strategies.core.plan import Settings
 from strategies.core.versions import as_sent
 
 
-class ServingClient(NumPyClient):
+class ServingClient(RememberingClient):
     """A client as a message sees it. `fedkd_flwr.clients.base.PersonalClient` has the training.
 
-    Parameters
-    ----------
-    context : Context
-        Flower's context, with the client's memory.
-    run : RunConfig
-        The common run config.
-    settings : Settings
-        The settings of the method.
+    The parameters are those of `RememberingClient`.
 
     Attributes
     ----------
-    memory : Memory
-        What the client remembers; changes are kept at the end of a train message.
-    request : Request
-        The message that is served.
     gradient_steps : StepCounter
         Gradient steps taken for this message.
     """
 
-    keeps_model = True
-    """Whether the client keeps its model between rounds instead of receiving one in each round."""
-
     def __init__(self, context: Context, run: RunConfig, settings: Settings) -> None:
-        self.context = context
-        self._kept_in = own_context(context)
-        self.memory = self._kept_in.memory
-        self.request = Request()
+        super().__init__(context, run, settings)
         self.steps_called: list[StepsCall] = []
         self.gradient_steps = StepCounter()
-        self.run = run
-        self.settings: Any = settings
-        self.node = read_node(context.node_config, run)
-        self.policy = self.node.policy
-        self.local = local_training(run, self.node, self.memory)
-        self.partition_id = self.node.partition_id
         self.device = run.torch_device
 
     # ---- What `PersonalClient` and the methods provide ---------------------------------
@@ -109,11 +82,6 @@ class ServingClient(NumPyClient):
 
     @property
     @abstractmethod
-    def model(self) -> nn.Module:
-        """Its model."""
-
-    @property
-    @abstractmethod
     def safeguard(self) -> Safeguard | None:
         """The private model beside the method's, if the run asks for one."""
 
@@ -131,6 +99,10 @@ class ServingClient(NumPyClient):
 
     def serve(self, request: Request) -> TrainReply:
         """Serve a train message alone. What the model draws depends on round and client only."""
+        with self.held_memory(request):
+            return self._served(request)
+
+    def _served(self, request: Request) -> TrainReply:
         with self._seeded(request.phase, request.server_round):
             reply = complete(self._trained(request))
         with self._seeded(request.phase, request.server_round):
@@ -164,12 +136,8 @@ class ServingClient(NumPyClient):
 
     def _trained(self, request: Request) -> Training:
         """Recall, train, and count the gradient steps."""
-        self.request, server_round = request, request.server_round
-        if request.starts_over:
-            self._forget()
-        else:
-            is_repeated = request.phase == TRAIN and self.memory.server_round >= server_round
-            self._recall(server_round if request.phase == TRAIN else server_round + 1, is_repeated)
+        server_round = request.server_round
+        self._recall_for(request)
         training = checked(self, self.train(request.arrays, server_round, request.phase))
         reply = yield from self.gradient_steps.over(training)
         counts = yield from self.counted_when("trained")
@@ -188,69 +156,6 @@ class ServingClient(NumPyClient):
     @property
     def _evaluates_trained_model(self) -> bool:
         return self.request.evaluate and self.run.method.strategy.evaluates_trained_model
-
-    # ---- Recall and keep -------------------------------------------------------------
-
-    @property
-    def memory_folder(self) -> MemoryFolder | None:
-        """The folder of the client's memory of the run, if it has one."""
-        folder = self.node.memory_folder(self.request.run_id)
-        return MemoryFolder(folder) if folder else None
-
-    @property
-    def _owner(self) -> dict[str, float]:
-        return owner_of_memory(self.request.run_id, self.run, self.settings)
-
-    def _recall(self, before_round: int, is_repeated: bool = False) -> None:
-        """Load the memory from disk if the context has none.
-
-        Parameters
-        ----------
-        before_round : int
-            Memories of this round or later are ignored.
-        is_repeated : bool
-            Whether the context has trained in this round before. The server then repeats it after
-            a crash, and the client starts from the memory of the round before.
-
-        Raises
-        ------
-        ForgottenRunError
-            If the memory was removed to make room for later runs.
-        DamagedMemoryError
-            If it cannot be read.
-        PolicyError
-            If it is the memory of another run, method or noise.
-        """
-        folder = self.memory_folder
-        if folder and (is_repeated or not self.memory.server_round):
-            self.local.recall(folder, before_round)
-        if not self.memory.belongs_to(self._owner):
-            reason = "this node remembers the run with another id, method or noise; start a new run"
-            raise PolicyError(reason)
-
-    def _forget(self) -> None:
-        """Forget the run, in the context and on disk."""
-        self.memory.replace(Memory())
-        if folder := self.memory_folder:
-            folder.clear()
-
-    def _note(self, server_round: int) -> None:
-        """Note the trained model in the memory, before an evaluation changes it, and the round."""
-        if self.keeps_model:
-            self.memory.save_model("model", self.model)
-        self.memory.note_round(server_round, self._owner)
-
-    def _keep(self, server_round: int) -> None:
-        """Keep the memory in the context and on disk. A message that fails before keeps nothing."""
-        self._kept_in.keep(self.memory)
-        folder = self.memory_folder
-        if folder is None:
-            return
-        folder.write(self.memory, self.run.keep_rounds)
-        # Where one process has all clients, the run directory waits for the disk once a round.
-        if not self._kept_in.is_in_process:
-            folder.sync(server_round)
-            forget_old_runs(folder, self.node.runs_kept)
 
     # ---- Count and export ------------------------------------------------------------
 

@@ -9,7 +9,9 @@ from fedkd_flwr.memory.folder import (
     MemoryFolder,
     forget_old_runs,
     require_readable,
+    round_of,
 )
+from fedkd_flwr.memory.lock import locked
 from fedkd_flwr.memory.memory import Memory
 
 __all__ = [
@@ -21,6 +23,8 @@ __all__ = [
     "Memory",
     "MemoryFolder",
     "forget_old_runs",
+    "locked",
     "own_context",
     "require_readable",
+    "round_of",
 ]

@@ -13,6 +13,7 @@ starting over.
 import json
 import math
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from logging import WARNING
 from pathlib import Path
@@ -22,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedkd_flwr.files import make_folder, sync, write_arrays, write_text
+from fedkd_flwr.memory.lock import locked
 from fedkd_flwr.memory.memory import Memory
 from strategies.core.flower import log
 
@@ -71,7 +73,13 @@ class MemoryFolder:
 
     # ---- The memory after a round ----------------------------------------------------
 
-    def write(self, memory: Memory, rounds_kept: int = ROUNDS_KEPT) -> None:
+    def write(
+        self,
+        memory: Memory,
+        rounds_kept: int = ROUNDS_KEPT,
+        durable: bool = False,
+        replaceable: Collection[Path] | None = None,
+    ) -> None:
         """Write a memory as that of its round, completely or not at all; `sync` makes it last.
 
         Parameters
@@ -80,15 +88,31 @@ class MemoryFolder:
             With its round noted.
         rounds_kept : int
             Number of the client's rounds to keep, this one included.
+        durable : bool
+            Whether the content is on the disk before it is moved into place and older memories
+            are removed; see `fedkd_flwr.files.replacing`.
+        replaceable : collection of Path, optional
+            Memories that may be removed; by default all.
         """
         newest = self.file(memory.server_round)
-        self._write(newest, memory)
+        self._write(newest, memory, durable)
         (self.path / FORGOTTEN).unlink(missing_ok=True)
         self.remove_progress(memory.server_round)
         # Memories of later rounds are from before the run was continued from an earlier round.
-        own = [file for file in sorted(self.path.glob(MEMORIES)) if file <= newest]
-        for file in set(self.path.glob(MEMORIES)).difference(own[-rounds_kept:]):
-            file.unlink()
+        files = self.files()
+        own = [file for file in files if file <= newest]
+        for file in set(files).difference(own[-rounds_kept:]):
+            if replaceable is None or file in replaceable:
+                file.unlink()
+
+    def files(self) -> list[Path]:
+        """Return the files with memories, in the order of their rounds."""
+        return sorted(self.path.glob(MEMORIES))
+
+    def last_round(self, before_round: float) -> int:
+        """Return the last round before another that has a memory here; 0 for none."""
+        rounds = map(round_of, self.path.glob(MEMORIES))
+        return max((known for known in rounds if known < before_round), default=0)
 
     def sync(self, server_round: int) -> None:
         """Wait until the memory of a round is on the disk, and the names of its folders."""
@@ -153,7 +177,7 @@ class MemoryFolder:
         continues without it.
         """
         try:
-            self._write(self._progress_file(server_round), progress)
+            self._write(self._progress_file(server_round), progress, durable=False)
         except OSError as error:
             log(WARNING, "The progress of this message cannot be saved: %s", error)
 
@@ -177,7 +201,7 @@ class MemoryFolder:
     def _progress_file(self, server_round: int) -> Path:
         return self.path / PROGRESS.replace("*", f"{server_round:06d}")
 
-    def _write(self, file: Path, memory: Memory) -> None:
+    def _write(self, file: Path, memory: Memory, durable: bool) -> None:
         make_folder(self.path.parents[1])  # the state-dir; `sync` waits for folders below it
         self.path.mkdir(parents=True, exist_ok=True)
         arrays = {
@@ -185,7 +209,7 @@ class MemoryFolder:
             for group, tensors in memory.tensors.items()
             for name, tensor in tensors.items()
         }
-        write_arrays(file, arrays, {"numbers": json.dumps(memory.numbers)}, durable=False)
+        write_arrays(file, arrays, {"numbers": json.dumps(memory.numbers)}, durable)
 
 
 def round_of(file: Path) -> int:
@@ -247,25 +271,29 @@ def forget_old_runs(current: MemoryFolder, keep: int) -> None:
         of them.
     keep : int
         Number of runs to keep, the latest in the recorded order; 0 for all. Runs of older versions
-        have none; they come first, by modification time.
+        have none; they come first, by modification time. A run that another process serves now is
+        kept too.
     """
-    order = _note_order(current.path)
-    runs = [path for path in current.path.parent.iterdir() if next(path.glob(MEMORIES), None)]
+    with locked(current.path.parent):
+        for path in _outdated(current.path, keep):
+            with locked(path, wait=False) as is_unused:
+                if is_unused:
+                    told = "Removing the memory of run %s: this node keeps %d runs (keep-runs)"
+                    log(WARNING, told, path.name, keep)
+                    (path / FORGOTTEN).touch()
+                    MemoryFolder(path).clear()
+
+
+def _outdated(current: Path, keep: int) -> list[Path]:
+    """Record that a run is the latest of a client; return the folders of those to remove."""
+    order = _note_order(current)
+    runs = [path for path in current.parent.iterdir() if next(path.glob(MEMORIES), None)]
     places = {name: place for place, name in enumerate(order)}
     others = sorted(
-        set(runs) - {current.path},
+        set(runs) - {current},
         key=lambda path: (places.get(path.name, -1), path.stat().st_mtime),
     )
-    too_many = max(0, len(others) + 1 - keep) if keep else 0
-    for path in others[:too_many]:
-        log(
-            WARNING,
-            "Removing the memory of run %s: this node keeps %d runs (keep-runs)",
-            path.name,
-            keep,
-        )
-        (path / FORGOTTEN).touch()
-        MemoryFolder(path).clear()
+    return others[: max(0, len(others) + 1 - keep)] if keep else []
 
 
 def _note_order(current: Path) -> list[str]:
