@@ -33,6 +33,8 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2
 
 processes=${PROCESSES:-forked}
+# A node is restarted as the federation was started.
+if [ "${2:-}" = restart ] && [ -f "$folder/processes" ]; then processes=$(cat "$folder/processes"); fi
 # Options of `fedkd superexec`.
 case $processes in
 forked | flower) superexec=() ;;
@@ -115,6 +117,7 @@ if [ -f "$folder/superlink.pid" ] && kill -0 "$(cat "$folder/superlink.pid")" 2>
 fi
 echo "$port" >"$folder/port"
 echo "$nodes" >"$folder/nodes"
+echo "$processes" >"$folder/processes"
 trap 'trap - EXIT INT TERM; stop_all; wait' EXIT INT TERM
 
 names=()

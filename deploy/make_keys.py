@@ -61,19 +61,44 @@ def tighten(folder: Path) -> None:
             file.chmod(0o600)
 
 
-def write_secret(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+def write_file(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write a file completely or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
 
 
 def write_key(
     path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat
 ) -> None:
-    """Write a private key in PEM, unencrypted."""
+    """Write a private key in PEM, unencrypted, that only its owner can read."""
     pem = serialization.Encoding.PEM
-    write_secret(path, key.private_bytes(pem, form, serialization.NoEncryption()))
+    write_file(path, key.private_bytes(pem, form, serialization.NoEncryption()), 0o600)
+
+
+def key_at(path: Path, form: serialization.PrivateFormat) -> ec.EllipticCurvePrivateKey:
+    """Return the private key in a file, which is made if missing.
+
+    Raises
+    ------
+    SystemExit
+        If the file holds no such key.
+    """
+    if not path.exists():
+        write_key(path, ec.generate_private_key(ec.SECP384R1()), form)
+    is_ssh = form == serialization.PrivateFormat.OpenSSH
+    load = serialization.load_ssh_private_key if is_ssh else serialization.load_pem_private_key
+    try:
+        key = load(path.read_bytes(), None)
+    except ValueError:
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise SystemExit(f"{path} holds no private key; remove it, and call this again")
+    return key
 
 
 def name_of(common_name: str) -> x509.Name:
@@ -107,8 +132,8 @@ def usage(**allowed: bool) -> x509.KeyUsage:
 
 
 def make_authority(folder: Path, days: int) -> None:
-    """Make the certificate authority."""
-    key = ec.generate_private_key(ec.SECP384R1())
+    """Make the certificate authority, of the key that is there if any."""
+    key = key_at(folder / "ca.key", serialization.PrivateFormat.PKCS8)
     name = name_of("fedkd federation CA")
     certificate = (
         builder(name, name, key, days)
@@ -116,14 +141,12 @@ def make_authority(folder: Path, days: int) -> None:
         .add_extension(usage(key_cert_sign=True, crl_sign=True), critical=True)
         .sign(key, hashes.SHA384())
     )
-    write_key(folder / "ca.key", key, serialization.PrivateFormat.PKCS8)
-    (folder / "ca.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    write_file(folder / "ca.crt", certificate.public_bytes(serialization.Encoding.PEM))
 
 
 def make_server(folder: Path, hosts: list[str], days: int) -> None:
     """Make the SuperLink's certificate, signed by the authority."""
-    authority_key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
-    assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
+    authority_key = key_at(folder / "ca.key", serialization.PrivateFormat.PKCS8)
     authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
     key = ec.generate_private_key(ec.SECP384R1())
     names = [alternative_name(host) for host in dict.fromkeys((*hosts, *LOCAL_HOSTS))]
@@ -137,8 +160,10 @@ def make_server(folder: Path, hosts: list[str], days: int) -> None:
         .add_extension(signer, critical=False)
         .sign(authority_key, hashes.SHA384())
     )
+    # While key and certificate may differ, there is no certificate, and the next call makes both.
+    (folder / "server.crt").unlink(missing_ok=True)
     write_key(folder / "server.key", key, serialization.PrivateFormat.PKCS8)
-    (folder / "server.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    write_file(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM))
 
 
 def alternative_name(host: str) -> x509.GeneralName:
@@ -150,13 +175,15 @@ def alternative_name(host: str) -> x509.GeneralName:
 
 
 def make_node(folder: Path, node: str) -> None:
-    """Make a SuperNode's key pair in OpenSSH's format, which is what Flower reads."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    write_key(folder / node, key, serialization.PrivateFormat.OpenSSH)
+    """Make a SuperNode's key pair in OpenSSH's format, which is what Flower reads.
+
+    If the private half is there, the public one is made of it.
+    """
+    key = key_at(folder / node, serialization.PrivateFormat.OpenSSH)
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    (folder / f"{node}.pub").write_bytes(public + b" " + node.encode() + b"\n")
+    write_file(folder / f"{node}.pub", public + b" " + node.encode() + b"\n")
 
 
 def main() -> None:
@@ -171,13 +198,14 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = arguments.folder
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not (folder / "ca.key").exists():
+    if not all((folder / name).exists() for name in ("ca.key", "ca.crt")):
         make_authority(folder, 10 * arguments.days)
     # A call that names hosts renews the certificate; one that only adds nodes leaves it.
-    if arguments.host or not (folder / "server.crt").exists():
+    whole = all((folder / name).exists() for name in ("server.key", "server.crt"))
+    if arguments.host or not whole:
         make_server(folder, arguments.host, arguments.days)
     for node in arguments.node:
-        if not (folder / node).exists():
+        if not all((folder / name).exists() for name in (node, f"{node}.pub")):
             make_node(folder, node)
     tighten(folder)
     print(f"{folder.resolve()}: {', '.join(sorted(path.name for path in folder.iterdir()))}")

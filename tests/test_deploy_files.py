@@ -1,9 +1,11 @@
 """What `deploy/` ships: services, and the script that makes keys."""
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,82 @@ def test_secret_files_are_for_their_owner_even_where_they_were_not(tmp_path):
     assert make_keys(keys, "--node", "hospital-b").returncode == 0
     assert {mode(keys / name) for name in (*secret, "hospital-b")} == {"0o600"}
     assert mode(keys) == "0o700"
+
+
+def verifies(keys):
+    """Return whether the authority signed the server's certificate."""
+    command = ["openssl", "verify", "-CAfile", keys / "ca.crt", keys / "server.crt"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.parametrize("lost", ["ca.crt", "ca.key", "server.crt", "server.key", "a", "a.pub"])
+def test_a_half_that_is_missing_after_a_crash_is_made(lost, tmp_path):
+    assert make_keys(tmp_path, "--node", "a").returncode == 0
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    (tmp_path / lost).unlink()
+    assert make_keys(tmp_path, "--node", "a", "--host", "localhost").returncode == 0
+    after = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert after.keys() == before.keys()
+    assert verifies(tmp_path)
+    assert (after["ca.key"] == before["ca.key"]) == (lost != "ca.key")
+    assert (after["a.pub"] == before["a.pub"]) == (lost != "a")
+
+
+def test_a_key_that_was_cut_off_is_named(tmp_path):
+    (tmp_path / "ca.key").write_bytes(b"")
+    refused = make_keys(tmp_path)
+    assert refused.returncode == 1
+    assert (
+        refused.stderr
+        == f"{tmp_path}/ca.key holds no private key; remove it, and call this again\n"
+    )
+
+
+def test_a_full_disk_leaves_no_part_of_a_key(tmp_path):
+    script = f"ulimit -f 0; {sys.executable} {DEPLOY / 'make_keys.py'} {tmp_path / 'keys'}"
+    subprocess.run(["bash", "-c", script], capture_output=True, check=False)
+    assert not (tmp_path / "keys" / "ca.key").exists()
+    assert make_keys(tmp_path / "keys").returncode == 0
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """Programs that do nothing but wait, and note the options of a node."""
+    waits = "exec sleep 300"
+    named = {
+        "flower-superlink": waits,
+        "flower-supernode": f"echo \"$@\" >>'{tmp_path}/options'\n{waits}",
+        "flwr": "exit 0",
+        "fedkd": waits,
+        "python": f"exec '{sys.executable}' \"$@\"",
+    }
+    for name, line in named.items():
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{line}\n")
+        program.chmod(0o755)
+    return tmp_path / "bin"
+
+
+def test_a_node_is_restarted_as_the_federation_was_started(programs, tmp_path):
+    script = ["bash", DEPLOY / "local_federation.sh", tmp_path / "federation"]
+    given = {**os.environ, "FEDKD_BIN": str(programs)}
+    with subprocess.Popen(
+        [*script, "1"], env={**given, "PROCESSES": "flower"}, stdout=subprocess.PIPE, text=True
+    ) as federation:
+        assert any("Ready" in line for line in federation.stdout)
+        try:
+            subprocess.run([*script, "restart", "0"], env=given, check=True, capture_output=True)
+            deadline = time.monotonic() + 30
+            while len((tmp_path / "options").read_text().splitlines()) < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        finally:
+            subprocess.run([*script, "stop"], env=given, check=True, capture_output=True)
+    started, restarted = (tmp_path / "options").read_text().splitlines()
+    assert restarted == started
+    assert "--isolation" not in started
 
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a/b", ".hidden", "", "ca.key", "a b"])
