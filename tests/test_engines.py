@@ -26,6 +26,7 @@ def in_both_engines(settings, folder):
 
 def assert_same_numbers(simulated, here):
     assert simulated.finished
+    assert simulated.description["data"] == here.description["data"]
     for column in ("accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"):
         assert list(simulated.rounds[column]) == list(here.rounds[column])
     for name, matrix in here.matrices.items():
