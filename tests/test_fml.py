@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, run_with
+from helpers import Witness, client_of, run_with
 from torch import nn
 
 import fedkd_flwr
 from fedkd_flwr.clients.fml import MutualLearning, Pair
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
+from fedkd_flwr.training.jobs import complete
 
 
 @pytest.fixture
@@ -75,6 +76,17 @@ def test_with_labels_alone_it_is_local_beside_fedavg(small, tmp_path):
         np.testing.assert_array_equal(ours.up[key]["weights"], fedavg.up[key]["weights"])
     mutual = fedkd_flwr.run(small, output_dir=tmp_path / "mutual")
     assert not np.array_equal(mutual.clients[columns], local.clients[columns])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sentence"),
+    [("fml", "of FMLClient takes a Pair"), ("fedrod", "of FedRoDClient takes a Decoupled")],
+)
+def test_training_one_network_alone_needs_what_is_replaced(strategy, sentence, small):
+    client = client_of(small, strategy=strategy, models="mlp")
+    with pytest.raises(TypeError, match=f"{sentence}, not a .*: pass one, or `replaced=`"):
+        complete(client.train_locally(1))
+    complete(client.train_locally(1, replaced=()))
 
 
 # ---- State ---------------------------------------------------------------------------

@@ -73,7 +73,12 @@ class FedRoDClient(ParameterClient):
 
     def replaced_parameters(self, model: nn.Module) -> Collection[nn.Parameter]:
         """Return the parameters of the global model."""
-        assert isinstance(model, Decoupled)
+        if not isinstance(model, Decoupled):
+            raise TypeError(
+                f"train_locally of {type(self).__name__} takes a Decoupled, not a "
+                f"{type(model).__name__}: pass one, or `replaced=`, the parameters whose momentum "
+                "is not kept"
+            )
         return list(model.shared.parameters())
 
     def personal_head(self) -> nn.Linear:

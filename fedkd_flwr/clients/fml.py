@@ -86,7 +86,12 @@ class SharedModelClient(PersonalClient):
 
     def replaced_parameters(self, model: nn.Module) -> Collection[nn.Parameter]:
         """Return the parameters of the shared model of a pair."""
-        assert isinstance(model, Pair)
+        if not isinstance(model, Pair):
+            raise TypeError(
+                f"train_locally of {type(self).__name__} takes a Pair, not a "
+                f"{type(model).__name__}: pass one, or `replaced=`, the parameters whose momentum "
+                "is not kept"
+            )
         return list(model.shared.parameters())
 
     @property
