@@ -193,7 +193,8 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         server_round += self._rounds_before
         if self.state is None:
             self.state = self.begin({name: array.numpy() for name, array in arrays.items()})
-        exchange = Exchange(self.clients, server_round, self.plan, self._patience.best_round)
+        best, starts = self._patience.best_round, self.members.starts
+        exchange = Exchange(self.clients, server_round, self.plan, best, starts=starts)
         self.round = CurrentRound(exchange.after(self.round.exchange), grid)
         self.members.meet(grid, server_round)
         self.round.start_clock()

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import shutil
 
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -12,6 +13,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.engines import InProcessGrid
 from fedkd_flwr.grids.fast_polling import FastPollingGrid
 from fedkd_flwr.grids.longest_first import LongestFirstGrid
+from fedkd_flwr.memory import round_of
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.membership import Membership, valid_name
 from strategies.core.plan import RunPlan, Settings
@@ -278,3 +280,27 @@ def test_the_binding_is_part_of_the_state_of_a_strategy():
     other.restore(1, strategy.saved_arrays(), {})
     assert isinstance(other.members, Membership)
     assert other.members.owners.state().keys() == {"members/keys"}
+
+
+def test_a_silo_that_joins_later_recalls_no_round_that_the_run_has_dropped(small, tmp_path):
+    """Round 3 is repeated without it, so its memory of round 3 is of the rounds before that."""
+    state, run_folder, before = tmp_path / "state", tmp_path / "run", tmp_path / "before"
+    settings = {**small, "strategy": "local", "models": "mlp", "connect-timeout": 0.1}
+    settings |= {"num-server-rounds": 4, "keep-rounds": 4, "state-dir": str(state)}
+    run_with(client_app, settings, run_folder)
+    for folder in (state, run_folder):
+        shutil.copytree(folder, before / folder.name)
+
+    def row_of_round_4():
+        more = {**settings, "resume": True, "from-round": 2}
+        rows = run_with(client_app, more, run_folder, Partial)[0].clients
+        return rows[(rows["round"] == 4) & (rows["partition_id"] == 3)][["train_loss", "loss"]]
+
+    with_memory_of_round_3 = row_of_round_4()
+    for folder in (state, run_folder):
+        shutil.rmtree(folder)
+        shutil.copytree(before / folder.name, folder)
+    for file in state.glob("*/*/round-*"):
+        if round_of(file) > 2:
+            file.unlink()
+    assert with_memory_of_round_3.equals(row_of_round_4())

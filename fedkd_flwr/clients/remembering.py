@@ -107,7 +107,7 @@ class RememberingClient(NumPyClient):
         self._recall(server_round if request.phase == TRAIN else server_round + 1, is_repeated)
 
     def _recall(self, before_round: int, is_repeated: bool = False) -> None:
-        """Load the memory from disk if the context has none, or an older one.
+        """Load the memory from disk if the context has none, an older or a dropped one.
 
         Parameters
         ----------
@@ -129,8 +129,10 @@ class RememberingClient(NumPyClient):
         folder = self.memory_folder
         if folder and self._is_behind(folder, before_round):
             self.memory.replace(Memory())
-        if folder and (is_repeated or not self.memory.server_round):
+        if folder and (is_repeated or self._is_dropped or not self.memory.server_round):
             self.local.recall(folder, before_round)
+            while self._is_dropped:
+                self.local.recall(folder, self.memory.server_round)
         if not self.memory.belongs_to(self._owner):
             reason = "this node remembers the run with another id, method or noise; start a new run"
             raise PolicyError(reason)
@@ -140,6 +142,12 @@ class RememberingClient(NumPyClient):
         if self._kept_in.is_in_process:
             return False
         return folder.last_round(before_round) > self.memory.server_round
+
+    @property
+    def _is_dropped(self) -> bool:
+        """Whether the run has since been continued from before the round of the memory."""
+        known = self.memory.server_round
+        return known > min(self.request.starts[self.memory.start :], default=known)
 
     def _forget(self) -> None:
         """Forget the run, in the context and on disk."""
@@ -151,7 +159,7 @@ class RememberingClient(NumPyClient):
         """Note the trained model in the memory, before an evaluation changes it, and the round."""
         if self.keeps_model:
             self.memory.save_model("model", self.model)
-        self.memory.note_round(server_round, self._owner)
+        self.memory.note_round(server_round, self._owner, len(self.request.starts) or 1)
 
     def _keep(self, server_round: int) -> None:
         """Keep the memory in the context and on disk. A message that fails before keeps nothing."""

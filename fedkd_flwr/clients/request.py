@@ -37,6 +37,8 @@ class Request:
         Rounds of training before a new client joined; 0 if the client takes part in the training.
     run_id : str
         The run; empty for none.
+    starts : tuple of int
+        Rounds that were complete at each start of the run; empty for a new client.
     """
 
     arrays: Arrays = field(default_factory=dict)
@@ -47,6 +49,7 @@ class Request:
     best_round: int = 0
     trained_rounds: int = 0
     run_id: str = ""
+    starts: tuple[int, ...] = ()
 
     @classmethod
     def read(cls, arrays: Arrays, config: Mapping[str, Any]) -> "Request":
@@ -73,6 +76,7 @@ class Request:
             int(config.get("best-round", 0)),
             int(config.get("trained-rounds", 0)),
             run_id,
+            tuple(config.get("starts", ())),
         )
 
     @classmethod

@@ -43,6 +43,11 @@ class Memory:
         """The last round in which the client trained; 0 for none."""
         return int(self.load_numbers(ROUND).get("round", 0))
 
+    @property
+    def start(self) -> int:
+        """Which start of the run the last round was after, counted from 1."""
+        return int(self.load_numbers(ROUND).get("start", 1))
+
     def draft(self) -> "Memory":
         """Return a copy that a message may change. Afterwards one of the two replaces the other."""
         return Memory(self.tensors, self.numbers)
@@ -52,9 +57,9 @@ class Memory:
         self.tensors, self.numbers = dict(other.tensors), dict(other.numbers)
         self.changed = {*self.tensors, *self.numbers}
 
-    def note_round(self, server_round: int, owner: Mapping[str, float]) -> None:
-        """Note that the memory includes a round of a run."""
-        self.save_numbers(ROUND, {"round": server_round})
+    def note_round(self, server_round: int, owner: Mapping[str, float], start: int = 1) -> None:
+        """Note that the memory includes a round of a run, and after which start of it."""
+        self.save_numbers(ROUND, {"round": server_round, "start": start})
         self.save_numbers(OWNER, owner)
 
     def belongs_to(self, owner: Mapping[str, float]) -> bool:

@@ -67,6 +67,9 @@ class Exchange:
         The best round so far on validation data, 0 for none.
     trained_rounds : int
         Number of finished training rounds if the messages are to new clients, else 0.
+    starts : sequence of int
+        Rounds that were complete at each start of the run, so that clients do not recall a round
+        from before which the run was continued. Empty if the messages are to new clients.
 
     Attributes
     ----------
@@ -85,6 +88,7 @@ class Exchange:
         plan: RunPlan,
         best_round: int = 0,
         trained_rounds: int = 0,
+        starts: Sequence[int] = (),
     ) -> None:
         self.traffic = Traffic()
         self.failures: dict[int, str] = {}
@@ -94,6 +98,7 @@ class Exchange:
         self._min_replies = plan.min_replies
         self._best_round = best_round
         self._trained_rounds = trained_rounds
+        self._starts = list(starts)
         self._is_last = server_round == plan.num_server_rounds or trained_rounds > 0
         self._sent: dict[int, int] = {}
         self._encodings = Encodings()
@@ -178,6 +183,7 @@ class Exchange:
                 "last-round": self._is_last,
                 "best-round": self._best_round,
                 "trained-rounds": self._trained_rounds,
+                "starts": self._starts,
                 "evaluate": evaluate,
             }
         )

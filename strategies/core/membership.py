@@ -39,6 +39,7 @@ MEMBERS = "members/"
 """How the names of this module's arrays in a saved state begin."""
 
 PUBLIC_HASH, CLASSES_HASH = f"{MEMBERS}public-hash", f"{MEMBERS}classes-hash"
+STARTS = f"{MEMBERS}starts"
 """Names in a saved state of the text, in bytes, of the hashes that all clients have in common."""
 
 LARGEST_SIZE = 10**9
@@ -120,6 +121,8 @@ class Membership:
         To whom the partitions belong.
     pending : PendingNodes
         Connected nodes that are no clients.
+    starts : list of int
+        Rounds that were complete at each start of the run, this one included.
     """
 
     def __init__(self, plan: RunPlan, needs_public_data: bool) -> None:
@@ -134,14 +137,15 @@ class Membership:
         self.owners = Owners(plan.num_clients if plan.bind_partitions else 0)
         self._absent: list[int] = []
         self._is_resumed = False
+        self.starts = [0]
 
     def saved_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the owners of the partitions, and the hashes that all clients have in common."""
+        """Return the starts, the partitions' owners, and the hashes that all clients have."""
         public_hash = self._public_hash if self.needs_public_data else ""
         hashes = {CLASSES_HASH: self._classes_hash, PUBLIC_HASH: public_hash}
         known = {name: text.encode() for name, text in hashes.items() if text}
         texts = {name: np.frombuffer(text, dtype=np.uint8) for name, text in known.items()}
-        return self.owners.state() | texts
+        return self.owners.state() | texts | {STARTS: np.array(self.starts)}
 
     def resume(self, completed_rounds: int, saved: Arrays) -> None:
         """Continue after some rounds with what `saved_arrays` returned.
@@ -149,6 +153,7 @@ class Membership:
         The first nodes of a continued run may be those that were left out before.
         """
         self._is_resumed = completed_rounds > 0
+        self.starts = [*map(int, saved.get(STARTS, ())), completed_rounds]
         self.owners.set_state(saved)
         self._public_hash = self._public_hash or _text(saved, PUBLIC_HASH)
         self._classes_hash = _text(saved, CLASSES_HASH)
