@@ -109,6 +109,9 @@ def test_small_classes_are_not_counted():
         {"held-correct": 3},
         {"held-correct": 2, "held-total": 1},
         {"correct": 5},
+        {"held-correct": 2, "held-total": 5, "class-2-correct": 0, "class-2-total": 0},
+        {"total": 9, "held-total": 6},
+        {"correct": 4, "held-correct": 3, "held-total": 3},
     ],
 )
 def test_counts_that_do_not_add_up_are_refused(changed):

@@ -5,6 +5,7 @@ numbers per class and reveal to the server which labels a client has.
 """
 
 from collections.abc import Collection, Mapping
+from itertools import pairwise
 
 from strategies.core.replies import InvalidReplyError, Metric
 
@@ -87,17 +88,17 @@ def check_class_counts(metrics: Mapping[str, float]) -> None:
     if not {"correct", "total"} <= metrics.keys():
         raise InvalidReplyError("reports counts by class without the total counts")
     pairs = [(rights.get(n.replace("-total", "-correct"), -1), totals[n]) for n in totals]
-    held_right, held_total = rights.pop("held-correct", -1), totals.pop("held-total", -1)
+    held = metrics.get("held-correct", -1), metrics.get("held-total", -1)
+    # A node does not report its small classes, neither one by one nor among those held.
+    nested = (0, 0), held, totals_of_classes(metrics), (metrics["correct"], metrics["total"])
     fits = (
         len(rights) == len(totals)
         and all(0 <= right <= total and right == int(right) for right, total in pairs)
-        # A node does not report its small classes.
-        and sum(rights.values()) <= metrics["correct"]
-        and sum(totals.values()) <= metrics["total"]
-        and held_right <= metrics["correct"]
-        and 0 <= held_total <= metrics["total"]
-        # Of the classes that the client does not hold, no more are right than there are.
-        and metrics["correct"] - held_right <= metrics["total"] - held_total
+        # Of the samples that each adds to the one before, no more are right than there are.
+        and all(
+            0 <= right - less_right <= total - less_total
+            for (less_right, less_total), (right, total) in pairwise(nested)
+        )
     )
     if not fits:
         raise InvalidReplyError("reports counts by class that do not add up to the total counts")
