@@ -233,7 +233,10 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         """Address an evaluation message to every evaluated client without current counts."""
         server_round += self._rounds_before
         self.round.start_clock()
-        self.round.evaluated = self.plan.evaluated(server_round, self.reachable())
+        # A client may have disconnected since its train reply, which can have its counts.
+        replied = self.evaluations.current(self.round.metrics)
+        candidates = sorted({*self.reachable(), *replied})
+        self.round.evaluated = self.plan.evaluated(server_round, candidates)
         asked = self.evaluations.missing(self.round.evaluated)
         payloads = partial(self.evaluate_payload, server_round)
         return self.round.exchange.to_evaluate(asked, payloads, grid)
@@ -245,10 +248,8 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         server_round += self._rounds_before
         self.round.stop_clock("evaluate")
         self.evaluations.add(self._evaluations_in(replies))
-        reachable = self.reachable()
-        shown = set(reachable).intersection(self.round.evaluated)
-        evaluations = self.evaluations.current(sorted(shown))
-        row = self._round_row(server_round, evaluations, len(reachable))
+        evaluations = self.evaluations.current(self.round.evaluated)
+        row = self._round_row(server_round, evaluations)
         log_round(row, self.plan.num_server_rounds)
         new = receive_new_clients(self, server_round)
         self.plan = self._patience.end_of(self.plan, row)
@@ -315,10 +316,9 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         self.evaluations.check_train_reply(reply)
         self.check_reply(reply)
 
-    def _round_row(
-        self, server_round: int, results: Mapping[int, Evaluation], reachable: int
-    ) -> dict[str, Any]:
-        sampled_from = reachable if self.plan.evaluate_clients else 0
+    def _round_row(self, server_round: int, results: Mapping[int, Evaluation]) -> dict[str, Any]:
+        candidates = {*self.reachable(), *results}
+        sampled_from = len(candidates) if self.plan.evaluate_clients else 0
         return {
             "round": server_round,
             **accuracy_statistics(results.values()),

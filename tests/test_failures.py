@@ -240,6 +240,29 @@ def test_a_node_that_did_not_answer_in_time_is_asked_again(small, tmp_path, logg
     ]
 
 
+@pytest.mark.parametrize(("strategy", "last_reply"), [("fedavg", "evaluate"), ("kt-pfl", "train")])
+def test_an_evaluation_counts_if_its_node_disconnects_afterwards(
+    strategy, last_reply, small, tmp_path
+):
+    class LeavingGrid(InProcessGrid):
+        replies = 0
+
+        def get_node_ids(self):
+            return [n for n in super().get_node_ids() if n != 1003 or self.replies < 2]
+
+        def send_and_receive(self, messages, *, timeout=None):
+            replies = list(super().send_and_receive(messages, timeout=timeout))
+            self.replies += any(r.metadata.message_type == last_reply for r in replies)
+            return replies
+
+    settings = {"strategy": strategy, "models": "mlp", "evaluate-every": 1}
+    whole, _ = run_with(client_app, small, tmp_path / "whole", **settings)
+    left, _ = run_with(client_app, small, tmp_path / "left", LeavingGrid, **settings)
+    assert left.rounds["absent"].tolist() == [0, 1]
+    assert left.rounds["accuracy_mean"].tolist() == whole.rounds["accuracy_mean"].tolist()
+    assert left.clients["accuracy"].tolist() == whole.clients["accuracy"].tolist()
+
+
 def test_a_surplus_node_says_so_and_is_excluded(small, tmp_path, logged):
     finished, _ = run_with(client_app, small, tmp_path / "run", nodes=5, strategy="kt-pfl")
     assert list(finished.rounds["replies"]) == [4, 4]
