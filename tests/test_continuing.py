@@ -90,6 +90,17 @@ def test_a_moved_run_can_be_continued_twice(local, tmp_path):
     assert [note["after_round"] for note in longer.description["continued"]] == [1, 2]
 
 
+def test_files_that_are_put_beside_a_run_are_left_alone(local, tmp_path):
+    run = fedkd_flwr.run(local, output_dir=tmp_path / "run").path
+    notes = run / "notes.jsonl"
+    for rounds in (2, 3):
+        with notes.open("a") as file:
+            file.write('{"round": 1, "partition_id": 2, "note": "mine"}\n')
+        before = notes.read_text()
+        fedkd_flwr.resume(run, num_server_rounds=rounds)
+        assert notes.read_text() == before
+
+
 def test_a_run_without_checkpoint_or_memories_is_refused(local, tmp_path):
     run = fedkd_flwr.run(local, output_dir=tmp_path / "run")
     (run.path / "checkpoint" / "clients").rename(tmp_path / "clients")
@@ -309,7 +320,7 @@ def test_a_folder_that_held_other_files_keeps_them(local, tmp_path):
 
 def test_a_failed_run_removes_no_file_that_was_there_before(local, tmp_path):
     """They have names that runs use too, as in the folder of a W&B project."""
-    names = ["data.jsonl", "models/global-000007.safetensors"]
+    names = ["data.csv", "models/global-000007.safetensors"]
     folders = ("checkpoint", "matrices", "tensorboard", "wandb", "mlflow")
     files = [tmp_path / "run" / name for name in (*names, *(f"{f}/mine" for f in folders))]
     for file in files:

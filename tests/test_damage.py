@@ -97,6 +97,13 @@ def test_a_damaged_file_is_named_with_a_remedy(name, damage, run):
     assert refusal(fedkd_flwr.resume, run, num_server_rounds=3) == sentence
 
 
+def test_a_table_of_something_else_is_named_with_a_remedy(run):
+    (run / "patients.jsonl").write_text('{"id": 1}\n')
+    sentence = refusal(load_run, run)
+    assert sentence.startswith(f"{run / 'patients.jsonl'} is damaged (")
+    assert "move it elsewhere to read the run without this table" in sentence
+
+
 @pytest.mark.parametrize("damage", [half, garbage, empty, folder], ids=lambda d: d.__name__)
 def test_a_damaged_checkpoint_cannot_be_continued(damage, run):
     damage(run / CHECKPOINT)

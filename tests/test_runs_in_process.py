@@ -176,15 +176,17 @@ def test_a_directory_with_a_run_is_left_alone(small, tmp_path):
     assert (tmp_path / "run" / "rounds.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["summary.json", "rounds.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["summary.json", "rounds.jsonl", "patients.jsonl", "matrices/coefficients.npy"]
+)
 def test_a_file_of_something_else_is_neither_replaced_nor_extended(name, small, tmp_path):
     file = tmp_path / "run" / name
-    file.parent.mkdir()
+    file.parent.mkdir(parents=True)
     file.write_text("mine")
     with pytest.raises(OSError, match=f"holds a file {name} that belongs to no run"):
         run(small, tmp_path, strategy="local", models="mlp")
     assert file.read_text() == "mine"
-    assert [path.name for path in file.parent.iterdir()] == [name]
+    assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [file]
 
 
 def test_a_folder_of_runs_is_refused_as_output_dir(small, tmp_path):

@@ -9,7 +9,7 @@ clients' models and optimizers. To save space, remove the folder ``checkpoint``.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 
 from fedkd_flwr.files import sync, write_arrays
 from fedkd_flwr.memory import MemoryFolder
-from fedkd_flwr.runs.reading import appended_files, damaged
+from fedkd_flwr.runs.reading import damaged
 from strategies.core.rounds import RoundRecord
 
 EARLIER = "server-*.safetensors"
@@ -78,7 +78,9 @@ def clients_folder(run_directory: Path) -> Path:
     return run_directory / "checkpoint" / "clients"
 
 
-def write_checkpoint(run_directory: Path, record: RoundRecord, seconds: float, kept: int) -> None:
+def write_checkpoint(
+    run_directory: Path, record: RoundRecord, seconds: float, kept: int, appended: Iterable[str]
+) -> None:
     """Write a strategy's state as the newest checkpoint, durably.
 
     Parameters
@@ -91,6 +93,8 @@ def write_checkpoint(run_directory: Path, record: RoundRecord, seconds: float, k
         Duration of the run so far.
     kept : int
         Number of checkpoints to keep, this one included.
+    appended : iterable of str
+        The tables and matrices of the run, by their paths in its directory.
     """
     file = server_file(run_directory)
     file.parent.mkdir(exist_ok=True)
@@ -98,9 +102,8 @@ def write_checkpoint(run_directory: Path, record: RoundRecord, seconds: float, k
     # A safetensors file needs at least one array, and `local` has none.
     arrays["completed_rounds"] = np.array([record.server_round])
     arrays["seconds"] = np.array([seconds])
-    for appended in appended_files(run_directory):
-        name = appended.relative_to(run_directory).as_posix()
-        arrays[f"sizes/{name}"] = np.array([appended.stat().st_size])
+    for name in appended:
+        arrays[f"sizes/{name}"] = np.array([(run_directory / name).stat().st_size])
     if file.exists():
         # Until the new one has its name, the run continues from this one.
         file.replace(earlier_file(run_directory, record.server_round - 1))

@@ -113,6 +113,7 @@ class RunDirectory(Observer):
         self._rounds_kept = configuration.run.keep_rounds
         self._continued_as: Run | None = None
         self._sizes: dict[str, int] = {}
+        self._appended: set[str] = set()
 
     @classmethod
     def create(
@@ -222,6 +223,7 @@ class RunDirectory(Observer):
         """
         try:
             self._begin_to_continue()
+            self._begin_files(record)
             for name, rows in {"clients": record.clients, **record.tables}.items():
                 self._append(f"{name}.jsonl", rows)
             for name, matrix in record.matrices.items():
@@ -229,10 +231,12 @@ class RunDirectory(Observer):
             if record.global_model:
                 self._save_global_model(record)
             self._append("rounds.jsonl", [record.row])
-            sync_round(self.path, record.server_round)
+            sync_round(self.path, record.server_round, self._appended)
             clients = {int(row["partition_id"]) for row in record.clients}
             sync_memories(self._state_dir, self.run_id, clients, record.server_round)
-            write_checkpoint(self.path, record, self.seconds, self._rounds_kept)
+            write_checkpoint(
+                self.path, record, self.seconds, self._rounds_kept, sorted(self._appended)
+            )
         except OSError as error:
             go_on = f"continue with `fedkd run --resume {self.path}`"
             raise RunDirectoryError(
@@ -300,8 +304,8 @@ class RunDirectory(Observer):
         if not self._is_new or self._has_rounds or noted:
             return
         self.close()
-        named = {self.path / "config.json", self.path / "split.json"}
-        files = {*named, *self.path.glob("*.jsonl"), *global_models(self.path)}
+        named = {self.path / name for name in ("config.json", "split.json", *self._appended)}
+        files = {*named, *global_models(self.path)}
         for file in files - self._there_before:
             file.unlink(missing_ok=True)
         folders = {self.path / name for name in (MATRICES, "checkpoint", *TRACKERS)}
@@ -353,7 +357,7 @@ class RunDirectory(Observer):
         continued = [*run.description.get("continued", []), leg]
         description = {**run.description, "config": config, "continued": continued}
         self._continued_as = run.continued(checkpoint.completed_rounds, description)
-        self._sizes = checkpoint.sizes
+        self._sizes, self._appended = checkpoint.sizes, set(checkpoint.sizes)
         self._seconds_before = checkpoint.seconds
         return checkpoint
 
@@ -362,6 +366,14 @@ class RunDirectory(Observer):
         run, self._continued_as = self._continued_as, None
         if run:
             begin_to_continue(run, self._sizes)
+
+    def _begin_files(self, record: RoundRecord) -> None:
+        """Note the files of a round, and remove those that only a lost round has written."""
+        tables = (f"{name}.jsonl" for name in ("rounds", "clients", *record.tables))
+        files = {*tables, *(f"{MATRICES}/{name}.npy" for name in record.matrices)}
+        for name in files - self._appended:
+            (self.path / name).unlink(missing_ok=True)
+        self._appended |= files
 
     def _append(self, name: str, rows: list[Row]) -> None:
         with open_private(self.path / name, "a") as file:

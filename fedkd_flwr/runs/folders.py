@@ -3,6 +3,7 @@
 import contextlib
 import tempfile
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
 
 
-WRITTEN = ("clients.jsonl", "rounds.jsonl", "split.json", "summary.json")
-"""Files of a run beside its ``config.json``."""
+WRITTEN = ("*.jsonl", "matrices/*.npy", "split.json", "summary.json")
+"""Patterns of the files of a run beside its ``config.json``."""
 
 
 def default_run_directory(configuration: "Configuration", parent: Path) -> Path:
@@ -78,8 +79,8 @@ def require_new(path: Path) -> None:
     Raises
     ------
     RunDirectoryError
-        If the directory holds a run, a folder of runs or a file that a run writes, or cannot be
-        made or written.
+        If the directory holds a run, other runs or a file that would count as one of a run, or
+        cannot be made or written.
     """
     require_writable(path, "output directory")
     if (path / "config.json").exists():
@@ -87,16 +88,15 @@ def require_new(path: Path) -> None:
             f"{path} already holds a run: choose another output-dir, or continue it "
             f"(fedkd run --resume {path}, or resume = true)."
         )
-    for name in WRITTEN:
-        if (path / name).exists():
-            raise RunDirectoryError(
-                f"{path} holds a file {name} that belongs to no run, and a run would write to it: "
-                "choose another output-dir, or move the file."
-            )
     for run in path.glob("*/config.json"):
         raise RunDirectoryError(
             f"{path} is a folder of runs, such as {run.parent.name}; choose a new folder inside it "
             f"as output-dir, such as {path / 'NEW-RUN'}."
+        )
+    for file in chain.from_iterable(map(path.glob, WRITTEN)):
+        raise RunDirectoryError(
+            f"{path} holds a file {file.relative_to(path)} that belongs to no run, and would count "
+            "as a file of the new one: choose another output-dir, or move the file."
         )
 
 

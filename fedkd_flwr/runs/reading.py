@@ -37,6 +37,9 @@ RUN_ID = re.compile("[0-9a-f]*")
 MATRICES = "matrices"
 """Folder with a file for each matrix of the method."""
 
+OF_EVERY_RUN = ("rounds.jsonl", "clients.jsonl")
+"""Tables that every run has."""
+
 CLIENT_KEYS = ("round", "partition_id")
 """Keys that every line about a client holds."""
 
@@ -229,7 +232,7 @@ class Run:
                 if number == len(lines):
                     break
                 raise self._damaged_lines(name, f"line {number}: {_reason(error)}") from None
-            _require_types(file, rows[-1], dict.fromkeys(keys, int), self._redo)
+            _require_types(file, rows[-1], dict.fromkeys(keys, int), self._remedy_for(name))
         return [row for row in rows if row["round"] <= self._last_round]
 
     def _matrices_of(self, name: str) -> list[NDArray[Any]]:
@@ -260,8 +263,14 @@ class Run:
         """The remedy for a damaged file that is necessary."""
         return f"restore it from a copy, or remove {self.path} and run it again"
 
+    def _remedy_for(self, name: str) -> str:
+        """Return the remedy for a damaged table; only those of every run are necessary."""
+        if name in OF_EVERY_RUN:
+            return self._redo
+        return "restore it from a copy, or move it elsewhere to read the run without this table"
+
     def _damaged_lines(self, name: str, reason: str) -> DamagedRunError:
-        return damaged(self.path / name, reason, self._redo)
+        return damaged(self.path / name, reason, self._remedy_for(name))
 
     def _damaged_matrix(self, file: Path, reason: str) -> DamagedRunError:
         name = file.stem.removesuffix(STARTS)
@@ -269,11 +278,6 @@ class Run:
         stored = " and ".join(path.name for path in files if path.exists())
         remedy = f"restore it from a copy, or remove {stored} to read the run without this matrix"
         return damaged(file, reason, remedy)
-
-
-def appended_files(run_directory: Path) -> list[Path]:
-    """Return the files of a run that grow each round: tables and matrices."""
-    return [*run_directory.glob("*.jsonl"), *(run_directory / MATRICES).glob("*.npy")]
 
 
 def load_run(path: str | Path, allow_code: str | Iterable[str] = ()) -> Run:

@@ -12,7 +12,7 @@ from fedkd_flwr.files import sync, write_text
 from fedkd_flwr.memory import MemoryFolder
 from fedkd_flwr.runs.checkpoint import forget_checkpoints_after
 from fedkd_flwr.runs.folders import absolute
-from fedkd_flwr.runs.reading import MATRICES, Row, Run, appended_files
+from fedkd_flwr.runs.reading import MATRICES, Row, Run
 
 DISK_WAITS = 16
 """Threads that wait for the disk at the same time, which then writes in one go."""
@@ -41,15 +41,24 @@ def begin_to_continue(run: Run, sizes: Mapping[str, int]) -> None:
     (run.path / "summary.json").unlink(missing_ok=True)
     sync(run.path)
     write_json(run.path / "config.json", run.description)
-    for file in appended_files(run.path):
-        os.truncate(file, sizes.get(file.relative_to(run.path).as_posix(), 0))
+    for name, size in sizes.items():
+        os.truncate(run.path / name, size)
     for model in global_models(run.path):
         if int(model.stem.rpartition("-")[2]) > completed:
             model.unlink()
 
 
-def sync_round(run_directory: Path, server_round: int) -> None:
+def sync_round(run_directory: Path, server_round: int, appended: Iterable[str]) -> None:
     """Wait until the files of a round, and their names, are on the disk.
+
+    Parameters
+    ----------
+    run_directory : Path
+        The run.
+    server_round : int
+        The round.
+    appended : iterable of str
+        The tables and matrices of the run, by their paths in its directory.
 
     Raises
     ------
@@ -58,7 +67,8 @@ def sync_round(run_directory: Path, server_round: int) -> None:
     """
     model = run_directory / "models" / f"global-{server_round:06d}.safetensors"
     folders = (run_directory, run_directory / MATRICES, run_directory / "models")
-    for path in (*appended_files(run_directory), *filter(Path.exists, (model, *folders))):
+    files = (run_directory / name for name in appended)
+    for path in (*files, *filter(Path.exists, (model, *folders))):
         sync(path)
 
 
