@@ -1,5 +1,6 @@
 """Continued runs: more rounds after the end, what may change, and what is refused."""
 
+import errno
 import json
 
 import numpy as np
@@ -12,7 +13,13 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import InProcessGrid, resolve_output
 from fedkd_flwr.methods import METHODS
-from fedkd_flwr.runs import RunDirectoryError, load_run, read_checkpoint
+from fedkd_flwr.runs import (
+    RunDirectory,
+    RunDirectoryError,
+    directory,
+    load_run,
+    read_checkpoint,
+)
 from fedkd_flwr.server_app import check_run, serve
 
 SAME = ["round", "accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"]
@@ -298,6 +305,50 @@ def test_a_run_that_cannot_be_described_leaves_nothing(local, tmp_path, monkeypa
     with pytest.raises(AssertionError, match="no driver"):
         fedkd_flwr.run(local, output_dir=tmp_path / "deep" / "run")
     assert not (tmp_path / "deep").exists()
+
+
+class Killed(BaseException):
+    """Ends a run as a kill does, which leaves everything as it is."""
+
+
+@pytest.mark.parametrize("last", ["config.json", "split.json"])
+def test_a_run_that_is_killed_while_it_is_described_can_go_on(last, local, tmp_path, monkeypatch):
+    def killed_after(write):
+        def cut(file, *content, **durable):
+            write(file, *content, **durable)
+            if file.name == last:
+                raise Killed
+
+        return cut
+
+    with monkeypatch.context() as patch:
+        for name in ("write_text", "write_json"):
+            patch.setattr(directory, name, killed_after(getattr(directory, name)))
+        with pytest.raises(Killed):
+            fedkd_flwr.run(local, output_dir=tmp_path / "run")
+    assert (tmp_path / "run" / last).exists()
+    assert fedkd_flwr.resume(tmp_path / "run").finished
+
+
+def test_a_disk_full_in_the_first_round_says_how_to_go_on(small, tmp_path, monkeypatch):
+    """With noise the run stays, so it cannot be started again."""
+    noise = {"kt-pfl.clip-norm": 1.0, "kt-pfl.noise-multiplier": 1.0, "models": "mlp"}
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "_append", full)
+        with pytest.raises(RunDirectoryError, match=r"No space left.*then start the run again"):
+            fedkd_flwr.run({**small, "models": "mlp"}, output_dir=tmp_path / "plain")
+        for attempt in (
+            lambda: fedkd_flwr.run({**small, **noise}, output_dir=tmp_path / "noised"),
+            lambda: fedkd_flwr.resume(tmp_path / "noised"),
+        ):
+            with pytest.raises(RunDirectoryError, match=r"No space left.*then continue with"):
+                attempt()
+    assert not (tmp_path / "plain").exists()
+    assert fedkd_flwr.resume(tmp_path / "noised").finished
 
 
 def test_a_run_that_has_released_predictions_stays_to_be_counted(small, tmp_path):

@@ -242,7 +242,7 @@ class RunDirectory(Observer):
             raise RunDirectoryError(
                 f"Round {record.server_round} cannot be written to {self.path} "
                 f"({error.strerror or error}). Free space on the disk, then "
-                f"{go_on if self._has_rounds else 'start the run again'}."
+                f"{go_on if self._stays else 'start the run again'}."
             ) from error
         for observer in self.observers:
             observer.round_finished(record)
@@ -299,9 +299,7 @@ class RunDirectory(Observer):
         """
         for observer in self.observers:
             observer.run_stopped()
-        noted = any(file.exists() for file in notes_files(self.path))
-        noted = noted or any(clients_folder(self.path).rglob(PROGRESS))
-        if not self._is_new or self._has_rounds or noted:
+        if self._stays:
             return
         self.close()
         named = {self.path / name for name in ("config.json", "split.json", *self._appended)}
@@ -321,18 +319,22 @@ class RunDirectory(Observer):
         self._lock_file = None
 
     @property
-    def _has_rounds(self) -> bool:
-        return bool(checkpoint_files(self.path))
+    def _stays(self) -> bool:
+        """Whether the run can be continued, and not started again, if it stops now."""
+        kept = (*checkpoint_files(self.path), *notes_files(self.path))
+        noted = any(clients_folder(self.path).rglob(PROGRESS))
+        return not self._is_new or noted or any(map(Path.exists, kept))
 
     def _describe(self, configuration: "Configuration", data: DataRecord | None) -> None:
-        """Write what does not change; ``config.json``, which marks a run, comes last."""
+        """Write what does not change; ``config.json``, which marks a run, comes first."""
         description = describe_run(configuration)
+        if data:
+            description["data"] = data.digests
         with self._writing():
+            write_json(self.path / "config.json", description)
             if data:
-                description["data"] = data.digests
                 lines = ",\n".join(json.dumps(row) for row in data.split)
                 write_text(self.path / "split.json", f"[\n{lines}\n]\n", durable=True)
-            write_json(self.path / "config.json", description)
             for folder in (self.path, *self._made):
                 sync(folder.parent)
 
