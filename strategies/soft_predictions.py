@@ -156,7 +156,7 @@ class SoftPredictionState(State):
     Attributes
     ----------
     releases : ndarray
-        Shape (N,), number of requests for predictions per client.
+        Shape (N,) or longer, number of requests for predictions per client.
     lessons : ndarray
         Teachers or centroids on the public samples of the last round, shape (..., P, K); empty
         before the first.
@@ -215,10 +215,14 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         )
 
     def grown(self) -> SoftPredictionState:
-        """Add clients without releases."""
+        """Add clients without releases.
+
+        Releases to clients of a failed attempt with more clients stay counted.
+        """
         state, size = self.state, self.plan.num_clients
+        counted = max(size, len(state.releases))
         cache = state.cache.grown(size, self.lessons_are_personal) if state.cache else None
-        return replace(state, releases=padded(state.releases, size), cache=cache)
+        return replace(state, releases=padded(state.releases, counted), cache=cache)
 
     # ---- Hook of methods -------------------------------------------------------------
 

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 from helpers import Witness, most_of_them_slow, run_with, write_image_folder
 
+from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.sources import load_images
 from fedkd_flwr.runs import load_run, read_checkpoint
 from fedkd_flwr.runs.reading import in_one_shape
 from fedkd_flwr.server_app import check_run
 from strategies.core.new_clients import padded, with_equal_weights, with_means
+from strategies.core.replies import TooFewRepliesError
 from tests.stored_runs import SUPERNET
 
 BEFORE, AFTER = 3, 4
@@ -99,6 +101,27 @@ def test_the_supernet_of_a_silo_that_joins_is_the_mean_of_the_others(small, tmp_
         mixed = np.stack([witness.down[2, "train", n][kind] for n in range(BEFORE)])
         received = witness.down[2, "train", 3][kind]
         np.testing.assert_allclose(received, mixed.mean(axis=0), atol=1e-6)
+
+
+def test_a_run_with_noise_goes_on_as_it_was_after_an_attempt_with_more_silos(
+    small, tmp_path, silos
+):
+    """What the silo that was to join has released in the attempt is still counted."""
+
+    def fails(message, context):
+        if message.metadata.message_type == "train":
+            raise RuntimeError("gone")
+        return client_app(message, context)
+
+    noise = {"kt-pfl.noise-multiplier": 1.0, "kt-pfl.clip-norm": 1.0}
+    settings = {**settings_of(small, tmp_path, "kt-pfl"), **noise}
+    run_with(client_app, settings, tmp_path / "run", node_configs=silos)
+    with pytest.raises(TooFewRepliesError):
+        grown(fails, settings, tmp_path, silos)
+    more = {"num-server-rounds": 2, "resume": True}
+    run, _ = run_with(client_app, settings, tmp_path / "run", node_configs=silos, **more)
+    assert run.rounds["replies"].tolist() == [BEFORE, BEFORE]
+    assert read_checkpoint(run.path).state["releases"].tolist() == [3, 3, 3, 1]
 
 
 def test_earlier_rows_keep_their_proportions():
