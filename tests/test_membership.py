@@ -106,6 +106,16 @@ def test_a_continued_run_still_leaves_out_the_node_that_was_left_out():
     assert nodes_of(resumed) == {0: 11, 1: 12}
 
 
+def test_a_node_that_has_the_right_classes_after_a_restart_takes_part():
+    """With a registered key it has the same node id as before."""
+    nodes = {"n11": (0, "a", "a", "same"), "n12": (1, "b", "b", "same")}
+    members = membership()
+    members.meet(FakeGrid(**nodes, n13=(2, "c", "c", "other")), 1)
+    assert nodes_of(members) == {0: 11, 1: 12}
+    members.meet(FakeGrid(**nodes, n13=(2, "c", "c", "same")), 2)
+    assert nodes_of(members) == {0: 11, 1: 12, 2: 13}
+
+
 def test_without_binding_a_node_with_a_new_key_may_return():
     members = membership(bind_partitions=False)
     members.meet(FakeGrid(**ALL), 1)

@@ -4,7 +4,6 @@ Clients are identified by their **partition-id** n = 0..N-1. Flower's node ids a
 are used only in this module and in messages.
 """
 
-import math
 import re
 import time
 from collections import Counter
@@ -47,14 +46,6 @@ LARGEST_SIZE = 10**9
 
 NAME = re.compile(r"[\w.-]([\w. -]{0,38}[\w.-])?")
 """A silo's name: up to 40 letters, digits, dots, dashes, underscores and spaces within."""
-
-
-class OtherPublicSetError(InvalidReplyError):
-    """A client is excluded because its public set differs from that of the run."""
-
-
-class OtherClassesError(InvalidReplyError):
-    """A client is excluded because its classes have other names than those of most clients."""
 
 
 @dataclass(frozen=True)
@@ -287,8 +278,6 @@ class Membership:
         client, node_id = self._with_valid_name(client), client.node_id
         try:
             self._check_client(client)
-        except (OtherPublicSetError, OtherClassesError) as error:
-            self.pending.exclude(node_id, math.inf, str(error))
         except InvalidReplyError as error:
             self.pending.exclude(node_id, server_round, str(error))
         else:
@@ -321,13 +310,13 @@ class Membership:
                 "with that registered key, or set bind-partitions = false to admit a new one"
             )
         if client.classes_hash and client.classes_hash != self._classes_hash:
-            raise OtherClassesError(
+            raise InvalidReplyError(
                 f"client {n} numbers its classes differently: use the names of class folders "
                 f"that most clients have (fedkd doctor lists them; hash "
                 f"{client.classes_hash[:12]} instead of {self._classes_hash[:12]})"
             )
         if self.needs_public_data and client.public_hash != self._public_hash:
-            raise OtherPublicSetError(
+            raise InvalidReplyError(
                 f"client {n} has another public set (hash {client.public_hash[:12]}) than "
                 f"the run ({self._public_hash[:12]})"
             )

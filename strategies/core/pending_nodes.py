@@ -18,14 +18,14 @@ class PendingNode:
     ----------
     failures : int
         Number of queries without a valid answer.
-    next_round : float
-        Round of the next query; infinite for none.
+    next_round : int
+        Round of the next query.
     reasons : set of str
         Why its answers were invalid; each reason is logged once.
     """
 
     failures: int = 0
-    next_round: float = 0
+    next_round: int = 0
     reasons: set[str] = field(default_factory=set)
 
 
@@ -40,7 +40,7 @@ class PendingNodes:
         nodes = self._nodes
         return sorted(n for n in node_ids if n not in nodes or nodes[n].next_round <= server_round)
 
-    def exclude(self, node_id: int, server_round: float, reason: str) -> None:
+    def exclude(self, node_id: int, server_round: int, reason: str) -> None:
         """Exclude a node for now; it is asked again after 1, 2, 4, 8, 8, … rounds."""
         node = self._nodes.setdefault(node_id, PendingNode())
         node.next_round = server_round + min(2**node.failures, LONGEST_PAUSE)
