@@ -158,7 +158,7 @@ class PersonalizedStrategy(MethodHooks, Strategy):
 
     @property
     def trained(self) -> list[int]:
-        """All clients that have joined, except the new clients, in ascending order."""
+        """All clients whose sizes are known, except the new clients, in ascending order."""
         return self.members.trained
 
     def reachable(self, new: bool = False) -> list[int]:

@@ -267,8 +267,8 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         """Update each new client's row, and mix its teacher.
 
         The server stores the teachers of the training clients, not their predictions. These
-        teachers are mixed with the new client's predictions, without those of clients that have not
-        joined a resumed run, whose sizes are unknown. Rows of training clients do not change.
+        teachers are mixed with the new client's predictions, without those of clients whose sizes
+        are unknown, in a run that an earlier version began. Rows of training clients do not change.
         """
         before = self.state.coefficients
         coefficients = before.with_members(replies)

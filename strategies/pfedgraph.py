@@ -104,9 +104,11 @@ class PFedGraph(MixtureStrategy):
     def weights_among(self, models: Mapping[int, Model]) -> NDArray[np.float64]:
         """Return the graph among some clients, shape (R, R).
 
-        A client that has not joined a resumed run, whose size is unknown, has weight 1 on itself.
+        A client whose size is unknown, in a run that an earlier version began, has weight 1 on
+        itself.
         """
-        joined = {n: model for n, model in models.items() if n in self.clients}
+        reported = self.members.known_sizes
+        joined = {n: model for n, model in models.items() if n in reported}
         sizes = self.weights_of(joined)
         cosines = update_cosines(list(joined.values()), self.state.model)
         places = [place for place, n in enumerate(models) if n in joined]

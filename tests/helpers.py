@@ -14,7 +14,9 @@ from fedkd_flwr.client_app import build_client, train_together
 from fedkd_flwr.clients.policy import OURS
 from fedkd_flwr.config import read_config
 from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.runs import read_checkpoint
 from fedkd_flwr.server_app import serve
+from strategies.core.membership import MEMBERS
 from strategies.core.replies import Reply
 
 # ---- Runs and clients ----------------------------------------------------------------
@@ -39,6 +41,11 @@ def client_of(flat, partition_id=0, context=None, **changes):
         run_config = read_config({**flat, **changes}).flat()
         context = Context(1, 1, {"partition-id": partition_id, **OURS}, RecordDict(), run_config)
     return build_client(context)
+
+
+def names_in_state(run_directory):
+    """Return the names of the arrays in a method's saved state, without those of its clients."""
+    return {n for n in read_checkpoint(run_directory).state if not n.startswith(MEMBERS)}
 
 
 # ---- Messages ------------------------------------------------------------------------

@@ -5,11 +5,11 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
+from helpers import names_in_state
 from two_clients import CHANGES, assert_same_models, gradient, training_data, witnessed
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.runs import read_checkpoint
 from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import RunPlan
 from strategies.core.replies import Reply
@@ -132,7 +132,7 @@ def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     whole = fedkd_flwr.run({**small, **OWN}, output_dir=tmp_path / "whole")
     run = fedkd_flwr.run({**small, **OWN}, output_dir=tmp_path / "run", num_server_rounds=1)
     attention = {f"attention/{part.name}" for part in fields(PairMatrix)}
-    assert set(read_checkpoint(run.path).state) == {
+    assert names_in_state(run.path) == {
         "model/weights", "library/0/weights", "library/1/weights", *attention,
     }  # fmt: skip
     resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)

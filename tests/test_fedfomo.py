@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array
-from helpers import breaking, client_of, replacing, run_with
+from helpers import breaking, client_of, names_in_state, replacing, run_with
 from two_clients import (
     CHANGES,
     assert_same_models,
@@ -19,7 +19,6 @@ from two_clients import (
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
-from fedkd_flwr.runs import read_checkpoint
 from strategies.core.pair_matrix import PairMatrix
 from strategies.core.randomness import random_generator
 from strategies.fedfomo import chosen_models, gains_of, weights_of
@@ -182,7 +181,7 @@ def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
     library = {f"library/{n}/weights" for n in (0, 1, 2)}
     affinities = {f"affinities/{part.name}" for part in fields(PairMatrix)}
-    assert set(read_checkpoint(run.path).state) == {"model/weights", *affinities, *library}
+    assert names_in_state(run.path) == {"model/weights", *affinities, *library}
     resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
     np.testing.assert_array_equal(resumed.matrices["affinities"], whole.matrices["affinities"])
     assert list(resumed.clients["loss"]) == list(whole.clients["loss"])

@@ -5,14 +5,13 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, client_of, run_with
+from helpers import Witness, client_of, names_in_state, run_with
 from torch.nn.functional import cross_entropy
 
 import fedkd_flwr
 from fedkd_flwr.analysis.genotypes import client_genotypes
 from fedkd_flwr.clients.supernets import split_parameters
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.runs import read_checkpoint
 from fedkd_flwr.server_app import initial_model
 from fedkd_flwr.training.jobs import complete
 
@@ -97,7 +96,7 @@ def test_the_server_averages_weights_and_architecture_by_samples(tiny, tmp_path)
         back, again = (witness.up[1, "train", n][name] for n in (0, 1))
         np.testing.assert_allclose(sent, first * back + second * again, rtol=1e-4, atol=1e-6)
         assert not np.array_equal(sent, witness.down[1, "train", 0][name])
-    assert set(read_checkpoint(run.path).state) == {
+    assert names_in_state(run.path) == {
         "model/weights",
         "model/alphas",
         "model/buffers",

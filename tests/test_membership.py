@@ -4,6 +4,7 @@ import hashlib
 import logging
 import shutil
 
+import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
@@ -15,9 +16,10 @@ from fedkd_flwr.grids.fast_polling import FastPollingGrid
 from fedkd_flwr.grids.longest_first import LongestFirstGrid
 from fedkd_flwr.memory import round_of
 from fedkd_flwr.runs import read_checkpoint
-from strategies.core.membership import Membership, valid_name
+from strategies.core.membership import Membership
 from strategies.core.plan import RunPlan, Settings
 from strategies.core.replies import TooFewRepliesError
+from strategies.core.silo_names import valid_name
 from strategies.fedavg import FedAvg
 
 
@@ -214,6 +216,55 @@ def test_a_run_is_resumed_without_one_silo_which_joins_later(small, tmp_path, st
     assert replies[-1] == 4
     assert run.rounds["absent"].tolist() == [4 - replied for replied in replies]
     assert run.rounds["failures"].tolist() == [0, 0, 0, 0]
+
+
+class Leaving(InProcessGrid):
+    """One of the nodes is connected in the first round alone."""
+
+    is_new, has_trained = True, False
+
+    def get_node_ids(self):
+        is_there = self.is_new and not self.has_trained
+        return [n for n in super().get_node_ids() if n != 1003 or is_there]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = list(super().send_and_receive(messages, timeout=timeout))
+        self.has_trained |= any(r.metadata.message_type == MessageType.TRAIN for r in replies)
+        return replies
+
+
+class StillAway(Leaving):
+    """The same node is not there when the run is resumed."""
+
+    is_new = False
+
+
+@pytest.mark.parametrize("strategy", ["kt-pfl", "kt-pfl-params", "scaffold", "pfedgraph"])
+def test_the_size_of_a_silo_counts_before_it_returns_to_a_resumed_run(small, tmp_path, strategy):
+    settings = {
+        **small, "strategy": strategy, "models": "mlp", "state-dir": str(tmp_path / "state"),
+        "partition": "dirichlet", "connect-timeout": 0.1, "momentum": 0.0,
+    }  # fmt: skip
+    more = {"num-server-rounds": 3}
+    whole, _ = run_with(client_app, {**settings, **more}, tmp_path / "whole", Leaving)
+    run_with(client_app, {**settings, "num-server-rounds": 1}, tmp_path / "run", Leaving)
+    more |= {"resume": True}
+    resumed, _ = run_with(client_app, {**settings, **more}, tmp_path / "run", StillAway)
+    assert resumed.rounds["absent"].tolist() == whole.rounds["absent"].tolist() == [1, 1, 1]
+    assert resumed.rounds["loss_mean"].tolist() == whole.rounds["loss_mean"].tolist()
+    for name, matrices in whole.matrices.items():
+        np.testing.assert_array_equal(resumed.matrices[name], matrices)
+
+
+def test_a_state_without_sizes_counts_those_who_have_returned():
+    """Earlier versions did not save them."""
+    members = membership()
+    members.meet(FakeGrid(**ALL), 1)
+    saved = {name: a for name, a in members.saved_arrays().items() if "sizes" not in name}
+    resumed = membership()
+    resumed.resume(1, saved)
+    resumed.meet(FakeGrid(**RESTARTING), 2)
+    assert resumed.trained == [0, 2]
 
 
 # ---- Names of silos ----------------------------------------------------------------------

@@ -4,7 +4,6 @@ Clients are identified by their **partition-id** n = 0..N-1. Flower's node ids a
 are used only in this module and in messages.
 """
 
-import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,6 +28,7 @@ from strategies.core.replies import (
     error_reason,
     shortened,
 )
+from strategies.core.silo_names import valid_name
 from strategies.core.versions import difference, installed_versions, refusal
 
 LEFT_OUT = "left-out"
@@ -41,11 +41,11 @@ PUBLIC_HASH, CLASSES_HASH = f"{MEMBERS}public-hash", f"{MEMBERS}classes-hash"
 STARTS = f"{MEMBERS}starts"
 """Names in a saved state of the text, in bytes, of the hashes that all clients have in common."""
 
+SIZES = f"{MEMBERS}sizes"
+"""Name in a saved state of the sizes D_n, (N,) int64, 0 for clients that have not joined."""
+
 LARGEST_SIZE = 10**9
 """Upper limit of the number of samples that a client may report."""
-
-NAME = re.compile(r"[\w.-]([\w. -]{0,38}[\w.-])?")
-"""A silo's name: up to 40 letters, digits, dots, dashes, underscores and spaces within."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,7 @@ class Membership:
         self._new_client_ids = frozenset(plan.new_client_ids)
         self._public_hash = plan.public_hash
         self._classes_hash = ""
+        self._sizes_before: dict[int, int] = {}
         self._online: set[int] = set()
         self.owners = Owners(plan.num_clients if plan.bind_partitions else 0)
         self._absent: list[int] = []
@@ -131,12 +132,14 @@ class Membership:
         self.starts = [0]
 
     def saved_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the starts, the partitions' owners, and the hashes that all clients have."""
+        """Return starts, owners of partitions, sizes, and the hashes that all clients have."""
         public_hash = self._public_hash if self.needs_public_data else ""
         hashes = {CLASSES_HASH: self._classes_hash, PUBLIC_HASH: public_hash}
         known = {name: text.encode() for name, text in hashes.items() if text}
         texts = {name: np.frombuffer(text, dtype=np.uint8) for name, text in known.items()}
-        return self.owners.state() | texts | {STARTS: np.array(self.starts)}
+        reported = self.known_sizes
+        sizes = np.array([reported.get(n, 0) for n in range(self.plan.num_clients)])
+        return {**self.owners.state(), **texts, SIZES: sizes, STARTS: np.array(self.starts)}
 
     def resume(self, completed_rounds: int, saved: Arrays) -> None:
         """Continue after some rounds with what `saved_arrays` returned.
@@ -146,6 +149,7 @@ class Membership:
         self._is_resumed = completed_rounds > 0
         self.starts = [*map(int, saved.get(STARTS, ())), completed_rounds]
         self.owners.set_state(saved)
+        self._sizes_before = {n: int(size) for n, size in enumerate(saved.get(SIZES, ())) if size}
         self._public_hash = self._public_hash or _text(saved, PUBLIC_HASH)
         self._classes_hash = _text(saved, CLASSES_HASH)
 
@@ -155,12 +159,21 @@ class Membership:
         return sorted(n for n, client in self.clients.items() if client.node_id in online)
 
     @property
+    def known_sizes(self) -> dict[int, int]:
+        """D_n as reported by all clients that have joined, by partition-id.
+
+        Those that have not returned to a resumed run are among them.
+        """
+        joined = {n: client.num_examples for n, client in self.clients.items()}
+        return self._sizes_before | joined
+
+    @property
     def trained(self) -> list[int]:
-        """All clients that have joined, except the new clients, in ascending order.
+        """All clients whose sizes are known, except the new clients, in ascending order.
 
         Nodes of a simulation join in any order, and sums over clients depend on theirs.
         """
-        return sorted(n for n in self.clients if not self.is_new(n))
+        return sorted(n for n in self.known_sizes if not self.is_new(n))
 
     def is_new(self, partition_id: int) -> bool:
         """Return whether a client joins only after the training."""
@@ -175,7 +188,8 @@ class Membership:
         return np.minimum(self._reported_sizes(partition_ids), limit)
 
     def _reported_sizes(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
-        return np.array([self.clients[n].num_examples for n in partition_ids], dtype=np.float64)
+        known = self.known_sizes
+        return np.array([known[n] for n in partition_ids], dtype=np.float64)
 
     def meet(self, grid: Grid, server_round: int) -> None:
         """Query unknown nodes for their partition-id; the first time, wait for N nodes.
@@ -383,11 +397,6 @@ def most_common(hashes: Iterable[str]) -> str:
     """Return the most common of some hashes, of equals the first by name; empty for none."""
     counts = Counter(hashes)
     return max(sorted(counts), key=counts.__getitem__, default="")
-
-
-def valid_name(name: object) -> bool:
-    """Return whether a silo may be called so."""
-    return isinstance(name, str) and NAME.fullmatch(name) is not None and name.isprintable()
 
 
 def _text(saved: Arrays, name: str) -> str:
