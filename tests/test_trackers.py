@@ -172,6 +172,30 @@ def test_no_tracker_contacts_the_network(tracked, offline):
     assert offline.calls == 0
 
 
+def test_rounds_that_are_done_again_are_recorded_in_a_new_run(small, offline, tmp_path):
+    from mlflow import MlflowClient
+
+    settings = {**small, **SMALLEST, "num-server-rounds": 3, "keep-rounds": 3}
+    settings |= {"tracker": "mlflow,wandb"}
+    fedkd_flwr.run(settings, output_dir=tmp_path)
+    fedkd_flwr.resume(tmp_path, num_server_rounds=4, from_round=2)
+    run = fedkd_flwr.resume(tmp_path, num_server_rounds=5)
+    client = MlflowClient((tmp_path / "mlflow").as_uri())
+    experiment = client.get_experiment_by_name("fedkd-flwr").experiment_id
+    points = [
+        [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, "loss_mean")]
+        for found in client.search_runs([experiment])
+    ]
+    expected = expected_series(run)["loss_mean"]
+    assert points == [expected, expected[:3]]  # the newest first
+    steps = {}
+    for file in sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb")):
+        found = [record.history.step.num for record in wandb_records(file) if record.history.item]
+        steps.setdefault(file.stem, []).extend(found)
+    name = f"run-{run.description['id']}"
+    assert steps == {name: [1, 2, 3], f"{name}-2": [1, 2, 3, 4, 5]}
+
+
 def test_a_tracker_that_comes_later_gets_the_rounds_before(small, offline, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -36,7 +36,7 @@ class MLflow:
     Attributes
     ----------
     is_new : bool
-        Whether the experiment had no run of this id.
+        Whether the experiment had no run of this id, or rounds of it are done again.
     """
 
     def __init__(self, run: Run) -> None:
@@ -47,9 +47,11 @@ class MLflow:
         experiment = found.experiment_id if found else self._client.create_experiment(name)
         tag = f"tags.`{RUN_ID}` = '{run.description['id']}'"
         before = self._client.search_runs([experiment], tag)
-        self.is_new = not before
+        # MLflow cannot remove a round, so those that are done again begin a new run.
+        self.is_new = not before or run.repeats_rounds
         self._round = len(run.round_rows)
-        self._id = before[0].info.run_id if before else self._begin(experiment, run)
+        # The newest comes first.
+        self._id = self._begin(experiment, run) if self.is_new else before[0].info.run_id
         self._client.update_run(self._id, status="RUNNING")
 
     def log(self, server_round: int, values: Mapping[str, float]) -> None:

@@ -6,6 +6,7 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 # Nothing is sent to third parties by default.
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -29,7 +30,8 @@ class WeightsAndBiases:
     Attributes
     ----------
     is_new : bool
-        Whether the folder had no files of the run.
+        Whether the folder had no files of the run, or rounds of it are done again. wandb cannot
+        remove a round, so these begin a run with another id.
 
     Raises
     ------
@@ -44,11 +46,11 @@ class WeightsAndBiases:
             raise PermissionError(
                 "there is no API key; type `wandb login` or set WANDB_MODE=offline"
             )
-        run_id = run.description["id"]
-        self.is_new = not any((run.path / "wandb").glob(f"*run-*-{run_id}"))
+        used = _ids_in(run.path / "wandb", run.description["id"])
+        self.is_new = not used or run.repeats_rounds
         self._run = wandb.init(
             dir=run.path,
-            id=run_id,
+            id=_next_id(run.description["id"], used) if self.is_new else used[-1],
             name=run.path.name,
             project=os.environ.get("WANDB_PROJECT", "fedkd-flwr"),
             config=run.config,
@@ -69,3 +71,17 @@ class WeightsAndBiases:
     def stop(self) -> None:
         """Mark the run as failed; it can be continued."""
         self._run.finish(exit_code=1)
+
+
+def _ids_in(folder: Path, run_id: str) -> list[str]:
+    """Return the ids under which a run was written to a folder, in the order of time.
+
+    Names of wandb's folders are ``run-TIME-ID``, or ``offline-run-TIME-ID``.
+    """
+    names = sorted(part.name.partition("run-")[2] for part in folder.glob(f"*run-*-{run_id}*"))
+    return [name[name.index(run_id) :] for name in names]
+
+
+def _next_id(run_id: str, used: list[str]) -> str:
+    """Return the id of a run, and with a number if some are used."""
+    return f"{run_id}-{len(set(used)) + 1}" if used else run_id
