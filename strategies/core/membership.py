@@ -38,11 +38,10 @@ MEMBERS = "members/"
 """How the names of this module's arrays in a saved state begin."""
 
 PUBLIC_HASH, CLASSES_HASH = f"{MEMBERS}public-hash", f"{MEMBERS}classes-hash"
-STARTS = f"{MEMBERS}starts"
 """Names in a saved state of the text, in bytes, of the hashes that all clients have in common."""
 
-SIZES = f"{MEMBERS}sizes"
-"""Name in a saved state of the sizes D_n, (N,) int64, 0 for clients that have not joined."""
+SIZES, STARTS = f"{MEMBERS}sizes", f"{MEMBERS}starts"
+"""Names there of the sizes D_n, (N,) int64, 0 for clients that have not joined, and of `starts`."""
 
 LARGEST_SIZE = 10**9
 """Upper limit of the number of samples that a client may report."""
@@ -128,11 +127,10 @@ class Membership:
         self._online: set[int] = set()
         self.owners = Owners(plan.num_clients if plan.bind_partitions else 0)
         self._absent: list[int] = []
-        self._is_resumed = False
         self.starts = [0]
 
     def saved_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return starts, owners of partitions, sizes, and the hashes that all clients have."""
+        """Return starts, owners of partitions, sizes, and the hashes that clients share."""
         public_hash = self._public_hash if self.needs_public_data else ""
         hashes = {CLASSES_HASH: self._classes_hash, PUBLIC_HASH: public_hash}
         known = {name: text.encode() for name, text in hashes.items() if text}
@@ -146,7 +144,6 @@ class Membership:
 
         The first nodes of a continued run may be those that were left out before.
         """
-        self._is_resumed = completed_rounds > 0
         self.starts = [*map(int, saved.get(STARTS, ())), completed_rounds]
         self.owners.set_state(saved)
         self._sizes_before = {n: int(size) for n, size in enumerate(saved.get(SIZES, ())) if size}
@@ -255,7 +252,7 @@ class Membership:
             time.sleep(0.2)
         if not is_first or len(nodes) >= wanted:
             return nodes
-        if not self._is_resumed:
+        if self.starts[-1] == 0:
             raise TooFewRepliesError(
                 f"The run needs {wanted} clients and {len(nodes)} are connected: connect more, or "
                 "set num-clients to their number, or to 0 for all that are connected."
