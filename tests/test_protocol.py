@@ -1,5 +1,7 @@
 """One protocol for all methods: a method without its exchange is `local`, to the last digit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,8 @@ from helpers import client_of
 import fedkd_flwr
 from fedkd_flwr.clients.fedfomo import FedFomoClient
 from fedkd_flwr.config import read_config
+from fedkd_flwr.models.model_pool import borrowed
+from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.loop import count_correct
 from strategies.lg_fedavg import LGFedAvg
 
@@ -100,8 +104,6 @@ def test_initial_weights_are_one_draw_or_one_for_each_client(weights, settings):
 
 
 def test_momentum_of_replaced_weights_is_not_kept(settings):
-    from fedkd_flwr.training.jobs import complete
-
     kept = {}
     for method, changes in {
         "local": {},
@@ -117,6 +119,22 @@ def test_momentum_of_replaced_weights_is_not_kept(settings):
     assert kept["fedavg"] == set()
     # Weight and bias of the head stay on the client.
     assert kept["fedper"] == {parameters - 2, parameters - 1}
+
+
+@pytest.mark.parametrize(("own", "shared"), [("lenet", "mlp"), ("mlp", "lenet")])
+def test_momentum_of_the_own_model_outlives_training_a_replaced_one(own, shared, settings):
+    """Either model may have more tensors than the other."""
+    alone, client = (client_of({**settings, "strategy": "local", "models": own}) for _ in "ab")
+    for server_round in (1, 2):
+        complete(alone.train_locally(server_round, replaced=()))
+        complete(client.train_locally(server_round, replaced=()))
+        with borrowed(replace(client.architecture, name=shared)) as model:
+            replaced = list(model.parameters())
+            complete(client.train_locally(server_round, model=model, replaced=replaced))
+    kept, expected = (one.memory.load("optimizer") for one in (client, alone))
+    assert kept.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(kept[name], tensor, rtol=0, atol=0)
 
 
 def test_fedavg_with_fine_tuning_is_fedavg_ft(settings, tmp_path):

@@ -158,6 +158,8 @@ class Memory:
     ) -> None:
         """Load the stored state into an optimizer, if any. Its learning rate does not change.
 
+        Entries for more parameters than the optimizer has are of a larger model: they stay out.
+
         Parameters
         ----------
         group : str
@@ -168,10 +170,11 @@ class Memory:
             Parameters that start without state.
         """
         starts_anew = _places(optimizer, without)
+        size = sum(len(part["params"]) for part in optimizer.param_groups)
         state: dict[int, dict[str, Tensor]] = {}
         for entry, value in (self.load(group) or {}).items():
             place, _, name = entry.partition("/")
-            if int(place) not in starts_anew:
+            if int(place) < size and int(place) not in starts_anew:
                 # The optimizer changes its state in place, but the memory must not change.
                 state.setdefault(int(place), {})[name] = value.clone()
         if state:
