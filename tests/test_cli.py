@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import fedkd_flwr
@@ -15,6 +16,7 @@ from fedkd_flwr.cli.options import read_choices
 from fedkd_flwr.config import known_names
 from fedkd_flwr.config.presets import find_preset, find_sweep
 from fedkd_flwr.config.settings_reference import settings_reference
+from fedkd_flwr.config.suggestions import COMMON_WORDS, OPTIONS
 from fedkd_flwr.config.toml_files import read_toml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -154,15 +156,35 @@ def test_the_settings_of_one_method_and_of_one_without_any():
         ("rho", "kt-pfl.rho?"),
         ("clusters", "perfed-ckt.clusters, hypcluster.clusters or fesem.clusters?"),
         ("local_epochs", "local-epochs?"),
+        ("persfl.temperature", "persfl.temperatures?"),
+        ("fedrep.epochs", "fedrep.head-epochs or local-epochs?"),
+        ("ditto.weight", "ditto.personalization-weight?"),
+        ("fedprox.weight", "fedprox.mu?"),
+        ("fedprox.lr", "learning-rate?"),
+        ("fedprox.momentum", "momentum?"),
+        ("pfeddf.distillation-steps", "feddf.distillation-steps?"),
     ],
 )
-def test_common_words_suggest_the_key(word, meant):
+def test_a_key_of_the_same_meaning_is_suggested(word, meant):
     assert f"did you mean {meant}" in refusal("run", "-c", f"{word}=3")
 
 
 def test_suggestions_prefer_the_chosen_method():
     line = refusal("run", "-c", "strategy=fesem", "-c", "models=mlp", "-c", "clusters=2")
     assert "did you mean fesem.clusters?" in line
+
+
+def test_an_option_that_is_typed_as_a_setting_is_named():
+    options = get_command(app).commands["run"].params
+    names = {option.opts[0].removeprefix("--") for option in options}
+    of_settings = {*known_names(), *COMMON_WORDS, "preset", "-c"}
+    assert set(OPTIONS) == names - of_settings
+    line = refusal("run", "-c", "save-models=true")
+    assert line == (
+        "Error: The run config has no key save-models; it is an option of `fedkd run`: type "
+        "--save-models.\n"
+    )
+    assert "type --per-client." in refusal("run", "-c", "per_client=true")
 
 
 def test_a_choice_given_twice_allows_either_value():

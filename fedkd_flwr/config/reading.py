@@ -19,7 +19,7 @@ from fedkd_flwr.config.combinations import check_combinations
 from fedkd_flwr.config.errors import ConfigError
 from fedkd_flwr.config.flat_config import Scalar, as_scalar, flatten
 from fedkd_flwr.config.run_config import PLACE_KEYS, RunConfig
-from fedkd_flwr.config.suggestions import either, suggestions
+from fedkd_flwr.config.suggestions import OPTIONS, either, suggestions
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.registry import DATASETS
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
@@ -265,6 +265,9 @@ def custom_keys(flat: Mapping[str, Any]) -> set[str]:
 
 
 def _unknown(name: str, flat: Mapping[str, Any], known: Sequence[str]) -> str:
+    option = kebab_case(name)
+    if option in OPTIONS:
+        return f"The run config has no key {name}; it is an option of `fedkd run`: type --{option}."
     method = METHODS.get(str(flat.get("strategy", RunConfig.model_fields["strategy"].default)))
     own = method.strategy.settings_type.flat_keys() if method else []
     meant = suggestions(name, known, own)

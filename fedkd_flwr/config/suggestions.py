@@ -24,6 +24,9 @@ COMMON_WORDS = {
 }
 """Common names of settings that have another name here."""
 
+OPTIONS = ("allow-code", "engine", "federation-config", "per-client", "save-models", "verbose")
+"""Options of ``fedkd run`` that are no settings."""
+
 
 def suggestions(name: str, known: Collection[str], own: Collection[str]) -> list[str]:
     """Return the settings that a name may refer to, the most likely first.
@@ -33,19 +36,34 @@ def suggestions(name: str, known: Collection[str], own: Collection[str]) -> list
     name : str
         The unknown name.
     known : collection of str
-        All settings.
+        All settings. Those of the table in the name have priority.
     own : collection of str
-        The settings of the chosen method, which have priority.
+        The settings of the chosen method, which have the next priority.
     """
     word = name.lower().replace("_", "-")
     if word in known:
         return [word]
+    if of_table := _of_table(word, known):
+        return of_table
     last = word.rpartition(".")[2]
     same_word = [key for key in known if key.rpartition(".")[2] == last]
     of_method = [key for key in same_word if key in own]
     if last in COMMON_WORDS:
         return [COMMON_WORDS[last], *of_method]
     return of_method or same_word or difflib.get_close_matches(word, known, n=3)
+
+
+def _of_table(word: str, known: Collection[str]) -> list[str]:
+    """Return the keys that a key of a method's table may stand for; none for other words."""
+    table, _, last = word.rpartition(".")
+    keys = {key.rpartition(".")[2]: key for key in known if table and key.startswith(f"{table}.")}
+    if not keys:
+        return []
+    longer = [name for name in keys if set(last.split("-")) <= set(name.split("-"))]
+    similar = longer or difflib.get_close_matches(last, keys, n=3)
+    common = COMMON_WORDS.get(last, last)
+    meant = [*(keys[name] for name in similar), *([common] if common in known else [])]
+    return meant or difflib.get_close_matches(word, keys.values(), n=3)
 
 
 def either(names: Sequence[str]) -> str:
