@@ -153,7 +153,11 @@ def test_every_method_has_its_settings_among_the_names():
         ({"loca-epochs": 3}, "no key loca-epochs; did you mean local-epochs"),
         ({"kt-pfl.temprature": 3}, "no key kt-pfl.temprature; did you mean kt-pfl.temperature"),
         ({"nope.rho": 3}, "no key nope.rho"),
-        ({"strategy": "fedavg"}, "fedavg averages parameters and needs one architecture"),
+        (
+            {"strategy": "fedavg"},
+            r"fedavg averages parameters and needs one architecture .*, such as -c models=mlp\.$",
+        ),
+        ({"strategy": "fednas"}, r"set models to one, such as -c models=darts\.$"),
         ({"strategy": "persfl", "models": "mlp"}, "persfl needs validation data"),
         (
             {"strategy": "persfl", "models": "mlp", "client-split": "60/0.0|20/20"},

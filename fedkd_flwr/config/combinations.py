@@ -10,6 +10,7 @@ from strategies.core.plan import Settings
 from strategies.parameters import SharedModelSettings
 from strategies.soft_predictions import DistillationSettings
 from strategies.spider import SpiderSettings
+from strategies.supernets import SearchSettings
 
 
 def check_combinations(run: RunConfig, settings: Settings) -> None:
@@ -52,9 +53,12 @@ def check_combinations(run: RunConfig, settings: Settings) -> None:
 def _check_models(run: RunConfig, settings: Settings) -> None:
     strategy, models, plan = run.method.strategy, run.models.models, run.plan
     if strategy.needs_one_model and len(set(models)) > 1:
+        searches = isinstance(settings, SearchSettings | SpiderSettings)
+        one = DARTS if searches else models[0]
         raise ConfigError(
             f"{run.strategy} averages parameters and needs one architecture for all clients, and "
-            f"models = {','.join(models)} names {len(set(models))}; set models to one."
+            f"models = {','.join(models)} names {len(set(models))}; set models to one, such as "
+            f"-c models={one}."
         )
     if plan.mixing != "mean" and not strategy.averages_parameters:
         own = f"{settings.table}.mixing"
