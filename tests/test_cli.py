@@ -18,6 +18,7 @@ from fedkd_flwr.config.presets import find_preset, find_sweep
 from fedkd_flwr.config.settings_reference import settings_reference
 from fedkd_flwr.config.suggestions import COMMON_WORDS, OPTIONS
 from fedkd_flwr.config.toml_files import read_toml
+from fedkd_flwr.engines import simulation
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -113,6 +114,23 @@ def test_more_threads_than_any_machine_has_are_refused():
 def test_the_in_process_engine_takes_no_federation_config():
     line = refusal("run", "--federation-config", "client-resources-num-gpus=1")
     assert "takes no federation config" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--federation-config", "client-resources-num-gpus=1"), "takes no federation config"),
+        (("-c", "device=cuda:99"), "device = cuda:99 cannot be used here"),
+        (("--engine", "simulation"), "needs a clone of the project"),
+    ],
+)
+def test_a_run_that_its_engine_cannot_start_is_refused_without_a_progress_bar(
+    options, reason, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(simulation, "APP_FOLDER", tmp_path)
+    result = command("run", "-c", "models=mlp", *options)
+    assert reason in result.stderr
+    assert result.stdout == ""
 
 
 def test_the_page_of_settings_is_what_the_command_prints():

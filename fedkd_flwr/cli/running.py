@@ -79,7 +79,7 @@ def run(
     """Run a method; show a progress bar and a table of results."""
     with one_clear_line():
         from fedkd_flwr.config import ConfigError
-        from fedkd_flwr.engines import deployed_to, find_engine
+        from fedkd_flwr.engines import check_engine, deployed_to, find_engine
         from fedkd_flwr.server_app import check_run
 
         values = read_values(preset, assignments)
@@ -112,8 +112,9 @@ def run(
                 f"The run needs {needed} clients, but --clients {clients} starts fewer. "
                 f"To run with {clients} clients, type -c num-clients={clients} instead."
             )
-        check_run(configuration)
         resources = read_assignments(federation_config)
+        check_engine(engine, configuration, resources)
+        check_run(configuration)
         finished = run_with_progress(configuration, engine, clients, resources, verbose)
         if per_client:
             print_clients(finished)

@@ -2,7 +2,7 @@
 
 from fedkd_flwr.engines.deployment import deployed_to, run_deployment
 from fedkd_flwr.engines.in_process import flower_log_level
-from fedkd_flwr.engines.registry import find_engine
+from fedkd_flwr.engines.registry import check_engine, find_engine
 from fedkd_flwr.engines.starting import (
     resolve_output,
     resume,
@@ -15,6 +15,7 @@ from fedkd_flwr.grids.in_process import InProcessGrid
 
 __all__ = [
     "InProcessGrid",
+    "check_engine",
     "deployed_to",
     "find_engine",
     "flower_log_level",

@@ -48,11 +48,7 @@ def run_in_process(
     ConfigError
         If the device cannot be used, or there is a federation config.
     """
-    if resources:
-        raise ConfigError(
-            "The engine in-process takes no federation config; type --engine simulation."
-        )
-    require_device(configuration.run.torch_device)
+    check_in_process(configuration, resources)
     started = clients or configuration.run.plan.num_clients
     together = None if configuration.run.cohort == "off" else train_together
     grid = InProcessGrid(
@@ -73,6 +69,15 @@ def run_in_process(
             model_pool.clear()
             cohort_size.cache_clear()
             own_widths.cache_clear()
+
+
+def check_in_process(configuration: Configuration, resources: Mapping[str, Any] | None) -> None:
+    """Refuse what this engine cannot run; see `run_in_process`."""
+    if resources:
+        raise ConfigError(
+            "The engine in-process takes no federation config; type --engine simulation."
+        )
+    require_device(configuration.run.torch_device)
 
 
 def require_device(device: str) -> None:

@@ -1,12 +1,12 @@
 """The engines by name: the only place that selects one by name."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from fedkd_flwr.config import ConfigError, Configuration
-from fedkd_flwr.engines.in_process import run_in_process
-from fedkd_flwr.engines.simulation import run_simulation
+from fedkd_flwr.engines.in_process import check_in_process, run_in_process
+from fedkd_flwr.engines.simulation import check_simulation, run_simulation
 from fedkd_flwr.runs import Run
 from strategies.core.rounds import Observer
 
@@ -27,6 +27,12 @@ class Engine(Protocol):
 ENGINES: dict[str, Engine] = {"in-process": run_in_process, "simulation": run_simulation}
 """Where clients can run."""
 
+CHECKS: dict[str, Callable[[Configuration, Mapping[str, Any] | None], None]] = {
+    "in-process": check_in_process,
+    "simulation": check_simulation,
+}
+"""What refuses a run that an engine cannot start on this machine."""
+
 
 def find_engine(name: str) -> Engine:
     """Return the engine of a name.
@@ -45,3 +51,16 @@ def find_engine(name: str) -> Engine:
             f"deployment:NAME{meant}"
         )
     return ENGINES[name]
+
+
+def check_engine(
+    name: str, configuration: Configuration, resources: Mapping[str, Any] | None = None
+) -> None:
+    """Refuse a run that an engine cannot start on this machine.
+
+    Raises
+    ------
+    ConfigError
+        With one sentence; the engine itself would raise the same.
+    """
+    CHECKS[name](configuration, resources)

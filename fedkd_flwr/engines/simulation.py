@@ -42,15 +42,12 @@ def run_simulation(
 
     Raises
     ------
+    ConfigError
+        If this is no clone of the project, or the config names an object of this process.
     RuntimeError
         If the run fails; with the line of the log that says why.
     """
-    if not (APP_FOLDER / "pyproject.toml").exists():
-        raise ConfigError(
-            "The engine simulation needs a clone of the project, and this is an installed package; "
-            "type --engine in-process."
-        )
-    require_importable(configuration, "the simulation has")
+    check_simulation(configuration)
     directory = Path(configuration.run.output_dir)
     completed = _completed_rounds(configuration)
     # A finished run that is continued has its old summary until the first new round is complete.
@@ -71,6 +68,18 @@ def run_simulation(
     if not summary.exists() or _state_of(summary) == old_summary:
         raise RuntimeError(f"The simulation did not finish; last output line: {reason}")
     return load_run(directory, names_of_code(configuration.flat()))
+
+
+def check_simulation(
+    configuration: Configuration, resources: Mapping[str, Any] | None = None
+) -> None:
+    """Refuse what this engine cannot run; see `run_simulation`."""
+    if not (APP_FOLDER / "pyproject.toml").exists():
+        raise ConfigError(
+            "The engine simulation needs a clone of the project, and this is an installed package; "
+            "type --engine in-process."
+        )
+    require_importable(configuration, "the simulation has")
 
 
 def _completed_rounds(configuration: Configuration) -> int:
