@@ -134,6 +134,7 @@ def test_every_method_has_its_settings_among_the_names():
     ("values", "sentence"),
     [
         ({"strategy": "nope"}, "strategy = 'nope': is none of the allowed kt-pfl"),
+        ({"strategy": "foo"}, "strategy = 'foo': is none of the allowed kt-pfl"),
         ({"strategy": "ktpfl"}, r"^strategy = 'ktpfl': is unknown; did you mean kt-pfl\?$"),
         ({"strategy": "Fed_Avg"}, r"did you mean fedavg\?$"),
         ({"models": "mlp,lenett"}, r"is unknown; did you mean lenet\?$"),

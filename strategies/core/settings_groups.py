@@ -124,7 +124,8 @@ class NoneOfTheAllowedError(ValueError):
 
     def __init__(self, allowed: Collection[str], given: str = "") -> None:
         self.allowed = list(allowed)
-        close = get_close_matches(given.lower().replace("_", "-"), self.allowed, n=1)
+        word = given.lower().replace("_", "-")
+        close = get_close_matches(word, self.allowed, n=1, cutoff=0.65)
         all_words = f"is none of the allowed {', '.join(self.allowed)}"
         super().__init__(f"is unknown; did you mean {close[0]}?" if close else all_words)
 
