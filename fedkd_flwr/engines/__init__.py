@@ -10,6 +10,7 @@ from fedkd_flwr.engines.starting import (
     run,
     run_configuration,
     with_absolute_folders,
+    with_natural_clients,
 )
 from fedkd_flwr.grids.in_process import InProcessGrid
 
@@ -26,4 +27,5 @@ __all__ = [
     "run_configuration",
     "run_deployment",
     "with_absolute_folders",
+    "with_natural_clients",
 ]

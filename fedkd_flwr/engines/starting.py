@@ -152,6 +152,7 @@ def with_natural_clients(configuration: Configuration) -> Configuration:
     data, plan = configuration.run.data, configuration.run.plan
     if plan.num_clients or data.partition not in (BY_COLUMN, BY_FILE):
         return configuration
+    _read_changed_folders_again(configuration)
     # Deferred: Arrow is loaded for tables, and PyTorch for files.
     if data.partition == BY_FILE:
         from fedkd_flwr.data.pfllib import num_clients_in

@@ -1,11 +1,8 @@
 """Do the runs of a sweep, one by one or in parallel."""
 
-import json
-import traceback
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from logging import WARNING
 from pathlib import Path
@@ -32,6 +29,7 @@ from fedkd_flwr.sweeps.earlier_attempts import (
     require_unlocked,
     rounds_to_continue_from,
 )
+from fedkd_flwr.sweeps.failures import Failure, record_failure
 from fedkd_flwr.sweeps.folder import require_own_folder, sweep_folder
 from fedkd_flwr.sweeps.grid import Selection, read_sweep, run_labels, select_runs
 from fedkd_flwr.sweeps.parallel_calls import call_in_parallel
@@ -127,29 +125,6 @@ SweepListener = Callable[[str, Mapping[str, Any]], None]
 """Is called with a run's name and the row of a finished round."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why a run failed.
-
-    Attributes
-    ----------
-    kind, message : str
-        The exception's type and text.
-    traceback : str
-        Where it came from.
-    """
-
-    kind: str
-    message: str
-    traceback: str
-
-    @classmethod
-    def of(cls, error: Exception) -> "Failure":
-        """Describe an exception as text, which can be sent between processes."""
-        lines = "".join(traceback.format_exception(error))
-        return cls(type(error).__name__, str(error), lines)
-
-
 EndedRuns = Generator[tuple[SweepRun, Failure | None], None, None]
 """Runs as they end, each with its failure or None."""
 
@@ -215,12 +190,15 @@ def run_sweep(
 
     Raises
     ------
-    ConfigError, RunDirectoryError
+    ConfigError, DataError, RunDirectoryError
         Before any run starts.
     """
     engines.find_engine(engine)
-    everything = read_sweep(path, settings)
-    configurations = select_runs(path, everything, only) if only else everything
+    read = read_sweep(path, settings)
+    wanted = select_runs(path, read, only) if only else read
+    # Finished runs have recorded how many clients they had, also where the sweep leaves N open.
+    everything = {name: engines.with_natural_clients(run) for name, run in read.items()}
+    configurations = {name: everything[name] for name in wanted}
     _check_jobs(jobs, engine, configurations.values())
     folder = sweep_folder(path, output_dir)
     require_own_folder(folder, everything.values())
@@ -234,7 +212,7 @@ def run_sweep(
     finished: dict[str, Run] = {}
 
     def fail(run: SweepRun, failure: Failure) -> None:
-        _record_failure(folder, run.name, failure)
+        record_failure(folder, run.name, failure)
         tell(run.progress("failed", error=failure.message))
 
     def to_do() -> Iterator[SweepRun]:
@@ -385,15 +363,3 @@ def _models_folder(configuration: Configuration, run_directory: Path, save_model
         return str(run_directory / "models")
     shared = configuration.run.models_dir
     return str(absolute(shared) / run_directory.name) if shared else ""
-
-
-def _record_failure(folder: Path, name: str, failure: Failure) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {
-        "run": name,
-        "error": f"{failure.kind}: {failure.message}",
-        "traceback": failure.traceback,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    with (folder / "failures.jsonl").open("a") as file:
-        file.write(json.dumps(record) + "\n")

@@ -295,7 +295,7 @@ class MethodSearch:
         """Bring one run of a trial to a rung; return its validation accuracy and steps there."""
         path = self._path(number, seed)
         changed = {**chosen, "strategy": self.strategy, "seed": seed, "output-dir": str(path)}
-        configuration = read_config({**self.values, **changed})
+        configuration = engines.with_natural_clients(read_config({**self.values, **changed}))
         values = configuration.flat()
         is_last = rung == self.rounds
         stop = partial(_stop_at, None if is_last else rung)
