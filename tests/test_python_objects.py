@@ -6,6 +6,10 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -101,17 +105,68 @@ def test_a_callable_is_named_by_what_it_computes():
     assert name_of(functools.partial(perceptron, 4)) == name_of(functools.partial(perceptron, 4))
 
 
+class Builder:
+    """A callable object that reads an attribute."""
+
+    def __init__(self, held):
+        self.held = held
+
+    def __call__(self, shape, classes):
+        return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"mode": "on"}, {"mode": "off"}),
+        ([1, 2], [1, 3]),
+        (None, 0),
+        (torch.float32, torch.float64),
+        (Path("a"), Path("b")),
+        (SimpleNamespace(mode="on"), SimpleNamespace(mode="off")),
+        (deque([1]), deque([2])),
+        (nn.ReLU, nn.Tanh),
+        (functools.cache(lambda x: x), functools.cache(lambda x: -x)),
+    ],
+)
+def test_all_that_an_object_holds_decides_on_its_name(one, other):
+    def reading(held):
+        return lambda shape, classes: nn.Linear(len(str(held)), classes)
+
+    def with_member(held):
+        return type("Net", (nn.Linear,), {"held": held})
+
+    for built_with in (Builder, lambda held: Builder(Builder(held)), reading, with_member):
+        assert name_of(built_with(one)) != name_of(built_with(other))
+        assert name_of(built_with(one)) == name_of(built_with(one))
+
+
+def test_shared_parts_of_an_object_are_read_once():
+    held = []
+    for _ in range(50):
+        held = [held, held]
+    held.append(held)
+    assert name_of(Builder(held)) == name_of(Builder(held))
+
+
 def test_different_callables_of_one_list_never_share_a_name():
-    class Builder:
-        def __init__(self, inner):
-            self.inner = inner
-
-        def __call__(self, shape, classes):
-            return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
-
-    # A digest does not look into objects that hold further objects.
-    names = name_of([Builder(Builder(1)), Builder(Builder(2))])
+    # A digest does not look into objects that cannot be pickled.
+    names = name_of([Builder(threading.Lock()), Builder(threading.Lock())])
     assert names[1] == f"{names[0]}_2"
+
+
+def test_only_global_variables_that_are_read_decide_on_a_name(monkeypatch):
+    class Net(nn.Linear):
+        def forward(self, x):
+            return self.head_width * (lambda: scale)() * x  # noqa: F821
+
+    monkeypatch.setitem(globals(), "scale", 1)
+    build = lambda shape, classes: Net(shape[0], classes)  # noqa: E731
+    name = name_of(build)
+    monkeypatch.setitem(globals(), "head_width", 7)
+    assert name_of(build) == name
+    monkeypatch.setitem(globals(), "scale", 2)
+    assert name_of(build) != name
 
 
 @pytest.mark.slow
