@@ -10,7 +10,7 @@ import torch
 from helpers import image_rows, write_image_folder, write_parquet
 from PIL import Image
 
-from fedkd_flwr.data import sources
+from fedkd_flwr.data.bundled_digits import bundled_digits
 from fedkd_flwr.data.decoding import convert_images, to_float
 from fedkd_flwr.data.registry import DATASETS, DataError
 from fedkd_flwr.data.sources import load_images, load_labels, load_node_data
@@ -50,7 +50,7 @@ def test_digits_are_complete_offline_and_fill_the_range():
 
 def test_digits_are_those_of_scikit_learn():
     digits = sklearn.datasets.load_digits()
-    images, labels = sources._bundled_digits()
+    images, labels = bundled_digits()
     brightness = np.round(digits.images * (255 / 16)).astype(np.uint8)
     np.testing.assert_array_equal(images[:, 0].numpy(), brightness)
     np.testing.assert_array_equal(labels, digits.target)

@@ -2,6 +2,7 @@
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,7 +40,20 @@ def client_values(settings: DataSettings) -> NDArray[np.generic]:
 @reads_data
 @functools.lru_cache(maxsize=2)
 def _client_values(dataset: str, data_root: str, column: str) -> NDArray[np.generic]:
-    found = _read(dataset, data_root, column)
+    parts = [_values_in(part, dataset, column) for part in _read(dataset, data_root, column)]
+    found = [value for part in parts for value in part]
+    if len({type(value) for value in found}) > 1:
+        raise DataError(
+            f"client-column = {column} of {dataset} holds text in some files and whole numbers in "
+            "others; it should hold the same in all"
+        )
+    values = np.array(found)
+    values.flags.writeable = False
+    return values
+
+
+def _values_in(found: Column, dataset: str, column: str) -> list[str] | list[int]:
+    """Return the values in one part of a data set, which has a type of its own."""
     if pa.types.is_dictionary(found.type):
         found = found.cast(found.type.value_type)
     is_word = pa.types.is_string(found.type) or pa.types.is_large_string(found.type)
@@ -50,12 +64,11 @@ def _client_values(dataset: str, data_root: str, column: str) -> NDArray[np.gene
         )
     if found.null_count:
         raise DataError(f"client-column = {column} of {dataset} has {found.null_count} empty rows")
-    values = np.array(found.to_pylist())
-    values.flags.writeable = False
+    values: list[Any] = found.to_pylist()
     return values
 
 
-def _read(dataset: str, data_root: str, column: str) -> Column:
+def _read(dataset: str, data_root: str, column: str) -> list[Column]:
     if hub_id := hub_id_of(dataset):
         _require_column(schema_of(hub_id, data_root), column, dataset)
         return read_column(hub_id, column, data_root)
@@ -68,7 +81,7 @@ def _read(dataset: str, data_root: str, column: str) -> Column:
     tables = [read_table(place) for place in places]
     for table in tables:
         _require_column(table.schema, column, dataset)
-    return pa.chunked_array([chunk for table in tables for chunk in table.column(column).chunks])
+    return [table.column(column) for table in tables]
 
 
 def _require_column(schema: pa.Schema, column: str, dataset: str) -> None:

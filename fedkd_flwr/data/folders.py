@@ -143,7 +143,9 @@ def image_files(folder: Path) -> list[Path]:
     return sorted(
         file
         for file in folder.rglob("*")
-        if file.suffix.lower() in suffixes and not _is_hidden(file.relative_to(folder))
+        if file.suffix.lower() in suffixes
+        and not _is_hidden(file.relative_to(folder))
+        and not file.is_dir()
     )
 
 

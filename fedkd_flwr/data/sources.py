@@ -8,7 +8,7 @@ import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.metadata import distribution, version
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
+from fedkd_flwr.data.bundled_digits import bundled_digits
 from fedkd_flwr.data.cache import cache_folder, keep_arrays, read_array
 from fedkd_flwr.data.changed_folders import reads_data
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, content_keys, groups_of_files
@@ -37,9 +38,6 @@ from fedkd_flwr.data.registry import (
 )
 from fedkd_flwr.data.storage import digest_of, fingerprint
 from fedkd_flwr.files import plain_name
-
-BUNDLED_DIGITS = "sklearn/datasets/data/digits.csv.gz"
-"""File of scikit-learn with one row per digit: 64 brightnesses from 0 to 16, and the class."""
 
 ANY = DataFormat()
 """The config says nothing about the data."""
@@ -123,7 +121,7 @@ def _load_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[
     if is_function(name) or name.startswith((FOLDER, PFLLIB)):
         return load_images(name, data_root, data_format).labels.numpy()
     source = _source(name, data_root, data_format)
-    labels = _read_labels(name, data_root, data_format) if source.hub_id else _bundled_digits()[1]
+    labels = _read_labels(name, data_root, data_format) if source.hub_id else bundled_digits()[1]
     _require_classes(labels, source.classes, f"data set {name!r}")
     labels.flags.writeable = False
     return labels
@@ -163,9 +161,10 @@ def _read_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[
 
     source = _source(name, data_root, data_format)
     if not source.label_column:
-        number = len(read_column(source.hub_id, source.image_column, data_root))
-        return np.zeros(number, dtype=np.int64)
-    return whole_numbers(read_column(source.hub_id, source.label_column, data_root))
+        parts = read_column(source.hub_id, source.image_column, data_root)
+        return np.zeros(sum(map(len, parts)), dtype=np.int64)
+    parts = read_column(source.hub_id, source.label_column, data_root)
+    return np.concatenate([whole_numbers(part) for part in parts])
 
 
 @reads_data
@@ -184,7 +183,7 @@ def _load_images(name: str, data_root: str, data_format: DataFormat) -> ImageSet
     if source.hub_id:
         images = _read_images(name, data_root, data_format, labels)
     else:
-        images = convert_images(_bundled_digits()[0], source.shape)
+        images = convert_images(bundled_digits()[0], source.shape)
     return ImageSet(images, labels, source.classes or int(labels.max()) + 1)
 
 
@@ -212,8 +211,10 @@ def _read_images(name: str, data_root: str, data_format: DataFormat, labels: Ten
         from fedkd_flwr.data.tables import encoded_images, read_column
 
         source = _source(name, data_root, data_format)
-        column = read_column(source.hub_id, source.image_column, data_root)
-        return decode_images(encoded_images(column), source.shape)
+        parts = read_column(source.hub_id, source.image_column, data_root)
+        return decode_images(
+            [file for part in parts for file in encoded_images(part)], source.shape
+        )
 
     return _decoded(_path_in_cache(name, data_root, data_format), labels, decode)
 
@@ -248,17 +249,6 @@ def _named_by_content(name: str, follows_from: tuple[object, ...]) -> Path | Non
     decoder = (version("pillow"), torch.__version__, DECODING)
     digest = hashlib.sha256(repr((*follows_from, decoder)).encode()).hexdigest()
     return folder / f"{plain_name(name)}-{digest[:32]}.safetensors"
-
-
-def _bundled_digits() -> tuple[Tensor, NDArray[np.int64]]:
-    """Return scikit-learn's digits, (1797, 1, 8, 8) uint8, and their classes.
-
-    The file is read as it lies: importing scikit-learn for it takes seconds.
-    """
-    path = distribution("scikit-learn").locate_file(BUNDLED_DIGITS)
-    rows = np.loadtxt(str(path), delimiter=",", dtype=np.uint8)
-    brightness = torch.from_numpy(rows[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).round()
-    return brightness.to(torch.uint8), rows[:, -1].astype(np.int64)
 
 
 def _require_classes(labels: NDArray[np.int64], classes: int, owner: str) -> None:
@@ -359,8 +349,20 @@ def _encoded_at(path: Path, data_format: DataFormat, grouping: Grouping = UNGROU
     files, own = read_image_folder(path, data_format)
     folders, paths = folders_and_paths(path, files) if data_format.labeled else ([], [])
     groups = groups_of_files(paths, grouping.pattern) if grouping.pattern else []
-    encoded = [file.read_bytes() for file in files]
-    return _Files(encoded, [repr(str(file)) for file in files], own, folders, groups)
+    return _Files(
+        [_content_of(file) for file in files],
+        [repr(str(file)) for file in files],
+        own,
+        folders,
+        groups,
+    )
+
+
+def _content_of(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise DataError(f"{str(file)!r} cannot be read: {error.strerror or error}") from error
 
 
 def _encoded_in(places: list[Path], data_format: DataFormat, grouping: Grouping) -> _Files:

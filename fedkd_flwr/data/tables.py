@@ -19,8 +19,10 @@ Column: TypeAlias = "pa.ChunkedArray[Any]"
 """A column of an Arrow table."""
 
 
-def read_column(hub_id: str, column: str, data_root: str = "") -> Column:
-    """Return one column of a data set, train part first.
+def read_column(hub_id: str, column: str, data_root: str = "") -> list[Column]:
+    """Return one column of each part of a data set, train part first.
+
+    The parts may store it in different types, such as int32 and int64.
 
     Parameters
     ----------
@@ -38,8 +40,7 @@ def read_column(hub_id: str, column: str, data_root: str = "") -> Column:
     """
     if not data_root:
         return _read_hub(hub_id, column)
-    files = parquet_files(hub_id, data_root)
-    return _concatenate([read_parquet(path, [column]) for path in files])
+    return [read_parquet(path, [column]) for path in parquet_files(hub_id, data_root)]
 
 
 def read_parquet(path: Path, columns: Sequence[str]) -> Column:
@@ -60,7 +61,7 @@ def read_parquet(path: Path, columns: Sequence[str]) -> Column:
     raise DataError(f"{str(path)!r} has no column {' or '.join(map(repr, columns))}")
 
 
-def _read_hub(hub_id: str, column: str) -> Column:
+def _read_hub(hub_id: str, column: str) -> list[Column]:
     import datasets  # deferred: takes a second, and runs with a data root do without
 
     parts = hub_parts(hub_id)
@@ -70,11 +71,7 @@ def _read_hub(hub_id: str, column: str) -> Column:
         if isinstance(table.features[column], datasets.Image):
             table = table.cast_column(column, datasets.Image(decode=False))
         columns.append(table.with_format("arrow")[:].column(0))
-    return _concatenate(columns)
-
-
-def _concatenate(columns: Sequence[Column]) -> Column:
-    return pa.chunked_array([chunk for column in columns for chunk in column.chunks])
+    return columns
 
 
 IMAGES, LABELS = "image", "label"
@@ -216,14 +213,32 @@ def encoded_images(column: Column) -> list[bytes]:
     Raises
     ------
     DataError
-        If the column holds names of files and not the files.
+        If the column holds something else, such as names of files, or a row has no image.
     """
-    if pa.types.is_struct(column.type):
-        column = pa.compute.struct_field(column, "bytes")
-    if column.null_count:
-        raise DataError("the image column names files and does not hold them")
-    files: list[Any] = column.to_pylist()
+    if not _holds_files(column.type):
+        raise DataError(
+            f"the image column holds {column.type}; it should hold image files, as bytes or as "
+            "structs with a field bytes: set image-column to such a column"
+        )
+    encoded = _field(column, "bytes") if pa.types.is_struct(column.type) else column
+    if missing := encoded.null_count:
+        if missing == len(column) and _has_paths(column):
+            raise DataError("the image column names files and does not hold them")
+        raise DataError(f"{missing} of {len(column)} rows have no image; remove these rows")
+    files: list[Any] = encoded.to_pylist()
     return files
+
+
+def _has_paths(column: Column) -> bool:
+    if not pa.types.is_struct(column.type) or column.type.get_field_index("path") < 0:
+        return False
+    return _field(column, "path").null_count < len(column)
+
+
+def _field(column: Column, name: str) -> Column:
+    """Return a field of a column of structs."""
+    field: Column = pa.compute.struct_field(column, name)
+    return field
 
 
 def whole_numbers(column: Column) -> NDArray[np.int64]:
