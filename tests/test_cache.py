@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from fedkd_flwr.cli import app
 from fedkd_flwr.data import cache, sources, storage
+from fedkd_flwr.data.number_of_classes import count_classes
 from fedkd_flwr.data.sources import load_images, load_labels, load_node_data
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
@@ -34,7 +35,7 @@ def forget():
     for known in (
         sources._load_images,
         sources._load_labels,
-        sources.count_classes,
+        count_classes,
         sources._path_in_cache,
     ):
         known.cache_clear()

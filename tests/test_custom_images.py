@@ -12,6 +12,7 @@ from fedkd_flwr.data import storage
 from fedkd_flwr.data.clients import check_data
 from fedkd_flwr.data.registry import DataError, DataFormat
 from fedkd_flwr.data.sources import load_images, load_labels, load_node_data
+from fedkd_flwr.models.build import build_fitting
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (120, 12, 10, 3), dtype=np.uint8)
 LABELS = np.arange(120) % 3
@@ -178,3 +179,29 @@ def test_missing_data_are_refused_in_one_line(changes, sentence, own, tmp_path):
         fedkd_flwr.run({**own, **changes}, output_dir=tmp_path / "run")
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("labels", "sentence"),
+    [
+        ([0] * 120, "has labels of one class; a model needs at least two"),
+        (
+            [*range(10)] * 11 + [10**9] * 10,
+            "up to 1000000000, and at most 100000 classes",
+        ),
+    ],
+)
+def test_labels_that_no_model_can_learn_are_refused(labels, sentence, own, tmp_path):
+    images = np.zeros((120, 8, 8), dtype=np.uint8)
+    table = write_parquet(tmp_path / "table.parquet", images, labels)
+    for partition in ("iid", "k-classes", "dirichlet"):
+        changes = {"dataset": f"folder:{table}", "partition": partition, "models": "mlp"}
+        with pytest.raises((ConfigError, DataError), match=sentence):
+            fedkd_flwr.run({**own, **changes}, output_dir=tmp_path / "run")
+
+
+def test_the_reason_why_a_model_cannot_be_built_is_kept():
+    with pytest.raises(ValueError, match="mlp cannot be built: a model needs at least 2 classes"):
+        build_fitting("mlp", (1, 8, 8), 1)
+    with pytest.raises(ValueError, match=r"takes no samples .*needs images of at least"):
+        build_fitting("alexnet", (1, 4, 4), 2)

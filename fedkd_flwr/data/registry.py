@@ -19,6 +19,9 @@ HELD_OUT = "held-out"
 NO_PUBLIC_SET = "none"
 """Name of the public set of a method that needs none."""
 
+MOST_CLASSES = 100_000
+"""Most classes of a data set; larger labels are identifiers and no classes."""
+
 SYMMETRIC = "symmetric"
 """The ``input-scaling`` of images that needs no statistics of a data set."""
 

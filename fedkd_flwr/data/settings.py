@@ -12,6 +12,7 @@ from fedkd_flwr.data.registry import (
     BY_FILE,
     DATASETS,
     HELD_OUT,
+    MOST_CLASSES,
     NO_PUBLIC_SET,
     PFLLIB,
     DataError,
@@ -89,7 +90,7 @@ class DataSettings(SettingsGroup):
     dataset: str = "digits"
     image_column: str = ""
     label_column: str = ""
-    configured_classes: int = Field(default=0, ge=0)
+    configured_classes: int = Field(default=0, ge=0, le=MOST_CLASSES)
     configured_shape: Annotated[
         str, fitting(r"( *[1-9]\d*( *, *[1-9]\d*)* *)?", "numbers above 0, such as 3,32,32")
     ] = ""
@@ -149,7 +150,7 @@ class DataSettings(SettingsGroup):
         """K, the number of classes; custom data are loaded if ``num-classes`` is not set."""
         if self.dataset in DATASETS:
             return DATASETS[self.dataset].classes
-        from fedkd_flwr.data.sources import count_classes  # deferred: it loads PyTorch
+        from fedkd_flwr.data.number_of_classes import count_classes  # deferred: it loads PyTorch
 
         return self.configured_classes or count_classes(
             self.dataset, self.data_root, self.data_format

@@ -129,13 +129,6 @@ def _load_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[
 
 @reads_data
 @functools.cache
-def count_classes(name: str, data_root: str, data_format: DataFormat) -> int:
-    """Return the largest class of a data set plus one; see `load_labels`."""
-    return int(load_labels(name, data_root, data_format).max()) + 1
-
-
-@reads_data
-@functools.cache
 def _source(name: str, data_root: str, data_format: DataFormat) -> Source:
     """Return where a data set lies: as the registry says, or as its own columns tell."""
     if not name.startswith(HUB):

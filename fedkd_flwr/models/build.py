@@ -94,18 +94,21 @@ def build_fitting(
     Raises
     ------
     ValueError
-        If it does not; with the built-in models that do.
+        If it does not, with the reason and the built-in models that do.
     """
     if is_custom(name):
         return build_model(name, shape, classes)
     try:
         return _tried(name, shape, classes, search_space)
-    except (ValueError, RuntimeError):
-        fitting = ", ".join(fitting_models(shape, classes, search_space)) or "none"
+    except (ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        fitting = ", ".join(fitting_models(shape, classes, search_space))
+        if not fitting:
+            raise ValueError(f"model {name} cannot be built: {reason}") from None
         listed = ", ".join(map(str, shape))
         raise ValueError(
             f"model {name} takes no samples (n, {listed}); built-in models that do: {fitting}; or "
-            "set models to your own module:object"
+            f"set models to your own module:object ({reason})"
         ) from None
 
 
