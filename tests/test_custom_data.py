@@ -9,7 +9,7 @@ import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.clients import check_data
-from fedkd_flwr.data.custom_data import call_for_data
+from fedkd_flwr.data.custom_data import as_data_set, call_for_data
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.data.sources import load_images, load_labels, load_node_data
 
@@ -107,6 +107,16 @@ def test_invalid_data_are_refused_in_one_line(name, own, tmp_path):
         fedkd_flwr.run({**own, "dataset": f"{HERE}:{name}"}, output_dir=tmp_path / "run")
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_any_memory_layout_and_byte_order_of_numbers_is_accepted():
+    samples, labels = series()
+    backwards = np.flip(samples, axis=2).astype(">f4"), labels[::-1]
+    found, classes = as_data_set("data", backwards)
+    np.testing.assert_array_equal(found, np.flip(samples, axis=2).astype(np.float32))
+    np.testing.assert_array_equal(classes, labels[::-1])
+    views, _ = as_data_set("data", (samples[:, :, ::-1], labels))
+    np.testing.assert_array_equal(views, found)
 
 
 def test_shape_and_classes_must_match_the_config(own):

@@ -80,7 +80,11 @@ def content_digest(samples: Tensor, labels: Tensor) -> str:
 
 def _tensor(name: str, part: Any) -> Tensor:
     try:
-        return torch.as_tensor(np.asarray(part) if not isinstance(part, Tensor) else part).cpu()
+        if isinstance(part, Tensor):
+            return part.cpu()
+        array = np.asarray(part)
+        # PyTorch takes no negative strides and no other byte order.
+        return torch.as_tensor(array.astype(array.dtype.newbyteorder("="), "C", copy=False))
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"{name} returned a {type(part).__name__} that is no array of numbers"
