@@ -6,14 +6,16 @@ from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
+from helpers import write_image_folder
 
 from fedkd_flwr import engines
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.config import ConfigError, default_values, reading
 from fedkd_flwr.runs import load_run
 from fedkd_flwr.runs.lock import lock_directory
-from fedkd_flwr.sweeps import read_sweep, run_name, run_sweep
+from fedkd_flwr.sweeps import grid_values, read_sweep, run_name, run_sweep
 from fedkd_flwr.sweeps.earlier_attempts import missing_extras
 
 ROOT = Path(__file__).parent.parent
@@ -132,6 +134,29 @@ def test_only_selects_by_defaults_too(tmp_path):
     path = write(tmp_path, "[base]\npartition = 'dirichlet'\n" + text)
     (default,) = read_sweep(path, only={"alpha": [0.5]}).values()
     assert default.flat()["alpha"] == 0.5
+
+
+def test_only_takes_values_as_the_sweep_has_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        write_image_folder(tmp_path / name, np.zeros((4, 8, 8), np.uint8), [0, 1, 0, 1])
+    text = TINY.replace('dataset = "digits"', "").replace('models = "mlp"', "")
+    text += "[grid]\ndataset = ['folder:a', 'folder:b']\nmodels = ['mlp, cnn', 'lenet']\n"
+    path = write(tmp_path, text + "strategy = ['local']\n")
+    (run,) = read_sweep(path, only={"dataset": "folder:a", "models": ["mlp, cnn"]}).values()
+    assert run.run.data.dataset == f"folder:{tmp_path / 'a'}"
+    assert run.run.models.models == ("mlp", "cnn")
+    assert read_sweep(path, only={"dataset": run.run.data.dataset, "models": "mlp,cnn"}).values()
+    with pytest.raises(ConfigError, match="has no run with dataset = folder:c"):
+        read_sweep(path, only={"dataset": "folder:c"})
+
+
+def test_values_of_the_grid_may_be_lists(tmp_path):
+    path = write(
+        tmp_path, TINY.replace('models = "mlp"', "") + "[grid]\nmodels = [['mlp'], ['cnn']]\n"
+    )
+    assert grid_values(path) == {"models": [["mlp"], ["cnn"]]}
+    assert [run.run.models.models for run in read_sweep(path).values()] == [("mlp",), ("cnn",)]
 
 
 @pytest.mark.parametrize(

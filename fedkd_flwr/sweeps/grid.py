@@ -64,8 +64,9 @@ def read_sweep(
     settings : mapping, optional
         Settings that hold for every run, whatever the file says.
     only : mapping, optional
-        The values that a run may have for some settings, if not all runs are wanted. A setting
-        of a method's table is one of the runs alone whose method reads it.
+        The values that a run may have for some settings, if not all runs are wanted, as they
+        stand in the file or in the config. A setting of a method's table is one of the runs alone
+        whose method reads it.
 
     Returns
     -------
@@ -137,7 +138,7 @@ def select_runs(
     selected = {
         name: configuration
         for name, configuration in configurations.items()
-        if all(read[name].get(key) in values for key, values in wanted.items())
+        if all(_has(configuration, read[name], key, values) for key, values in wanted.items())
     }
     if not selected:
         there = {
@@ -148,6 +149,25 @@ def select_runs(
             f"{_in_words(there)}."
         )
     return selected
+
+
+def _has(
+    configuration: Configuration, own: Mapping[str, Scalar], key: str, wanted: Collection[Scalar]
+) -> bool:
+    """Return whether a run has one of some values, which may be written as in the sweep."""
+    if key not in own:
+        return False
+    return own[key] in wanted or own[key] in [_as_read(configuration, key, v) for v in wanted]
+
+
+def _as_read(configuration: Configuration, key: str, value: Scalar) -> Scalar:
+    """Return a value as the config of a run holds it; unchanged if the run cannot have it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return read_config({**configuration.flat(), key: value}).flat()[key]
+    except ConfigError:
+        return value
 
 
 def _read_settings(configuration: Configuration) -> dict[str, Scalar]:
@@ -212,11 +232,20 @@ def grid_values(path: str | Path) -> dict[str, list[Scalar]]:
     """
     _, axes = _read_tables(sweep_file(path))
     return {
-        name: list(dict.fromkeys(choice[name] for choice in choices))
+        name: _distinct(choice[name] for choice in choices)
         for choices in axes
         for name in choices[0]
         if all(name in choice for choice in choices)
     }
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    """Return values in their order, each once; they may be lists."""
+    found: list[Any] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found
 
 
 def sweep_file(name: str | Path) -> Path:
