@@ -13,6 +13,7 @@ from helpers import write_image_folder
 from fedkd_flwr import engines
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.config import ConfigError, default_values, reading
+from fedkd_flwr.config.toml_files import read_toml
 from fedkd_flwr.runs import load_run
 from fedkd_flwr.runs.lock import lock_directory
 from fedkd_flwr.sweeps import grid_values, read_sweep, run_name, run_sweep
@@ -103,6 +104,20 @@ def test_a_preset_is_found_beside_the_sweep_and_overridden(tmp_path):
     (configuration,) = read_sweep(path).values()
     run = configuration.run
     assert (run.plan.seed, run.data.alpha, configuration.settings.rho) == (8, 0.4, 0.7)
+
+
+@pytest.mark.parametrize("preset", ["compare/digits-mixed", "conf/compare/digits-mixed.toml"])
+def test_a_preset_of_the_project_is_found_by_name_from_any_folder(preset, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    path = write(tmp_path / "sub", f"[base]\npreset = '{preset}'\n[grid]\nseed = [8]\n")
+    for sweep in (path, path.relative_to(tmp_path)):
+        (configuration,) = read_sweep(sweep).values()
+        shipped = read_toml("compare/digits-mixed")
+        assert configuration.run.data.client_split == shipped["client-split"]
+    write(tmp_path / "sub", "[base]\npreset = 'compare/digits-mixd'\n[grid]\nseed = [8]\n")
+    with pytest.raises(ConfigError, match="no preset compare/digits-mixd; did you mean compare/"):
+        read_sweep(path)
 
 
 def test_settings_of_other_methods_do_not_repeat_a_run(tmp_path):

@@ -1,8 +1,9 @@
 """Sweep files: many runs from one TOML file.
 
 A sweep file has the settings that all runs share in ``[base]``, where ``preset`` may name a
-preset beside it, and in ``[grid]`` a list of values for each setting that varies. Settings that
-only go together are tables in the list ``combinations``, which counts as one more setting::
+preset by its path from there or one that comes with the project, and in ``[grid]`` a list of
+values for each setting that varies. Settings that only go together are tables in the list
+``combinations``, which counts as one more setting::
 
     [base]
     preset = "../kt-pfl/fashion-mnist-two-classes.toml"
@@ -278,7 +279,8 @@ def _read_tables(path: Path) -> tuple[dict[str, Any], list[list[dict[str, Any]]]
     shared = flatten(base)
     preset = shared.pop("preset", "")
     if preset:
-        shared = {**read_toml(path.parent / str(preset)), **shared}
+        beside = path.parent / str(preset)
+        shared = {**read_toml(beside if beside.is_file() else str(preset)), **shared}
     axes = [_choices(path, name, values) for name, values in flatten(grid).items()]
     names = [name for choices in axes for name in {key for choice in choices for key in choice}]
     for name in names:
