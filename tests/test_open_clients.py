@@ -7,7 +7,8 @@ import pytest
 from helpers import png
 
 from fedkd_flwr.config import read_config
-from fedkd_flwr.sweeps import run_sweep
+from fedkd_flwr.sweeps import read_sweep, run_sweep
+from fedkd_flwr.tuning import tune
 from fedkd_flwr.tuning.study import MethodSearch
 
 SETTINGS = {
@@ -76,3 +77,16 @@ def test_a_search_continues_its_runs(table, tmp_path):
     for rung in (1, 2):
         search._advance(0, 0, {}, rung)
     assert [path.name for path in search.folder.iterdir()] == ["trial-000-seed0"]
+
+
+def test_the_sweep_of_a_tuning_finds_its_data_from_any_folder(table, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = {"dataset": "folder:table.parquet", "data-root": "sets", "client-split": "60/20/20"}
+    tuning = tune({**SETTINGS, **own}, [], "tuning", budget=1, seeds=1, fresh_seeds=1)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (run,) = read_sweep(tuning.sweep).values()
+    assert run.run.data.dataset == table
+    assert run.run.data.data_root == str(tmp_path / "sets")
+    for _ in range(2):
+        assert len(run_sweep(tuning.sweep, "runs")) == 1

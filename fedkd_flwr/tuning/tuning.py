@@ -12,6 +12,7 @@ from statsmodels.stats.proportion import proportion_confint
 
 from fedkd_flwr.config import ConfigError, Configuration, read_config, require_importable
 from fedkd_flwr.config.flat_config import Scalar
+from fedkd_flwr.data.registry import DATA
 from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.engines import with_absolute_folders
 from fedkd_flwr.runs import Run, RunDirectoryError, absolute, require_writable
@@ -22,6 +23,9 @@ from fedkd_flwr.tuning.study import MethodSearch, best_trial, steps_taken
 
 SWEEP_FILE = "chosen.toml"
 """Sweep of the chosen settings, in the folder of a tuning."""
+
+PATHS = (*DATA, "data-root", "models-dir", "state-dir")
+"""Settings that may hold a path."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,8 @@ def tune(
         tell(name)
     found = sorted((_tuned(search) for search in searches), key=lambda tuned: -tuned.accuracy)
     sweep = folder / SWEEP_FILE
-    sweep.write_text(_sweep_text(settings, found, range(seeds, seeds + fresh_seeds)))
+    found_anywhere = _with_whole_paths(settings, configurations[BASELINE])
+    sweep.write_text(_sweep_text(found_anywhere, found, range(seeds, seeds + fresh_seeds)))
     return Tuning(found, sweep, searches)
 
 
@@ -281,6 +286,12 @@ def _notes(search: MethodSearch, best: FrozenTrial) -> list[str]:
         if space[key].edge(value)
     ]
     return notes
+
+
+def _with_whole_paths(settings: Mapping[str, Any], configuration: Configuration) -> dict[str, Any]:
+    """Return settings whose data are found from any folder."""
+    whole = with_absolute_folders(configuration).flat()
+    return {key: whole[key] if key in PATHS else value for key, value in settings.items()}
 
 
 def _sweep_text(settings: Mapping[str, Any], found: Iterable[Tuned], seeds: Iterable[int]) -> str:
