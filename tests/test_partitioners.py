@@ -437,3 +437,9 @@ def test_lognormal_names_the_class_that_runs_out():
     labels = np.concatenate([SMALL[SMALL != 3], [3]])
     with pytest.raises(DataError, match=r"class 3 runs out: .* at least 2 .* the data set has 1"):
         split(labels, "lognormal-two-classes", 10, 0)
+
+
+def test_sizes_spread_as_far_as_the_largest_sigma_and_no_further():
+    assert_disjoint(split(SMALL, "dirichlet-clients", 6, 0, size_sigma=100.0), len(SMALL))
+    with pytest.raises(ValueError, match="less than or equal to 100"):
+        DataSettings(size_sigma=1000.0)

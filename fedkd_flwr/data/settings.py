@@ -100,7 +100,7 @@ class DataSettings(SettingsGroup):
     partition: str = "k-classes-grouped"
     client_column: str = ""
     alpha: float = Field(default=0.5, gt=0)
-    size_sigma: float = Field(default=0.0, ge=0)
+    size_sigma: float = Field(default=0.0, ge=0, le=100)
     classes_per_client: int = Field(default=5, ge=1)
     class_proportions: Literal["equal", "random"] = "equal"
     groups: int = Field(default=2, ge=1)
