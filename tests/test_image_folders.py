@@ -148,3 +148,17 @@ def test_a_folder_that_changed_is_read_again_by_the_next_run(used_as, own, tmp_p
     forget_data()
     fresh = fedkd_flwr.run(settings, output_dir=tmp_path / "fresh")
     assert fresh.rounds["loss_mean"].tolist() == changed.rounds["loss_mean"].tolist()
+
+
+def test_links_to_folders_are_named_since_they_are_not_followed(logged, tmp_path):
+    pets = write_image_folder(tmp_path / "pets", np.zeros((4, 8, 8), np.uint8), [0, 1, 0, 1])
+    public = tmp_path / "public"
+    public.mkdir()
+    (public / "more").symlink_to(pets)
+    data_format = DataFormat(labeled=False)
+    with pytest.raises(DataError, match=r"has no samples: .* links to folders are not followed"):
+        load_images(f"folder:{public}", data_format=data_format)
+    (public / "0.png").write_bytes((pets / "0" / "0000.png").read_bytes())
+    (public / ".hidden").symlink_to(pets)
+    assert len(load_images(f"folder:{public}", data_format=data_format).labels) == 1
+    assert logged()[-1] == f"{public}: links to folders are not followed, such as {public / 'more'}"

@@ -138,15 +138,16 @@ def _class_numbers(path: Path, names: Collection[str], classes: int) -> dict[str
 
 
 def image_files(folder: Path) -> list[Path]:
-    """Return the files with the suffix of an image, except hidden ones."""
+    """Return the files with the suffix of an image, except hidden ones.
+
+    Links to folders are not followed, since a public folder could lead to the private images. A
+    warning names the first of them.
+    """
     suffixes = {suffix for known in IMAGE_FORMATS.values() for suffix in known}
-    return sorted(
-        file
-        for file in folder.rglob("*")
-        if file.suffix.lower() in suffixes
-        and not _is_hidden(file.relative_to(folder))
-        and not file.is_dir()
-    )
+    shown = sorted(path for path in folder.rglob("*") if not _is_hidden(path.relative_to(folder)))
+    if linked := [path for path in shown if path.is_symlink() and path.is_dir()]:
+        log(WARNING, "%s: links to folders are not followed, such as %s", folder, linked[0])
+    return [path for path in shown if path.suffix.lower() in suffixes and not path.is_dir()]
 
 
 def _is_hidden(file: Path) -> bool:

@@ -340,6 +340,11 @@ def _encoded_at(path: Path, data_format: DataFormat, grouping: Grouping = UNGROU
     if grouping.column:
         raise DataError("group-column reads a table; images in folders have a group-pattern")
     files, own = read_image_folder(path, data_format)
+    if not files:
+        raise DataError(
+            f"{str(path)!r} has no samples: neither it nor its subfolders have a file with the "
+            "suffix of an image; links to folders are not followed"
+        )
     folders, paths = folders_and_paths(path, files) if data_format.labeled else ([], [])
     groups = groups_of_files(paths, grouping.pattern) if grouping.pattern else []
     return _Files(
