@@ -43,9 +43,15 @@ def client_of(flat, partition_id=0, context=None, **changes):
     return build_client(context)
 
 
+def state_of(run_directory):
+    """Return the arrays of a method's saved state by name, without those of its clients."""
+    saved = read_checkpoint(run_directory).state
+    return {name: array for name, array in saved.items() if not name.startswith(MEMBERS)}
+
+
 def names_in_state(run_directory):
     """Return the names of the arrays in a method's saved state, without those of its clients."""
-    return {n for n in read_checkpoint(run_directory).state if not n.startswith(MEMBERS)}
+    return set(state_of(run_directory))
 
 
 # ---- Messages ------------------------------------------------------------------------

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import Witness, breaking, key_of, replacing, run_with
+from helpers import Witness, breaking, key_of, replacing, run_with, state_of
 from test_hostile_replies import attacking, of_honest, run_among, silent
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients.soft_predictions import LESSONS, SoftPredictionClient
 from fedkd_flwr.data.public import public_subset
-from fedkd_flwr.runs import read_checkpoint
 from strategies.core.caching import LessonCache, packed, unpacked
 from strategies.core.privacy import privacy_spent
 from strategies.soft_predictions import SoftPredictionStrategy
@@ -150,7 +149,7 @@ def test_a_continued_run_is_bit_identical(strategy, cached, tmp_path):
     longer = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=5)
     for column in ("loss_mean", "bytes_up", "bytes_down"):
         assert list(longer.rounds[column]) == list(whole.rounds[column])
-    states = [read_checkpoint(tmp_path / name).state for name in ("run", "whole")]
+    states = [state_of(tmp_path / name) for name in ("run", "whole")]
     assert {"cache/lessons", "cache/made", "cache/holds"} < set(states[0])
     for name, array in states[1].items():
         np.testing.assert_array_equal(states[0][name], array)

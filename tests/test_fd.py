@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, client_of, random_simplex, reply_with, run_with
+from helpers import Witness, client_of, random_simplex, reply_with, run_with, state_of
 from torch import nn
 
 import fedkd_flwr
 from fedkd_flwr.clients.fd import ClassDistillation
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.runs import read_checkpoint
 from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.probabilities import NotOnSimplexError
@@ -103,10 +102,10 @@ def test_the_targets_of_the_next_round_are_all_that_is_kept(small, tmp_path):
     assert list(whole.rounds["numbers_up"]) == [4 * 110] * 2
     assert list(whole.rounds["numbers_down"]) == [0, 4 * 100]
     fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    after_one = read_checkpoint(tmp_path / "run").state
+    after_one = state_of(tmp_path / "run")
     assert set(after_one) == {"targets"}
     fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    after_two, at_once = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
+    after_two, at_once = (state_of(tmp_path / name) for name in ("run", "whole"))
     np.testing.assert_array_equal(after_two["targets"], at_once["targets"])
     assert not np.array_equal(after_one["targets"], after_two["targets"])
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from by_hand import TWO_CLIENTS, logits, trained, training_data
 from flwr.app import Context, RecordDict
-from helpers import Witness, breaking, client_of, raising, run_with
+from helpers import Witness, breaking, client_of, raising, run_with, state_of
 from torch.nn import functional
 
 import fedkd_flwr
@@ -15,7 +15,6 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.grids.in_process import InProcessGrid
-from fedkd_flwr.runs import read_checkpoint
 from fedkd_flwr.server_app import main
 from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.server_models import RunModels
@@ -183,10 +182,10 @@ def test_updates_are_clipped_within_their_architecture():
 def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    after_one = read_checkpoint(run.path).state
+    after_one = state_of(run.path)
     assert set(after_one) == {"models/mlp/weights", "models/lenet/weights"}
     fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    after_two, whole = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
+    after_two, whole = (state_of(tmp_path / name) for name in ("run", "whole"))
     for name, array in whole.items():
         np.testing.assert_array_equal(after_two[name], array)
         assert not np.array_equal(after_one[name], array)

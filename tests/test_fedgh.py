@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, client_of, reply_with, run_with
+from helpers import Witness, client_of, reply_with, run_with, state_of
 from torch.nn import functional
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.layers import head_of
-from fedkd_flwr.runs import read_checkpoint
 from strategies.core.plan import RunPlan
 from strategies.fedgh import FedGH, FedGHSettings, head_step
 
@@ -81,10 +80,10 @@ def test_the_head_is_all_that_is_kept(small, tmp_path):
     assert list(whole.rounds["numbers_up"]) == [4 * 130] * 2
     assert list(whole.rounds["numbers_down_broadcast"]) == [130] * 2
     fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    after_one = read_checkpoint(tmp_path / "run").state
+    after_one = state_of(tmp_path / "run")
     assert set(after_one) == {"head/head-weight", "head/head-bias"}
     fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    after_two, at_once = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
+    after_two, at_once = (state_of(tmp_path / name) for name in ("run", "whole"))
     for name, array in at_once.items():
         np.testing.assert_array_equal(after_two[name], array)
         assert not np.array_equal(after_one[name], array)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, reply_with, run_with
+from helpers import Witness, reply_with, run_with, state_of
 from torch import nn
 
 import fedkd_flwr
@@ -11,7 +11,6 @@ from fedkd_flwr.clients.fedkd import FeaturePair, adaptive_mutual_loss
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.vectors import matrix_shapes, model_vectors
-from fedkd_flwr.runs import read_checkpoint
 from strategies.core.low_rank import compressed, rank_for_energy, restored
 from strategies.core.plan import RunPlan
 from strategies.core.replies import Due, InvalidReplyError
@@ -128,10 +127,10 @@ def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     small |= {"fedkd.energy-end": 0.95}
     fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    after_one = read_checkpoint(tmp_path / "run").state
+    after_one = state_of(tmp_path / "run")
     assert set(after_one) == {"model/weights"}
     fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    after_two, at_once = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
+    after_two, at_once = (state_of(tmp_path / name) for name in ("run", "whole"))
     np.testing.assert_array_equal(after_two["model/weights"], at_once["model/weights"])
     assert not np.array_equal(after_one["model/weights"], after_two["model/weights"])
 

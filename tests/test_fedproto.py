@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, client_of, reply_with, run_with
+from helpers import Witness, client_of, reply_with, run_with, state_of
 from torch import nn
 
 import fedkd_flwr
@@ -17,7 +17,6 @@ from fedkd_flwr.clients.fedproto import (
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.models.features import feature_width, features
-from fedkd_flwr.runs import read_checkpoint
 from fedkd_flwr.training.loop import count_correct
 from strategies.core.plan import RunPlan
 from strategies.fedproto import FedProto, FedProtoSettings
@@ -157,10 +156,10 @@ def test_the_prototypes_are_all_that_is_kept(small, tmp_path):
     assert list(whole.rounds["numbers_up"]) == [4 * (120 + 10)] * 2
     assert list(whole.rounds["numbers_down_broadcast"]) == [0, 120 + 10]
     fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    after_one = read_checkpoint(tmp_path / "run").state
+    after_one = state_of(tmp_path / "run")
     assert set(after_one) == {"prototypes/prototypes", "prototypes/prototype-flags"}
     fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    after_two, at_once = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
+    after_two, at_once = (state_of(tmp_path / name) for name in ("run", "whole"))
     for name, array in at_once.items():
         np.testing.assert_array_equal(after_two[name], array)
     assert not np.array_equal(

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, reply_with, run_with
+from helpers import Witness, reply_with, run_with, state_of
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.runs import read_checkpoint
 from fedkd_flwr.training.prototypes import margin_loss
 from fedkd_flwr.training.server_models import RunModels
 from strategies.core.plan import RunPlan
@@ -121,11 +120,11 @@ def test_mixed_clients_are_sent_the_trained_prototypes(small, tmp_path):
 def test_prototypes_and_generator_are_kept(small, tmp_path):
     fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    after_one = read_checkpoint(tmp_path / "run").state
+    after_one = state_of(tmp_path / "run")
     parts = ("vectors", "hidden", "hidden-bias", "output", "output-bias")
     assert {f"generator/{part}" for part in parts} < set(after_one)
     fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    after_two, at_once = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
+    after_two, at_once = (state_of(tmp_path / name) for name in ("run", "whole"))
     for name, array in at_once.items():
         np.testing.assert_array_equal(after_two[name], array)
     assert not np.array_equal(after_one["generator/output"], after_two["generator/output"])

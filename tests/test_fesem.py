@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 from by_hand import TWO_CLIENTS, trained, training_data
-from helpers import Witness, run_with
+from helpers import Witness, run_with, state_of
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.runs import read_checkpoint
 from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.fesem import FeSEM, FeSEMSettings, first_centers, nearest_centers
@@ -71,10 +70,10 @@ def test_one_center_is_fedavg_bit_for_bit(small, tmp_path):
 def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    after_one = read_checkpoint(run.path).state
+    after_one = state_of(run.path)
     assert set(after_one) == {"model/weights", "centers/weights", "labels"}
     fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    after_two, whole = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
+    after_two, whole = (state_of(tmp_path / name) for name in ("run", "whole"))
     for name, array in whole.items():
         np.testing.assert_array_equal(after_two[name], array)
     assert not np.array_equal(after_one["centers/weights"], whole["centers/weights"])

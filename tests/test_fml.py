@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, client_of, run_with
+from helpers import Witness, client_of, run_with, state_of
 from torch import nn
 
 import fedkd_flwr
 from fedkd_flwr.clients.fml import MutualLearning, Pair
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.runs import read_checkpoint
 from fedkd_flwr.training.jobs import complete
 
 
@@ -96,13 +95,13 @@ def test_the_shared_model_is_all_that_the_server_keeps(small, tmp_path):
     small |= {"fml.shared-model": "lenet"}
     whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    after_one = read_checkpoint(tmp_path / "run").state
+    after_one = state_of(tmp_path / "run")
     assert set(after_one) == {"model/weights"}
     size = len(after_one["model/weights"])
     assert list(whole.rounds["numbers_up"]) == [4 * size] * 2
     assert list(whole.rounds["numbers_down_broadcast"]) == [size] * 2
     fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    after_two, at_once = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
+    after_two, at_once = (state_of(tmp_path / name) for name in ("run", "whole"))
     np.testing.assert_array_equal(after_two["model/weights"], at_once["model/weights"])
     assert not np.array_equal(after_one["model/weights"], after_two["model/weights"])
 

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 from by_hand import TWO_CLIENTS, trained, training_data
-from helpers import Witness, breaking, replacing, run_with
+from helpers import Witness, breaking, replacing, run_with, state_of
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.runs import read_checkpoint
 from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.randomness import random_generator
@@ -194,10 +193,10 @@ def test_a_client_that_sends_huge_weights_moves_the_hypernetwork_by_a_bounded_st
 def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
     fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    after_one = read_checkpoint(run.path).state
+    after_one = state_of(run.path)
     assert {name.partition("/")[0] for name in after_one} == {"model", "network", "velocity"}
     fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    after_two, whole = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
+    after_two, whole = (state_of(tmp_path / name) for name in ("run", "whole"))
     assert after_two.keys() == whole.keys()
     for name, array in whole.items():
         np.testing.assert_array_equal(after_two[name], array)
