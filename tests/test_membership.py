@@ -11,6 +11,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from helpers import run_with
 
 from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.clients.request import Request
 from fedkd_flwr.engines import InProcessGrid
 from fedkd_flwr.grids.fast_polling import FastPollingGrid
 from fedkd_flwr.grids.longest_first import LongestFirstGrid
@@ -365,3 +366,9 @@ def test_a_silo_that_joins_later_recalls_no_round_that_the_run_has_dropped(small
         if round_of(file) > 2:
             file.unlink()
     assert with_memory_of_round_3.equals(row_of_round_4())
+
+
+def test_a_server_that_starts_before_the_first_round_keeps_no_node_searching():
+    """A node recalls earlier and earlier memories until one is of no dropped round."""
+    config = {"server-round": 1, "starts": [0, -1]}
+    assert Request.read({}, config).starts == (0, 0)

@@ -76,7 +76,8 @@ class Request:
             int(config.get("best-round", 0)),
             int(config.get("trained-rounds", 0)),
             run_id,
-            tuple(config.get("starts", ())),
+            # A memory of no round is of no dropped one, whatever a server says.
+            tuple(max(0, int(known)) for known in config.get("starts", ())),
         )
 
     @classmethod
