@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.pairs import Result, time_alternately
-from strategies.core.membership import ClientInfo
+from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.replies import Reply
 from strategies.kt_pfl import KTpFL, KTpFLSettings

@@ -29,10 +29,14 @@ from fedkd_flwr.training.cohort import cohort_size, run_together
 from fedkd_flwr.training.loop import computing_in
 from strategies.core.answers import ANSWERS
 from strategies.core.flower import log
+from strategies.core.records import arrays_of, record_of
 from strategies.core.replies import decoded, encoded
 
 Outcome = Message | Exception
 """A reply, or the exception that prevented it."""
+
+Member = tuple[int, PersonalClient]
+"""A client of a cohort, with the place of its message among those of the exchange."""
 
 INFO = (
     "partition-id", "name", "model", "versions", "public-hash", "classes-hash", "num-clients",
@@ -134,8 +138,13 @@ def properties(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Handle a train message of any phase."""
+    return _trained(message, build_client(context))
+
+
+def _trained(message: Message, client: PersonalClient) -> Message:
+    """Handle a train message with the client that was built for it."""
     started_at = time.perf_counter()
-    with closing(build_client(context)) as client, computing(client):
+    with closing(client), computing(client):
         reply = client.serve(_request(message))
     # A simulation orders its next messages by this time. It is not recorded.
     trusts_server = client.policy.trust_server
@@ -173,23 +182,21 @@ def train_together(
         Replies in the order of the messages. A client that failed has an exception.
     """
     outcomes: dict[int, Outcome] = {}
-    cohorts: dict[tuple[Architecture, ...], list[int]] = defaultdict(list)
+    cohorts: dict[tuple[Architecture, ...], list[Member]] = defaultdict(list)
     for position, (message, context) in enumerate(zip(messages, contexts, strict=True)):
         try:
             client = build_client(context)
             if _cohort_size(client) > 1:
-                cohorts[client.architectures].append(position)
-            else:
-                outcomes[position] = train(message, context)
-                on_done(1)
+                cohorts[client.architectures].append((position, client))
+                continue
+            outcomes[position] = _trained(message, client)
         except Exception as error:
             outcomes[position] = _as_sent(error, context)
-            on_done(1)
-    for members in cohorts.values():
-        for chunk in _chunks(members, build_client(contexts[members[0]])):
-            served = _serve_together([messages[n] for n in chunk], [contexts[n] for n in chunk])
-            outcomes |= zip(chunk, served, strict=True)
-            on_done(len(chunk))
+        on_done(1)
+    for cohort in cohorts.values():
+        for members in _in_parts(cohort):
+            outcomes |= _serve_together(members, messages)
+            on_done(len(members))
     return [outcomes[position] for position in range(len(messages))]
 
 
@@ -200,32 +207,33 @@ def _cohort_size(client: PersonalClient) -> int:
     return min(cohort_size(trained, client.run.cohort) for trained in client.architectures)
 
 
-def _chunks(members: Sequence[int], client: PersonalClient) -> Iterator[Sequence[int]]:
-    size = _cohort_size(client)
-    return (members[start : start + size] for start in range(0, len(members), size))
+def _in_parts(cohort: Sequence[Member]) -> Iterator[Sequence[Member]]:
+    """Divide a cohort into parts that are trained one after another."""
+    size = _cohort_size(cohort[0][1])
+    return (cohort[start : start + size] for start in range(0, len(cohort), size))
 
 
-def _serve_together(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Outcome]:
+def _serve_together(members: Sequence[Member], messages: Sequence[Message]) -> dict[int, Outcome]:
+    """Train a cohort, and return the outcomes by their places among the messages."""
+    clients = [client for _, client in members]
     with ExitStack() as closed:
-        clients = [closed.enter_context(closing(build_client(context))) for context in contexts]
+        for client in clients:
+            closed.enter_context(closing(client))
         prepare_adjacent(clients[0].architecture, len(clients))
-        requests = map(_request, messages)
-        steps = [client.serve_job_by_job(r) for client, r in zip(clients, requests, strict=True)]
+        steps = [client.serve_job_by_job(_request(messages[place])) for place, client in members]
         with computing(clients[0]):
             answers = run_together(steps)
-    outcomes: list[Outcome] = []
-    for client, message, answer in zip(clients, messages, answers, strict=True):
-        if isinstance(answer, Exception):
-            outcomes.append(_as_sent(answer, client.context))
-        else:
-            outcomes.append(_packed(message, client, answer))
-    return outcomes
+    return {
+        place: _as_sent(answer, client.context)
+        if isinstance(answer, Exception)
+        else _packed(messages[place], client, answer)
+        for (place, client), answer in zip(members, answers, strict=True)
+    }
 
 
 def _request(message: Message) -> Request:
     """Read what a message asks for."""
-    record = message.content.array_records["arrays"]
-    return Request.read(decoded(record), message.content.config_records["config"])
+    return Request.read(decoded(arrays_of(message)), record_of(message, "config", ConfigRecord))
 
 
 def _packed(

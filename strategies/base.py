@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
+from strategies.core.client_info import ClientInfo
 from strategies.core.current_round import CurrentRound
 from strategies.core.evaluations import (
     Evaluation,
@@ -29,7 +30,7 @@ from strategies.core.evaluations import (
 )
 from strategies.core.exchange import Exchange
 from strategies.core.flower import log
-from strategies.core.membership import MEMBERS, ClientInfo, Membership
+from strategies.core.membership import MEMBERS, Membership
 from strategies.core.method_hooks import MethodHooks
 from strategies.core.metrics import OF_TRAINING, add_to_metrics
 from strategies.core.new_clients import NewClientResults, receive_new_clients

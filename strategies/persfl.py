@@ -35,8 +35,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.client_info import ClientInfo
 from strategies.core.flower import log
-from strategies.core.membership import ClientInfo
 from strategies.core.plan import PlanSettings, Settings
 from strategies.core.replies import (
     Arrays,

@@ -16,8 +16,8 @@ from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.runs import DamagedRunError, load_run
 from strategies.core.answers import as_text, check_answers, from_text, packed, unpacked
+from strategies.core.client_info import ClientInfo
 from strategies.core.evaluations import check_evaluation
-from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.replies import InvalidReplyError, Reply
 

@@ -5,8 +5,8 @@ import weakref
 import numpy as np
 from flwr.app import MessageType
 
+from strategies.core.client_info import ClientInfo
 from strategies.core.exchange import Exchange
-from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
 from tests.helpers import arrays_of
 

@@ -9,7 +9,7 @@ from torch import nn
 import fedkd_flwr
 from fedkd_flwr.clients.fd import ClassDistillation
 from fedkd_flwr.config import ConfigError, read_config
-from strategies.core.membership import ClientInfo
+from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.probabilities import NotOnSimplexError
 from strategies.core.replies import InvalidReplyError

@@ -18,7 +18,7 @@ from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.server_app import main
 from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.server_models import RunModels
-from strategies.core.membership import ClientInfo
+from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.replies import Reply
 from strategies.feddf import FedDF, FedDFSettings, FedDFState, ensemble_logits

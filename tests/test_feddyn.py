@@ -8,7 +8,7 @@ from two_clients import CHANGES, gradient, returned_weights, training_data, witn
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
-from strategies.core.membership import ClientInfo
+from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.feddyn import FedDyn, FedDynSettings
 

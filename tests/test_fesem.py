@@ -7,7 +7,7 @@ from helpers import Witness, run_with, state_of
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from strategies.core.membership import ClientInfo
+from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.fesem import FeSEM, FeSEMSettings, first_centers, nearest_centers
 

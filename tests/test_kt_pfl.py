@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from strategies.core.membership import ClientInfo
+from strategies.core.client_info import ClientInfo
 from strategies.core.mixing import weighted_mean
 from strategies.core.plan import RunPlan
 from strategies.core.probabilities import normalized_rows, project_onto_simplex

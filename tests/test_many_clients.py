@@ -9,7 +9,8 @@ from fedkd_flwr.data import clients
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.memory import own_context
 from fedkd_flwr.models import model_pool
-from strategies.core.membership import ClientInfo, Membership
+from strategies.core.client_info import ClientInfo
+from strategies.core.membership import Membership
 from strategies.core.plan import RunPlan
 
 

@@ -10,8 +10,8 @@ import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.evaluations import class_accuracies, new_client_accuracies
 from fedkd_flwr.analysis.moments import at_best_moments, at_second_moment
+from strategies.core.client_info import ClientInfo
 from strategies.core.evaluations import Evaluations
-from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.replies import InvalidReplyError, Reply
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fedkd_flwr.clients.request import Request
 from fedkd_flwr.runs import read_checkpoint
-from strategies.core.membership import ClientInfo
+from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.state import named_arrays
 from strategies.fedamp import FedAMP, FedAMPSettings

@@ -19,7 +19,7 @@ from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.server_app import initial_model
 from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.losses import CoDistillation
-from strategies.core.membership import ClientInfo
+from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.traffic import Traffic
 from strategies.perfed_ckt import PerFedCKT, PerFedCKTSettings, cluster_predictions

@@ -19,7 +19,7 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.loop import DivergedError, Evaluation, evaluate
 from fedkd_flwr.training.losses import kl_from_teacher, kl_to_teacher
-from strategies.core.membership import ClientInfo
+from strategies.core.client_info import ClientInfo
 from strategies.core.replies import InvalidReplyError
 from strategies.persfl import DIVERGED, PAIRS, PERSONALIZE, PersFLSettings, check_pairs, pair_rows
 

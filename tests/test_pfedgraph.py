@@ -18,7 +18,7 @@ from two_clients import (
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
-from strategies.core.membership import ClientInfo
+from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.pfedgraph import PFedGraph, PFedGraphSettings, graph_rows, update_cosines
 

@@ -11,7 +11,7 @@ from helpers import Witness, breaking, replacing, run_with, state_of
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from strategies.core.membership import ClientInfo
+from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.randomness import random_generator
 from strategies.core.state import named_arrays

@@ -20,7 +20,7 @@ from two_clients import (
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
-from strategies.core.membership import ClientInfo
+from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.replies import Reply
 from strategies.scaffold import Scaffold, ScaffoldSettings, counted_steps

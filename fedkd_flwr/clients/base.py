@@ -23,6 +23,7 @@ from fedkd_flwr.clients.serving import ServingClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.data.clients import load_client, public_samples
+from fedkd_flwr.data.settings import DataPlan
 from fedkd_flwr.models.build import num_parameters
 from fedkd_flwr.models.features import FeatureExtractor
 from fedkd_flwr.models.model_pool import (
@@ -110,6 +111,11 @@ class PersonalClient(ServingClient):
     # ---- Data and model --------------------------------------------------------------
 
     @cached_property
+    def data_plan(self) -> DataPlan:
+        """What the data of the run's clients depend on."""
+        return self.run.data_plan
+
+    @cached_property
     def data(self) -> ClientData:
         """The client's data and the public pool, on the device.
 
@@ -119,7 +125,7 @@ class PersonalClient(ServingClient):
             If there are too few samples, or the public pool holds one of them.
         """
         node = self.node
-        data = load_client(self.run.data_plan, self.partition_id, node.data_path, node.grouping)
+        data = load_client(self.data_plan, self.partition_id, node.data_path, node.grouping)
         self.policy.check_data(data.sizes, data.in_public)
         return data
 
@@ -128,7 +134,7 @@ class PersonalClient(ServingClient):
         """The architecture: the node's choice if it has one, else the run's assignment."""
         if self.node.model:
             return self.node.model
-        return assigned_models(self.run.models, self.run.data_plan)[self.partition_id]
+        return assigned_models(self.run.models, self.data_plan)[self.partition_id]
 
     @cached_property
     def model(self) -> nn.Module:
@@ -381,4 +387,4 @@ class PersonalClient(ServingClient):
     def public_images(self, server_round: int) -> Tensor:
         """Return the public subset of a round, shape (P, channels, height, width)."""
         drawn_in = self.request.drawn_in(server_round)
-        return public_samples(self.run.data_plan, self.run.plan.public_size, drawn_in)
+        return public_samples(self.data_plan, self.run.plan.public_size, drawn_in)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
     policy = read_policy(node_config)
     defaults = {"state-dir": run.state_dir, "models-dir": run.models_dir}
     folders = {**(defaults if policy.trust_server else {}), **node_config}
-    state_folder = _folder(folders.get("state-dir"))
+    state_folder = _folder(str(folders.get("state-dir", "")))
     if policy.has_budget and not state_folder and run.method.family != "nothing":
         raise NodeConfigError("epsilon-budget needs state-dir, where the node keeps its ledger")
     return Node(
@@ -139,7 +140,7 @@ def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
         grouping=_grouping(node_config),
         model=str(node_config.get("model", "")),
         state_folder=state_folder / str(partition_id) if state_folder else None,
-        models_folder=_folder(folders.get("models-dir")),
+        models_folder=_folder(str(folders.get("models-dir", ""))),
         runs_kept=_whole_number({"keep-runs": RUNS_KEPT, **node_config}, "keep-runs"),
         policy=policy,
     )
@@ -176,5 +177,6 @@ def _whole_number(node_config: Mapping[str, Any], key: str) -> int:
     return int(text)
 
 
-def _folder(name: object) -> Path | None:
-    return Path(str(name)).expanduser() if name else None
+@lru_cache(maxsize=16)  # All clients of a simulation have the folders of their run.
+def _folder(name: str) -> Path | None:
+    return Path(name).expanduser() if name else None

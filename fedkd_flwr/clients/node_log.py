@@ -11,6 +11,7 @@ from fedkd_flwr.clients.policy import read_policy
 from strategies.core.exchange import DROPPED
 from strategies.core.flower import log
 from strategies.core.membership import LEFT_OUT
+from strategies.core.records import record_of
 
 REFUSALS = {LEFT_OUT: "had left this node out", DROPPED: "dropped this node's last reply"}
 """What the server tells a node of its refusals: entry of a message, and what it means."""
@@ -45,13 +46,13 @@ def log_work(message: Message, context: Context, serve: Serve) -> Message:
 
 def told(message: Message, entry: str) -> str:
     """Return an entry of a message's config as text that a terminal prints; empty without it."""
-    config = message.content.config_records.get("config", ConfigRecord())
+    config = record_of(message, "config", ConfigRecord)
     return "".join(filter(str.isprintable, str(config.get(entry, ""))))
 
 
 def described(message: Message, reply: Message, seconds: float) -> str:
     """Return what a reply says, such as ``round 3, train: 216 samples, accuracy 71.2% of 72``."""
-    metrics = reply.content.metric_records.get("metrics", MetricRecord())
+    metrics = record_of(reply, "metrics", MetricRecord)
     kind = message.metadata.message_type.partition(".")[0]
     server_round = message.metadata.group_id
     parts = []

@@ -123,13 +123,16 @@ def client_parts(plan: DataPlan, partition_id: int) -> Parts:
     if partition_id not in known:
         settings, own = plan.settings, client_indices(plan)[partition_id]
         labels = load_labels(settings.dataset, settings.data_root, settings.data_format)[own]
-        is_test = np.isin(own, test_positions(settings.dataset))
+        named = test_positions(settings.dataset)
+        is_test = np.isin(own, named) if len(named) else None
         parts = split_client(labels, settings.client_split, plan.seed, partition_id, is_test)
         train, validation, test = (own[part] for part in parts)
         known[partition_id] = train, validation, test
     return known[partition_id]
 
 
+@reads_data
+@functools.lru_cache(maxsize=2)
 def load_private(settings: DataSettings) -> ImageSet:
     """Return the whole private data set, after checking it against the settings.
 

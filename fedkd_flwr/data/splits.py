@@ -1,6 +1,8 @@
 """The split inside a client: its samples into train, validation and test."""
 
 import re
+from functools import lru_cache
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,13 +33,14 @@ def stratified_order(
     """
     shuffled = generator.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    _, sizes = np.unique(labels, return_counts=True)
+    sizes = np.bincount(labels)
     rank = np.arange(len(labels)) - np.repeat(sizes.cumsum() - sizes, sizes)
     place = (rank + 0.5) / np.repeat(sizes, sizes)
     return by_class[np.lexsort((generator.random(len(labels)), place))]
 
 
-def read_split(fractions: str) -> list[list[float]]:
+@lru_cache(maxsize=4)  # Each client of a process has the split of its run.
+def read_split(fractions: str) -> tuple[tuple[float, ...], ...]:
     """Read the percentages of a client's split.
 
     Parameters
@@ -47,7 +50,7 @@ def read_split(fractions: str) -> list[list[float]]:
 
     Returns
     -------
-    list of list of float
+    tuple of tuple of float
         The alternatives for each of the three.
 
     Raises
@@ -58,7 +61,7 @@ def read_split(fractions: str) -> list[list[float]]:
     number = r"\d+(\.\d+)?"
     part = rf"{number}(\|{number})*"
     if re.fullmatch(f"{part}/{part}/{part}", fractions):
-        parts = [[float(value) for value in text.split("|")] for text in fractions.split("/")]
+        parts = tuple(tuple(map(float, text.split("|"))) for text in fractions.split("/"))
         if sum(map(max, parts)) <= 100 and min(parts[0]) > 0 and min(parts[2]) > 0:
             return parts
     raise DataError(
@@ -72,7 +75,8 @@ def chosen_percentages(fractions: str, generator: np.random.Generator) -> NDArra
 
     Of alternatives the generator draws one.
     """
-    return np.array([generator.choice(alternatives) for alternatives in read_split(fractions)])
+    drawn = (part[generator.integers(len(part))] for part in read_split(fractions))
+    return np.fromiter(drawn, dtype=np.float64)
 
 
 def split_client(
@@ -132,9 +136,13 @@ def _divided(
     labels: NDArray[np.int64], percentages: NDArray[np.float64], generator: np.random.Generator
 ) -> list[NDArray[np.int64]]:
     """Return the positions of the three parts, each with at least one sample where it has any."""
-    wanted = percentages > 0
-    ends = np.round(percentages.cumsum() / 100 * len(labels)).astype(np.int64)
-    sizes = np.maximum(np.diff(ends, prepend=0), wanted)
-    while sizes.sum() > len(labels):
-        sizes[sizes.argmax()] -= 1
-    return np.split(stratified_order(labels, generator), sizes.cumsum())[:3]
+    samples, wanted = len(labels), percentages.tolist()
+    ends = [round(percent / 100 * samples) for percent in accumulate(wanted)]
+    sizes = [
+        max(end - start, int(percent > 0))
+        for (start, end), percent in zip(pairwise([0, *ends]), wanted, strict=True)
+    ]
+    while sum(sizes) > samples:
+        sizes[sizes.index(max(sizes))] -= 1
+    order, (train, validation, test) = stratified_order(labels, generator), accumulate(sizes)
+    return [order[:train], order[train:validation], order[validation:test]]

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from fedkd_flwr.grids.fast_polling import FastPollingGrid
 from strategies.core.flower import InMemoryGrid, NodeInfo
+from strategies.core.records import record_of
 
 PAUSE = 0.05
 """Seconds between two polls. Flower's own interval is 0.1."""
@@ -95,7 +96,5 @@ def _wait_until_taken(messages: Iterable[Message]) -> None:
 
 def _seconds_of(reply: Message) -> float | None:
     """Return the training time that a client reports, or None."""
-    if reply.has_error():
-        return None
-    told = reply.content.config_records.get("info", ConfigRecord()).get("seconds")
+    told = record_of(reply, "info", ConfigRecord).get("seconds")
     return told if isinstance(told, float) else None

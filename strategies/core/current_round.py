@@ -9,9 +9,9 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from strategies.core.client_info import ClientInfo
 from strategies.core.evaluations import Evaluation
 from strategies.core.exchange import Exchange, InTurn
-from strategies.core.membership import ClientInfo
 from strategies.core.metrics import add_times, columns_of_training
 from strategies.core.replies import Arrays, Metric
 from strategies.core.rounds import mean_metrics

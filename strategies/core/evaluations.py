@@ -13,8 +13,8 @@ import numpy as np
 from flwr.app import Message
 
 from strategies.core.answers import ANSWERS, as_text, check_answers
+from strategies.core.client_info import ClientInfo
 from strategies.core.exchange import Exchange
-from strategies.core.membership import ClientInfo
 from strategies.core.metrics import FINE_TUNING_STEPS, fine_tuning_steps
 from strategies.core.optional_metrics import (
     LARGEST_COUNT,

@@ -7,21 +7,19 @@ from logging import WARNING
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from strategies.core.client_info import ClientInfo
 from strategies.core.flower import log
-from strategies.core.membership import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.probabilities import NotOnSimplexError
+from strategies.core.records import Payload, arrays_of, release_arrays
 from strategies.core.replies import (
     Arrays,
     Due,
     Encodings,
     InvalidReplyError,
     Metric,
-    Payload,
     Reply,
     TooFewRepliesError,
-    arrays_of,
-    empty,
     read_reply,
 )
 from strategies.core.traffic import Traffic
@@ -243,7 +241,7 @@ class Exchange:
                 valid[partition_id] = reply
             except (InvalidReplyError, NotOnSimplexError) as error:
                 self._drop(partition_id, str(error))
-            empty(message)
+            release_arrays(message)
         for partition_id in silent.values():
             self._drop(partition_id, "no reply in time")
         self._sent = {}

@@ -7,7 +7,7 @@ are used only in this module and in messages.
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from logging import INFO, WARNING
 from typing import Any
 
@@ -16,6 +16,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from strategies.core.client_info import ClientInfo, read_client
 from strategies.core.flower import log
 from strategies.core.influence_limits import upper_limit
 from strategies.core.partition_owners import Owners
@@ -25,8 +26,6 @@ from strategies.core.replies import (
     Arrays,
     InvalidReplyError,
     TooFewRepliesError,
-    error_reason,
-    shortened,
 )
 from strategies.core.silo_names import valid_name
 from strategies.core.versions import difference, installed_versions, refusal
@@ -45,52 +44,6 @@ SIZES, STARTS = f"{MEMBERS}sizes", f"{MEMBERS}starts"
 
 LARGEST_SIZE = 10**9
 """Upper limit of the number of samples that a client may report."""
-
-
-@dataclass(frozen=True)
-class ClientInfo:
-    """What a client reported when the server first queried it.
-
-    Attributes
-    ----------
-    partition_id : int
-        n, the index of the client in every matrix.
-    node_id : int
-        Flower's address of the client.
-    model : str
-        Name of its architecture.
-    num_examples : int
-        D_n, the number of its private training samples.
-    test_size, validation_size : int
-        Sizes of its test and validation splits.
-    public_hash : str
-        Hash of its public set.
-    num_clients : int
-        Number of clients among which its data set is divided; 0 for a client with its own data.
-    versions : str
-        Versions of its packages, as `strategies.core.versions.as_text` writes them.
-    classes_hash : str
-        Hash of the names of its classes; empty if they have none.
-    name : str
-        Name of its silo for logs and tables; empty for none.
-    """
-
-    partition_id: int
-    node_id: int
-    model: str
-    num_examples: int
-    test_size: int = 0
-    validation_size: int = 0
-    public_hash: str = ""
-    num_clients: int = 0
-    versions: str = ""
-    classes_hash: str = ""
-    name: str = ""
-
-    @property
-    def label(self) -> str:
-        """How the log calls it: ``client 3`` or ``client 3 (name)``."""
-        return f"client {self.partition_id}" + (f" ({self.name})" if self.name else "")
 
 
 class Membership:
@@ -356,38 +309,6 @@ class Membership:
 
 def _so_far(nodes: Collection[int]) -> str:
     return f"{len(nodes)} are connected (num-clients=0 takes all that are connected)"
-
-
-def read_client(answer: Message) -> ClientInfo:
-    """Read what a client reports about itself.
-
-    Raises
-    ------
-    InvalidReplyError
-        If it failed or its answer is incomplete.
-    """
-    node_id = answer.metadata.src_node_id
-    if answer.has_error():
-        raise InvalidReplyError(f"node {node_id}, {error_reason(answer)}")
-    try:
-        info = answer.content.config_records["info"]
-        metrics = answer.content.metric_records["metrics"]
-        return ClientInfo(
-            partition_id=int(str(info["partition-id"])),
-            node_id=node_id,
-            model=shortened(info["model"]),
-            num_examples=int(metrics["num-examples"]),  # type: ignore[arg-type]
-            test_size=int(metrics["test-size"]),  # type: ignore[arg-type]
-            validation_size=int(metrics["validation-size"]),  # type: ignore[arg-type]
-            public_hash=shortened(info.get("public-hash", "")),
-            num_clients=int(str(info.get("num-clients", 0))),
-            versions=shortened(info.get("versions", "")),
-            classes_hash=shortened(info.get("classes-hash", "")),
-            name=shortened(info.get("name", "")),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        reason = shortened(repr(error))
-        raise InvalidReplyError(f"node {node_id} gave an invalid answer ({reason})") from error
 
 
 def most_common(hashes: Iterable[str]) -> str:

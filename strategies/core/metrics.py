@@ -5,7 +5,7 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from strategies.core.membership import ClientInfo
+from strategies.core.client_info import ClientInfo
 from strategies.core.optional_metrics import LARGEST_COUNT
 from strategies.core.replies import Metric, Reply
 

@@ -24,11 +24,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from strategies.core.client_info import ClientInfo
 from strategies.core.current_round import CurrentRound
 from strategies.core.evaluations import Evaluation, accuracy_statistics
 from strategies.core.exchange import Exchange
 from strategies.core.flower import log
-from strategies.core.membership import ClientInfo
 from strategies.core.metrics import GRADIENT_STEPS, gradient_steps
 from strategies.core.plan import RunPlan
 from strategies.core.replies import Reply

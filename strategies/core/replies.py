@@ -13,16 +13,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ConfigRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
+from strategies.core.records import Payload, arrays_of, record_of
 from strategies.core.versions import installed_versions, refusal
 
 Arrays = Mapping[str, NDArray[Any]]
 """Named arrays of a message."""
-
-Payload = Mapping[str, Array]
-"""Named arrays in encoded form. An array for several clients is one object."""
 
 LONGEST_REASON = 200
 """Characters of a failure's reason that are logged and recorded."""
@@ -154,12 +152,12 @@ def read_reply(
     """
     if message.has_error():
         raise InvalidReplyError(error_reason(message))
-    info = message.content.config_records.get("info", ConfigRecord())
+    info = record_of(message, "info", ConfigRecord)
     if (claimed := info.get("partition-id")) != partition_id:
         raise InvalidReplyError(f"claims to be partition {shortened(claimed)}")
     if reason := refusal(installed_versions(), shortened(info.get("versions", ""))):
         raise InvalidReplyError(reason)
-    numbers = message.content.metric_records.get("metrics", MetricRecord())
+    numbers = record_of(message, "metrics", MetricRecord)
     checked = checked_metrics(numbers, metrics)
     answers = info.get("answers", b"")
     if not isinstance(answers, bytes):
@@ -200,23 +198,6 @@ def encoded(arrays: Arrays) -> Payload:
 def decoded(payload: Payload) -> dict[str, NDArray[Any]]:
     """Decode arrays of the server, which are not checked."""
     return {name: array.numpy() for name, array in payload.items()}
-
-
-def arrays_of(message: Message) -> Payload:
-    """Return the encoded arrays of a message; none if it failed."""
-    if message.has_error():
-        return {}
-    return message.content.array_records.get("arrays", ArrayRecord())
-
-
-def empty(message: Message) -> None:
-    """Release the arrays of a message that has been read.
-
-    Flower's records contain reference cycles. Their bytes would stay until the garbage collector
-    runs, which is rare in a large process.
-    """
-    if not message.has_error() and "arrays" in message.content.array_records:
-        message.content.array_records["arrays"].clear()
 
 
 def checked_arrays(arrays: Payload, due: Mapping[str, Due]) -> dict[str, NDArray[Any]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import Array
 
-from strategies.core.replies import Payload
+from strategies.core.records import Payload
 
 MOST_DIMENSIONS = 64
 """NumPy's limit for the dimensions of an array."""

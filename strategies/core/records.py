@@ -1,0 +1,35 @@
+"""The records of a message: arrays, metrics and a config, each by its name.
+
+Flower's own views, such as ``content.array_records``, collect all records of a kind whenever they
+are asked for. This costs more than what is read from them.
+"""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
+
+Payload = Mapping[str, Array]
+"""Named arrays in encoded form. An array for several clients is one object."""
+
+
+def record_of(message: Message, name: str, kind: type[Record]) -> Record:
+    """Return a record of a message; an empty one if it has none of that name and kind."""
+    found = message.content.get(name) if message.has_content() else None
+    return found if isinstance(found, kind) else kind()
+
+
+def arrays_of(message: Message) -> Payload:
+    """Return the encoded arrays of a message; none if it failed."""
+    return record_of(message, "arrays", ArrayRecord)
+
+
+def release_arrays(message: Message) -> None:
+    """Release the arrays of a message that has been read.
+
+    Flower's records contain reference cycles. Their bytes would stay until the garbage collector
+    runs, which is rare in a large process.
+    """
+    record_of(message, "arrays", ArrayRecord).clear()
