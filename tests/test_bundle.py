@@ -1,6 +1,7 @@
 """The app bundle that Flower builds: what it holds, the limits of Flower Hub, a run from it."""
 
 import io
+import json
 import re
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from flwr.cli.app_cmd.publish import _validate_description, _validate_files
 from flwr.cli.build import build_fab_from_disk, build_fab_from_files
 from flwr.cli.utils import filter_paths_for_publish
 from processes import app_folder
+from test_engines import assert_same_numbers
 
+import fedkd_flwr
 from fedkd_flwr.engines import app_files
 from fedkd_flwr.engines.superlink import superlink
 from fedkd_flwr.runs import load_run
@@ -110,6 +113,7 @@ def test_the_project_is_within_the_limits_of_flower_hub(files, capsys):
 
 @pytest.mark.slow
 def test_a_run_from_the_bundle_needs_nothing_beside_it(tmp_path):
+    """Its prototypes have the numbers of one process."""
     build = [FLWR, "build", "--app", app_folder()]
     subprocess.run(build, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     (built,) = tmp_path.glob("*.fab")
@@ -117,24 +121,22 @@ def test_a_run_from_the_bundle_needs_nothing_beside_it(tmp_path):
     zipfile.ZipFile(built).extractall(app)
     home.mkdir()
     # No number of clients: Flower's default federation has two nodes, and this is a run of them.
-    settings = {
-        "num-server-rounds": 1,
-        "local-epochs": 1,
-        "output-dir": f'"{tmp_path / "run"}"',
-    }
-    run_config = " ".join(f"{key}={value}" for key, value in settings.items())
+    settings = {"strategy": "fedproto", "num-server-rounds": 2, "local-epochs": 1}
+    settings |= {"device": "cpu", "torch-threads": 1}
+    run_config = {**settings, "output-dir": str(tmp_path / "run")}
     with pytest.MonkeyPatch.context() as patch:
         # Byte code tells from where a module was loaded.
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         with superlink(home) as env:
             env = {key: value for key, value in env.items() if key != "PYTHONPATH"}
-            run = [FLWR, "run", ".", "--stream", "--run-config", run_config]
+            run = [FLWR, "run", ".", "--stream", "--run-config"]
+            run.append(" ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items()))
             log = subprocess.run(run, cwd=app, env=env, check=True, capture_output=True, text=True)
     assert log.stdout.count("2 clients are connected; the run has 2 clients") == 1
     finished = load_run(tmp_path / "run")
-    assert finished.finished
-    assert len(finished.round_rows) == 1
     assert finished.config["num-clients"] == 2
-    for loaded in ("fedkd_flwr/server_app", "fedkd_flwr/client_app", "strategies/kt_pfl"):
+    for loaded in ("fedkd_flwr/server_app", "fedkd_flwr/client_app", "strategies/fedproto"):
         folder, _, name = loaded.rpartition("/")
         assert list(home.glob(f"apps/*/{folder}/__pycache__/{name}.*.pyc"))
+    here = fedkd_flwr.run(settings, num_clients=2, output_dir=tmp_path / "here")
+    assert_same_numbers(finished, here)

@@ -42,50 +42,28 @@ def assert_same_new_clients(there, here):
 
 @pytest.mark.slow
 def test_networks_and_a_forest_give_the_same_numbers_under_ray(small, tmp_path):
-    """Soft predictions, with a safeguard and partial participation."""
+    """Soft predictions, with a safeguard, partial participation, a custom network, a new client.
+
+    Custom methods and parameters are compared in test_ray_cluster.py, prototypes in test_bundle.py.
+    """
     settings = {
         **small,
         "strategy": "kt-pfl",
         "num-server-rounds": 3,
         "fraction-train": 0.75,
         "safeguard": "blend",
-        "models": "mlp,lenet,sklearn.ensemble:RandomForestClassifier",
+        "new-clients": 0.25,
+        "models": "examples.own_model:TinyNet,sklearn.ensemble:RandomForestClassifier,mlp",
         "estimator-options": "RandomForestClassifier = {n_estimators = 5}",
     }
     simulated, here, told = in_both_engines(settings, tmp_path)
     assert [row["round"] for row in told] == list(here.rounds["round"])
     assert_same_numbers(simulated, here)
+    assert_same_new_clients(simulated, here)
     assert "coefficients" in here.matrices
     guarded = list(SAFEGUARD_COLUMNS)
     assert simulated.clients[guarded].equals(here.clients[guarded])
     assert here.clients[guarded].notna().any().all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [{"strategy": "scaffold", "models": "mlp", "momentum": 0.0}, {"strategy": "fedproto"}],
-    ids=lambda changes: changes["strategy"],
-)
-def test_parameters_and_prototypes_give_the_same_numbers_under_ray(changes, small, tmp_path):
-    settings = {**small, "fraction-train": 0.75, **changes}
-    simulated, here, told = in_both_engines(settings, tmp_path)
-    assert [row["round"] for row in told] == list(here.rounds["round"])
-    assert_same_numbers(simulated, here)
-
-
-@pytest.mark.slow
-def test_custom_code_and_new_clients_give_the_same_numbers_under_ray(small, tmp_path):
-    own = {
-        "strategy": "examples.own_method:nearest",
-        "models": "mlp,examples.own_model:TinyNet",
-        "nearest.sharpness": 3.0,
-        "new-clients": 0.25,
-    }
-    simulated, here, _ = in_both_engines({**small, **own}, tmp_path)
-    assert_same_numbers(simulated, here)
-    assert_same_new_clients(simulated, here)
-    assert simulated.config["nearest.sharpness"] == 3.0
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 from processes import MARK, app_folder, output_of, started_by, stop_all
+from test_engines import assert_same_new_clients, assert_same_numbers
 
 import fedkd_flwr
 
@@ -85,10 +86,19 @@ def done(cluster, *command, cwd):
 
 
 def test_a_simulation_has_its_clients_on_both_nodes(small, cluster, nodes_of, tmp_path):
-    settings = {**small, "strategy": "kt-pfl", "models": "mlp", "num-server-rounds": 3}
+    """A custom method with new clients from `fedkd run`, SCAFFOLD's parameters from `flwr run`."""
+    custom = {
+        **small,
+        "strategy": "examples.own_method:nearest",
+        "models": "mlp,examples.own_model:TinyNet",
+        "nearest.sharpness": 3.0,
+        "new-clients": 0.25,
+    }
+    scaffold = {**small, "strategy": "scaffold", "models": "mlp", "momentum": 0.0}
+    scaffold["fraction-train"] = 0.75
     simulated, flower = tmp_path / "simulated", tmp_path / "flower"
-    (tmp_path / "preset.toml").write_text(tomli_w.dumps(settings))
-    (tmp_path / "run.toml").write_text(tomli_w.dumps({**settings, "output-dir": str(flower)}))
+    (tmp_path / "preset.toml").write_text(tomli_w.dumps(custom))
+    (tmp_path / "run.toml").write_text(tomli_w.dumps({**scaffold, "output-dir": str(flower)}))
     preset = ("preset.toml", "--output-dir", simulated)
     done(cluster, "fedkd", "run", *preset, "--engine", "simulation", cwd=tmp_path)
     size = "num-supernodes=4 client-resources-num-cpus=1"
@@ -96,11 +106,13 @@ def test_a_simulation_has_its_clients_on_both_nodes(small, cluster, nodes_of, tm
     done(cluster, "flwr", "run", app_folder(), "--stream", *config, cwd=tmp_path)
 
     assert nodes_of("ClientAppActor.run") == [2, 2]
-    here = fedkd_flwr.run(settings, output_dir=tmp_path / "here")
-    for path in (simulated, flower):
-        run = fedkd_flwr.load_run(path)
-        assert run.finished
-        assert list(run.rounds["loss_mean"]) == list(here.rounds["loss_mean"])
+    of_custom = fedkd_flwr.load_run(simulated)
+    here = fedkd_flwr.run(custom, output_dir=tmp_path / "custom")
+    assert_same_numbers(of_custom, here)
+    assert_same_new_clients(of_custom, here)
+    assert of_custom.config["nearest.sharpness"] == 3.0
+    here = fedkd_flwr.run(scaffold, output_dir=tmp_path / "scaffold")
+    assert_same_numbers(fedkd_flwr.load_run(flower), here)
 
 
 def test_a_sweep_has_its_runs_on_both_nodes(small, cluster, nodes_of, tmp_path):
