@@ -1,17 +1,21 @@
-"""A federation of two nodes over TLS: who takes part, new clients, and custom code.
+"""Two nodes as the guide deploys them: behind a proxy, with their apps in processes of their own.
 
+The SuperLink listens on 127.0.0.1 behind nginx with the configuration in `deploy/`. Each node's
+app process executes approved bundles alone. Its SuperNode has the key, and executes nothing.
 Runs follow one another on the same nodes, which allow the methods and the code of all of them.
 """
 
-import re
+import shutil
+import ssl
+import urllib.error
+import urllib.request
 
 import federation as fed
 import numpy as np
 import pytest
-from federation import FRESH_PROCESSES, GuardedFederation, patience
+from federation import FRESH_PROCESSES, ROOT, GuardedFederation
 from test_engines import assert_same_new_clients
 
-import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
 from fedkd_flwr.grids.in_process import InProcessGrid
@@ -20,23 +24,106 @@ from fedkd_flwr.server_app import serve
 pytestmark = pytest.mark.slow
 
 NEAREST = "examples.own_method:nearest"
-PERCEPTRON = "examples.own_data:Perceptron"
+RECURRENT = "examples.own_series:Recurrent"
 FOREST = "sklearn.ensemble:RandomForestClassifier"
 POLICY = {
     "allow-methods": f"soft-predictions,persfl,{NEAREST}",
     "allow-code": "examples,sklearn",
     "min-class-count": 3,
 }
+NGINX = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
+CLOSED = (
+    "/v1/control/list-runs",
+    "/v1/control/start-run",
+    "/v1/runtime/acquire-task",
+    "/v1/fleet/../control/list-runs",
+    "/v1/fleet/%2e%2e/control/list-runs",
+    "/v1/fleet/..%2fcontrol/list-runs",
+    "//v1/control/list-runs",
+    "/health",
+    "/docs",
+    "/",
+)
+"""Paths that the proxy answers itself."""
+
+# Every exchange costs each node a process: evaluate once.
+SETTINGS = {**fed.SMALL, "num-clients": 2, "evaluate-every": 2}
+
+
+class ProxiedFederation(GuardedFederation):
+    """Nodes reach the SuperLink through nginx, where it is installed."""
+
+    def __init__(self, folder):
+        super().__init__(folder, nodes=2)
+        self.proxy = None
+
+    def __exit__(self, *failure):
+        self.stop(self.proxy)
+        super().__exit__(*failure)
+
+    def start_superlink(self):
+        super().start_superlink()
+        if NGINX is not None:
+            self.start_proxy()
+
+    def start_proxy(self):
+        """Start nginx with the shipped server, on another port and with keys of this folder."""
+        self.node_port = fed.free_port()
+        server = (ROOT / "deploy" / "nginx-fedkd.conf").read_text()
+        server = server.replace("listen 443", f"listen 127.0.0.1:{self.node_port}")
+        server = server.replace("127.0.0.1:8000", f"127.0.0.1:{self.port}")
+        server = server.replace("/etc/fedkd", str(self.keys))
+        temporary = " ".join(
+            f"{kind}_temp_path {self.folder}/nginx-{kind};"
+            for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        )
+        path = self.folder / "nginx.conf"
+        path.write_text(
+            f"daemon off; pid {self.folder}/nginx.pid; error_log stderr;\n"
+            f"events {{}}\nhttp {{ access_log off; {temporary}\n{server}}}\n"
+        )
+        self.proxy = self.start("nginx", [NGINX, "-c", path, "-p", self.folder])
+        fed.wait_until(lambda: self.status("/") == 403, 20, "nginx")
+
+    def status(self, path, port=None, body=b""):
+        """Return the status with which a POST without a key of a node is answered."""
+        context = ssl.create_default_context(cafile=self.keys / "ca.crt")
+        url = f"https://127.0.0.1:{port or self.node_port}{path}"
+        headers = {"Content-Type": "application/protobuf"}
+        request = urllib.request.Request(url, body, headers, method="POST")
+        try:
+            with urllib.request.urlopen(request, context=context, timeout=20) as answer:
+                return answer.status
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return None
 
 
 @pytest.fixture(scope="module")
 def silos(tmp_path_factory):
-    with GuardedFederation(tmp_path_factory.mktemp("silos"), nodes=2) as federation:
-        federation.approve()
+    with ProxiedFederation(tmp_path_factory.mktemp("silos")) as federation:
         for node in federation.node_configs.values():
             node |= {"num-partitions": 2, **POLICY}
         federation.start_all()
         yield federation
+
+
+@pytest.fixture(scope="module")
+def refused(silos):
+    """What was said of a run whose bundle no node had approved. Its digest is approved now."""
+    settings = {**SETTINGS, "connect-timeout": 20.0, "output-dir": str(silos.folder / "refused")}
+    process = silos.start_run(settings)
+    process.wait(timeout=fed.patience(300))
+    logs = [app.log_path.read_text() for app in silos.apps.values()]
+    unpacked = list((silos.folder / "home").glob("app-*/**/fedkd_flwr"))
+    return silos.approve(), process.log_path.read_text(), logs, unpacked
+
+
+@pytest.fixture
+def approved(silos, refused):
+    """The nodes once they execute the bundle."""
+    return silos
 
 
 def in_process(settings, path):
@@ -45,63 +132,68 @@ def in_process(settings, path):
     return serve(InProcessGrid(client_app, 2, configuration.flat()), configuration)
 
 
-def test_two_silos_start_by_number_or_as_connected(silos, tmp_path):
-    """What a federation of two nodes does with eight clients, and with the default."""
-    settings = {name: value for name, value in fed.SMALL.items() if name != "num-clients"}
-    settings |= {"output-dir": str(tmp_path / "run"), "num-server-rounds": 1}
-    eight = silos.start_run({**settings, "num-clients": 8, "connect-timeout": 5.0})
-    text = " s for 8 clients: 2 are connected (num-clients=0 takes"
-    silos.wait_for_text(eight, text, patience(120))
-    # On a busy machine the two nodes connect when a second has passed.
-    assert re.search(r"Waiting up to [1-5] s for 8 clients: 2 are", eight.log_path.read_text())
-    text = "The run stopped: The run needs 8 clients and 2 are connected"
-    silos.wait_for_text(eight, text, patience(60))
-    assert eight.wait(timeout=patience(60)) is not None
-    two = silos.start_run(settings)
-    silos.wait_for_text(two, "Finished. Run directory", patience(300))
-    two.wait(timeout=patience(60))
-    assert fedkd_flwr.load_run(tmp_path / "run").config["num-clients"] == 2
+def assert_same_last_round(there, here):
+    last, expected = there.rounds.iloc[-1], here.rounds.iloc[-1]
+    np.testing.assert_allclose(last["loss_mean"], expected["loss_mean"], rtol=1e-5)
+    assert last["accuracy_mean"] == pytest.approx(expected["accuracy_mean"])
 
 
-def test_new_clients_have_the_results_of_one_process(silos, tmp_path):
+@pytest.mark.skipif(NGINX is None, reason="nginx is not installed (apt-get install nginx-light)")
+def test_the_proxy_answers_everything_but_the_fleet_itself(silos):
+    open_directly = silos.status("/v1/control/list-runs", silos.port)
+    assert open_directly == 200, "the SuperLink answers control calls of strangers on this machine"
+    assert {path: silos.status(path) for path in CLOSED} == dict.fromkeys(CLOSED, 403)
+    # The SuperLink itself refuses a fleet call that no key has signed.
+    assert silos.status("/v1/fleet/pull-messages") == 401
+
+
+def test_no_node_executes_a_bundle_that_is_not_approved(refused):
+    digest, of_run, of_nodes, unpacked = refused
+    for log in (of_run, *of_nodes):
+        assert f"does not execute the bundle {digest}" in log
+    assert "The run stopped: " in of_run
+    assert unpacked == []
+
+
+def test_new_clients_among_those_connected_have_the_results_of_one_process(approved, tmp_path):
     """PersFL sends the stored global models to its new clients."""
     persfl = {"strategy": "persfl", "persfl.imitation": "0.5", "persfl.temperatures": "2"}
-    settings = {**fed.SMALL, **persfl, "num-clients": 2, "new-clients": 0.5}
-    settings["persfl.distillation-epochs"] = 1
-    process = silos.start_run({**settings, "output-dir": str(tmp_path / "run")})
-    there = silos.finished_run(process, tmp_path / "run", 400)
+    settings = {**SETTINGS, **persfl, "persfl.distillation-epochs": 1, "new-clients": 0.5}
+    connected = {**settings, "num-clients": 0, "output-dir": str(tmp_path / "run")}
+    process = approved.start_run(connected)
+    there = approved.finished_run(process, tmp_path / "run", 400)
+    assert there.config["num-clients"] == 2
     assert_same_new_clients(there, in_process(settings, tmp_path / "here"))
+    for n in approved.node_configs:
+        bundles = (approved.folder / "home" / f"app-{n}" / "approved").iterdir()
+        assert [len(list(bundle.glob("apps/*/fedkd_flwr"))) for bundle in bundles] == [1]
 
 
-def test_custom_code_gives_the_numbers_of_one_process(silos, tmp_path):
-    # A round of a table takes no time; held out are 40 of the 178 wines.
-    table = {"dataset": "examples.own_data:wines", "max-samples": 0, "held-out-size": 40}
-    own = {"strategy": NEAREST, "models": f"mlp,{PERCEPTRON}", "num-clients": 2}
-    settings = {**fed.SMALL, **table, **own}
+def test_custom_code_gives_the_numbers_of_one_process(approved, tmp_path):
+    series = {"dataset": "examples.own_series:waves", "models": f"mlp,{RECURRENT}"}
+    settings = {**SETTINGS, **series, "strategy": NEAREST}
     packed = {"own-settings": "nearest.sharpness = 3", "output-dir": str(tmp_path / "run")}
-    process = silos.start_run({**settings, **packed})
-    there = silos.finished_run(process, tmp_path / "run", 400)
+    process = approved.start_run({**settings, **packed})
+    there = approved.finished_run(process, tmp_path / "run", 400)
     here = in_process({**settings, "nearest.sharpness": 3.0}, tmp_path / "here")
     assert there.config["nearest.sharpness"] == 3.0
     models = there.clients.sort_values(["round", "partition_id"])["model"]
-    assert list(models)[:2] == ["mlp", PERCEPTRON]
-    np.testing.assert_allclose(there.rounds["loss_mean"], here.rounds["loss_mean"], rtol=1e-5)
+    assert list(models)[:2] == ["mlp", RECURRENT]
+    assert_same_last_round(there, here)
     np.testing.assert_allclose(
         there.matrices["coefficients"], here.matrices["coefficients"], rtol=1e-5
     )
 
 
-def test_a_forest_on_one_node_gives_the_numbers_of_one_process(silos, tmp_path):
+def test_a_forest_on_one_node_gives_the_numbers_of_one_process(approved, tmp_path):
     """Its node starts a new Python for each message; the other one forks, as in all other runs."""
-    silos.app_options[1] = FRESH_PROCESSES
-    silos.start_app(1)
+    approved.app_options[1] = FRESH_PROCESSES
+    approved.start_app(1)
     options = "RandomForestClassifier = {n_estimators = 5}"
-    own = {"models": f"mlp,{FOREST}", "num-clients": 2, "estimator-options": options}
-    settings = {**fed.SMALL, **own}
-    process = silos.start_run({**settings, "output-dir": str(tmp_path / "run")})
-    there = silos.finished_run(process, tmp_path / "run", 400)
+    settings = {**SETTINGS, "models": f"mlp,{FOREST}", "estimator-options": options}
+    process = approved.start_run({**settings, "output-dir": str(tmp_path / "run")})
+    there = approved.finished_run(process, tmp_path / "run", 400)
     here = in_process(settings, tmp_path / "here")
     models = there.clients.sort_values(["round", "partition_id"])["model"]
     assert list(models) == ["mlp", FOREST] * 2
-    np.testing.assert_allclose(there.rounds["loss_mean"], here.rounds["loss_mean"], rtol=1e-5)
-    np.testing.assert_allclose(there.rounds["accuracy_mean"], here.rounds["accuracy_mean"])
+    assert_same_last_round(there, here)
