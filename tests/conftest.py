@@ -48,10 +48,8 @@ SMALL = {
 
 SHARING = (
     "test_deployment",
-    "test_faults",
     "test_ray_cluster",
     "test_report_browser",
-    "test_secured_node",
     "test_two_silos",
 )
 """Files whose slow proofs share a federation, a cluster or a browser."""
@@ -60,6 +58,7 @@ LONGEST = (
     "test_docs",
     "test_tuning",
     "test_notebooks",
+    "test_faults",
     "test_engines",
     "test_bundle",
     "test_null_methods",

@@ -1,10 +1,15 @@
-"""A real federation over TLS with SuperNode authentication: the numbers of one process."""
+"""A real federation over TLS: authentication, the numbers of one process, and faults."""
+
+import os
+import re
+import signal
 
 import federation as fed
 import numpy as np
 import pytest
 from federation import GuardedFederation
 from helpers import write_image_folder, write_parquet
+from test_faults import predictions, with_entry
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
@@ -12,13 +17,19 @@ from fedkd_flwr.config import read_config
 from fedkd_flwr.export.approval import exported_models
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.server_app import serve
+from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
 pytestmark = pytest.mark.slow
 
 MODELS = ("mlp", "lenet", "mlp")
 SAME = ["accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"]
-STRATEGIES = ("kt-pfl", "perfed-ckt", "fml", "fedproto")
-"""Two of the papers, then one that exchanges parameters and one that exchanges prototypes."""
+STRATEGIES = ("perfed-ckt", "fml", "fedproto")
+"""One of the papers, one that exchanges parameters and one that exchanges prototypes.
+
+KT-pFL has the runs with faults.
+"""
+
+SETTINGS = {**fed.SMALL, "num-clients": 3}
 
 INTRUDERS = {
     "no key": {},
@@ -33,7 +44,7 @@ POLICY = {"allow-methods": "soft-predictions,fml,fedproto", "min-class-count": 3
 
 def config_for(strategy):
     # Every exchange costs each node a process: evaluate once.
-    return {**fed.SMALL, "strategy": strategy, "num-clients": 3, "evaluate-every": 2}
+    return {**SETTINGS, "strategy": strategy, "evaluate-every": 2}
 
 
 @pytest.fixture(scope="module")
@@ -102,18 +113,18 @@ def finished(request, silos, processes, intruder_logs):
     return silos.finished_run(processes[request.param], silos.folder / request.param, 600)
 
 
-def in_process(silos, strategy, path):
+def in_process(silos, settings, path, app=client_app):
     """Run the same on the same data in this process."""
-    configuration = read_config({**config_for(strategy), "output-dir": str(path)})
+    configuration = read_config({**settings, "output-dir": str(path)})
     nodes = {
         n: {key: node[key] for key in ("model", "data-path", *POLICY)}
         for n, node in silos.node_configs.items()
     }
-    return serve(InProcessGrid(client_app, 3, configuration.flat(), nodes), configuration)
+    return serve(InProcessGrid(app, 3, configuration.flat(), nodes), configuration)
 
 
 def test_results_agree_with_one_process(finished, silos, tmp_path):
-    here = in_process(silos, finished.config["strategy"], tmp_path / "run")
+    here = in_process(silos, config_for(finished.config["strategy"]), tmp_path / "run")
     assert list(finished.rounds["replies"]) == [3, 3]
     for column in SAME:
         there = finished.rounds[column].dropna().to_numpy(dtype=float)
@@ -138,7 +149,8 @@ def test_each_node_holds_its_personalized_models(silos, processes):
     assert not (silos.folder / "of-the-server").exists()
     for n in silos.node_configs:
         folder = silos.folder / f"silo-{n}"
-        found = list(exported_models(folder / "models"))
+        exported = exported_models(folder / "models")
+        found = [model for model in exported if model.card["strategy"] in runs]
         assert {model.card["strategy"] for model in found} == set(STRATEGIES)
         for model in found:
             names = (model.card["run-id"], "round-000002", f"{n}.safetensors")
@@ -156,3 +168,143 @@ def test_unauthenticated_nodes_are_refused(name, finished, intruder_logs):
     assert "SuperNode ID" not in intruder_logs[name]
     assert "Failed to initialize the connection" in intruder_logs[name]
     assert set(finished.clients["partition_id"]) == {0, 1, 2}
+
+
+# ---- Faults ----------------------------------------------------------------------------
+
+
+def took_part(run, n, server_round):
+    rows = run.clients.query(f"partition_id == {n} and round == {server_round}")
+    return len(rows) == 1 and rows["numbers_up"].iloc[0] > 0 and rows["failure"].isna().all()
+
+
+def restart(silos, n):
+    """Start a node until the SuperLink takes it back, as a service manager does."""
+
+    def accepted():
+        process = silos.start_node(n)
+        fed.wait_until(
+            lambda: process.poll() is not None or "SuperNode ID" in process.log_path.read_text(),
+            fed.patience(90),
+            f"node {n} to start",
+        )
+        return process.poll() is None
+
+    fed.wait_until(accepted, fed.patience(180), f"node {n} to be taken back")
+
+
+def equal_runs(run, twin):
+    """Whether two runs end with the same losses, as far as clients were evaluated in the first."""
+    losses = [
+        r.clients.dropna(subset="loss").set_index("partition_id")["loss"] for r in (run, twin)
+    ]
+    return np.allclose(losses[0], losses[1].loc[losses[0].index], rtol=1e-5)
+
+
+def test_a_killed_node_and_a_frozen_node_do_not_stop_the_others(silos, tmp_path):
+    """Node 2 is killed in round 2 and started again, node 1 freezes in round 3 and wakes."""
+    settings = {**SETTINGS, "num-server-rounds": 4, "evaluate-every": 4}
+    settings["round-timeout"] = fed.patience(40)
+    text = "Receiving: train"
+    before = {n: node.log_path.read_text().count(text) for n, node in silos.nodes.items()}
+    process = silos.start_run({**settings, "output-dir": str(tmp_path / "run")})
+
+    silos.wait_for_text(silos.nodes[2], text, fed.patience(180), before[2] + 2)
+    silos.signal_node(2, signal.SIGKILL)
+    silos.wait_for_text(process, "this round: client 2,", fed.patience(180))
+
+    silos.wait_for_text(silos.nodes[1], text, fed.patience(120), before[1] + 3)
+    silos.signal_node(1, signal.SIGSTOP)
+    restart(silos, 2)
+    silos.wait_for_text(process, "this round: client 1,", fed.patience(180))
+    silos.signal_node(1, signal.SIGCONT)
+
+    run = silos.finished_run(process, tmp_path / "run", 300)
+    assert all(took_part(run, 0, r) for r in (1, 2, 3, 4))
+    assert [took_part(run, 1, r) for r in (1, 2, 3)] == [True, True, False]
+    assert [took_part(run, 2, r) for r in (1, 2)] == [True, False]
+    assert took_part(run, 2, 4), process.log_path.read_text()[-3000:]
+    assert {0, 2} <= set(run.clients.dropna(subset="loss")["partition_id"])
+
+    def in_this_process(name, late):
+        """The same without a network; `late` is whether node 1 trained when it woke."""
+
+        def app(message, context):
+            n = context.node_config["partition-id"]
+            server_round = message.content.config_records["config"].get("server-round")
+            if message.metadata.message_type != "train" or took_part(run, n, server_round):
+                return client_app(message, context)
+            if not (late and (n, server_round) == (1, 3)):
+                # Killed, or not connected and so not asked: it remembers the round before.
+                raise RuntimeError("never trained")
+            reply = client_app(message, context)
+            predictions(with_entry(np.nan))(reply)
+            return reply
+
+        return in_process(silos, settings, tmp_path / name, app)
+
+    # After a minute of sleep Flower may take the node's training for dead and end it.
+    assert equal_runs(run, in_this_process("late", True)) or equal_runs(
+        run, in_this_process("ended", False)
+    )
+
+
+OUTCOME = re.compile(r"Continuing after round (\d)|written by process (\d+) ")
+
+
+def resume_as_documented(silos, config):
+    """Start a resumed run; where it is refused, end the process that it names and try again."""
+    for _ in range(2):
+        process = silos.start_run(config)
+        said = fed.wait_until(
+            lambda process=process: OUTCOME.search(process.log_path.read_text()),
+            fed.patience(180),
+            f"an outcome in {process.log_path}",
+        )
+        if said[1]:
+            return process, int(said[1])
+        process.wait(timeout=fed.patience(60))
+        fed.signal_if_alive(int(said[2]), signal.SIGKILL)
+    raise AssertionError(process.log_path.read_text()[-3000:])
+
+
+def test_a_run_continues_after_server_app_and_superlink_are_killed(silos, tmp_path):
+    settings = {**SETTINGS, "num-server-rounds": 3, "evaluate-every": 3, "safeguard": "blend"}
+    resumed = {**settings, "output-dir": str(tmp_path / "run"), "resume": True}
+
+    process = silos.start_run({**resumed, "resume": False})
+    silos.wait_for_text(process, "Round 1/3", fed.patience(240))
+    hung = silos.server_app_pid()
+    os.kill(hung, signal.SIGSTOP)
+    silos.stop(process)
+    process, completed = resume_as_documented(silos, resumed)
+    assert completed == 1
+    assert silos.server_app_pid() not in (hung, None)
+
+    silos.wait_for_text(process, "Round 2/3", fed.patience(240))
+    os.killpg(silos.superlink.pid, signal.SIGKILL)
+    silos.superlink.wait()
+    silos.stop(process)
+    assert not fedkd_flwr.load_run(tmp_path / "run").finished
+
+    silos.start_superlink()
+    # A node that was receiving when the SuperLink died would answer one message late.
+    silos.end_run(process)
+    silos.stop(*silos.nodes.values())
+    for n in silos.nodes:
+        restart(silos, n)
+    process, completed = resume_as_documented(silos, resumed)
+    assert completed == 2
+    run = silos.finished_run(process, tmp_path / "run", 300)
+
+    here = in_process(silos, settings, tmp_path / "here")
+    assert list(run.rounds["round"]) == [1, 2, 3]
+    keys = ["round", "partition_id"]
+    assert run.clients[keys].values.tolist() == here.clients[keys].values.tolist()
+    # The private models of the safeguard continue too.
+    guarded = [f"{name}_mean" for name in SAFEGUARD_COLUMNS]
+    for name in ("accuracy_mean", "loss_mean", "numbers_up", *guarded):
+        there = run.rounds[name].dropna().to_numpy(dtype=float)
+        np.testing.assert_allclose(there, here.rounds[name].dropna(), rtol=1e-5)
+    for name, matrix in here.matrices.items():
+        np.testing.assert_allclose(run.matrices[name], matrix, rtol=1e-5, atol=1e-7)

@@ -6,14 +6,12 @@ import gc
 import logging
 import multiprocessing
 import os
-import re
 import resource
 import signal
 from collections import Counter
 from functools import cache
 from pathlib import Path
 
-import federation as fed
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -30,7 +28,6 @@ from fedkd_flwr.runs import directory as directory_module
 from fedkd_flwr.server_app import serve
 from strategies.core.replies import TooFewRepliesError
 from strategies.core.rounds import RowObserver
-from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
 HOSTILE = 1
 SAME = ["round", "accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"]
@@ -589,160 +586,3 @@ def test_two_hundred_rounds_of_fifty_clients_with_every_fifth_reply_lost(strateg
         f"{strategy}: {run.summary['seconds']:.0f} s, {warm:.0f} MB warm, {end:.0f} MB at the end"
     )
     assert end - warm < 30, memories[::10]
-
-
-# ---- A real federation -----------------------------------------------------------------
-
-
-NETWORK = {**fed.SMALL, "held-out-size": 60, "max-samples": 360, "num-clients": 3}
-patience = fed.patience
-
-
-@pytest.fixture(scope="module")
-def network(tmp_path_factory):
-    """Three nodes that keep their memory in folders of their own, and fork for each message."""
-    with fed.GuardedFederation(tmp_path_factory.mktemp("network"), nodes=3) as federation:
-        federation.approve()
-        for n, node in federation.node_configs.items():
-            node["state-dir"] = str(federation.folder / f"silo-{n}")
-        federation.start_all()
-        yield federation
-
-
-def took_part(run, n, server_round):
-    rows = run.clients.query(f"partition_id == {n} and round == {server_round}")
-    return len(rows) == 1 and rows["numbers_up"].iloc[0] > 0 and rows["failure"].isna().all()
-
-
-def restart(network, n):
-    """Start a node until the SuperLink takes it back, as a service manager does."""
-
-    def accepted():
-        process = network.start_node(n)
-        fed.wait_until(
-            lambda: process.poll() is not None or "SuperNode ID" in process.log_path.read_text(),
-            patience(90),
-            f"node {n} to start",
-        )
-        return process.poll() is None
-
-    fed.wait_until(accepted, patience(180), f"node {n} to be taken back")
-
-
-def equal_runs(run, twin):
-    """Whether two runs end with the same losses, as far as clients were evaluated in the first."""
-    losses = [
-        r.clients.dropna(subset="loss").set_index("partition_id")["loss"] for r in (run, twin)
-    ]
-    return np.allclose(losses[0], losses[1].loc[losses[0].index], rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_killed_node_and_a_frozen_node_do_not_stop_the_others(network, tmp_path):
-    """Node 2 is killed in round 2 and started again, node 1 freezes in round 3 and wakes."""
-    settings = {**NETWORK, "num-server-rounds": 4, "evaluate-every": 4}
-    settings["round-timeout"] = patience(40)
-    process = network.start_run({**settings, "output-dir": str(tmp_path / "run")})
-
-    network.wait_for_text(network.nodes[2], "Receiving: train", patience(180), count=2)
-    network.signal_node(2, signal.SIGKILL)
-    network.wait_for_text(process, "this round: client 2,", patience(180))
-
-    network.wait_for_text(network.nodes[1], "Receiving: train", patience(120), count=3)
-    network.signal_node(1, signal.SIGSTOP)
-    restart(network, 2)
-    network.wait_for_text(process, "this round: client 1,", patience(180))
-    network.signal_node(1, signal.SIGCONT)
-
-    run = network.finished_run(process, tmp_path / "run", 300)
-    assert all(took_part(run, 0, r) for r in (1, 2, 3, 4))
-    assert [took_part(run, 1, r) for r in (1, 2, 3)] == [True, True, False]
-    assert [took_part(run, 2, r) for r in (1, 2)] == [True, False]
-    assert took_part(run, 2, 4), process.log_path.read_text()[-3000:]
-    assert {0, 2} <= set(run.clients.dropna(subset="loss")["partition_id"])
-
-    def in_this_process(name, late):
-        """The same without a network; `late` is whether node 1 trained when it woke."""
-
-        def app(message, context):
-            n = context.node_config["partition-id"]
-            server_round = message.content.config_records["config"].get("server-round")
-            if message.metadata.message_type != "train" or took_part(run, n, server_round):
-                return client_app(message, context)
-            if not (late and (n, server_round) == (1, 3)):
-                # Killed, or not connected and so not asked: it remembers the round before.
-                raise RuntimeError("never trained")
-            reply = client_app(message, context)
-            predictions(with_entry(np.nan))(reply)
-            return reply
-
-        configuration = read_config({**settings, "output-dir": str(tmp_path / name)})
-        return serve(InProcessGrid(app, 3, configuration.flat()), configuration)
-
-    # After a minute of sleep Flower may take the node's training for dead and end it.
-    assert equal_runs(run, in_this_process("late", True)) or equal_runs(
-        run, in_this_process("ended", False)
-    )
-
-
-OUTCOME = re.compile(r"Continuing after round (\d)|written by process (\d+) ")
-
-
-def resume_as_documented(network, config):
-    """Start a resumed run; where it is refused, end the process that it names and try again."""
-    for _ in range(2):
-        process = network.start_run(config)
-        said = fed.wait_until(
-            lambda process=process: OUTCOME.search(process.log_path.read_text()),
-            patience(180),
-            f"an outcome in {process.log_path}",
-        )
-        if said[1]:
-            return process, int(said[1])
-        process.wait(timeout=patience(60))
-        fed.signal_if_alive(int(said[2]), signal.SIGKILL)
-    raise AssertionError(process.log_path.read_text()[-3000:])
-
-
-@pytest.mark.slow
-def test_a_run_continues_after_server_app_and_superlink_are_killed(network, tmp_path):
-    settings = {**NETWORK, "num-server-rounds": 3, "evaluate-every": 3, "safeguard": "blend"}
-    resumed = {**settings, "output-dir": str(tmp_path / "run"), "resume": True}
-
-    process = network.start_run({**resumed, "resume": False})
-    network.wait_for_text(process, "Round 1/3", patience(240))
-    hung = network.server_app_pid()
-    os.kill(hung, signal.SIGSTOP)
-    network.stop(process)
-    process, completed = resume_as_documented(network, resumed)
-    assert completed == 1
-    assert network.server_app_pid() not in (hung, None)
-
-    network.wait_for_text(process, "Round 2/3", patience(240))
-    os.killpg(network.superlink.pid, signal.SIGKILL)
-    network.superlink.wait()
-    network.stop(process)
-    assert not fedkd_flwr.load_run(tmp_path / "run").finished
-
-    network.start_superlink()
-    # A node that was receiving when the SuperLink died would answer one message late.
-    network.end_run(process)
-    network.stop(*network.nodes.values())
-    for n in network.nodes:
-        restart(network, n)
-    process, completed = resume_as_documented(network, resumed)
-    assert completed == 2
-    run = network.finished_run(process, tmp_path / "run", 300)
-
-    configuration = read_config({**settings, "output-dir": str(tmp_path / "here")})
-    here = serve(InProcessGrid(client_app, 3, configuration.flat()), configuration)
-    assert list(run.rounds["round"]) == [1, 2, 3]
-    keys = ["round", "partition_id"]
-    assert run.clients[keys].values.tolist() == here.clients[keys].values.tolist()
-    # The private models of the safeguard continue too.
-    guarded = [f"{name}_mean" for name in SAFEGUARD_COLUMNS]
-    for name in ("accuracy_mean", "loss_mean", "numbers_up", *guarded):
-        there = run.rounds[name].dropna().to_numpy(dtype=float)
-        np.testing.assert_allclose(there, here.rounds[name].dropna(), rtol=1e-5)
-    for name, matrix in here.matrices.items():
-        np.testing.assert_allclose(run.matrices[name], matrix, rtol=1e-5, atol=1e-7)
