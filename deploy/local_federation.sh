@@ -30,7 +30,7 @@ export PATH="$bin:$PATH" FLWR_HOME="$folder/flwr"
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 # Seconds between checks for new processes; Flower's default is 1.
-export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=${FLWR_SUPEREXEC_TASK_POLL_INTERVAL:-0.2}
 
 processes=${PROCESSES:-forked}
 # A node is restarted as the federation was started.
