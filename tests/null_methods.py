@@ -1,9 +1,11 @@
 """Methods without any effect: `local` with its private batches in other orders.
 
-``python -m tests.null_methods`` prints how often their comparisons make a false claim, and how
-often a planted gain is found, for ``docs/explanation/statistics.md``.
+``python -m tests.null_methods`` stores their accuracies in `STORED`. It prints how often their
+comparisons make a false claim, and how often a planted gain is found, for
+``docs/explanation/statistics.md``.
 """
 
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -39,13 +41,22 @@ SEEDS, ORDERS = 20, 8
 METHODS = ORDERS - 1
 """Pseudo-methods of a table; one more order is the reference."""
 
+STORED = Path(__file__).parent / "null_methods.json"
+"""Accuracies of `SEEDS` times `ORDERS` runs."""
+
 
 def accuracies(seeds=SEEDS, orders=ORDERS):
     """Run `local`, and return its mean accuracies over clients, shape (seeds, orders)."""
-    return np.array([[_accuracy(seed, order) for order in range(orders)] for seed in range(seeds)])
+    return np.array([[accuracy(seed, order) for order in range(orders)] for seed in range(seeds)])
 
 
-def _accuracy(seed, order):
+def stored_accuracies():
+    """Return the stored accuracies of `accuracies()`."""
+    return np.array(json.loads(STORED.read_text()))
+
+
+def accuracy(seed, order):
+    """Run `local` with a seed and a batch order, and return its mean accuracy over clients."""
     with tempfile.TemporaryDirectory() as folder:
         changes = {"seed": seed, "batch-order": order}
         run = fedkd_flwr.run({**SETTINGS, **changes}, output_dir=Path(folder) / "run")
@@ -102,6 +113,9 @@ def found_gains(found, gain, seeds, tables, methods):
 def main(seeds, orders, tables=200):
     """Print the measured shares of false claims and of gains that are found."""
     found = accuracies(seeds, orders)
+    if found.shape == (SEEDS, ORDERS):
+        rows = ",\n".join(json.dumps(row) for row in found.tolist())
+        STORED.write_text(f"[{rows}]\n")
     print(f"{found.size} runs, accuracy {found.mean():.1%}")
     for number in (3, 5, 10):
         share = false_claims(found, number, tables)
