@@ -1,11 +1,10 @@
 """Tuning: the space, halving, equal budgets, and a study that continues where it was stopped."""
 
-import contextlib
 import itertools
+import multiprocessing
+import os
 import shutil
-import subprocess
-import sys
-import time
+import signal
 import tomllib
 from fractions import Fraction
 from pathlib import Path
@@ -17,6 +16,7 @@ import optuna
 import pandas as pd
 import pytest
 import tomli_w
+from conftest import SMALL
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState, create_trial
 from statsmodels.stats.proportion import proportion_confint
@@ -32,7 +32,7 @@ from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.data.clients import client_parts
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.plots.tuning import tuning_figures
-from fedkd_flwr.runs import RunDirectoryError, load_run
+from fedkd_flwr.runs import RunDirectory, RunDirectoryError, load_run
 from fedkd_flwr.sweeps import read_sweep
 from fedkd_flwr.tuning import Tuned, tune
 from fedkd_flwr.tuning import study as studies
@@ -50,17 +50,19 @@ from strategies.base import PersonalizedStrategy
 from strategies.core.plan import Settings
 from strategies.core.search import SearchRange
 
+BASE = {
+    **SMALL,
+    "models": "mlp",
+    "max-samples": 200,
+    "num-server-rounds": 6,
+    "batch-size": 32,
+    "evaluate-every": 1,
+}
+
 
 @pytest.fixture
-def base(small):
-    changes = {
-        "models": "mlp",
-        "max-samples": 200,
-        "num-server-rounds": 6,
-        "batch-size": 32,
-        "evaluate-every": 1,
-    }
-    return {**small, **changes}
+def base():
+    return dict(BASE)
 
 
 def a_search(values, folder, budget, steps_of_local=1):
@@ -163,6 +165,27 @@ def test_the_last_bracket_is_as_large_as_what_is_left():
     assert largest_bracket(shares, costs, 17.9) == 0
 
 
+def test_halving_takes_less_than_half_of_the_steps_and_misses_little(base, tmp_path, monkeypatch):
+    """Early accuracies mislead by up to a tenth, and the more the earlier they are."""
+
+    def advance(self, number, seed, chosen, rung):
+        best = 0.9 - 0.1 * abs(np.log10(chosen[STEP_SIZE] / 0.03))
+        misleading = 0.1 * np.random.default_rng(number).uniform(-1, 1) * (1 - rung / 18)
+        return best + misleading, 10 * rung
+
+    monkeypatch.setattr(studies.MethodSearch, "_advance", advance)
+    values = {**base, "num-server-rounds": 18}
+    search = a_search(values, tmp_path, budget=8 * 180, steps_of_local=180)
+    search.run()
+    trials = search.study().get_trials()
+    assert len(trials) == 16
+    assert studies.steps_taken(trials) <= 0.5 * len(trials) * 180
+    whole = [advance(search, trial.number, 0, trial.params, 18)[0] for trial in trials]
+    found = studies.best_trial(trials)
+    assert found is not None
+    assert max(whole) - found.value <= 0.005
+
+
 # ---- Searches ------------------------------------------------------------------------
 
 
@@ -174,44 +197,68 @@ def test_the_steps_of_local_are_known_before_it_is_run(base, tmp_path):
         assert steps_of_local(settings, 1) == run.summary["gradient_steps"]
 
 
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """Four methods, with a client less than the most clusters that are tried."""
+    settings = {**BASE, "num-clients": 3}
+    settings |= {"kt-pfl.distillation-epochs": 4, "kt-pfl.public-batch-size": 20}
+    folder = tmp_path_factory.mktemp("searched")
+    methods = ["kt-pfl", "fedavg-ft", "hypcluster"]
+    tuning = tune(settings, methods, folder, budget=6, seeds=1, fresh_seeds=2)
+    return SimpleNamespace(
+        settings=settings,
+        order=[tuned.strategy for tuned in tuning.methods],
+        methods={tuned.strategy: tuned for tuned in tuning.methods},
+        runs={
+            name: [load_run(path) for path in (folder / name).glob("trial-*")]
+            for name in tuning.table.index
+        },
+    )
+
+
 @pytest.mark.slow
-def test_all_methods_get_the_same_gradient_steps_and_as_many_trials_as_they_allow(base, tmp_path):
-    costly = {**base, "kt-pfl.distillation-epochs": 4, "kt-pfl.public-batch-size": 20}
-    tuning = tune(costly, ["kt-pfl"], tmp_path, budget=6, seeds=1, fresh_seeds=2)
-    by_name = {tuned.strategy: tuned for tuned in tuning.methods}
-    for name, tuned in by_name.items():
-        runs = [load_run(path) for path in (tmp_path / name).glob("trial-*")]
-        assert tuned.steps == sum(run.rounds["gradient_steps"].sum() for run in runs)
+def test_all_methods_get_the_same_gradient_steps_and_as_many_trials_as_they_allow(searched):
+    local, kt_pfl = searched.methods["local"], searched.methods["kt-pfl"]
+    for tuned in searched.methods.values():
+        assert tuned.budget == 6 * local.run_steps
         assert tuned.low < tuned.accuracy < tuned.high
         assert tuned.trials > tuned.stopped + tuned.failed
-    local, kt_pfl = by_name["local"], by_name["kt-pfl"]
-    assert local.budget == kt_pfl.budget == 6 * local.run_steps
-    assert 0.8 * local.budget < local.steps <= local.budget
+    for tuned in (local, kt_pfl):
+        runs = searched.runs[tuned.strategy]
+        assert tuned.steps == sum(run.rounds["gradient_steps"].sum() for run in runs)
+    # Nothing is left for another trial.
+    assert 0 <= local.budget - local.steps < local.run_steps
     assert kt_pfl.run_steps > local.run_steps
     assert kt_pfl.trials < local.trials
     # The first bracket is planned with what local takes, and no trial begins beyond the budget.
     assert kt_pfl.steps < kt_pfl.budget + kt_pfl.run_steps
-    accuracies = [tuned.accuracy for tuned in tuning.methods]
+    accuracies = [searched.methods[name].accuracy for name in searched.order]
     assert accuracies == sorted(accuracies, reverse=True)
 
 
 @pytest.mark.slow
-def test_a_search_pays_for_the_fine_tuning_that_it_judges_by(base, tmp_path):
+def test_a_search_pays_for_the_fine_tuning_that_it_judges_by(searched):
     """Each trial is judged after rounds 1, 2 and 6, and a client is fine-tuned before each."""
-    tuning = tune(base, ["fedavg-ft"], tmp_path, budget=4, seeds=1)
-    tuned = next(tuned for tuned in tuning.methods if tuned.strategy == "fedavg-ft")
-    an_epoch = steps_of_local(base, 0) // 6
+    tuned = searched.methods["fedavg-ft"]
+    an_epoch = steps_of_local(searched.settings, 0) // 6
     costs = []
-    for path in (tmp_path / "fedavg-ft").glob("trial-*"):
-        run = load_run(path)
+    for run in searched.runs["fedavg-ft"]:
         rounds, epochs = len(run.round_rows), run.config["fedavg-ft.epochs"]
         judged = [1, 2, 6].index(rounds) + 1
         costs.append((rounds + epochs * judged) * an_epoch)
     assert tuned.steps == sum(costs)
     assert tuned.run_steps == (6 + tuned.settings["fedavg-ft.epochs"]) * an_epoch
-    local = next(tuned for tuned in tuning.methods if tuned.strategy == "local")
-    assert tuned.budget == local.budget
     assert tuned.steps < tuned.budget + max(costs)
+
+
+@pytest.mark.slow
+def test_settings_that_cannot_work_are_charged_a_first_rung_and_counted(searched):
+    hypcluster = searched.methods["hypcluster"]
+    assert hypcluster.failed > 0
+    assert hypcluster.settings["hypcluster.clusters"] <= 3
+    taken = sum(run.rounds["gradient_steps"].sum() for run in searched.runs["hypcluster"])
+    first_rung = steps_of_local(searched.settings, 0) // 6
+    assert hypcluster.steps == taken + hypcluster.failed * first_rung
 
 
 @pytest.mark.parametrize(
@@ -246,49 +293,29 @@ def test_the_sweep_runs_the_chosen_settings_with_seeds_that_tuned_nothing(base, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed_in", [6, 20])
-def test_a_killed_study_asks_and_judges_as_an_uninterrupted_one(
-    base, tmp_path, monkeypatch, killed_in
-):
-    def noted(folder, kill):
+def test_an_interrupted_study_asks_and_judges_as_an_uninterrupted_one(base, tmp_path, monkeypatch):
+    def trials_of(folder, interrupted_at):
         calls = []
 
         def advance(self, number, seed, chosen, rung):
             calls.append((number, rung))
-            if kill and len(calls) == killed_in:
+            if len(calls) in interrupted_at:
                 raise KeyboardInterrupt
             return 1 - abs(chosen[STEP_SIZE] - 0.03) + rung / 1000, rung
 
         monkeypatch.setattr(studies.MethodSearch, "_advance", advance)
         search = a_search(base, folder, budget=48, steps_of_local=6)
-        with contextlib.suppress(KeyboardInterrupt):
-            search.run()
-        kill = False
+        for _ in interrupted_at:
+            with pytest.raises(KeyboardInterrupt):
+                search.run()
         search.run()
         trials = search.study().get_trials()
         return [(trial.state, trial.params, trial.value, trial.user_attrs) for trial in trials]
 
-    whole = noted(tmp_path / "whole", kill=False)
+    whole = trials_of(tmp_path / "whole", interrupted_at=())
     assert len(whole) > 8
-    assert noted(tmp_path / "cut", kill=True) == whole
-
-
-@pytest.mark.slow
-def test_a_study_killed_at_a_later_rung_continues_alike(base, tmp_path, monkeypatch):
-    whole = tune(base, [], tmp_path / "whole", budget=2, seeds=1)
-    resume, calls = engines.resume, []
-
-    def killed(*arguments, **settings):
-        calls.append(settings)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return resume(*arguments, **settings)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(studies.engines, "resume", killed)
-        with pytest.raises(KeyboardInterrupt):
-            tune(base, [], tmp_path / "cut", budget=2, seeds=1)
-    assert tune(base, [], tmp_path / "cut", budget=2, seeds=1).methods == whole.methods
+    # At the first rung of the first bracket, and at a later rung of the second.
+    assert trials_of(tmp_path / "cut", interrupted_at=(6, 20)) == whole
 
 
 def test_a_promising_run_continues_instead_of_being_repeated(base, tmp_path, monkeypatch):
@@ -305,19 +332,6 @@ def test_a_promising_run_continues_instead_of_being_repeated(base, tmp_path, mon
     tune(base, [], tmp_path, budget=2, seeds=1)
     assert len(begun) == len(set(begun)) > 3
     assert continued and set(continued) <= set(begun)
-
-
-@pytest.mark.slow
-def test_settings_that_cannot_work_are_charged_a_first_rung_and_counted(base, tmp_path):
-    few = {**base, "num-clients": 3}
-    tuning = tune(few, ["hypcluster"], tmp_path, budget=4, seeds=1)
-    hypcluster = next(tuned for tuned in tuning.methods if tuned.strategy == "hypcluster")
-    assert hypcluster.failed > 0
-    assert hypcluster.settings["hypcluster.clusters"] <= 3
-    runs = [load_run(path) for path in (tmp_path / "hypcluster").glob("trial-*")]
-    taken = sum(run.rounds["gradient_steps"].sum() for run in runs)
-    first_rung = steps_of_local(few, 0) // 6
-    assert hypcluster.steps == taken + hypcluster.failed * first_rung
 
 
 def test_a_range_is_widened_late_where_the_best_value_lies_at_its_edge(base, tmp_path):
@@ -514,60 +528,65 @@ def test_a_damaged_study_is_named(base, tmp_path):
         tune(base, [], tmp_path)
 
 
-# ---- Slow proofs ---------------------------------------------------------------------
+# ---- Killed processes ----------------------------------------------------------------
+
+
+def kill_this_process():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_at_a_new_run():
+    """Kill when the third run has a folder and no round."""
+    run, begun = engines.run_configuration, []
+
+    def killed(configuration, **settings):
+        begun.append(configuration)
+        if len(begun) == 3:
+            RunDirectory.create(Path(configuration.run.output_dir), configuration)
+            kill_this_process()
+        return run(configuration, **settings)
+
+    studies.engines.run_configuration = killed
+
+
+def kill_in_a_continued_run():
+    """Kill when the second run that goes on to a later rung has done a round of it."""
+    resume, continued = engines.resume, []
+
+    def killed(path, on_round, **settings):
+        continued.append(path)
+        is_second = len(continued) == 2
+        return resume(
+            path,
+            on_round=lambda row: kill_this_process() if is_second else on_round(row),
+            **settings,
+        )
+
+    studies.engines.resume = killed
 
 
 @pytest.mark.slow
-def test_halving_takes_less_than_half_of_the_steps_and_finds_settings_as_good(base, tmp_path):
-    """All trials are run to their end afterwards, which shows what halving missed.
+def test_a_study_killed_twice_ends_with_the_same_settings(base, tmp_path):
+    def tuned(folder):
+        return tune(base, ["kt-pfl"], tmp_path / folder, budget=2, seeds=1)
 
-    A single search may miss more than half a point: its trials are ranked by some 500 validation
-    samples. The mean over methods may not.
-    """
-    size = {"max-samples": 900, "client-split": "30/40/30", "num-server-rounds": 18}
-    missed = []
-    for strategy in ("local", "kt-pfl", "ditto"):
-        values = read_config({**base, **size, "strategy": strategy}).without_unread().flat()
-        of_local = sum(steps_of_local(values, seed) for seed in (0, 1))
-        folder = tmp_path / strategy
-        search = studies.MethodSearch(strategy, values, (0, 1), 8 * of_local, of_local, folder)
-        search.run()
-        ended = search.study().get_trials(deepcopy=False)
-        complete, steps = {}, 0
-        for trial in ended:
-            chosen = search.settings(trial)
-            reached = [search._advance(trial.number, seed, chosen, 18) for seed in search.seeds]
-            complete[trial.number] = sum(accuracy for accuracy, _ in reached) / len(reached)
-            steps += sum(run_steps for _, run_steps in reached)
-        assert studies.steps_taken(ended) <= 0.5 * steps
-        found = studies.best_trial(ended)
-        assert found is not None
-        missed.append(max(complete.values()) - complete[found.number])
-    assert sum(missed) / len(missed) <= 0.005
+    def in_a_process_that_is_killed(arrange):
+        def tune_and_die():
+            arrange()
+            tuned("cut")
 
+        process = multiprocessing.get_context("fork").Process(target=tune_and_die)
+        process.start()
+        process.join()
+        return process.exitcode
 
-@pytest.mark.slow
-def test_methods_killed_and_continued_end_with_the_same_settings(base, tmp_path):
-    preset = tmp_path / "digits.toml"
-    wanted = {key: value for key, value in base.items() if "." not in key}
-    preset.write_text(tomli_w.dumps(wanted))
-    methods = "kt-pfl,fedavg"
-
-    def command(folder):
-        options = ["--methods", methods, "--budget", "2", "--output-dir", str(tmp_path / folder)]
-        return [sys.executable, "-m", "fedkd_flwr.cli", "tune", str(preset), *options]
-
-    subprocess.run(command("whole"), check=True, capture_output=True)
-    for begun in (2, 9):
-        process = subprocess.Popen(command("cut"), stdout=subprocess.DEVNULL)
-        while len(list((tmp_path / "cut").glob("*/trial-*"))) < begun and process.poll() is None:
-            time.sleep(0.01)
-        process.kill()
-        process.wait()
-    subprocess.run(command("cut"), check=True, capture_output=True)
-    whole, cut = (tmp_path / folder / "chosen.toml" for folder in ("whole", "cut"))
-    assert cut.read_text() == whole.read_text()
-    assert len(tomllib.loads(cut.read_text())["grid"]["combinations"]) == 3
+    whole = tuned("whole")
+    for arrange in (kill_at_a_new_run, kill_in_a_continued_run):
+        assert in_a_process_that_is_killed(arrange) == -signal.SIGKILL
+    cut = tuned("cut")
+    assert cut.methods == whole.methods
+    assert cut.sweep.read_text() == whole.sweep.read_text()
+    assert len(tomllib.loads(cut.sweep.read_text())["grid"]["combinations"]) == 2
 
 
 # ---- Figures ---------------------------------------------------------------------------
