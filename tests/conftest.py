@@ -13,11 +13,10 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
-import torch
 from xdist.scheduler import LoadFileScheduling
 
-from fedkd_flwr.models import model_pool
-from strategies.core.flower import TaskIdentity
+# What takes seconds to import, such as PyTorch, is imported in the fixtures: the process that
+# distributes the tests to others needs none of it.
 
 SMALL = {
     "dataset": "digits",
@@ -80,6 +79,13 @@ def pytest_xdist_auto_num_workers(config):
     return 5 if config.option.markexpr == "slow" else 2
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Import no file without slow proofs where only these run."""
+    if config.option.markexpr == "slow" and collection_path.match("test_*.py"):
+        return "slow" not in collection_path.read_text() or None
+    return None
+
+
 def pytest_collection_modifyitems(config, items):
     """Start the longest slow proofs first, so that no process ends long after the others."""
     if config.option.markexpr == "slow":
@@ -88,9 +94,13 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Spare the garbage collector the imported modules: it takes a tenth of the time with them."""
+    """Spare the garbage collector the imported modules: it takes a tenth of the time with them.
+
+    What is imported by the tests themselves is left to a few collections.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(5_000, 10, 30)
 
 
 class SharedFixturesTogether(LoadFileScheduling):
@@ -125,12 +135,16 @@ def ray_workers_of_normal_priority():
 @pytest.fixture(autouse=True)
 def messages_have_a_sender():
     """Flower's messages read it here, which is set only in a process that has run an app."""
+    from strategies.core.flower import TaskIdentity
+
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
     """Sums depend on the number of threads, and so would the tests."""
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -140,6 +154,8 @@ def one_thread():
 @pytest.fixture
 def empty_pool():
     """No models of other tests to borrow, and none left to them."""
+    from fedkd_flwr.models import model_pool
+
     model_pool.clear()
     yield
     model_pool.clear()
