@@ -20,7 +20,7 @@ def named_code(run_config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         If ``own-settings`` cannot be read.
     """
     for key, value in unpacked(run_config).items():
-        if key in PLACE_KEYS:
+        if key in PLACE_KEYS or ":" not in str(value):
             continue
         is_code = is_function if key in DATA else is_custom
         for text in value if isinstance(value, list | tuple) else [value]:

@@ -233,6 +233,8 @@ def unpacked(flat: Mapping[str, Any]) -> dict[str, Any]:
         If they are not TOML, or one of them is a key of the run config.
     """
     text = flat.get(OWN_SETTINGS, "")
+    if text == "":
+        return {name: value for name, value in flat.items() if name != OWN_SETTINGS}
     try:
         own = flatten(tomllib.loads(f"own = {{ {text} }}")["own"])
     except tomllib.TOMLDecodeError:

@@ -23,6 +23,8 @@ def printable(text: str) -> str:
     A terminal obeys escape sequences, which can hide lines or forge them. Characters that change
     the direction of a text are replaced too. ESC becomes ``\x1b``.
     """
+    if text.isprintable():
+        return text
     return "".join(
         char.encode("unicode_escape").decode() if _is_control(char) else char for char in text
     )
