@@ -8,6 +8,7 @@ from itertools import cycle
 import numpy as np
 import pytest
 import torch
+from conftest import SMALL
 from helpers import Witness, breaking, client_of, raising, replacing, reply_with, run_with
 from torch import nn
 
@@ -53,15 +54,14 @@ FIXED = {
 }
 
 
-@pytest.fixture
-def tiny(small):
-    """A run config with the smallest supernet."""
+def smallest(small):
+    """Return a run config with the smallest supernet."""
     return {
         **small,
         "strategy": "fedkma",
         "models": "darts",
         "public-dataset": "none",
-        "max-samples": 240,
+        "max-samples": 150,
         "client-split": "75/0/25",
         "num-clients": 3,
         "classes-per-client": 4,
@@ -73,6 +73,19 @@ def tiny(small):
         "supernet-operations": OPERATIONS,
         "fedkma.alpha-share": 0.5,
     }
+
+
+@pytest.fixture
+def tiny(small):
+    return smallest(small)
+
+
+@pytest.fixture(scope="module")
+def watched_run(tmp_path_factory):
+    """The messages of a run of two rounds, and the run."""
+    witness = Witness()
+    finished, _ = run_with(witness, smallest(SMALL), tmp_path_factory.mktemp("watched") / "run")
+    return witness, finished
 
 
 def first_client(flat, partition_id=0):
@@ -349,9 +362,8 @@ def test_a_search_whose_last_step_overflows_has_diverged(tiny):
 # ---- Whole rounds --------------------------------------------------------------------------
 
 
-def test_the_next_round_receives_exactly_the_mixed_models(tiny, tmp_path):
-    witness = Witness()
-    finished, _ = run_with(witness, tiny, tmp_path / "run")
+def test_the_next_round_receives_exactly_the_mixed_models(tiny, watched_run):
+    witness, finished = watched_run
     names = {"weights", "buffers", "alphas"}
     assert initial_model(read_config(tiny)).keys() == names
     for name in names:
@@ -392,9 +404,10 @@ def test_only_models_mean_logits_flags_and_rows_cross_the_network(tiny, tmp_path
     allowed_up = {"train": trained, SHARE_KNOWLEDGE: {"sharing": (3,)}}
     allowed_up |= {"evaluate": {}, "properties": {}}
     allowed_down = {"train": shapes, SHARE_KNOWLEDGE: {"irrelevancy": (3, 10)}, "evaluate": shapes}
+    shares_of = [client_of(flat, n).label_distribution() for n in range(3)]
     for (_, phase, n), arrays in witness.up.items():
         assert {name: array.shape for name, array in arrays.items()} == allowed_up[phase]
-        shares = first_client(flat, n).label_distribution()
+        shares = shares_of[n]
         assert np.ptp(shares[shares > 0]) > 0.05
         for name in {CLASS_LOGITS, CLASS_FLAGS} & arrays.keys():
             for row in filter(np.any, np.atleast_2d(arrays[name])):
@@ -408,15 +421,14 @@ def test_only_models_mean_logits_flags_and_rows_cross_the_network(tiny, tmp_path
     assert {name for metrics in witness.metrics.values() for name in metrics} <= known
 
 
-def test_clients_flag_the_classes_they_hold(tiny, tmp_path):
-    witness = Witness()
-    run_with(witness, {**tiny, "num-server-rounds": 1}, tmp_path / "run")
+def test_clients_flag_the_classes_they_hold(tiny, watched_run):
+    witness, _ = watched_run
     for n in range(3):
-        held = first_client(tiny, n).data.class_counts > 0
+        client = first_client(tiny, n)
+        held = client.data.class_counts > 0
         assert 0 < held.sum() < 10
         assert witness.up[1, "train", n][CLASS_FLAGS].tolist() == held.float().tolist()
         # Mean logits are those of the trained model, not of the received one.
-        client = first_client(tiny, n)
         client.receive_model(
             {
                 name: array
@@ -460,11 +472,8 @@ def test_the_uniform_variant_shares_evenly_and_asks_for_no_rows(tiny, tmp_path):
     for name, received in witness.down[2, "train", 1].items():
         trained = [witness.up[1, "train", n][name] for n in range(3)]
         np.testing.assert_allclose(received, np.mean(trained, axis=0), rtol=1e-4, atol=1e-6)
-
-
-def test_the_mixture_of_the_uniform_variant_is_counted_once(tiny, tmp_path):
-    run = fedkd_flwr.run({**tiny, "strategy": "fedkma-uniform"}, output_dir=tmp_path / "run")
-    down, once = run.rounds["numbers_down"], run.rounds["numbers_down_broadcast"]
+    # All receive one mixture, which counts once.
+    down, once = finished.rounds["numbers_down"], finished.rounds["numbers_down_broadcast"]
     assert list(once) == list(down // 3)
 
 
@@ -581,7 +590,7 @@ def test_settings_that_cannot_work_are_refused(tiny, values, sentence):
 
 
 def test_genotypes_are_the_strongest_operation_of_every_edge(tiny, tmp_path):
-    changes = {"supernet-nodes": 2, "fedkma.alpha-learning-rate": 0.05}
+    changes = {"supernet-nodes": 2, "fedkma.alpha-learning-rate": 0.05, "num-server-rounds": 1}
     finished = fedkd_flwr.run({**tiny, **changes}, output_dir=tmp_path / "run")
     names = OPERATIONS.split(",")
     genotypes = client_genotypes(finished)
