@@ -50,6 +50,11 @@ def legend_of(figure):
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
+def figures_in(comparison):
+    """Return the names of the figures of a comparison, drawn and not written."""
+    return {name for name, _ in plots.comparison._figures(comparison)}
+
+
 def main_axes(figure):
     return figure.axes[0]
 
@@ -139,7 +144,7 @@ def test_a_round_counts_only_if_all_running_seeds_were_evaluated_in_it(runs):
     pd.testing.assert_frame_equal(curve, whole.drop(index=2))
 
 
-def test_runs_without_evaluation_have_no_accuracy_figures(runs, tmp_path):
+def test_runs_without_evaluation_have_no_accuracy_figures(runs):
     def without_evaluation(run):
         rows = run.clients.drop(columns="accuracy")
         rounds = run.rounds.assign(accuracy_mean=None)
@@ -147,11 +152,8 @@ def test_runs_without_evaluation_have_no_accuracy_figures(runs, tmp_path):
                        "last_round": None, "validation_round": None})  # fmt: skip
 
     failed = without_evaluation(runs["kt-pfl", 0])
-    beside = {path.stem for path in plots.save_figures(compare([failed]), tmp_path)}
-    assert beside == {"kt-pfl-coefficients", "partition"}
-    mixed = {
-        path.stem for path in plots.save_figures(compare([failed, runs["local", 0]]), tmp_path)
-    }
+    assert figures_in(compare([failed])) == {"kt-pfl-coefficients", "partition"}
+    mixed = figures_in(compare([failed, runs["local", 0]]))
     assert {"accuracy-over-rounds", "accuracy-against-bytes", "clients-by-rank"} < mixed
 
 
@@ -229,15 +231,15 @@ def test_gain_over_local_has_a_point_per_client_and_seed(comparison):
     assert any(f"{share:.0%} of clients" in text.get_text() for text in axes.get_yticklabels())
 
 
-def test_figures_name_another_reference(runs, tmp_path):
+def test_figures_name_another_reference(runs):
     compared = compare(runs.values(), against="kt-pfl")
     axes = main_axes(plots.plot_gain_over_local(compared))
     assert axes.get_xlabel() == "Gain in accuracy over kt-pfl, in points"
     assert all("clients above kt-pfl" in text.get_text() for text in axes.get_yticklabels())
     help_figure = plots.plot_help(runs["kt-pfl", 0], runs["kt-pfl", 1], against="kt-pfl")
     assert "over kt-pfl" in help_figure.axes[1].get_xlabel()
-    files = [path.name for path in plots.save_figures(compared, tmp_path)]
-    assert "gain-over-kt-pfl.png" in files and "gain-over-local.png" not in files
+    names = figures_in(compared)
+    assert "gain-over-kt-pfl" in names and "gain-over-local" not in names
 
 
 def test_gain_over_local_requires_local_runs(runs):
@@ -423,7 +425,7 @@ def test_teacher_rounds_of_a_continued_run_are_those_of_its_last_round(distilled
 
 
 def test_pair_figures_are_part_of_a_comparison_and_require_persfl(distilled, runs):
-    names = {name for name, _ in plots.comparison._figures(compare(distilled))}
+    names = figures_in(compare(distilled))
     assert {"persfl-pairs", "persfl-surface", "persfl-teacher-rounds"} <= names
     for plot in (plots.plot_pairs, plots.plot_surface, plots.plot_teacher_rounds):
         with pytest.raises(ValueError, match=r"local0 has no (table of pairs|teachers)"):
