@@ -12,6 +12,7 @@ from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models.model_pool import Architecture, borrow, give_back
 from fedkd_flwr.models.vectors import model_vectors
 from strategies.parameters import ParameterStrategy, SharedModelStrategy
+from tests.disclosure import SEARCHES
 
 COUNTER = "num_batches_tracked"
 # FedBN sends no batch normalization.
@@ -23,19 +24,23 @@ PARAMETER_METHODS = [
 
 
 def settings_for(small, strategy):
-    """Return a run of three clients in which what crosses the network is a small supernet."""
-    models = {"models": "darts"}
+    """Return a run of three clients in which what crosses the network has normalization."""
+    size = {"num-clients": 3, "max-samples": 150, "num-server-rounds": 2}
     if issubclass(METHODS[strategy].strategy, SharedModelStrategy):
         models = {"models": "mlp", f"{strategy}.shared-model": "darts"}
+    elif strategy in SEARCHES:
+        models = {"models": "darts"}
+    else:
+        return {**small, **size, "models": "tests.disclosure:NormedNet"}
     # SPIDER prunes one edge of a cell a round, and this supernet's cells have two.
-    size = {"num-clients": 3, "max-samples": 150, "num-server-rounds": 2}
     tiny = {"supernet-channels": 2, "supernet-nodes": 1}
     return {**small, **SUPERNET, **models, **tiny, **size}
 
 
 def model_that_travels(flat):
-    space = read_config(flat).run.models.search_space
-    return Architecture("darts", (1, 28, 28), 10, space, "cpu").build()
+    models = read_config(flat).run.models
+    name = "darts" if "darts" in flat.values() else "tests.disclosure:NormedNet"
+    return Architecture(name, (1, 28, 28), 10, models.search_space, "cpu").build()
 
 
 def are_variances(model):
