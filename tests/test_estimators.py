@@ -242,14 +242,14 @@ def test_a_safeguard_has_the_estimator_of_local_beside(mixed, tmp_path):
     assert last["private_accuracy"].to_dict() == alone["accuracy"].to_dict()
     assert (last["accuracy"] != last["private_accuracy"]).any()
     data = fedkd_flwr.client_data(run, 1)
-    model = fedkd_flwr.load_model(tmp_path / "models" / "1.safetensors", RandomForestClassifier)
+    model = fedkd_flwr.load_model(tmp_path / "models" / "1.safetensors", RandomForestClassifier(2))
     right = model(data.test_images).argmax(dim=1) == data.test_labels
     assert right.float().mean() == pytest.approx(last.loc[1, "safeguarded_accuracy"])
 
 
 def test_exported_estimators_predict_as_evaluated(mixed, tmp_path):
     folder = tmp_path / "models"
-    settings = {**mixed, "strategy": "kt-pfl", "models-dir": str(folder)}
+    settings = {**mixed, "strategy": "kt-pfl", "models-dir": str(folder), "num-clients": 2}
     run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
     last = run.clients[run.clients["round"] == 2].set_index("partition_id")["accuracy"]
     data = fedkd_flwr.client_data(run, 1)
