@@ -31,11 +31,11 @@ def settings_for(strategy, small):
         "supernet-channels": 2,
         "supernet-cells": 3,
         "supernet-nodes": 1,
-        "supernet-stem-stride": 1,
+        "supernet-stem-stride": 2,
     }
     models = "darts" if "fedkma" in strategy else "mlp" if one_model else "mlp,lenet"
     if models == "darts":
-        supernet |= {"supernet-operations": "none,skip_connect", "max-samples": 260}
+        supernet |= {"supernet-operations": "none,skip_connect", "max-samples": 150}
     if strategy == "fedkd":
         supernet |= {"fedkd.energy-end": 0.95}  # what rises does so over the planned rounds
     return {**small, **supernet, "strategy": strategy, "models": models, "momentum": 0.9}

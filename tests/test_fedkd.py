@@ -92,7 +92,7 @@ def test_the_loss_of_both_models_by_autograd_on_plain_formulas():
 def test_the_server_adds_the_mean_update_by_samples(small, tmp_path):
     """Two clients of unequal sizes; the batch norm of the shared model is averaged whole."""
     small |= {"num-clients": 2, "partition": "dirichlet", "max-samples": 200}
-    small |= {"fedkd.shared-model": "shufflenetv2", "models": "mlp"}
+    small |= {"fedkd.shared-model": "shufflenetv2", "models": "mlp", "local-iterations": 2}
     witness = Witness()
     finished, _ = run_with(witness, small, tmp_path / "run")
     sizes = finished.clients.query("round == 1")["num_examples"].to_numpy()

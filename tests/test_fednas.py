@@ -30,7 +30,7 @@ def tiny(small):
         "models": "darts",
         "public-dataset": "none",
         "partition": "dirichlet",
-        "max-samples": 300,
+        "max-samples": 160,
         "client-split": "75/0/25",
         "num-clients": 2,
         "learning-rate": 0.02,
@@ -107,6 +107,7 @@ def test_the_server_averages_weights_and_architecture_by_samples(tiny, tmp_path)
 
 def test_searches_side_by_side_are_those_of_each_client(tiny, tmp_path):
     tiny |= {"fednas.alpha-optimizer": "sgd", "fednas.alpha-learning-rate": 0.05}
+    tiny |= {"num-server-rounds": 1}
     alone, together = (
         fedkd_flwr.run({**tiny, "cohort": cohort}, output_dir=tmp_path / cohort)
         for cohort in ("off", "on")

@@ -33,12 +33,12 @@ def settings_for(strategy, small):
         "supernet-channels": 2,
         "supernet-cells": 3,
         "supernet-nodes": 1,
-        "supernet-stem-stride": 1,
+        "supernet-stem-stride": 2,
         "supernet-operations": "none,skip_connect,sep_conv_3x3",
     }
     models = "darts" if "fedkma" in strategy else "mlp" if one_model else "mlp,lenet"
     if models == "darts":
-        supernet["max-samples"] = 200
+        supernet["max-samples"] = 150
     changes = {"num-server-rounds": 4, "fraction-train": 0.75, "momentum": 0.9}
     return {**small, **supernet, **changes, "strategy": strategy, "models": models}
 

@@ -31,11 +31,11 @@ def tiny(small):
         "supernet-channels": 2,
         "supernet-cells": 3,
         "supernet-nodes": 1,
-        "supernet-stem-stride": 1,
+        "supernet-stem-stride": 2,
     }
     names = {"models": "darts", "supernet-operations": OPERATIONS, "batch-size": 16}
     schedule = {"spider.prune-from": 1, "spider.prune-every": 1}
-    return {**small, **supernet, **names, **schedule, "max-samples": 160}
+    return {**small, **supernet, **names, **schedule, "max-samples": 100}
 
 
 def personal_model(grid, partition_id):
