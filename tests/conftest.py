@@ -96,7 +96,7 @@ def pytest_collection_modifyitems(config, items):
 def pytest_collection_finish():
     """Spare the garbage collector the imported modules: it takes a tenth of the time with them.
 
-    What is imported by the tests themselves is left to a few collections.
+    It also comes less often.
     """
     gc.collect()
     gc.freeze()

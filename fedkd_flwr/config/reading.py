@@ -281,18 +281,29 @@ def _read(kind: type[Part], flat: Mapping[str, Any]) -> Part:
     """Validate one group or table of a flat run config, including its nested groups."""
     groups = kind.nested_groups()
     values: dict[str, Any] = {name: _read(part, flat) for name, part in groups.items()}
-    keys = {
-        kebab_case(name): kind.key_of(name) for name in kind.model_fields.keys() - groups.keys()
-    }
+    keys = _keys_by_alias(kind)
     values |= {name: flat[key] for name, key in keys.items() if key in flat}
     try:
-        return kind.model_validate(values)
+        return kind.model_validate(values) if values else _with_defaults(kind)
     except ValidationError as error:
         first = error.errors()[0]
         reason = first["msg"].removeprefix("Value error, ")
         reason = reason.replace("Input should be", "it should be")
         name = keys.get(str(first["loc"][0]), str(first["loc"][0]))
         raise ConfigError(_sentence(f"{name} = {first['input']!r}: {reason}")) from None
+
+
+@functools.cache
+def _keys_by_alias(kind: type[SettingsGroup]) -> dict[str, str]:
+    """Return the flat keys of a group by the names that Pydantic reads, without nested groups."""
+    names = kind.model_fields.keys() - kind.nested_groups().keys()
+    return {kebab_case(name): kind.key_of(name) for name in names}
+
+
+@functools.cache
+def _with_defaults(kind: type[Part]) -> Part:
+    """Return a group in which nothing is set. Groups are immutable, so one is enough."""
+    return kind()
 
 
 def _sentence(text: str) -> str:
