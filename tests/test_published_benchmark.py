@@ -76,7 +76,9 @@ def test_rows_are_ratios_of_seconds():
 
 
 @pytest.mark.slow
-def test_both_run_in_processes_of_their_own(folder):
+def test_both_run_in_processes_of_their_own(folder, monkeypatch):
+    # One worker of Ray is enough for twelve clients.
+    monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", '{"CPU": 1}')
     for engine in published.ENGINES:
         found = published.measured(engine, folder, published.TEST_EVERY)
         assert 0 < found.a_round < found.whole

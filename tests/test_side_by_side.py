@@ -113,9 +113,12 @@ def test_a_killed_process_costs_its_run_alone(sweep, killer, tmp_path):
     assert failure["error"].startswith("WorkerCrashedError: ")
     assert [run.config["torch-threads"] for run in beside] == [1, 1, 1]
 
+    # What is left is a single run, which needs no Ray.
     told.clear()
     settings = {"num-server-rounds": 40}
-    beside = run_sweep(sweep, tmp_path / "beside", on_run=told.append, jobs=2, settings=settings)
+    beside = run_sweep(
+        sweep, tmp_path / "beside", on_run=told.append, cpus_per_run=1, settings=settings
+    )
     assert sorted(progress.state for progress in told) == [
         "continued", "finished", "skipped", "skipped", "skipped",
     ]  # fmt: skip
