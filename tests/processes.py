@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -15,6 +16,15 @@ from fedkd_flwr.engines.app_files import copy_app
 
 MARK = "STARTED_BY_THE_TEST"
 """A variable of the environment that all children inherit."""
+
+FLWR = [
+    sys.executable,
+    "-c",
+    "from flwr.cli import app, local_superlink;"
+    "local_superlink.LOCAL_SUPERLINK_STARTUP_TIMEOUT = 300;"
+    "app.app()",
+]
+"""Flower's `flwr`, whose SuperLink has 5 minutes to start: 15 seconds are too few beside tests."""
 
 
 def wait_until(condition, seconds=300):
@@ -56,13 +66,7 @@ def app_folder():
 
 
 def output_of(*command, env, cwd):
-    """Run a program, which must succeed, and return what it printed.
-
-    `flwr run` gives its SuperLink 15 seconds to start, which other tests may take from it.
-    """
-    for _ in range(3):
-        ended = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True)
-        if "Failed to start local SuperLink within" not in ended.stdout + ended.stderr:
-            break
+    """Run a program, which must succeed, and return what it printed."""
+    ended = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout

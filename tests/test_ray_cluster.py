@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from processes import MARK, app_folder, output_of, started_by, stop_all
+from processes import FLWR, MARK, app_folder, output_of, started_by, stop_all
 from test_engines import assert_same_new_clients, assert_same_numbers
 
 import fedkd_flwr
@@ -82,7 +82,7 @@ def nodes_of(cluster, monkeypatch):
 
 
 def done(cluster, *command, cwd):
-    return output_of(PROGRAMS / command[0], *command[1:], env=cluster, cwd=cwd)
+    return output_of(*command, env=cluster, cwd=cwd)
 
 
 def test_a_simulation_has_its_clients_on_both_nodes(small, cluster, nodes_of, tmp_path):
@@ -100,10 +100,10 @@ def test_a_simulation_has_its_clients_on_both_nodes(small, cluster, nodes_of, tm
     (tmp_path / "preset.toml").write_text(tomli_w.dumps(custom))
     (tmp_path / "run.toml").write_text(tomli_w.dumps({**scaffold, "output-dir": str(flower)}))
     preset = ("preset.toml", "--output-dir", simulated)
-    done(cluster, "fedkd", "run", *preset, "--engine", "simulation", cwd=tmp_path)
+    done(cluster, PROGRAMS / "fedkd", "run", *preset, "--engine", "simulation", cwd=tmp_path)
     size = "num-supernodes=4 client-resources-num-cpus=1"
     config = ("--run-config", tmp_path / "run.toml", "--federation-config", size)
-    done(cluster, "flwr", "run", app_folder(), "--stream", *config, cwd=tmp_path)
+    done(cluster, *FLWR, "run", app_folder(), "--stream", *config, cwd=tmp_path)
 
     assert nodes_of("ClientAppActor.run") == [2, 2]
     of_custom = fedkd_flwr.load_run(simulated)
@@ -121,7 +121,7 @@ def test_a_sweep_has_its_runs_on_both_nodes(small, cluster, nodes_of, tmp_path):
     (tmp_path / "sweep.toml").write_text(tomli_w.dumps({"base": settings, "grid": grid}))
     # The cluster's processes have another working directory than the command.
     options = ("--jobs", "2", "--output-dir", "runs", "-c", "models-dir=models")
-    said = done(cluster, "fedkd", "sweep", "sweep.toml", *options, cwd=tmp_path)
+    said = done(cluster, PROGRAMS / "fedkd", "sweep", "sweep.toml", *options, cwd=tmp_path)
     assert len(list(tmp_path.glob("models/*/0.safetensors"))) == 4
     assert len(list(tmp_path.glob("runs/*/summary.json"))) == 4
     assert said.count(" finished accuracy ") == 4

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from processes import MARK, app_folder, output_of, started_by, stop_all, wait_until
+from processes import FLWR, MARK, app_folder, output_of, started_by, stop_all, wait_until
 from typer.testing import CliRunner
 
 from fedkd_flwr.cli import app
@@ -120,7 +120,7 @@ def test_the_superlink_of_flwr_run_is_stopped_and_that_of_a_simulation_is_not(
     try:
         with superlink(tmp_path) as of_simulation:
             # Any run will do: it is under way, or has failed, when its SuperLink is stopped.
-            typed(PROGRAMS / "flwr", "run", app_folder(), "--run-config", "num-server-rounds=1")
+            typed(*FLWR, "run", app_folder(), "--run-config", "num-server-rounds=1")
             assert started_by(mark)
             told = typed(sys.executable, "-m", "fedkd_flwr.cli", "stop")
             assert told.startswith(f"Stopped the SuperLink on 127.0.0.1:{port} (process ")
