@@ -7,6 +7,7 @@ from helpers import Witness, client_of, run_with
 
 import fedkd_flwr
 from examples import own_data, own_fedrep, own_method, own_parquet, own_series, three_silos
+from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.data.clients import client_indices
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import load_images
@@ -16,6 +17,7 @@ from fedkd_flwr.training.losses import cross_entropy
 
 FEDREP = "examples.own_fedrep:fedrep"
 KNOWN_GROUPS = "examples.known_groups:fedavg_in_groups"
+ENSEMBLE_ALONE = "examples.ensemble_alone:ensemble_alone"
 
 
 def gradients(loss, model, images, labels):
@@ -97,6 +99,21 @@ def test_clients_of_known_groups_share_a_model(small, tmp_path):
         mean = np.average(sent, axis=0, weights=sizes[members])
         for n in members:
             np.testing.assert_allclose(witness.down[2, "train", n]["weights"], mean, atol=1e-6)
+
+
+@pytest.mark.parametrize(("strategy", "is_alone"), [(ENSEMBLE_ALONE, True), ("fedapen", False)])
+def test_the_control_of_fedapen_learns_nothing_from_others(strategy, is_alone, small, tmp_path):
+    def last_client_fails(message, context):
+        if message.metadata.message_type == "train" and context.node_config["partition-id"] == 3:
+            raise RuntimeError("as asked")
+        return client_app(message, context)
+
+    changes = {"strategy": strategy, "num-server-rounds": 3}
+    whole, _ = run_with(client_app, small, tmp_path / "whole", **changes)
+    without, _ = run_with(last_client_fails, small, tmp_path / "without", **changes)
+    others = "round == 3 and partition_id < 3"
+    losses = [list(run.clients.query(others)["loss"]) for run in (whole, without)]
+    assert (losses[0] == losses[1]) is is_alone
 
 
 def test_three_silos_with_different_kinds_of_models_learn_together(tmp_path, monkeypatch):
