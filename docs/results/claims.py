@@ -5,6 +5,7 @@ A method is its strategy and settings, as in ``fedmd,kt-pfl.temperature=1.0,roun
 
 import functools
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,8 @@ def of_method(name: str, method: str) -> list[Result]:
     ValueError
         If there is none, or more than one of a seed.
     """
-    strategy, *pairs = method.split(",")
+    # Values may have commas, such as several models.
+    strategy, *pairs = re.split(r",(?=[\w.-]+=)", method)
     conditions = dict(pair.split("=", 1) for pair in pairs)
     found = [r for r in results(name, conditions) if r.strategy == strategy]
     if not found or len({result.seed for result in found}) != len(found):
