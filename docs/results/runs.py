@@ -65,7 +65,7 @@ MADE_BY = (
 )
 """Parts of ``config.json`` that say what made a run besides its settings."""
 
-UNRECORDED = "a version before 0.2.0, commit not recorded"
+UNRECORDED = "an earlier state of the code, commit not recorded"
 """What made the runs whose description does not say it."""
 
 
