@@ -71,6 +71,11 @@ def test_a_number_in_a_sentence_needs_a_table_a_setting_or_a_claim(scripts, tmp_
         ({"source": "a paper", "value": "123456"}, "lacks 123456"),
         ({"call": "gain transfer/kt-pfl none", "value": "8"}, "transfer/kt-pfl has no run"),
         ({"call": "means_above kt-pfl", "value": "8 of 8"}, ""),
+        (
+            {"call": "leads safeguard/k-classes-grouped fedavg", "value": "all", "sentences": []},
+            "says all, the runs say none, so read its sentences again",
+        ),
+        ({"source": "a test", "value": "all", "sentences": ["leads all"]}, "lacks leads all"),
     ],
 )
 def test_a_wrong_claim_is_reported(scripts, changes, problem):

@@ -12,14 +12,14 @@ import numpy as np
 import pandas as pd
 from columns import REFERENCE, Result, accuracy_with, chosen_gains, in_points, results
 from measurements import read_measurements
-from runs import set_names
+from runs import compared, set_names
 from safeguards import side_from_seed  # noqa: F401 - called by claims.toml
 from ten_seeds import effects
 
 from benchmarks.records import read_records
 from benchmarks.table import three_digits
 from fedkd_flwr.analysis.columns import in_bytes
-from fedkd_flwr.analysis.significance import effects_of
+from fedkd_flwr.analysis.significance import Outcome, effects_of
 from fedkd_flwr.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -182,6 +182,49 @@ def outcomes(name: str, outcome: str) -> str:
     """Return how many methods of a set have an outcome after Holm's correction."""
     found = [effect.outcome for effect in effects(name).values()]
     return f"{found.count(outcome)} of {len(found)}"
+
+
+def leads(name: str, method: str, *rivals: str) -> str:
+    """Return over which methods of a set a method's lead is shown, as `fedkd compare --pairs` does.
+
+    Parameters
+    ----------
+    name, method : str
+        The set and the method.
+    *rivals : str
+        The other methods; by default all of the set, `local` included.
+
+    Returns
+    -------
+    str
+        ``all``, ``none``, or those over which it is not shown, as in ``all but fml, fedapen``.
+
+    Raises
+    ------
+    ValueError
+        If the set lacks one of the methods.
+    """
+    groups = compared(name).groups
+    others = rivals or tuple(other for other in groups if other != method)
+    if unknown := {method, *others} - set(groups):
+        raise ValueError(f"{name} has no run of {', '.join(sorted(unknown))}.")
+    led = _led(name, method)
+    not_shown = [other for other in others if other not in led]
+    if len(not_shown) == len(others):
+        return "none"
+    return f"all but {', '.join(not_shown)}" if not_shown else "all"
+
+
+def methods_led(name: str, method: str) -> str:
+    """Return the number of methods of a set, without `local`, over which a lead is shown."""
+    return str(len(_led(name, method) - {REFERENCE}))
+
+
+def _led(name: str, method: str) -> set[str]:
+    """Return the methods over which a method's lead is shown, after Holm's correction."""
+    pairs = compared(name).pairs
+    better = [pair for pair, effect in pairs.items() if effect.outcome is Outcome.BETTER]
+    return {other for own, other in better if own == method}
 
 
 def methods() -> str:
