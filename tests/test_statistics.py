@@ -1,5 +1,6 @@
 """Batch-normalization statistics in evaluation: which layers and which accuracies use them."""
 
+import numpy as np
 import pytest
 import torch
 from helpers import client_of
@@ -7,9 +8,16 @@ from torch import nn
 
 import fedkd_flwr
 from fedkd_flwr.analysis.personalization import personalize
+from fedkd_flwr.clients.prototypes import class_means
+from fedkd_flwr.models.features import features
 from fedkd_flwr.models.vectors import model_vectors
 from fedkd_flwr.training.jobs import complete
-from fedkd_flwr.training.loop import evaluate, refresh_statistics
+from fedkd_flwr.training.loop import (
+    evaluate,
+    predict_logits,
+    refresh_statistics,
+    statistics_of,
+)
 from strategies.persfl import PAIRS
 
 
@@ -100,6 +108,24 @@ def test_evaluation_does_not_change_the_statistics_of_training(small):
     refresh_statistics(client.model, data.train_images)
     result = evaluate(client.model, data.test_images, data.test_labels)
     assert accuracy == result.correct / result.total
+
+
+@pytest.mark.parametrize("strategy", ["fedproto", "fd"])
+def test_class_means_have_the_statistics_of_an_evaluation(strategy, small):
+    client = client_of(small, strategy=strategy)
+    means = complete(client.train({}, 1, "")).arrays["class-means"]
+
+    def means_now():
+        images, labels = client.data.train_images, client.data.train_labels
+        logits = predict_logits(client.model, images)
+        with torch.no_grad():
+            entered = features(client.model, images)
+        values = logits.softmax(dim=1) if strategy == "fd" else entered
+        return class_means(values, labels, client.data.classes)[0]
+
+    with statistics_of(client.model, client.data.train_images):
+        np.testing.assert_allclose(means, means_now(), atol=1e-5)
+    assert np.abs(means - means_now().numpy()).max() > 0.01
 
 
 def test_persfls_pairs_and_new_clients_are_evaluated_like_its_clients(small, tmp_path):

@@ -45,7 +45,7 @@ from fedkd_flwr.tuning.halving import (
     rungs_of,
 )
 from fedkd_flwr.tuning.space import STEP_SIZE, Dimension, search_space
-from fedkd_flwr.tuning.tuning import _interval
+from fedkd_flwr.tuning.tuning import _interval, _notes
 from strategies.base import PersonalizedStrategy
 from strategies.core.plan import Settings
 from strategies.core.search import SearchRange
@@ -406,6 +406,16 @@ def test_a_method_that_is_costlier_than_expected_stops_at_its_budget(base, tmp_p
     search.run()
     # Four trials use the budget up at the first rung; the first of them is completed.
     assert calls == [(0, 1), (1, 1), (2, 1), (3, 1), (0, 2), (0, 6)]
+    best = studies.best_trial(search.study().trials)
+    assert _notes(search, best)[0].startswith("One of 7 trials had all rounds")
+
+
+def test_trials_of_another_study_are_not_continued(base, tmp_path):
+    tune(base, [], tmp_path, budget=1, seeds=1)
+    (tmp_path / "local" / studies.FILE).unlink()
+    tune({**base, "batch-size": 8}, [], tmp_path, budget=1, seeds=1)
+    runs = [load_run(path) for path in (tmp_path / "local").glob("trial-*")]
+    assert {run.config["batch-size"] for run in runs} == {8}
 
 
 def test_a_study_with_a_larger_budget_continues_and_with_a_smaller_one_is_refused(base, tmp_path):
@@ -466,6 +476,12 @@ def test_the_answer_says_whether_local_may_do_as_well(accuracy, low, said):
 
 
 # ---- Refusals ------------------------------------------------------------------------
+
+
+def test_estimators_are_refused(base, tmp_path):
+    changes = {"models": "mlp,sklearn.naive_bayes:GaussianNB", "strategy": "kt-pfl"}
+    with pytest.raises(ConfigError, match="GaussianNB has no gradient steps"):
+        tune({**base, **changes}, [], tmp_path)
 
 
 def test_clients_without_validation_data_are_refused(base, tmp_path):

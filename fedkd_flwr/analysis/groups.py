@@ -25,7 +25,7 @@ def grouped(runs: Iterable[Run]) -> tuple[dict[str, list[Run]], list[str]]:
     for strategy, members in by_strategy(runs).items():
         varied = varied_settings(members)
         # Of runs with equal settings and seed, the latest one counts.
-        for run in sorted(members, key=lambda run: str(run.description.get("started"))):
+        for run in sorted(members, key=lambda run: run.description.get("started") or ""):
             settings = defining_settings(run.config)
             named = [f"{name.rpartition('.')[2]}={settings.get(name, MISSING)}" for name in varied]
             label = f"{strategy} ({', '.join(named)})" if named else strategy

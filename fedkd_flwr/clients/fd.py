@@ -46,6 +46,8 @@ class FDClient(ClassMeanClient):
             loss = yield from self.train_locally(server_round, distillation, beside=targets)
         else:
             loss = yield from self.train_locally(server_round)
-        logits = yield PredictJob(self.model, self.data.train_images)
+        images = self.data.train_images
+        with self.local.evaluation_statistics(self.model, images):
+            logits = yield PredictJob(self.model, images)
         predictions = functional.softmax(logits, dim=1)
         return TrainReply(self.class_mean_arrays(predictions), {"train-loss": loss})

@@ -30,7 +30,7 @@ EXTRAS = (*WHOLE_EXTRAS, "measures", "tracker")
 
 def finished_run(path: Path, values: Mapping[str, Scalar]) -> Run | None:
     """Return the finished run of a directory if it has these settings."""
-    run = _run_with(path, values)
+    run = run_with(path, values)
     return run if run and run.finished else None
 
 
@@ -49,7 +49,7 @@ def rounds_to_continue_from(path: Path, values: Mapping[str, Scalar]) -> int:
     int
         0 if there is no such run, it has other settings, or it cannot be continued.
     """
-    run = _run_with(path, values)
+    run = run_with(path, values)
     if run is None or run.finished:
         return 0
     try:
@@ -120,8 +120,8 @@ def missing_extras(run: Run, values: Mapping[str, Scalar]) -> list[str]:
     return [key for key in EXTRAS if lacks(key)]
 
 
-def _run_with(path: Path, values: Mapping[str, Any]) -> Run | None:
-    """Return the run of a directory if it is intact and has these settings."""
+def run_with(path: Path, values: Mapping[str, Any]) -> Run | None:
+    """Return the run of a directory, also a stopped one, if it has these settings."""
     try:
         run = load_run(path, names_of_code(values))
     except RunDirectoryError:

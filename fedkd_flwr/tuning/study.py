@@ -27,7 +27,12 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.config.flat_config import Scalar
 from fedkd_flwr.methods import find_method
 from fedkd_flwr.runs import Run, RunDirectoryError, changeable, load_run, names_of_code
-from fedkd_flwr.sweeps.earlier_attempts import finished_run, move_aside, rounds_to_continue_from
+from fedkd_flwr.sweeps.earlier_attempts import (
+    finished_run,
+    move_aside,
+    rounds_to_continue_from,
+    run_with,
+)
 from fedkd_flwr.tuning.halving import BRACKET, largest_bracket, number_continuing, ranked, rungs_of
 from fedkd_flwr.tuning.space import Dimension, search_space
 from strategies.core.flower import log
@@ -299,7 +304,7 @@ class MethodSearch:
         values = configuration.flat()
         is_last = rung == self.rounds
         stop = partial(_stop_at, None if is_last else rung)
-        if not (finished_run(path, values) or (not is_last and _has_rounds(path, rung))):
+        if not (finished_run(path, values) or (not is_last and _has_rounds(path, values, rung))):
             try:
                 if rounds_to_continue_from(path, values):
                     code = names_of_code(values)
@@ -368,12 +373,10 @@ def _stop_at(rung: int | None, row: Mapping[str, Any]) -> None:
         raise _RungReachedError
 
 
-def _has_rounds(path: Path, rung: int) -> bool:
+def _has_rounds(path: Path, values: Mapping[str, Any], rung: int) -> bool:
     """Return whether a run has a round already, from before the search was interrupted."""
-    try:
-        return len(load_run(path).round_rows) >= rung
-    except RunDirectoryError:
-        return False
+    run = run_with(path, values)
+    return run is not None and len(run.round_rows) >= rung
 
 
 def _sampler(strategy: str, number: int) -> TPESampler:

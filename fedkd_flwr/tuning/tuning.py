@@ -15,6 +15,7 @@ from fedkd_flwr.config.flat_config import Scalar
 from fedkd_flwr.data.registry import DATA
 from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.engines import with_absolute_folders
+from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.runs import Run, RunDirectoryError, absolute, require_writable
 from fedkd_flwr.sweeps.parallel_calls import call_in_parallel
 from fedkd_flwr.tuning.budget import BASELINE, steps_of_local
@@ -199,6 +200,12 @@ def _checked(settings: Mapping[str, Any], name: str) -> Configuration:
             f"client-split = {split!r} has no validation data to choose settings by; "
             "set it to something like 60/20/20."
         )
+    estimators = [model for model in configuration.run.models.models if names_estimator(model)]
+    if estimators:
+        raise ConfigError(
+            f"models = {estimators[0]} has no gradient steps, by which a search is limited; "
+            "tune networks alone."
+        )
     return configuration
 
 
@@ -271,10 +278,16 @@ def _interval(accuracy: float, runs: Sequence[Run]) -> tuple[float, float]:
 
 
 def _notes(search: MethodSearch, best: FrozenTrial) -> list[str]:
-    """Note which ranges were widened, and which best values still lie at an edge."""
+    """Note a choice among one, widened ranges, and best values that still lie at an edge."""
     study = search.study()
     space = search.space(study)
+    trials = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+    complete = sum(trial.state is TrialState.COMPLETE for trial in trials)
     notes = [
+        f"One of {len(trials)} trials had all rounds: earlier rounds alone chose it. Give the "
+        "search a larger budget."
+    ] * (complete == 1 < len(trials))
+    notes += [
         f"{key} was searched from {new.low:g} to {new.high:g}: its best value lay at the edge of "
         "the declared range."
         for key, new in search.widened(study).items()
