@@ -21,6 +21,7 @@ Differences from the paper
 - Batch-normalization statistics are mixed like parameters, but do not count in distances.
 - A client whose loss at w_i is not finite continues from the mean of the candidates with a finite
   loss.
+- Momentum continues across the mixture, also where the client's own model has no weight in it.
 - Accuracy is that of the model after local training.
 """
 

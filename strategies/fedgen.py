@@ -14,6 +14,8 @@ of all clients.
 
 Differences from the paper
 --------------------------
+- The cross-entropies of the clients' heads are summed, as in the authors' code. Eq. 4 has that of
+  the mean of their logits. The term of diversity is the authors' code's too.
 - G has one hidden layer without batch normalization. The authors' code has it there.
 - The authors' code has a further term: the divergence of a client's predictions on its samples
   from those on generated features of their classes. It is not in the paper's objective.

@@ -14,6 +14,10 @@ Differences from the paper
   prototypes. Here they are a mean weighted by samples; the released code uses an unweighted mean.
 - lambda multiplies the mean over the d features, as in the released code, and not the sum of Eq. 7.
   The weight of a term then does not depend on d.
+- A sample's own features are regularized, as in the released code. Eqs. 7 and 8 have the distance
+  of a client's class means.
+- A sample may be of any class that has a prototype, as in the paper. The released test searches
+  only the client's own classes, which gives higher accuracies.
 - A class that no client of a round holds keeps its prototype.
 - Models with different feature widths get a linear layer. The paper's models have equal widths.
 - ``fedproto.predict = "head"`` classifies by the head, like the other methods.

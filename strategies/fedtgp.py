@@ -18,8 +18,9 @@ Differences from the paper
 - The margin follows the authors' code. The paper's formula has the largest distance between any two
   classes.
 - Those of `strategies.fedproto`, whose client is used with the trained prototypes.
-- The server takes one step per client on all its prototypes; the paper draws batches of ten. There
-  are no steps for classes that no client of the round holds.
+- The server takes one step per client on all its prototypes; the paper draws batches of ten.
+- A class that no client of the round holds is trained as a negative alone, and clients are sent its
+  former prototype. The authors' code sends the new one.
 """
 
 from dataclasses import dataclass

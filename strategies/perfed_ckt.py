@@ -177,7 +177,10 @@ class PerFedCKT(SoftPredictionStrategy):
         return CentroidState(grown.releases, grown.lessons, grown.cache, labels)
 
     def sample(self, server_round: int, candidates: Sequence[int]) -> list[int]:
-        """Sample without replacement, with probabilities proportional to the clients' data."""
+        """Sample without replacement, with probabilities proportional to the counted sizes.
+
+        A client's size counts up to `weight_cap` times the median (Algorithm 1 has no cap).
+        """
         plan, sizes = self.plan, self.sizes(candidates)
         return sample_clients(candidates, plan.sample_size, plan.seed, server_round, sizes)
 

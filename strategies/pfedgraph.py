@@ -18,7 +18,8 @@ Differences from the paper
   above 0.9 count as 1, and lambda is added: it pushes w away from the direction of u_i.
 - The minimum is computed exactly: it is the projection of ``p + cos / (2 alpha)`` onto the simplex.
   The authors' code calls a solver.
-- The cosines are of all parameters. The authors' code can restrict them to the last layers.
+- The cosines are of all parameters. The authors' code has those of the fully connected layers by
+  default.
 - Clients may be sampled; the graph is among the last models of all clients. In the authors' code it
   is among those of the round.
 - Accuracy is that of the model after local training. The authors' code reports the test accuracy at

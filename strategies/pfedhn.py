@@ -14,8 +14,9 @@ Differences from the paper
   The paper draws both, with the same variance for layers of any size.
 - The paper samples one client per round. Here the products of all repliers are summed, so that a
   round with R repliers moves the hypernetwork about as far as R rounds of the paper.
-- The gradient's norm is bounded by 50 for each replier, over hypernetwork and embeddings together;
-  the authors' implementation bounds the one client's by 50. No weight decay.
+- The norm of the summed gradient is bounded by 50 times the number of repliers, over hypernetwork
+  and embeddings together; one replier can fill it. The authors' implementation bounds the one
+  client's by 50. No weight decay.
 - Only weights are generated; statistics of batch normalization are averaged as in FedAvg.
 - The head has ``hidden-size`` parameters per weight of the client's model; momentum doubles that.
 - Clients train as the run config says; the paper's 50 iterations are ``local-iterations = 50``.

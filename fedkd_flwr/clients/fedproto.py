@@ -63,12 +63,14 @@ class NearestPrototype(nn.Module):
         """Return logits, shape (n, K)."""
         entered = features(self.model, images)
         squared = torch.cdist(entered, self.prototypes).square()
-        return -torch.where(self.flags > 0, squared.clamp(max=FARTHEST), 2 * FARTHEST)
+        # Farther than all others, however large the features are.
+        without = (2 * squared.amax()).clamp(min=2 * FARTHEST)
+        return -torch.where(self.flags > 0, squared, without)
 
 
 @torch.no_grad()
 def nearest_prototype_head(prototypes: Tensor, flags: Tensor) -> nn.Linear:
-    """Return the linear layer that is equivalent to `NearestPrototype` up to `FARTHEST`.
+    """Return the linear layer that is equivalent to `NearestPrototype`.
 
     ``-||h - C||² = 2 C h - ||C||² - ||h||²``, and the last term is the same for all classes.
 
