@@ -92,6 +92,7 @@ class FedGH(ClassMeanStrategy):
     exchanged = "class-mean features and a head"
     color_family = "fedproto"
     settings_type = FedGHSettings
+    second_moment = "received"
     settings: FedGHSettings
     state: HeadState
 

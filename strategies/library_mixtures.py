@@ -37,6 +37,7 @@ class MixtureStrategy(LibraryStrategy):
     matrix_name: ClassVar[str]
     """Name of the weights in the run directory."""
 
+    second_moment = "received"
     state: MixtureState
 
     @abstractmethod

@@ -57,7 +57,14 @@ def test_only_clients_of_the_round_have_an_accuracy_after_training(small, tmp_pa
     assert list(counted["partition_id"]) == list(trained[trained["round"] == 2]["partition_id"])
 
 
-@pytest.mark.parametrize("method", ["local", "kt-pfl", "ditto", "fedamp"])
+@pytest.mark.parametrize("method", ["fedamp", "pfedgraph", "fedgh"])
+def test_clients_that_train_what_they_receive_are_counted_before_it(method, small, tmp_path):
+    run = run_of(small, tmp_path, strategy=method, models="mlp", **{"num-server-rounds": 2})
+    received = run.clients["received_accuracy"]
+    assert received.notna().all() and list(received) != list(run.clients["accuracy"])
+
+
+@pytest.mark.parametrize("method", ["local", "kt-pfl", "ditto"])
 def test_methods_that_replace_no_model_have_one_moment(method, small, tmp_path):
     run = run_of(small, tmp_path, strategy=method, models="mlp", **{"num-server-rounds": 1})
     assert not [name for name in run.clients if name.startswith(("received_", "trained_"))]

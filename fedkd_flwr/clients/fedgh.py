@@ -12,6 +12,7 @@ class FedGHClient(SharedHeadClient):
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Train the model starting from the global head, and reply with the mean of each class."""
         self.receive_head(received)
+        counts = yield from self.counted_when("received")
         loss = yield from self.train_locally(server_round)
         entered = yield from self.features()
-        return TrainReply(self.class_mean_arrays(entered), {"train-loss": loss})
+        return TrainReply(self.class_mean_arrays(entered), {"train-loss": loss, **counts})
