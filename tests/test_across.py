@@ -95,6 +95,15 @@ def test_a_method_that_a_comparison_lacks_is_left_out_and_named(folders):
         compare_across(folders, against="fedavg")
 
 
+def test_a_client_without_an_evaluation_is_named(folders):
+    run = write_run(folders[2], "kt-pfl", 0, [0.62, 0.62])
+    rows = [json.loads(line) for line in (run / "clients.jsonl").read_text().splitlines()]
+    del rows[-1]["accuracy"]
+    write_lines(run / "clients.jsonl", rows)
+    named = "data-2: kt-pfl seed 0 has results of 1 of 2 clients: the others lack an evaluation."
+    assert named in compare_across(folders).notes
+
+
 def test_folders_of_the_same_name_are_told_apart_by_their_parents(folders, tmp_path):
     for parent in ("a", "b"):
         (tmp_path / parent).mkdir()

@@ -46,8 +46,8 @@ class Across:
         The reference.
     units : str
         What the units are, such as ``8 comparisons``.
-    left_out : list of str
-        Notes on methods that lack seeds, and on runs that are left out.
+    limits : list of str
+        Notes on methods that lack seeds, and those of the comparisons on what limits them.
     """
 
     accuracies: pd.DataFrame
@@ -56,7 +56,7 @@ class Across:
     pairs: pd.DataFrame
     against: str
     units: str
-    left_out: list[str]
+    limits: list[str]
 
     def to_markdown(self) -> str:
         """Return the table and what the tests show, in Markdown."""
@@ -73,7 +73,7 @@ class Across:
     def notes(self) -> list[str]:
         """What is left out, what the tests are, and what Friedman's test shows."""
         notes = [
-            *self.left_out,
+            *self.limits,
             f"Wins and ranks are over {self.units}. P values are those of Wilcoxon's signed-rank "
             "test over these units with Holm's correction. All tests take units as independent; "
             "seeds of one comparison share their images.",
@@ -145,9 +145,9 @@ def across_of(
     units = f"{len(comparisons)} comparison{'s' if len(comparisons) > 1 else ''}"
     if per_seed:
         units = f"{len(accuracies)} seeds of {units}"
-    left_out = [f"{name}: {note}" for name, own in comparisons.items() for note in own.left_out]
+    limits = [f"{name}: {note}" for name, own in comparisons.items() for note in own.limits]
     ranks = _equal_ranks(accuracies)
-    return Across(accuracies, table, *ranks, against, units, [*lacking, *left_out])
+    return Across(accuracies, table, *ranks, against, units, [*lacking, *limits])
 
 
 def _by_seed(comparison: Comparison, against: str) -> pd.DataFrame:

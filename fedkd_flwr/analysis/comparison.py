@@ -24,7 +24,7 @@ from fedkd_flwr.analysis.effects import (
 from fedkd_flwr.analysis.groups import grouped
 from fedkd_flwr.analysis.loading import load_runs
 from fedkd_flwr.analysis.moments import at_best_moments
-from fedkd_flwr.analysis.notes import notes_on_groups, notes_on_seconds
+from fedkd_flwr.analysis.notes import notes_on_evaluations, notes_on_groups, notes_on_seconds
 from fedkd_flwr.analysis.provenance import notes_on_provenance
 from fedkd_flwr.analysis.ranking import reading_order
 from fedkd_flwr.analysis.reference_runs import References
@@ -69,8 +69,9 @@ class Comparison:
         What each run is compared with.
     effects : dict of str to Effect
         Mean gain over the reference by label, with interval, p value and outcome.
-    left_out : list of str
-        Those of the notes that name a run that is not in the table: damaged, unfinished, repeated.
+    limits : list of str
+        Those of the notes that limit what the table says: runs that are damaged, unfinished or
+        repeated and not in it, runs on other data, and clients without an evaluation.
     """
 
     groups: dict[str, list[Run]]
@@ -81,7 +82,7 @@ class Comparison:
     notes: list[str]
     references: References
     effects: dict[str, Effect]
-    left_out: list[str]
+    limits: list[str]
 
     @property
     def against(self) -> str:
@@ -207,7 +208,13 @@ def compare(
         ],
         references=references,
         effects=effects,
-        left_out=[*damaged, *unfinished, *repeated],
+        limits=[
+            *damaged,
+            *unfinished,
+            *repeated,
+            *notes_on_content(finished),
+            *notes_on_evaluations(groups),
+        ],
     )
 
 

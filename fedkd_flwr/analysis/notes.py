@@ -38,7 +38,7 @@ def notes_on_groups(groups: Groups, clients: pd.DataFrame, references: Reference
     return [
         *_notes_on_evaluated_split(groups),
         *_notes_on_seeds(groups),
-        *_notes_on_evaluations(groups),
+        *notes_on_evaluations(groups),
         *_notes_on_reference(groups, clients, references),
         *_notes_on_settings(groups),
         *_notes_on_classes(run for _, run in each_run(groups)),
@@ -62,7 +62,7 @@ def _notes_on_seeds(groups: Groups) -> list[str]:
     return [f"The methods have different seeds, and each mean is over a method's own: {listed}."]
 
 
-def _notes_on_evaluations(groups: Groups) -> list[str]:
+def notes_on_evaluations(groups: Groups) -> list[str]:
     """Name the runs of which a mean is over some clients, or of an earlier round than the last."""
     notes = []
     for label, run in each_run(groups):
