@@ -24,7 +24,7 @@ def test_every_seed_is_a_dot_or_a_triangle_at_the_edge(script):
         drawn = [x for points in axes.collections for x in points.get_offsets()[:, 0]]
         assert sorted(drawn) == pytest.approx(sorted(table.clip(low).to_numpy().ravel()))
         assert table.to_numpy().max() < high
-        assert table.shape == (18, 10)
+        assert table.shape == (33, 10)
 
 
 def test_the_committed_figure_is_of_the_published_runs(script):
