@@ -95,6 +95,13 @@ def test_a_method_that_a_comparison_lacks_is_left_out_and_named(folders):
         compare_across(folders, against="fedavg")
 
 
+def test_methods_that_all_tie_have_no_ranks_to_test(tmp_path):
+    for number, method in product(range(2), ("local", "kt-pfl", "fedmd")):
+        write_run(tmp_path / f"data-{number}", method, 0, [0.5, 0.5])
+    across = compare_across([tmp_path / "data-0", tmp_path / "data-1"])
+    assert across.notes[-1] == "Friedman's test is undefined where all methods tie."
+
+
 def test_a_client_without_an_evaluation_is_named(folders):
     run = write_run(folders[2], "kt-pfl", 0, [0.62, 0.62])
     rows = [json.loads(line) for line in (run / "clients.jsonl").read_text().splitlines()]

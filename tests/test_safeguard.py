@@ -350,6 +350,10 @@ def test_a_comparison_shows_both(base, tmp_path):
     )
     assert result.exit_code == 0, result.output
     assert len(list((tmp_path / "both").glob(f"*-{tmp_path.name}-safeguard.png"))) == 2
+    stopped = shutil.copytree(tmp_path / "run", tmp_path / "copy" / tmp_path.name / "stopped")
+    (stopped / "summary.json").unlink()
+    limits = CliRunner().invoke(app, ["safeguard", copied]).stdout
+    assert f"{tmp_path.name}: stopped is unfinished" in limits
     page = render_page(compared)
     assert "Gain with a safeguard" in page and "fedavg, safeguarded" in page
 

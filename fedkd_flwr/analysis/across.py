@@ -18,6 +18,7 @@ from fedkd_flwr.analysis.columns import MISSING, REFERENCE, points
 from fedkd_flwr.analysis.comparison import Comparison, compare
 from fedkd_flwr.analysis.groups import labels_by_method
 from fedkd_flwr.analysis.loading import by_short_name
+from fedkd_flwr.analysis.pairs import FEWEST_METHODS
 from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.rendering import in_markdown
 from fedkd_flwr.analysis.significance import LEVEL, holm
@@ -79,7 +80,10 @@ class Across:
             "seeds of one comparison share their images.",
         ]
         if math.isnan(self.friedman):
-            return [*notes, "Friedman's test needs at least three methods."]
+            reason = "is undefined where all methods tie"
+            if len(self.table) < FEWEST_METHODS:
+                reason = f"needs at least {FEWEST_METHODS} methods"
+            return [*notes, f"Friedman's test {reason}."]
         shown = "differ" if self.friedman <= LEVEL else "are not shown to differ"
         return [*notes, f"The ranks {shown}: Friedman's test has p = {self.friedman:.2g}."]
 
@@ -188,7 +192,7 @@ def _notes_on_missing_seeds(by_seed: dict[str, pd.DataFrame]) -> list[str]:
 
 def _equal_ranks(accuracies: pd.DataFrame) -> tuple[float, pd.DataFrame]:
     """Return the p value of Friedman's test, and those of the Nemenyi test."""
-    if accuracies.shape[1] < 3:
+    if accuracies.shape[1] < FEWEST_METHODS:
         return math.nan, pd.DataFrame()
     import scikit_posthocs  # deferred: takes seconds to load
 

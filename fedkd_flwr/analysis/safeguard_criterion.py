@@ -6,7 +6,7 @@ private model. At least `LEAST_KEPT` of the mean gain is kept, over the methods 
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -66,10 +66,13 @@ class Criterion:
         and ``safeguarded_harmed``, whether these are shown to be worse than it.
     table : DataFrame
         One row per comparison and method, with the columns `COLUMNS`.
+    limits : list of str
+        Those of the comparisons, such as runs that are left out.
     """
 
     clients: pd.DataFrame
     table: pd.DataFrame
+    limits: list[str] = field(default_factory=list)
 
     @property
     def gaining(self) -> list[tuple[str, str]]:
@@ -108,6 +111,7 @@ class Criterion:
             *notes,
             "Shown worse: McNemar's exact test for each client, with at most 5% false discoveries "
             "in a row. Intervals: Student's t over seeds, by the jackknife.",
+            *self.limits,
         ]
 
     def to_markdown(self) -> str:
@@ -138,7 +142,8 @@ def criterion(comparisons: Mapping[str, Comparison]) -> Criterion:
     found = [rows for rows in found if not rows.empty]
     if not found:
         raise ConfigError("No run has a safeguard; do runs with -c safeguard=blend.")
-    return of_clients(pd.concat(found, ignore_index=True))
+    limits = [f"{name}: {note}" for name, own in comparisons.items() for note in own.limits]
+    return replace(of_clients(pd.concat(found, ignore_index=True)), limits=limits)
 
 
 def of_clients(clients: pd.DataFrame) -> Criterion:
