@@ -361,7 +361,7 @@ class LibraryStrategy(ParameterStrategy):
     """
 
     evaluates_trained_model = True
-    second_moment = ""
+    second_moment: ClassVar[Moment] = ""
     state: LibraryState
 
     def begin(self, initial: Arrays) -> LibraryState:
