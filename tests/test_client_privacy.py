@@ -122,3 +122,23 @@ def test_other_methods_models_and_averages_are_refused(private, tmp_path):
         read_config({**private, "mixing": "median"})
     with pytest.raises(ConfigError, match="has batch normalization"):
         fedkd_flwr.run(private, models="tests.disclosure:NormedNet", output_dir=tmp_path / "run")
+
+
+NORMED = {"models": "tests.disclosure:NormedNet"}
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedper", "ditto"])
+def test_averaged_variances_get_no_noise(strategy, private, tmp_path):
+    """The server of a deployment starts a run without a look at the models before."""
+    with pytest.raises(ConfigError, match="set models to mlp, lenet or cnn.*strategy = fedbn"):
+        run_with(Witness(), {**private, **NORMED, "strategy": strategy}, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_statistics_that_stay_on_clients_need_no_refusal(private, tmp_path):
+    settings = {**private, **NORMED, "strategy": "fedbn"}
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    assert list(run.rounds["failures"]) == [0, 0]
+    assert np.isfinite(run.clients["loss"]).all()
+    with pytest.raises(ConfigError, match="samples do not mix"):
+        fedkd_flwr.run({**settings, "dp-sgd-noise-multiplier": 1.0}, output_dir=tmp_path / "both")
