@@ -16,6 +16,8 @@ Differences from the paper
 - Pruning is spread over the rounds of the run (`SpiderSettings.schedule`); the authors start in
   round 30 and prune every 20 rounds, and so need 300 rounds. A run that is too short is refused.
 - A client that was not sampled when an edge was due prunes it when it is sampled next.
+- A client that joins after the training prunes in the same rounds, counted from its first. Too few
+  `new-client-rounds` are refused.
 - A pruned operation has weight zero in its edge's mixture but is still computed, so no time is
   saved.
 - Batch-normalization statistics are re-estimated before each candidate is evaluated, as for every
@@ -87,6 +89,29 @@ class SpiderSettings(Settings):
                 f"{spread if num_rounds >= edges else ''}."
             )
         return rounds
+
+    def check_rounds(self, edges: int, num_rounds: int, of_new_clients: int) -> None:
+        """Refuse rounds in which not all edges can be pruned.
+
+        Parameters
+        ----------
+        edges : int
+            Number of edges of a cell, at least 1.
+        num_rounds, of_new_clients : int
+            Rounds of the run, and those set for a client that joins after it; 0 if none are set.
+
+        Raises
+        ------
+        ValueError
+            If an edge is pruned after the last round of the run, or of a new client.
+        """
+        last = self.schedule(edges, num_rounds)[-1]
+        if 0 < of_new_clients < last:
+            raise ValueError(
+                f"spider prunes the last edge in round {last}, and new clients take "
+                f"new-client-rounds = {of_new_clients}; set new-client-rounds to at least {last}, "
+                "or to 0 for as many as the run has."
+            )
 
 
 class Spider(ParameterStrategy):

@@ -92,7 +92,7 @@ def settings_of(strategy, folder, **changes):
         **supernet,
         "max-samples": 260,
         "new-clients": 0.25,
-        "new-client-rounds": 1,
+        "new-client-rounds": 2 if strategy in SEARCHES else 1,
         "hypcluster.clusters": 2,
         "fesem.clusters": 2,
         "fml.shared-model": "mlp",

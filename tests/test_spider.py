@@ -206,6 +206,10 @@ def test_three_rounds_equal_two_resumed_by_another(tiny, tmp_path):
             {"models": "darts", "spider.prune-from": 9, "num-server-rounds": 9},
             "prunes 5 edges of a cell one after the other, the last in round 13 of 9; set",
         ),
+        (
+            {"models": "darts", "num-server-rounds": 9, "new-clients": 0.5, "new-client-rounds": 3},
+            "the last edge in round 5, and new clients take new-client-rounds = 3; set new-cl",
+        ),
         ({"client-split": "75/0/25"}, "spider needs validation data"),
         ({"models": "mlp,lenet"}, "spider averages parameters and needs one architecture"),
     ],
