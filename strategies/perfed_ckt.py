@@ -12,6 +12,8 @@ Differences from the paper
 - In the first round there are no centroids yet, and clients train without the second term.
 - If there are fewer distinct predictions than clusters, there are as many centroids as distinct
   predictions.
+- Clients are sampled with probabilities that follow their numbers of samples, up to ``weight-cap``
+  times the median, 5 times by default. The paper has no limit.
 - A client that is not sampled keeps its model and is evaluated with it, as in the paper's
   "average test accuracy across the entire clients".
 - ``perfed-ckt.weight-by-distance = true`` gives each client its own weight by Theorem 4.2,
@@ -177,10 +179,7 @@ class PerFedCKT(SoftPredictionStrategy):
         return CentroidState(grown.releases, grown.lessons, grown.cache, labels)
 
     def sample(self, server_round: int, candidates: Sequence[int]) -> list[int]:
-        """Sample without replacement, with probabilities proportional to the counted sizes.
-
-        A client's size counts up to `weight_cap` times the median (Algorithm 1 has no cap).
-        """
+        """Sample without replacement, with probabilities proportional to the capped `sizes`."""
         plan, sizes = self.plan, self.sizes(candidates)
         return sample_clients(candidates, plan.sample_size, plan.seed, server_round, sizes)
 
