@@ -130,7 +130,7 @@ NORMED = {"models": "tests.disclosure:NormedNet"}
 @pytest.mark.parametrize("strategy", ["fedavg", "fedper", "ditto"])
 def test_averaged_variances_get_no_noise(strategy, private, tmp_path):
     """The server of a deployment starts a run without a look at the models before."""
-    with pytest.raises(ConfigError, match="set models to mlp, lenet or cnn.*strategy = fedbn"):
+    with pytest.raises(ConfigError, match=r"set models to mlp, lenet or cnn.*strategy = fedbn"):
         run_with(Witness(), {**private, **NORMED, "strategy": strategy}, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

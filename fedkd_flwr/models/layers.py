@@ -22,9 +22,7 @@ class HalvingMaxPool2d(nn.MaxPool2d):
         if input.device.type != "cpu" or not torch.is_inference_mode_enabled():
             return super().forward(input)
         rows, columns = (side // 2 * 2 for side in input.shape[-2:])
-        of_rows = torch.maximum(
-            input[..., 0:rows:2, :columns], input[..., 1:rows:2, :columns]
-        )
+        of_rows = torch.maximum(input[..., 0:rows:2, :columns], input[..., 1:rows:2, :columns])
         return torch.maximum(of_rows[..., 0::2], of_rows[..., 1::2])
 
 
