@@ -101,8 +101,8 @@ def test_the_caption_names_version_commit_and_test_images(small, runs_script, tm
     tables = importlib.import_module("tables")
     columns = importlib.import_module("columns")
     run = fedkd_flwr.run({**small, "strategy": "local"}, output_dir=tmp_path / "local")
-    runs_script.write_set("a/b", [run], tmp_path / "runs.jsonl.xz")
-    (again,) = runs_script.read_set("a/b", tmp_path / "runs.jsonl.xz")
+    runs_script.write_set("a/b", [run], tmp_path / "published")
+    (again,) = runs_script.read_set("a/b", tmp_path / "published")
     caption = tables.caption({(): [columns.Result(again, 1, None)]}, {}, has_verdicts=False)
     project = run.description["project"]
     assert f"made by version {project['version']}, commit" in caption
@@ -128,11 +128,11 @@ def test_published_runs_compare_like_the_original_runs(runs_script, small, tmp_p
         fedkd_flwr.run({**small, **changes, "strategy": name}, output_dir=tmp_path / name)
         for name in ("local", "fedavg")
     ]
-    file = tmp_path / "runs.jsonl.xz"
-    runs_script.write_set("z/other", runs[:1], file)
-    runs_script.write_set("a/both", runs, file)
-    assert runs_script.set_names(file=file) == ["a/both", "z/other"]
-    again = runs_script.read_set("a/both", file)
+    published = tmp_path / "published"
+    runs_script.write_set("z/other", runs[:1], published)
+    runs_script.write_set("a/both", runs, published)
+    assert runs_script.set_names(folder=published) == ["a/both", "z/other"]
+    again = runs_script.read_set("a/both", published)
     expected, found = fedkd_flwr.compare(runs), fedkd_flwr.compare(again)
     assert found.verdicts == expected.verdicts
     columns = ["accuracy", "accuracy_chosen", "clients_decile", "harmed", "harmed_shown", "bytes"]
@@ -149,8 +149,8 @@ def test_published_runs_compare_like_the_original_runs(runs_script, small, tmp_p
 def test_published_safeguards_are_those_of_the_runs(runs_script, small, tmp_path):
     guarded = {**small, "safeguard": "blend", "models": "mlp", "strategy": "fedavg"}
     run = fedkd_flwr.run(guarded, output_dir=tmp_path / "run")
-    runs_script.write_set("a/one", [run], tmp_path / "runs.jsonl.xz")
-    (again,) = runs_script.read_set("a/one", tmp_path / "runs.jsonl.xz")
+    runs_script.write_set("a/one", [run], tmp_path / "published")
+    (again,) = runs_script.read_set("a/one", tmp_path / "published")
     expected, found = safeguarded(run), safeguarded(again)
     np.testing.assert_allclose(found, expected, atol=1e-4)
     counted = list(LOST_AND_WON)
@@ -166,10 +166,10 @@ def test_accuracy_at_equal_bytes_is_that_of_the_last_round_within_the_budget(
         fedkd_flwr.run({**small, **changes, "strategy": name}, output_dir=tmp_path / name)
         for name in ("local", "fedavg")
     ]
-    file = tmp_path / "runs.jsonl.xz"
-    runs_script.write_set("a/both", runs, file)
-    monkeypatch.setattr(columns, "read_set", lambda name: runs_script.read_set(name, file))
-    sizes = runs_script.read_set("a/both", file)[1].kept["bytes_to_round"]
+    published = tmp_path / "published"
+    runs_script.write_set("a/both", runs, published)
+    monkeypatch.setattr(columns, "read_set", lambda name: runs_script.read_set(name, published))
+    sizes = runs_script.read_set("a/both", published)[1].kept["bytes_to_round"]
     budgets = [sizes[0] - 1, sizes[1], sizes[2] - 1, sizes[2]]
     words = ",".join(str(size / 1e6) for size in budgets)
     rows = tables.at_bytes("a/both", f"megabytes={words}").splitlines()[2:4]
@@ -185,13 +185,13 @@ def test_runs_are_published_in_parts_and_replaced(runs_script, small, tmp_path):
         fedkd_flwr.run({**small, "strategy": name}, output_dir=tmp_path / name)
         for name in ("local", "kt-pfl")
     ]
-    file = tmp_path / "runs.jsonl.xz"
-    runs_script.write_set("a/b", runs, file)
-    whole = runs_script.read_lines(file)
-    runs_script.write_set("a/b", runs[:1], file)
-    runs_script.write_set("a/b", runs_script.with_others(runs[1:], "a/b", file), file)
-    assert runs_script.read_lines(file) == whole
-    assert runs_script.with_others(runs[:1], "a/b", file)[1:] == runs[:1]
+    published = tmp_path / "published"
+    runs_script.write_set("a/b", runs, published)
+    whole = runs_script.read_lines(published / "a.jsonl.xz")
+    runs_script.write_set("a/b", runs[:1], published)
+    runs_script.write_set("a/b", runs_script.with_others(runs[1:], "a/b", published), published)
+    assert runs_script.read_lines(published / "a.jsonl.xz") == whole
+    assert runs_script.with_others(runs[:1], "a/b", published)[1:] == runs[:1]
     assert all(json.loads(line)["set"] == "a/b" for line in whole)
 
 

@@ -1,4 +1,4 @@
-"""Publish finished runs in `runs.jsonl.xz`, and read them again.
+"""Publish finished runs in the folder `published`, and read them again.
 
     python docs/results/runs.py [--add] RUNS SET
 
@@ -6,10 +6,11 @@ adds the folder RUNS as the set SET, such as ``transfer/kt-pfl``, in place of an
 name. With ``--add``, the set keeps its other runs, so a long sweep can be published in parts. Then
 all tables are updated, as by ``python docs/results/check.py --write``.
 
-The file has JSON lines, compressed by xz: Flower Hub refuses files above 1 MB.
-The first line of a set has the settings that all its runs share, each further line a run: its other
-settings, mean accuracy by round, the accuracy of every client after the last round and of every new
-client, traffic, seconds, and what made it.
+A file has the sets whose names start alike: ``published/transfer.jsonl.xz``. It has JSON lines,
+compressed by xz, since Flower Hub refuses files above 1 MB. The first line of a set has the
+settings that all its runs share, each further line a run: its other settings, mean accuracy by
+round, the accuracy of every client after the last round and of every new client, traffic, seconds,
+and what made it.
 """
 
 import argparse
@@ -35,7 +36,7 @@ from fedkd_flwr.analysis.settings import defining_settings
 from strategies.core.new_clients import NEW_CLIENTS
 
 HERE = Path(__file__).parent
-RUNS = HERE / "runs.jsonl.xz"
+PUBLISHED = HERE / "published"
 TRAFFIC = ("numbers_up", "numbers_down", "bytes_up", "bytes_down")
 """Columns that are summed over rounds."""
 
@@ -82,13 +83,19 @@ def maker(description: dict[str, Any]) -> str:
 # ---- The file ---------------------------------------------------------------------------
 
 
-def read_lines(file: Path = RUNS) -> list[str]:
+def file_of(name: str, folder: Path = PUBLISHED) -> Path:
+    """Return the file of a set, which the part of its name before the slash names."""
+    return folder / f"{name.partition('/')[0]}.jsonl.xz"
+
+
+def read_lines(file: Path) -> list[str]:
     """Return the lines of a file of runs; a file that does not exist has none."""
     return lzma.decompress(file.read_bytes()).decode().splitlines() if file.exists() else []
 
 
-def write_lines(lines: Sequence[str], file: Path = RUNS) -> None:
+def write_lines(lines: Sequence[str], file: Path) -> None:
     """Write a file of runs. Equal lines give equal bytes: no time is stored."""
+    file.parent.mkdir(exist_ok=True)
     file.write_bytes(lzma.compress("".join(f"{line}\n" for line in lines).encode()))
 
 
@@ -172,8 +179,9 @@ def lines_of(name: str, runs: Sequence[Run]) -> list[str]:
     return [json.dumps({"set": name, **line}) for line in [{"shared": shared}, *found]]
 
 
-def write_set(name: str, runs: Sequence[Run], file: Path = RUNS) -> None:
+def write_set(name: str, runs: Sequence[Run], folder: Path = PUBLISHED) -> None:
     """Write a set in place of the set of its name; sets are in alphabetical order."""
+    file = file_of(name, folder)
     others = [line for line in read_lines(file) if json.loads(line)["set"] != name]
     # The sort is stable, so that the shared settings stay first.
     write_lines(
@@ -293,16 +301,17 @@ def _sets(file: Path) -> dict[str, list[PublishedRun]]:
             shared[name], runs[name] = line["shared"], []
             continue
         kept = {**line, "settings": {**shared[name], **line["settings"]}}
-        runs[name].append(PublishedRun(file / name / str(len(runs[name])), kept=kept))
+        runs[name].append(PublishedRun(file.parent / name / str(len(runs[name])), kept=kept))
     return runs
 
 
-def set_names(prefix: str = "", file: Path = RUNS) -> list[str]:
+def set_names(prefix: str = "", folder: Path = PUBLISHED) -> list[str]:
     """Return the names of the published sets that start with a prefix."""
-    return [name for name in _sets(file) if name.startswith(prefix)]
+    files = [file_of(prefix, folder)] if "/" in prefix else sorted(folder.iterdir())
+    return [name for file in files for name in _sets(file) if name.startswith(prefix)]
 
 
-def read_set(name: str, file: Path = RUNS) -> list[PublishedRun]:
+def read_set(name: str, folder: Path = PUBLISHED) -> list[PublishedRun]:
     """Return the runs of a set, in the order of the file.
 
     Raises
@@ -310,9 +319,10 @@ def read_set(name: str, file: Path = RUNS) -> list[PublishedRun]:
     ValueError
         If there is no such set.
     """
-    if name not in _sets(file):
-        raise ValueError(f"{file.name} has no set {name}.")
-    return _sets(file)[name]
+    sets = _sets(file_of(name, folder))
+    if name not in sets:
+        raise ValueError(f"there is no published set {name}")
+    return sets[name]
 
 
 @functools.cache
@@ -324,10 +334,10 @@ def compared(name: str) -> Comparison:
 # ---- The command -----------------------------------------------------------------------
 
 
-def with_others(runs: list[Run], name: str, file: Path = RUNS) -> list[Run]:
+def with_others(runs: list[Run], name: str, folder: Path = PUBLISHED) -> list[Run]:
     """Return the runs, after those of a published set whose settings differ from theirs."""
     settings = [defining_settings(run.config) for run in runs]
-    kept = read_set(name, file) if file.exists() and name in set_names(file=file) else []
+    kept = read_set(name, folder) if name in set_names(name, folder) else []
     return [*(run for run in kept if run.settings not in settings), *runs]
 
 
