@@ -59,6 +59,22 @@ def test_the_settings_of_a_method_are_ordered_by_validation_accuracy(grid):
         assert list(ranked["validation_accuracy"]) == [0.9, 0.2] and ranked.index[0] == first
 
 
+def with_seed(run: Run, seed: int) -> Run:
+    """Return a run as if it had another seed."""
+    run.description["config"]["seed"] = seed
+    return run
+
+
+def test_settings_are_ranked_on_the_seeds_that_all_of_them_have(grid):
+    local, small, large = opened(grid, 0.5, 0.4)
+    easy_seed = with_seed(opened(grid, 0.5, 0.9)[2], 7)
+    ranked = rank({"local": [local], SMALL_RHO: [small], LARGE_RHO: [large, easy_seed]})
+    assert list(ranked.index[1:]) == [SMALL_RHO, LARGE_RHO]
+    assert ranked.loc[LARGE_RHO, "validation_accuracy"] == 0.4
+    with pytest.raises(ConfigError, match=r"settings of kt-pfl have no seed in common"):
+        rank({"local": [local], SMALL_RHO: [small], LARGE_RHO: [easy_seed]})
+
+
 def test_without_validation_data_nothing_is_ranked(grid):
     compared = compare(opened(grid, None, 0.5))
     assert any("kt-pfl are not ranked" in note for note in compared.notes)

@@ -38,6 +38,9 @@ def validation_accuracy(run: Run) -> float:
 def rank(groups: Groups) -> pd.DataFrame:
     """Rank the settings of each method by mean validation accuracy after the last round.
 
+    The mean of a setting is over the seeds that all settings of its method have: seeds differ more
+    than settings do.
+
     Parameters
     ----------
     groups : mapping of str to list of Run
@@ -47,21 +50,22 @@ def rank(groups: Groups) -> pd.DataFrame:
     -------
     DataFrame
         One row per label; the settings of a method are together, the best first. Columns
-        ``strategy``, ``seeds`` and ``validation_accuracy`` (mean over seeds).
+        ``strategy``, ``seeds`` (how many all settings have) and ``validation_accuracy``.
 
     Raises
     ------
     ConfigError
-        If the clients of a run have no validation data.
+        If the clients of a run have no validation data, or settings have no seed in common.
     """
     rows = [
         {
             "method": label,
-            "strategy": runs[0].config["strategy"],
-            "seeds": len(runs),
-            "validation_accuracy": sum(map(validation_accuracy, runs)) / len(runs),
+            "strategy": strategy,
+            "seeds": len(accuracies),
+            "validation_accuracy": sum(accuracies) / len(accuracies),
         }
-        for label, runs in groups.items()
+        for strategy, labels in labels_by_method(groups).items()
+        for label, accuracies in _on_common_seeds(strategy, labels, groups).items()
     ]
     found = pd.DataFrame(rows).set_index("method")
     best_first = found.sort_values("validation_accuracy", ascending=False, kind="stable")
@@ -69,6 +73,23 @@ def rank(groups: Groups) -> pd.DataFrame:
     return best_first.sort_values(
         "strategy", key=lambda names: names.map(order.index), kind="stable"
     )
+
+
+def _on_common_seeds(
+    strategy: str, labels: Sequence[str], groups: Groups
+) -> dict[str, list[float]]:
+    """Return the validation accuracies of a method's settings on the seeds that all have."""
+    by_seed = {label: {run.config["seed"]: run for run in groups[label]} for label in labels}
+    common = set.intersection(*map(set, by_seed.values()))
+    if not common:
+        raise ConfigError(
+            f"The settings of {strategy} have no seed in common, which ranking needs; run them "
+            "with the same seeds."
+        )
+    return {
+        label: [validation_accuracy(run) for seed, run in runs.items() if seed in common]
+        for label, runs in by_seed.items()
+    }
 
 
 def best_first(labels: Sequence[str], groups: Groups) -> tuple[list[str], str | None]:
