@@ -309,6 +309,11 @@ def test_the_criterion_has_two_sides():
     assert math.isnan(of_clients(pd.DataFrame(rows[:1])).harmed().low)
 
 
+def test_seeds_that_are_all_equal_have_no_interval():
+    rows = [guarded("a", seed, 0, 0.02, 0.03) for seed in (1, 2, 3)]
+    assert str(of_clients(pd.DataFrame(rows)).harmed()) == "0.0%"
+
+
 def test_a_safeguard_that_keeps_all_gains_meets_the_criterion():
     rows = [guarded("a", seed, n, 0.02, 0.03) for seed in (1, 2) for n in (0, 1)]
     notes = " ".join(of_clients(pd.DataFrame(rows)).notes)

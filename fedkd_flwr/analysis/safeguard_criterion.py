@@ -41,7 +41,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval over seeds, NaN below `FEWEST_SEEDS`."""
+    """A number with its interval over seeds; NaN below `FEWEST_SEEDS`, or if no seed differs."""
 
     value: float
     low: float = math.nan
@@ -203,6 +203,8 @@ def _over_seeds(
     if (count := len(seeds)) < FEWEST_SEEDS:
         return Estimate(value)
     without = np.array([statistic(rows[rows["seed"] != seed]) for seed in seeds])
+    if np.ptp(without) == 0:
+        return Estimate(value)  # equal seeds do not say that further ones are equal
     error = math.sqrt((count - 1) * without.var())
     width = float(stats.t.isf((1 - CONFIDENCE) / 2, count - 1)) * error
     return Estimate(value, max(low, value - width), value + width)
