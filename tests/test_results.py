@@ -180,6 +180,38 @@ def test_accuracy_at_equal_bytes_is_that_of_the_last_round_within_the_budget(
     assert cells[1][2:] == ["", averaged[1], averaged[1], averaged[2]]
 
 
+def test_a_method_is_compared_with_the_shortest_local_that_takes_as_many_steps(
+    small, runs_script, tmp_path, monkeypatch
+):
+    columns, equal_steps = (
+        importlib.import_module("columns"),
+        importlib.import_module("equal_steps"),
+    )
+    changes = {"client-split": "60/20/20", "models": "mlp"}
+
+    def run(strategy, iterations, order=0):
+        varied = {"strategy": strategy, "local-iterations": iterations, "batch-order": order}
+        folder = tmp_path / f"{strategy}-{iterations}-{order}"
+        return fedkd_flwr.run({**small, **changes, **varied}, output_dir=folder)
+
+    published = tmp_path / "published"
+    methods = [run(name, 2) for name in ("local", "fedavg", "kt-pfl")]
+    longer = [run("local", 2, order=1), run("local", 3), run("local", 20)]
+    runs_script.write_set("a/methods", methods, published)
+    runs_script.write_set("a/controls", longer, published)
+    monkeypatch.setattr(columns, "read_set", lambda name: runs_script.read_set(name, published))
+    local, fedavg, kt_pfl = (run.summary["gradient_steps"] for run in methods)
+    steps = [run.summary["gradient_steps"] for run in longer]
+    assert fedavg == local == steps[0] < kt_pfl <= steps[1] < steps[2]
+    # FedAvg takes the steps of `local`, and is in the table of the methods already.
+    ((method, effect),) = equal_steps.over_equal_steps("a/methods", "a/controls").items()
+    last = [run.summary["last_round"]["accuracy_mean"] for run in (methods[2], longer[1])]
+    assert method == "kt-pfl" and effect.gain == pytest.approx(last[0] - last[1], abs=1e-4)
+    rows = equal_steps.table("a/methods", "a/controls").splitlines()[2:]
+    assert sum(row.startswith("| `local, ") for row in rows) == 3
+    assert sum(row.startswith("| `kt-pfl` ") for row in rows) == 1
+
+
 def test_runs_are_published_in_parts_and_replaced(runs_script, small, tmp_path):
     runs = [
         fedkd_flwr.run({**small, "strategy": name}, output_dir=tmp_path / name)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from columns import REFERENCE, Result, accuracy_with, chosen_gains, in_points, results
+from equal_steps import over_equal_steps, over_local
 from measurements import read_measurements
 from runs import compared, set_names
 from safeguards import side_from_seed  # noqa: F401 - called by claims.toml
@@ -19,7 +20,7 @@ from ten_seeds import effects
 from benchmarks.records import read_records
 from benchmarks.table import three_digits
 from fedkd_flwr.analysis.columns import in_bytes
-from fedkd_flwr.analysis.significance import Outcome, effects_of
+from fedkd_flwr.analysis.significance import Effect, Outcome, effects_of
 from fedkd_flwr.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +87,10 @@ def searches_won_by_preset(split: str) -> str:
 
 def _interval(gains: list[float]) -> str:
     (effect,) = effects_of({"gains": gains}).values()
+    return _with_interval(effect)
+
+
+def _with_interval(effect: Effect) -> str:
     low, high = in_points([effect.low]), in_points([effect.high])
     return f"{in_points([effect.gain])} ({low} to {high})"
 
@@ -183,6 +188,31 @@ def outcomes(name: str, outcome: str) -> str:
     """Return how many methods of a set have an outcome after Holm's correction."""
     found = [effect.outcome for effect in effects(name).values()]
     return f"{found.count(outcome)} of {len(found)}"
+
+
+def at_equal_steps(name: str, controls: str, outcome: str) -> str:
+    """Return the methods with an outcome over `local` with as many steps, the largest gain first.
+
+    Parameters
+    ----------
+    name, controls : str
+        Sets of the methods, and of `local` with more steps.
+    outcome : str
+        ``better``, ``worse`` or ``not shown``.
+    """
+    found = over_equal_steps(name, controls)
+    order = sorted(found, key=lambda method: -found[method].gain)
+    return ", ".join(method for method in order if found[method].outcome == outcome)
+
+
+def interval_at_equal_steps(name: str, controls: str, method: str) -> str:
+    """Return the mean gain over `local` with as many steps, with its 95% interval."""
+    return _with_interval(over_equal_steps(name, controls)[method])
+
+
+def interval_of_longer_local(name: str, controls: str, steps: str) -> str:
+    """Return the mean gain of `local` with more steps over the set's, with its 95% interval."""
+    return _with_interval(over_local(name, controls)[f"{REFERENCE}, {steps} steps"])
 
 
 def leads(name: str, method: str, *rivals: str) -> str:

@@ -1,0 +1,115 @@
+"""Methods beside `local` with at least as many gradient steps; see `check.py`.
+
+In most tables a client of `local` takes fewer steps than one of a method that distills or
+fine-tunes. Here `local` has more steps in each round, and a step size that was tuned with them.
+"""
+
+import functools
+
+from columns import REFERENCE, Result, results
+from tables import caption, gain_of, markdown
+
+from fedkd_flwr.analysis.settings import plan_of
+from fedkd_flwr.analysis.significance import Effect, effects_of
+
+
+def table(name: str, controls: str) -> str:
+    """Return a row for each longer `local`, and for each method with more steps than `local`.
+
+    Parameters
+    ----------
+    name : str
+        The set of the methods.
+    controls : str
+        A set of `local` with more steps on the same splits and seeds.
+    """
+    longer, costly = _longer(controls), _costly(name)
+    before, equal = over_local(name, controls), over_equal_steps(name, controls)
+    rows = [
+        [
+            f"`{method}`",
+            f"{_steps_of(own):,}",
+            gain_of(before[method]),
+            gain_of(equal[method]) if method in equal else "",
+            str(equal[method].outcome) if method in equal else "",
+        ]
+        for method, own in {**longer, **costly}.items()
+    ]
+    rows.sort(key=lambda row: -before[row[0].strip("`")].gain)
+    headings = [
+        "method", "gradient steps of a client", "over `local`, points (95%)",
+        "over `local` with as many steps, points (95%)", "verdict:",
+    ]  # fmt: skip
+    groups = {(method,): own for method, own in {**longer, **costly}.items()}
+    return f"{markdown(headings, rows)}\n{caption(groups, equal, has_verdicts=True)}\n"
+
+
+@functools.cache
+def over_local(name: str, controls: str) -> dict[str, Effect]:
+    """Return the gain of each longer `local` and each costly method over the set's `local`."""
+    local = _by_seed(_by_method(name)[REFERENCE])
+    rows = {**_longer(controls), **_costly(name)}
+    return effects_of({method: _gains(own, local) for method, own in rows.items()})
+
+
+@functools.cache
+def over_equal_steps(name: str, controls: str) -> dict[str, Effect]:
+    """Return the gain of each costly method over the shortest `local` with as many steps.
+
+    Verdicts are corrected for these methods. One with more steps than any `local` is left out.
+    """
+    longer = _longer(controls)
+    gains = {}
+    for method, own in _costly(name).items():
+        enough = [rival for rival in longer.values() if _steps_of(rival) >= _steps_of(own)]
+        if enough:
+            gains[method] = _gains(own, _by_seed(min(enough, key=_steps_of)))
+    return effects_of(gains)
+
+
+def _steps_of(own: list[Result]) -> int:
+    """Return the steps of the mean client, without those of a safeguard's private model."""
+    return round(sum(map(_steps, own)) / len(own))
+
+
+def _steps(result: Result) -> float:
+    """Return the steps of the mean client of a run. A private model takes those of `local`."""
+    settings, clients = result.run.settings, plan_of(result.run.config).num_training
+    taken = float(result.run.kept["gradient_steps"]) / clients
+    if result.strategy == REFERENCE or settings["safeguard"] == "none":
+        return taken
+    return taken - settings["local-iterations"] * settings["num-server-rounds"]
+
+
+def _costly(name: str) -> dict[str, list[Result]]:
+    """Return the results of the methods of a set whose clients take more steps than `local`'s."""
+    found = _by_method(name)
+    least = _steps_of(found[REFERENCE])
+    return {method: own for method, own in found.items() if _steps_of(own) > least}
+
+
+def _by_method(name: str) -> dict[str, list[Result]]:
+    """Return the results of a set by method."""
+    found: dict[str, list[Result]] = {}
+    for result in results(name):
+        found.setdefault(result.strategy, []).append(result)
+    return found
+
+
+def _longer(controls: str) -> dict[str, list[Result]]:
+    """Return the results of each number of steps of `local`, the smallest first."""
+    found: dict[int, list[Result]] = {}
+    for result in results(controls):
+        found.setdefault(result.run.settings["local-iterations"], []).append(result)
+    return {
+        f"{REFERENCE}, {_steps_of(found[number]):,} steps": found[number]
+        for number in sorted(found)
+    }
+
+
+def _by_seed(own: list[Result]) -> dict[int, float]:
+    return {result.seed: result.accuracy for result in own}
+
+
+def _gains(own: list[Result], rival: dict[int, float]) -> list[float]:
+    return [result.accuracy - rival[result.seed] for result in own]
