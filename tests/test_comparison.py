@@ -460,6 +460,28 @@ def test_a_run_is_compared_with_the_local_run_of_most_similar_settings(tmp_path)
     assert compare(tmp_path).table.loc["kt-pfl", "beats_local"] == 1
 
 
+def take_steps(path, steps):
+    """Record the gradient steps of all clients of a run."""
+    summary = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").write_text(json.dumps({**summary, "gradient_steps": steps}))
+
+
+def test_methods_that_train_longer_than_their_reference_are_noted(tmp_path):
+    def run(strategy, steps, **config):
+        split = {"client-split": "60/20/20"}
+        take_steps(write_run(tmp_path, strategy, 0, [0.5, 0.5], **split, **config), steps)
+
+    run("local", 100)
+    run("fedavg", 140)
+    assert not [note for note in compare(tmp_path).notes if "gradient steps" in note]
+    run("kt-pfl", 220)
+    # A safeguard's private model takes as many steps as `local`.
+    run("ditto", 300, safeguard="blend")
+    (note,) = [note for note in compare(tmp_path).notes if "gradient steps" in note]
+    assert note.startswith("Clients take more gradient steps than under local: ")
+    assert "kt-pfl 2.2 times" in note and "ditto 2.0 times" in note and "fedavg" not in note
+
+
 def test_settings_that_methods_do_not_share_are_noted(tmp_path):
     write_run(tmp_path, "kt-pfl", 0, [0.5, 0.5], models="lenet,mlp")
     write_run(tmp_path, "fedavg", 0, [0.5, 0.5], models="lenet")

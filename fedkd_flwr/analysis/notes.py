@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedkd_flwr.analysis.evaluations import (
@@ -12,8 +13,12 @@ from fedkd_flwr.analysis.evaluations import (
 )
 from fedkd_flwr.analysis.groups import Groups, by_strategy, each_run
 from fedkd_flwr.analysis.reference_runs import References
+from fedkd_flwr.analysis.results import steps_of_a_client
 from fedkd_flwr.analysis.settings import defining_settings, plan_of, table_settings, varied_settings
 from fedkd_flwr.runs import Run
+
+MANY_STEPS = 1.5
+"""Times the gradient steps of its reference from which on a method trains notably longer."""
 
 
 def notes_on_groups(groups: Groups, clients: pd.DataFrame, references: References) -> list[str]:
@@ -32,14 +37,15 @@ def notes_on_groups(groups: Groups, clients: pd.DataFrame, references: Reference
     -------
     list of str
         One sentence each on results on validation data, on seeds, on runs and clients without a
-        reference, on settings, and on test splits that hold no other classes than their client
-        trains on.
+        reference, on longer training, on settings, and on test splits that hold no other classes
+        than their client trains on.
     """
     return [
         *_notes_on_evaluated_split(groups),
         *_notes_on_seeds(groups),
         *notes_on_evaluations(groups),
         *_notes_on_reference(groups, clients, references),
+        *_notes_on_steps(groups, references),
         *_notes_on_settings(groups),
         *_notes_on_classes(run for _, run in each_run(groups)),
     ]
@@ -124,6 +130,31 @@ def _notes_on_reference(groups: Groups, clients: pd.DataFrame, references: Refer
                 f"{trained} clients."
             )
     return notes
+
+
+def _notes_on_steps(groups: Groups, references: References) -> list[str]:
+    """Name the methods whose clients train much longer than those of their reference."""
+    longer = []
+    for label, runs in groups.items():
+        reference = references.setting_for(label)
+        if reference is None:
+            continue
+        steps, least = _mean_steps(runs), _mean_steps(groups[reference])
+        if runs[0].config.get("safeguard", "none") != "none":
+            steps -= least  # those of the private model
+        if steps >= MANY_STEPS * least > 0:
+            longer.append(f"{label} {steps / least:.1f} times")
+    if not longer:
+        return []
+    return [
+        f"Clients take more gradient steps than under {references.against}: {_listed(longer)}. "
+        f"A part of these gains may be longer training. A run of {references.against} with more "
+        "local-iterations or local-epochs shows how much."
+    ]
+
+
+def _mean_steps(runs: Iterable[Run]) -> float:
+    return float(np.mean([steps_of_a_client(run) for run in runs]))
 
 
 def _notes_on_settings(groups: Groups) -> list[str]:

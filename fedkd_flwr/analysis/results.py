@@ -147,7 +147,7 @@ def run_results(
                 **_of_new_clients(run, references.of(label, seed)),
                 "numbers": summary["numbers_up"] + summary["numbers_down"],
                 "bytes": summary["bytes_up"] + summary["bytes_down"],
-                "gradient_steps": _gradient_steps_of_a_client(run),
+                "gradient_steps": steps_of_a_client(run),
                 "seconds": summary["seconds"] if alone[run.path] else math.nan,
                 "path": str(run.path),
                 **({} if target is None else cost_to_target(run, target)),
@@ -164,7 +164,7 @@ def run_results(
     return results.astype(dict.fromkeys(numeric, float)).drop(columns=unmeasured)
 
 
-def _gradient_steps_of_a_client(run: Run) -> float:
+def steps_of_a_client(run: Run) -> float:
     """Return the steps of the whole run divided by its clients in training."""
     steps: int | None = (run.summary or {}).get("gradient_steps")
     return math.nan if steps is None else steps / plan_of(run.config).num_training
