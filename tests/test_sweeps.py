@@ -418,7 +418,8 @@ def test_every_sweep_of_the_project_is_valid_and_has_a_reference(path):
     for configuration in configurations:
         seeds_of[configuration.run.strategy].add(configuration.run.plan.seed)
     assert "local" in seeds_of
-    assert len(seeds_of) >= 2
+    # Another method, or other settings of `local`.
+    assert len(configurations) >= 2 * len(seeds_of["local"])
     assert len(seeds_of["local"]) >= 2
     assert all(seeds == seeds_of["local"] for seeds in seeds_of.values())
 
