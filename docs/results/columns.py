@@ -14,7 +14,7 @@ from runs import PublishedRun, read_set
 
 from fedkd_flwr.analysis.columns import COLUMNS as COMPARED
 from fedkd_flwr.analysis.columns import in_bytes, points
-from fedkd_flwr.analysis.settings import plan_of
+from fedkd_flwr.analysis.results import steps_of_a_client
 
 REFERENCE = "local"
 
@@ -202,11 +202,6 @@ def _better_new(own: list[Result]) -> str:
     return f"{sum((a > b[a.index]).sum() for a, b in pairs)} of {sum(len(a) for a, _ in pairs)}"
 
 
-def _steps_of_a_client(result: Result) -> float:
-    """Return the gradient steps of the mean client, those of its private model included."""
-    return float(result.run.kept["gradient_steps"]) / plan_of(result.run.config).num_training
-
-
 def _own_alone(cell: Callable[[list[Result]], str]) -> Callable[[list[Result]], str]:
     """Leave a column empty for `local`."""
     return lambda own: "" if own[0].is_reference else cell(own)
@@ -250,7 +245,7 @@ COLUMNS: dict[str, tuple[str, Callable[[list[Result]], str]]] = {
     ),
     "steps": (
         heading("gradient_steps"),
-        lambda own: f"{np.mean([_steps_of_a_client(result) for result in own]):,.0f}",
+        lambda own: f"{np.mean([steps_of_a_client(result.run) for result in own]):,.0f}",
     ),
     "epsilon": (
         "epsilon:",

@@ -9,7 +9,7 @@ import functools
 from columns import REFERENCE, Result, results
 from tables import caption, gain_of, markdown
 
-from fedkd_flwr.analysis.settings import plan_of
+from fedkd_flwr.analysis.results import steps_of_a_client
 from fedkd_flwr.analysis.significance import Effect, effects_of
 
 
@@ -74,8 +74,7 @@ def _steps_of(own: list[Result]) -> int:
 
 def _steps(result: Result) -> float:
     """Return the steps of the mean client of a run. A private model takes those of `local`."""
-    settings, clients = result.run.settings, plan_of(result.run.config).num_training
-    taken = float(result.run.kept["gradient_steps"]) / clients
+    settings, taken = result.run.settings, steps_of_a_client(result.run)
     if result.strategy == REFERENCE or settings["safeguard"] == "none":
         return taken
     return taken - settings["local-iterations"] * settings["num-server-rounds"]
