@@ -75,7 +75,7 @@ def test_a_search_continues_its_runs(table, tmp_path):
         folder=tmp_path / "local",
     )
     for rung in (1, 2):
-        search._advance(0, 0, {}, rung)
+        search.runs.advance(0, 0, {}, rung)
     assert [path.name for path in search.folder.iterdir()] == ["trial-000-seed0"]
 
 

@@ -45,6 +45,7 @@ from fedkd_flwr.tuning.halving import (
     rungs_of,
 )
 from fedkd_flwr.tuning.space import STEP_SIZE, Dimension, search_space
+from fedkd_flwr.tuning.trial_runs import TrialRuns
 from fedkd_flwr.tuning.tuning import _interval, _notes
 from strategies.base import PersonalizedStrategy
 from strategies.core.plan import Settings
@@ -173,7 +174,7 @@ def test_halving_takes_less_than_half_of_the_steps_and_misses_little(base, tmp_p
         misleading = 0.1 * np.random.default_rng(number).uniform(-1, 1) * (1 - rung / 18)
         return best + misleading, 10 * rung
 
-    monkeypatch.setattr(studies.MethodSearch, "_advance", advance)
+    monkeypatch.setattr(TrialRuns, "advance", advance)
     values = {**base, "num-server-rounds": 18}
     search = a_search(values, tmp_path, budget=8 * 180, steps_of_local=180)
     search.run()
@@ -303,7 +304,7 @@ def test_an_interrupted_study_asks_and_judges_as_an_uninterrupted_one(base, tmp_
                 raise KeyboardInterrupt
             return 1 - abs(chosen[STEP_SIZE] - 0.03) + rung / 1000, rung
 
-        monkeypatch.setattr(studies.MethodSearch, "_advance", advance)
+        monkeypatch.setattr(TrialRuns, "advance", advance)
         search = a_search(base, folder, budget=48, steps_of_local=6)
         for _ in interrupted_at:
             with pytest.raises(KeyboardInterrupt):
@@ -322,16 +323,15 @@ def test_a_promising_run_continues_instead_of_being_repeated(base, tmp_path, mon
     begun, continued = [], []
     run, resume = engines.run_configuration, engines.resume
     monkeypatch.setattr(
-        studies.engines,
+        engines,
         "run_configuration",
         lambda c, **k: (begun.append(Path(c.run.output_dir)), run(c, **k))[1],
     )
-    monkeypatch.setattr(
-        studies.engines, "resume", lambda p, **k: (continued.append(p), resume(p, **k))[1]
-    )
+    monkeypatch.setattr(engines, "resume", lambda p, **k: (continued.append(p), resume(p, **k))[1])
     tune(base, [], tmp_path, budget=2, seeds=1)
     assert len(begun) == len(set(begun)) > 3
     assert continued and set(continued) <= set(begun)
+    assert not [*tmp_path.glob("*/*/checkpoint")]
 
 
 def test_a_range_is_widened_late_where_the_best_value_lies_at_its_edge(base, tmp_path):
@@ -383,8 +383,8 @@ def test_each_rung_keeps_the_best_of_a_bracket(base, tmp_path, monkeypatch):
         6: {2: 0.7},
     }
     monkeypatch.setattr(
-        studies.MethodSearch,
-        "_advance",
+        TrialRuns,
+        "advance",
         lambda self, number, seed, chosen, rung: (reached[rung][number], rung),
     )
     search.run()
@@ -402,7 +402,7 @@ def test_a_method_that_is_costlier_than_expected_stops_at_its_budget(base, tmp_p
         calls.append((number, rung))
         return 0.5, 10 * rung
 
-    monkeypatch.setattr(studies.MethodSearch, "_advance", advance)
+    monkeypatch.setattr(TrialRuns, "advance", advance)
     search.run()
     # Four trials use the budget up at the first rung; the first of them is completed.
     assert calls == [(0, 1), (1, 1), (2, 1), (3, 1), (0, 2), (0, 6)]
@@ -431,7 +431,7 @@ def test_an_interrupted_command_says_how_to_continue(base, tmp_path, monkeypatch
     def interrupted(*arguments, **settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(studies.engines, "run_configuration", interrupted)
+    monkeypatch.setattr(engines, "run_configuration", interrupted)
     preset = tmp_path / "digits.toml"
     preset.write_text(tomli_w.dumps({key: v for key, v in base.items() if "." not in key}))
     command = ["tune", str(preset), "--methods", "local", "--output-dir", str(tmp_path / "runs")]
@@ -500,7 +500,7 @@ def test_a_method_whose_trials_all_fail_is_named(base, tmp_path, monkeypatch):
     def fail(*arguments, **settings):
         raise RuntimeError("diverged")
 
-    monkeypatch.setattr(studies.engines, "run_configuration", fail)
+    monkeypatch.setattr(engines, "run_configuration", fail)
     with pytest.raises(ConfigError, match=r"None of the \d trials of local could be completed"):
         tune(base, [], tmp_path, budget=1)
 
@@ -562,7 +562,7 @@ def kill_at_a_new_run():
             kill_this_process()
         return run(configuration, **settings)
 
-    studies.engines.run_configuration = killed
+    engines.run_configuration = killed
 
 
 def kill_in_a_continued_run():
@@ -578,7 +578,7 @@ def kill_in_a_continued_run():
             **settings,
         )
 
-    studies.engines.resume = killed
+    engines.resume = killed
 
 
 @pytest.mark.slow

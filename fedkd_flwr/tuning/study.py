@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -21,22 +20,16 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import DatabaseError
 
-from fedkd_flwr import engines
 from fedkd_flwr.analysis.settings import defining_settings
-from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.config import ConfigError
 from fedkd_flwr.config.flat_config import Scalar
 from fedkd_flwr.methods import find_method
-from fedkd_flwr.runs import Run, RunDirectoryError, changeable, load_run, names_of_code
-from fedkd_flwr.sweeps.earlier_attempts import (
-    finished_run,
-    move_aside,
-    rounds_to_continue_from,
-    run_with,
-)
+from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.tuning.halving import BRACKET, largest_bracket, number_continuing, ranked, rungs_of
 from fedkd_flwr.tuning.space import Dimension, search_space
+from fedkd_flwr.tuning.trial_runs import TrialRuns
 from strategies.core.flower import log
-from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
+from strategies.core.metrics import GRADIENT_STEPS
 
 WIDEN_AFTER = 1 / 2
 """Share of the budget after which ranges are widened whose edge holds the best value."""
@@ -50,10 +43,6 @@ the sides on which ranges were widened."""
 
 ACCURACY, STEPS = "accuracy", GRADIENT_STEPS.name
 """Parts of the record of what a trial has reached at a rung."""
-
-
-class _RungReachedError(Exception):
-    """Stops a run at a rung; its checkpoint lets it continue."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +81,12 @@ class MethodSearch:
     def rounds(self) -> int:
         """Rounds of a whole run, the last rung."""
         return int(self.values["num-server-rounds"])
+
+    @property
+    def runs(self) -> TrialRuns:
+        """The runs of the trials."""
+        values = {**self.values, "strategy": self.strategy}
+        return TrialRuns(values, self.seeds, tuple(self.rungs), self.folder)
 
     def run(self) -> None:
         """Do the brackets that are missing, as long as the budget allows one."""
@@ -180,16 +175,6 @@ class MethodSearch:
         sides = study.user_attrs.get(WIDENED, {})
         return {key: space[key].widened(side) for key, side in sides.items()}
 
-    def runs(self, trial: FrozenTrial) -> list[Run]:
-        """Return the runs of a trial that have at least one round, one per seed."""
-        found = []
-        for seed in self.seeds:
-            try:
-                found.append(load_run(self._path(trial.number, seed)))
-            except RunDirectoryError:
-                continue
-        return found
-
     def settings(self, trial: FrozenTrial) -> dict[str, Scalar]:
         """Return the settings that a trial chose."""
         return {key: _rounded(value) for key, value in trial.params.items()}
@@ -243,9 +228,11 @@ class MethodSearch:
             going_on = ranked(reached)[: number_continuing(len(reached), share)]
             for number in set(alive) - set(going_on):
                 study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
+                self.runs.remove_checkpoints(number)
             alive = going_on
         for number in alive:
             study.tell(number, reached[number], skip_if_finished=True)
+            self.runs.remove_checkpoints(number)
 
     def _settings_of_bracket(
         self, study: Study, numbers: Iterable[int]
@@ -276,7 +263,7 @@ class MethodSearch:
             return None
         open_trial = _reopened(study, trial)
         try:
-            reached = [self._advance(number, seed, chosen, rung) for seed in self.seeds]
+            reached = [self.runs.advance(number, seed, chosen, rung) for seed in self.seeds]
         except (ConfigError, RuntimeError) as error:
             # Settings that cannot work together, or a training that diverged, use up a trial.
             log(WARNING, "%s, trial %d failed: %s", self.strategy, number, error)
@@ -291,45 +278,8 @@ class MethodSearch:
 
     def _steps_of_failure(self, trial: FrozenTrial) -> int:
         """Return what a failed trial is charged: at least the steps of `local` to a first rung."""
-        taken = sum(self._steps(run.round_rows) for run in self.runs(trial))
+        taken = sum(self.runs.steps(run.round_rows) for run in self.runs.of(trial.number))
         return max(taken, self.steps_of_local * min(self.rungs) // self.rounds)
-
-    def _advance(
-        self, number: int, seed: int, chosen: Mapping[str, Scalar], rung: int
-    ) -> tuple[float, int]:
-        """Bring one run of a trial to a rung; return its validation accuracy and steps there."""
-        path = self._path(number, seed)
-        changed = {**chosen, "strategy": self.strategy, "seed": seed, "output-dir": str(path)}
-        configuration = engines.with_natural_clients(read_config({**self.values, **changed}))
-        values = configuration.flat()
-        is_last = rung == self.rounds
-        stop = partial(_stop_at, None if is_last else rung)
-        if not (finished_run(path, values) or (not is_last and _has_rounds(path, values, rung))):
-            try:
-                if rounds_to_continue_from(path, values):
-                    code = names_of_code(values)
-                    engines.resume(path, on_round=stop, allow_code=code, **changeable(values))
-                else:
-                    move_aside(path)
-                    engines.run_configuration(configuration, on_round=stop)
-            except _RungReachedError:
-                pass
-        run = load_run(path)
-        return validation_accuracy_at(run, rung), self._steps(run.round_rows[:rung])
-
-    def _steps(self, rows: Iterable[Mapping[str, Any]]) -> int:
-        """Return the gradient steps of some rounds, and of fine-tuning before they were judged.
-
-        The search does not read the other evaluations, which a run may leave out.
-        """
-        rungs, fine_tuning = self.rungs, FINE_TUNING_STEPS.column
-        return sum(
-            row[GRADIENT_STEPS.column] + (row.get(fine_tuning, 0) if row["round"] in rungs else 0)
-            for row in rows
-        )
-
-    def _path(self, number: int, seed: int) -> Path:
-        return self.folder / f"trial-{number:03d}-seed{seed}"
 
 
 def steps_taken(trials: Iterable[FrozenTrial]) -> int:
@@ -352,31 +302,6 @@ def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
     """Return the trial with the highest value among those that had all rounds, if there is one."""
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     return max(complete, key=lambda trial: float(trial.value or 0.0), default=None)
-
-
-def validation_accuracy_at(run: Run, rung: int) -> float:
-    """Return a run's mean accuracy on validation splits after a round, or where it ended earlier.
-
-    Raises
-    ------
-    ConfigError
-        If no client was evaluated there.
-    """
-    accuracy = run.round_rows[:rung][-1]["validation_accuracy_mean"]
-    if accuracy is None:
-        raise ConfigError(f"{run.path.name} has no validation accuracy in round {rung}.")
-    return float(accuracy)
-
-
-def _stop_at(rung: int | None, row: Mapping[str, Any]) -> None:
-    if row["round"] == rung:
-        raise _RungReachedError
-
-
-def _has_rounds(path: Path, values: Mapping[str, Any], rung: int) -> bool:
-    """Return whether a run has a round already, from before the search was interrupted."""
-    run = run_with(path, values)
-    return run is not None and len(run.round_rows) >= rung
 
 
 def _sampler(strategy: str, number: int) -> TPESampler:

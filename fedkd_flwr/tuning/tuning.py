@@ -235,7 +235,7 @@ def _tuned(search: MethodSearch) -> Tuned:
             f"says why, and {search.folder} holds the runs."
         )
     states = [trial.state for trial in ended]
-    best_runs = search.runs(best)
+    best_runs = search.runs.of(best.number)
     if len(best_runs) < len(search.seeds):
         raise RunDirectoryError(
             f"Runs of the best trial of {search.strategy}, number {best.number}, were deleted from "
