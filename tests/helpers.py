@@ -23,7 +23,7 @@ from strategies.core.replies import Reply
 
 
 def run_with(app, flat, folder, grid_type=InProcessGrid, nodes=None, node_configs=None, **changes):
-    """Run in this process with `app` in the place of the clients; return the run and the grid.
+    """Run in this process with `app` in place of the clients; return the run and the grid.
 
     There are as many nodes as clients if `nodes` is left out. With ``cohort = "on"``, clients of a
     `Witness` of the real app train together.
@@ -122,7 +122,7 @@ def breaking(change, partition_id=1, phase="train", only_round=None, answer=clie
 
 
 def replacing(**arrays):
-    """Return a change of a reply that sends these arrays in the place of its own."""
+    """Return a change of a reply that sends these arrays in place of its own."""
     packed = {k: a if isinstance(a, Array) else Array(a) for k, a in arrays.items()}
 
     def change(reply):

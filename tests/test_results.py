@@ -237,7 +237,7 @@ def test_a_run_that_lacks_a_client_is_refused(runs_script, small, tmp_path):
 
 # ---- The commands on the pages -------------------------------------------------------------
 
-# Commands of benchmark-tuned have NAME in the place of its eight comparisons.
+# Commands of benchmark-tuned have NAME in place of its eight comparisons.
 FOLDERS = sorted(
     {page.parent for page in RESULTS.glob("*/README.md")} - {RESULTS / "benchmark-tuned"}
 )

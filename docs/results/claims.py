@@ -205,6 +205,17 @@ def at_equal_steps(name: str, controls: str, outcome: str) -> str:
     return ", ".join(method for method in order if found[method].outcome == outcome)
 
 
+def no_longer_better(name: str, controls: str) -> str:
+    """Return the methods that are better than `local`, but not than `local` with as many steps."""
+    found, equal = effects(name), over_equal_steps(name, controls)
+    lost = [
+        method
+        for method, effect in equal.items()
+        if found[method].outcome is Outcome.BETTER and effect.outcome is not Outcome.BETTER
+    ]
+    return ", ".join(sorted(lost))
+
+
 def interval_at_equal_steps(name: str, controls: str, method: str) -> str:
     """Return the mean gain over `local` with as many steps, with its 95% interval."""
     return _with_interval(over_equal_steps(name, controls)[method])
@@ -259,8 +270,8 @@ def _led(name: str, method: str) -> set[str]:
 
 
 def methods() -> str:
-    """Return the number of registered methods."""
-    return f"{len(METHODS)} methods"
+    """Return the number of registered methods besides `local`."""
+    return f"{len(METHODS) - 1} methods and local training"
 
 
 def on_page(page: str, value: str) -> str:

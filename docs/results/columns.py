@@ -148,6 +148,21 @@ def results(
     return sorted((r for r in found if r.has(conditions)), key=lambda result: result.seed)
 
 
+def steps_of_method(own: list[Result]) -> int:
+    """Return the gradient steps of the mean client, without those of a safeguard's private model.
+
+    A private model takes the steps of `local`. Accuracies are of the method's model alone.
+    """
+    return round(sum(map(_steps_of_method, own)) / len(own))
+
+
+def _steps_of_method(result: Result) -> float:
+    settings, taken = result.run.settings, steps_of_a_client(result.run)
+    if result.strategy == REFERENCE or settings["safeguard"] == "none":
+        return taken
+    return taken - settings["local-iterations"] * settings["num-server-rounds"]
+
+
 # ---- Columns ---------------------------------------------------------------------------
 
 
@@ -245,7 +260,7 @@ COLUMNS: dict[str, tuple[str, Callable[[list[Result]], str]]] = {
     ),
     "steps": (
         heading("gradient_steps"),
-        lambda own: f"{np.mean([steps_of_a_client(result.run) for result in own]):,.0f}",
+        lambda own: f"{steps_of_method(own):,}",
     ),
     "epsilon": (
         "epsilon:",

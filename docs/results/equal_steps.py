@@ -6,10 +6,9 @@ fine-tunes. Here `local` has more steps in each round, and a step size that was 
 
 import functools
 
-from columns import REFERENCE, Result, results
+from columns import REFERENCE, Result, results, steps_of_method
 from tables import caption, gain_of, markdown
 
-from fedkd_flwr.analysis.results import steps_of_a_client
 from fedkd_flwr.analysis.significance import Effect, effects_of
 
 
@@ -28,7 +27,7 @@ def table(name: str, controls: str) -> str:
     rows = [
         [
             f"`{method}`",
-            f"{_steps_of(own):,}",
+            f"{steps_of_method(own):,}",
             gain_of(before[method]),
             gain_of(equal[method]) if method in equal else "",
             str(equal[method].outcome) if method in equal else "",
@@ -61,30 +60,19 @@ def over_equal_steps(name: str, controls: str) -> dict[str, Effect]:
     longer = _longer(controls)
     gains = {}
     for method, own in _costly(name).items():
-        enough = [rival for rival in longer.values() if _steps_of(rival) >= _steps_of(own)]
+        enough = [
+            rival for rival in longer.values() if steps_of_method(rival) >= steps_of_method(own)
+        ]
         if enough:
-            gains[method] = _gains(own, _by_seed(min(enough, key=_steps_of)))
+            gains[method] = _gains(own, _by_seed(min(enough, key=steps_of_method)))
     return effects_of(gains)
-
-
-def _steps_of(own: list[Result]) -> int:
-    """Return the steps of the mean client, without those of a safeguard's private model."""
-    return round(sum(map(_steps, own)) / len(own))
-
-
-def _steps(result: Result) -> float:
-    """Return the steps of the mean client of a run. A private model takes those of `local`."""
-    settings, taken = result.run.settings, steps_of_a_client(result.run)
-    if result.strategy == REFERENCE or settings["safeguard"] == "none":
-        return taken
-    return taken - settings["local-iterations"] * settings["num-server-rounds"]
 
 
 def _costly(name: str) -> dict[str, list[Result]]:
     """Return the results of the methods of a set whose clients take more steps than `local`'s."""
     found = _by_method(name)
-    least = _steps_of(found[REFERENCE])
-    return {method: own for method, own in found.items() if _steps_of(own) > least}
+    least = steps_of_method(found[REFERENCE])
+    return {method: own for method, own in found.items() if steps_of_method(own) > least}
 
 
 def _by_method(name: str) -> dict[str, list[Result]]:
@@ -101,7 +89,7 @@ def _longer(controls: str) -> dict[str, list[Result]]:
     for result in results(controls):
         found.setdefault(result.run.settings["local-iterations"], []).append(result)
     return {
-        f"{REFERENCE}, {_steps_of(found[number]):,} steps": found[number]
+        f"{REFERENCE}, {steps_of_method(found[number]):,} steps": found[number]
         for number in sorted(found)
     }
 

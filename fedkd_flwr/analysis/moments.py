@@ -91,7 +91,7 @@ def at_second_moment(run: Run, moment: str) -> Run:
 
 
 def _at(moment: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a client's row with the accuracies of a moment in the place of its own."""
+    """Return a client's row with the accuracies of a moment in place of its own."""
     first = ("accuracy", "validation_accuracy", "correct", *OF_THE_FIRST_MOMENT)
     other = {
         name: value

@@ -71,7 +71,7 @@ def list_models(
 def approve(
     model: Annotated[Path, typer.Argument(help="MODELS-DIR/RUN/round-ROUND/CLIENT.safetensors.")],
 ) -> None:
-    """Use a model from now on, in the place of the one approved before."""
+    """Use a model from now on, in place of the one approved before."""
     with one_clear_line(*FILE_ERRORS):
         from fedkd_flwr.export.approval import approve_model
 

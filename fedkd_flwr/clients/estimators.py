@@ -1,4 +1,4 @@
-"""Clients whose model is an estimator: refits in the place of gradient steps.
+"""Clients whose model is an estimator: refits in place of gradient steps.
 
 `estimator_client` derives the class from the method's own client, which decides what is exchanged.
 """

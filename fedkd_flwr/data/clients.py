@@ -369,6 +369,6 @@ def _build_client(
 
 
 def _with_evaluated_split(parts: Parts, settings: DataSettings) -> Parts:
-    """Put the split that results are measured on in the place of the test split."""
+    """Put the split that results are measured on in place of the test split."""
     train, validation, test = parts
     return train, validation, validation if settings.evaluated_split == "validation" else test

@@ -61,7 +61,7 @@ def poisson_batches(
 
 @dataclass(frozen=True)
 class PrivateGradients:
-    """Clipped and noised gradients of a batch, in the place of backpropagation.
+    """Clipped and noised gradients of a batch, in place of backpropagation.
 
     Attributes
     ----------

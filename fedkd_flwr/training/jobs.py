@@ -44,7 +44,7 @@ class TrainJob:
         alone.
     alternate : torch.optim.Optimizer or None
         Over other parameters of the model. It takes the step on the first batch and then on every
-        other one, in the place of `optimizer`.
+        other one, in place of `optimizer`.
     """
 
     model: nn.Module

@@ -183,7 +183,7 @@ def train_on(
     gradients : callable
         What sets the gradients of a batch.
     alternate : torch.optim.Optimizer, optional
-        Takes the step on the first batch and then on every other one, in the place of `optimizer`.
+        Takes the step on the first batch and then on every other one, in place of `optimizer`.
 
     Returns
     -------
