@@ -24,6 +24,9 @@ Differences from the paper
   number, or the shared model's own if that is smaller.
 - All clients with one pair of architectures start from one draw of the projector, as in the
   authors' code, unless ``initial-weights = "own"``.
+- Private models start from the common initial weights. If they have the architecture of the shared
+  model, their weights are equal at the start. With ``initial-weights = "own"`` they are so for
+  client 0 alone.
 - The authors' code clips the gradient norm of each part at 50. Here nothing is clipped.
 - A client is evaluated with its private model, its projector and the shared model as it has
   trained it, as in the authors' code. The fine head predicts.
@@ -51,7 +54,8 @@ class FedMRLSettings(SharedModelSettings):
         d1, the number of features of the shared model, at most that of the narrowest model; 0 for
         the largest possible.
     coarse_weight : float
-        m, the weight of the shared head's loss; 0 leaves that head as it is.
+        m, the weight of the shared head's loss; 0 leaves that head as it is,
+        apart from weight decay.
     """
 
     table = "fedmrl"

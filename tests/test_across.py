@@ -3,6 +3,7 @@
 import json
 from itertools import product
 
+import numpy as np
 import pytest
 from test_comparison import write_lines, write_run
 from typer.testing import CliRunner
@@ -35,6 +36,20 @@ def test_wins_and_ranks_are_counted_over_comparisons(folders):
     assert across.table.loc["kt-pfl", "p_holm"] == pytest.approx(4 / 64)
     # Friedman: 12 / (6·3·4) · 6² · (1² + 2.5² + 2.5²) - 3·6·4 = 9, and exp(-9 / 2).
     assert across.friedman == pytest.approx(0.0111, abs=1e-4)
+
+
+def test_accuracies_that_differ_by_rounding_are_ties(tmp_path):
+    orders = ([0.1, 0.2, 0.3], [0.3, 0.2, 0.1])
+    assert sum(orders[0]) != sum(orders[1])
+    for seed in range(6):
+        first, second = orders[seed % 2], orders[1 - seed % 2]
+        reached = {"kt-pfl": first, "fedmd": second, "local": [0.1, 0.1, 0.1]}
+        for method, accuracies in reached.items():
+            write_run(tmp_path / "data", method, seed, accuracies)
+    across = compare_across([tmp_path / "data"], per_seed=True)
+    assert across.table["rank"].tolist() == [1.5, 1.5, 3]
+    # Friedman: 12 / (6·3·4) · 6² · (2 · 1.5² + 3²) - 3·6·4 = 9, and 12 for ties of two.
+    assert across.friedman == pytest.approx(np.exp(-12 / 2))
 
 
 def test_seeds_can_be_the_units(tmp_path):

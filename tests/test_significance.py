@@ -65,6 +65,7 @@ def test_equal_gains_are_decided_by_the_sign_test():
     few = effects_of({"few": [0.1] * 3})["few"]
     assert few.p_value == pytest.approx(2 * 0.5**3)
     assert few.outcome is Outcome.NOT_SHOWN
+    assert math.isnan(few.low) and math.isnan(few.high) and math.isnan(few.smallest_visible)
     assert effects_of({"six": [0.1] * 6})["six"].outcome is Outcome.BETTER
     assert effects_of({"six": [-0.1] * 6})["six"].outcome is Outcome.WORSE
 

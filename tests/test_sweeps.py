@@ -49,6 +49,15 @@ def told():
     return []
 
 
+def test_runs_of_a_sweep_keep_their_memories_in_their_own_directories(sweep, tmp_path):
+    text = sweep.read_text().replace("[base]", f'[base]\nstate-dir = "{tmp_path / "state"}"')
+    sweep.write_text(text)
+    runs = run_sweep(sweep, tmp_path / "runs", only={"seed": 0})
+    assert len(runs) == 2
+    assert not (tmp_path / "state").exists()
+    assert not [*(tmp_path / "runs").glob("*/checkpoint")]
+
+
 def states(told):
     return [(progress.number, progress.state) for progress in told if progress.state != "started"]
 

@@ -150,6 +150,14 @@ def test_of_eight_trials_five_continue_and_then_three_the_earlier_of_equals():
     assert number_continuing(1, Fraction(3, 8)) == 1
 
 
+def test_a_client_that_diverges_uses_up_the_budget(tmp_path):
+    runs = TrialRuns({}, (0,), (1, 2), tmp_path)
+    whole = {"round": 1, "gradient_steps": 60, "replies": 4, "failures": 0}
+    assert runs.steps([whole]) == 60
+    assert runs.steps([{**whole, "gradient_steps": 45, "replies": 3, "failures": 1}]) == 60
+    assert runs.steps([{**whole, "gradient_steps": 0, "replies": 0, "failures": 4}]) == 0
+
+
 def test_a_full_bracket_takes_less_than_half_of_the_steps_of_its_trials():
     shares = list(rungs_of(18, 1).values())
     # Eight trials of 1 step, five of 6 more, three of 11 more.
@@ -332,6 +340,13 @@ def test_a_promising_run_continues_instead_of_being_repeated(base, tmp_path, mon
     assert len(begun) == len(set(begun)) > 3
     assert continued and set(continued) <= set(begun)
     assert not [*tmp_path.glob("*/*/checkpoint")]
+
+
+def test_trials_write_to_their_run_directories_alone(base, tmp_path):
+    folders = {name: str(tmp_path / name) for name in ("models-dir", "state-dir")}
+    tuning = tune({**base, **folders}, [], tmp_path / "tuning", budget=1, seeds=1)
+    assert not any(Path(folder).exists() for folder in folders.values())
+    assert tomllib.loads(tuning.sweep.read_text())["base"]["models-dir"] == folders["models-dir"]
 
 
 def test_a_range_is_widened_late_where_the_best_value_lies_at_its_edge(base, tmp_path):

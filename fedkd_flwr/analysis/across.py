@@ -119,6 +119,8 @@ def across_of(
     # A mean over other seeds than the reference's would compare different splits.
     means = {name: own.mean(skipna=False).to_frame().T for name, own in by_seed.items()}
     accuracies = pd.concat(by_seed if per_seed else means).dropna(axis="columns")
+    # Accuracies that differ by rounding alone are ties.
+    accuracies = accuracies.round(9)
     lacking = [*_notes_on_missing_methods(by_seed), *_notes_on_missing_seeds(by_seed)]
     if len(accuracies) < FEWEST_UNITS:
         raise ConfigError(

@@ -14,6 +14,7 @@ from fedkd_flwr.runs import Run
 from fedkd_flwr.runs.summary import summarize
 from strategies.core.answers import ANSWERS
 from strategies.core.evaluations import accuracy_statistics
+from strategies.core.metrics import FINE_TUNING_STEPS
 from strategies.core.new_clients import NEW_CLIENTS
 from strategies.core.optional_metrics import MEANS
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
@@ -21,7 +22,7 @@ from strategies.core.safeguard import SAFEGUARD_COLUMNS
 SECOND_MOMENTS = {"trained": "after local training", "received": "as received"}
 """Words for the second moment of a method, by the prefix of its columns."""
 
-OF_THE_FIRST_MOMENT = ("loss", ANSWERS, *MEANS, *SAFEGUARD_COLUMNS)
+OF_THE_FIRST_MOMENT = ("loss", ANSWERS, FINE_TUNING_STEPS.column, *MEANS, *SAFEGUARD_COLUMNS)
 """Columns of a client that are not recorded at the second moment."""
 
 COUNTS_OF_THE_FIRST_MOMENT = ("class_", "held_")
@@ -84,10 +85,16 @@ def at_second_moment(run: Run, moment: str) -> Run:
         name: table for name, table in run.further_rows.items() if name != NEW_CLIENTS
     }
     vars(other)["round_rows"] = [
-        {**row, **accuracy_statistics(by_round[row["round"]])} for row in run.round_rows
+        {**_without_fine_tuning(row), **accuracy_statistics(by_round[row["round"]])}
+        for row in run.round_rows
     ]
     vars(other)["summary"] = summarize(other, (run.summary or {})["seconds"])
     return other
+
+
+def _without_fine_tuning(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a round's row without the steps that only the models of the first moment took."""
+    return {name: value for name, value in row.items() if name != FINE_TUNING_STEPS.column}
 
 
 def _at(moment: str, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,11 +55,13 @@ class Effect:
     gain : float
         Mean over seeds.
     low, high : float
-        Interval of the mean gain, by Student's t over seeds; NaN below `FEWEST_SEEDS`.
+        Interval of the mean gain, by Student's t over seeds; NaN below `FEWEST_SEEDS`, and for
+        equal gains in all seeds other than zero.
     deviation : float
-        Standard deviation of the gain over seeds; NaN for one seed.
+        Standard deviation of the gain over seeds; NaN where there is no interval.
     p_value : float
-        Of the paired t test, two-sided; NaN below `FEWEST_SEEDS`.
+        Of the paired t test, two-sided, and of the sign test for equal gains; NaN below
+        `FEWEST_SEEDS`.
     p_holm : float
         The same after Holm's correction; `outcome` follows from it.
     family : int
@@ -122,13 +124,13 @@ def effect_of(gains: Iterable[float]) -> Effect:
 def _without_spread(counted: Effect) -> Effect:
     """Return the effect of equal gains, where t is infinite or undefined.
 
-    Few seeds with coarse accuracies can be equal by chance, so the sign test decides.
+    Few seeds with coarse accuracies can be equal by chance, so the sign test decides, and there is
+    no interval. Gains of zero in all seeds are those of equal models.
     """
     decided = counted.above + counted.below
-    p_value = stats.binomtest(counted.above, decided).pvalue if decided else 1.0
-    return replace(
-        counted, low=counted.gain, high=counted.gain, deviation=0.0, p_value=float(p_value)
-    )
+    if not decided:
+        return replace(counted, low=0.0, high=0.0, deviation=0.0, p_value=1.0)
+    return replace(counted, p_value=float(stats.binomtest(counted.above, decided).pvalue))
 
 
 def effects_of(gains: Mapping[Key, Iterable[float]]) -> dict[Key, Effect]:

@@ -83,13 +83,13 @@ def verdict(label: str, effect: Effect, reference: str) -> str:
         Outcome.WORSE: f"is worse than {reference}",
         Outcome.NOT_SHOWN: f"is not shown to differ from {reference}",
     }[effect.outcome]
-    interval = ""
+    details = []
     if not math.isnan(effect.low):
-        interval = (
-            f" (95% interval {points(effect.low)} to {points(effect.high)}, "
-            f"{_p_value(effect.p_holm)})"
-        )
-    sentences = [f"{label} {claim}: {points(effect.gain)} points{interval}", _counted(effect)]
+        details.append(f"95% interval {points(effect.low)} to {points(effect.high)}")
+    if not math.isnan(effect.p_holm):
+        details.append(_p_value(effect.p_holm))
+    shown = f" ({', '.join(details)})" if details else ""
+    sentences = [f"{label} {claim}: {points(effect.gain)} points{shown}", _counted(effect)]
     if effect.seeds < FEWEST_SEEDS:
         sentences.append(f"A verdict needs at least {FEWEST_SEEDS} seeds")
     elif effect.outcome is Outcome.NOT_SHOWN and effect.smallest_visible > 0:

@@ -28,7 +28,6 @@ class FedDynClient(ParameterClient):
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Train, update g_k, and reply with the model."""
         self.receive_model(received)
-        counts = yield from self.counted_when("received")
         start, alpha = flat_parameters(self.model), self.settings.alpha
         gradient = self.own_gradient(start)
         direction = split_like_parameters(-gradient, self.model)
@@ -36,7 +35,7 @@ class FedDynClient(ParameterClient):
         loss = yield from self.train_locally(server_round, dynamic)
         renewed = gradient - alpha * (flat_parameters(self.model) - start)
         self.memory.save(GRADIENT, {GRADIENT: renewed})
-        return TrainReply(self.model_arrays(), {"train-loss": loss, **counts})
+        return TrainReply(self.model_arrays(), {"train-loss": loss})
 
     def own_gradient(self, start: Tensor) -> Tensor:
         """Return g_k, shape (parameters,). It is zero before the client has trained."""

@@ -52,10 +52,9 @@ class FedNTDClient(ParameterClient):
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Predict with the received model, then train it towards these predictions too."""
         self.receive_model(received)
-        counts = yield from self.counted_when("received")
         logits = yield PredictJob(self.model, self.data.train_images)
         # The same positions as those of the private batches.
         taught = gathered(self.private_positions(server_round, self.num_examples), logits)
         distillation = NotTrueDistillation(self.settings.beta, self.settings.temperature)
         loss = yield from self.train_locally(server_round, distillation, beside=taught)
-        return TrainReply(self.model_arrays(), {"train-loss": loss, **counts})
+        return TrainReply(self.model_arrays(), {"train-loss": loss})

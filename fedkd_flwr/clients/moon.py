@@ -49,11 +49,10 @@ class MOONClient(ParameterClient):
         """Compute both models' features first, then train with the contrastive term."""
         previous = yield from self.features()
         self.receive_model(received)
-        counts = yield from self.counted_when("received")
         current = yield from self.features()
         # The same positions as those of the private batches.
         positions = self.private_positions(server_round, self.num_examples)
         contrast = ModelContrast(self.settings.mu, self.settings.temperature)
         beside = gathered(positions, current, previous)
         loss = yield from self.train_locally(server_round, contrast, beside=beside)
-        return TrainReply(self.model_arrays(), {"train-loss": loss, **counts})
+        return TrainReply(self.model_arrays(), {"train-loss": loss})

@@ -346,9 +346,11 @@ def _plan(
             total,
             labels[name],
             folder / name,
-            # Other processes may have another working directory.
+            # Other processes may have another working directory. Clients' memories are kept in the
+            # run directory, and removed at the end of the run.
             engines.with_absolute_folders(
                 configuration.without_unread(),
+                state_dir="",
                 models_dir=_models_folder(configuration, folder / name, save_models),
             ),
             engine,

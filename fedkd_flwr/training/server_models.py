@@ -161,7 +161,7 @@ class RunModels:
         """Train FedGen's generator on the CPU, since heads are small."""
         heads = [copy.deepcopy(head_of(self._filled(self.names[0], m))).cpu() for m in models]
         tensors = {name: nn.Parameter(torch.tensor(part)) for name, part in generator.items()}
-        draw = random_generator(self.run.plan.seed, "generated", server_round)
+        draw = random_generator(self.run.plan.seed, "generated-on-server", server_round)
         train_feature_generator(
             tensors,
             heads,

@@ -95,7 +95,7 @@ class TrialRuns:
         """
         fine_tuning = FINE_TUNING_STEPS.column
         return sum(
-            row[GRADIENT_STEPS.column]
+            _steps_with_failures(row)
             + (row.get(fine_tuning, 0) if row["round"] in self.rungs else 0)
             for row in rows
         )
@@ -118,6 +118,15 @@ def validation_accuracy_at(run: Run, rung: int) -> float:
     if accuracy is None:
         raise ConfigError(f"{run.path.name} has no validation accuracy in round {rung}.")
     return float(accuracy)
+
+
+def _steps_with_failures(row: Mapping[str, Any]) -> int:
+    """Return the steps of a round. A client that failed counts like the mean one that replied.
+
+    A client that diverges reports no steps, and large step sizes should not be free of cost.
+    """
+    steps, replies = row[GRADIENT_STEPS.column], row["replies"]
+    return round(steps * (replies + row["failures"]) / replies) if replies else 0
 
 
 def _stop_at(rung: int | None, row: Mapping[str, Any]) -> None:

@@ -179,9 +179,13 @@ def tune(
 
 
 def _values_of_trials(configuration: Configuration) -> dict[str, Scalar]:
-    """Return the flat run config that all trials of a method share; they read no test data."""
+    """Return the flat run config that all trials of a method share.
+
+    They read no test data, and write to their run directories alone.
+    """
     values = with_absolute_folders(configuration.without_unread()).flat()
-    return {**values, "evaluated-split": "validation"}
+    own_folders: dict[str, Scalar] = {"models-dir": "", "state-dir": "", "keep-best": False}
+    return {**values, "evaluated-split": "validation", **own_folders}
 
 
 def _require_positive(**numbers: int) -> None:

@@ -20,7 +20,8 @@ def random_generator(seed: int, purpose: str, *indices: int) -> np.random.Genera
         Purpose of the draw, such as ``"sampling"`` or ``"batches"``. Two purposes never share a
         stream.
     *indices : int
-        Round, partition-id or other indices that distinguish draws of one purpose.
+        Round, partition-id or other indices that distinguish draws of one purpose. All draws of a
+        purpose have equally many: NumPy takes a missing index as 0.
 
     Returns
     -------
