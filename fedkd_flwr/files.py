@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 FLAGS = {
     "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
     "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+    "ab+": os.O_RDWR | os.O_CREAT | os.O_APPEND,
     "wb": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
 }
 """Flags of the operating system for the modes of `open_private`."""
@@ -54,7 +55,7 @@ def open_private(path: Path, mode: str) -> IO[Any]:
     path : Path
         The file.
     mode : str
-        As for `open`: ``a`` for text, ``ab`` or ``wb`` for bytes.
+        As for `open`: ``a`` for text, ``ab``, ``ab+`` or ``wb`` for bytes.
     """
     return os.fdopen(os.open(path, FLAGS[mode], 0o600), mode)
 

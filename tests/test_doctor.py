@@ -232,7 +232,7 @@ def test_a_folder_that_cannot_be_written(small, node, tmp_path):
 
 def test_a_misspelled_key_and_a_partition_out_of_range(small, node):
     misspelt = only_failure(small, {**node, "datapath": "/data"})
-    assert "unknown datapath; allowed are partition-id" in misspelt.text
+    assert "unknown datapath in the node's config; allowed are partition-id" in misspelt.text
     for partition_id in (4, "1", None):
         failure = only_failure(small, {**node, "partition-id": partition_id})
         assert "it must be one of 0..3" in failure.text

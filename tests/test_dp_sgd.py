@@ -100,6 +100,12 @@ def gradients_by(gradients, network, batch):
     return gradients(network, cross_entropy, batch, list(network.parameters()))
 
 
+@pytest.mark.parametrize("clip_norm", [1e-45, 1e-7, 1e7])
+def test_a_norm_at_which_single_precision_loses_the_noise_is_refused(clip_norm, small):
+    with pytest.raises(ConfigError, match="dp-sgd-clip-norm"):
+        read_config({**small, "dp-sgd-clip-norm": clip_norm})
+
+
 @pytest.mark.parametrize("clip_norm", [0.01, 1.0, 4.0, 1e6])
 def test_each_sample_is_clipped(clip_norm, network, batch, monkeypatch):
     monkeypatch.setattr("fedkd_flwr.training.dp_sgd.AT_ONCE", 3)

@@ -16,7 +16,14 @@ from fedkd_flwr.config import read_config
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.server_app import serve
-from strategies.core.replies import Due, InvalidReplyError, checked_arrays, error_reason
+from strategies.core.replies import (
+    LONGEST_REASON,
+    Due,
+    InvalidReplyError,
+    checked_arrays,
+    error_reason,
+    shortened,
+)
 from strategies.core.traffic import count_numbers
 
 CLIENTS = 9
@@ -279,6 +286,13 @@ def test_an_error_without_a_message_still_has_a_reason(reason):
     assert (
         error_reason(Message(Error(1, reason), reply_to=message)) == "it failed: it gave no reason"
     )
+
+
+def test_a_long_reason_is_not_read_whole():
+    message = Message(RecordDict(), 1, "train")
+    reason = "word " * 10**6 + "\nthe last line"
+    assert error_reason(Message(Error(1, reason), reply_to=message)) == "it failed: the last line"
+    assert len(shortened("word " * 10**6)) <= LONGEST_REASON
 
 
 def test_what_a_client_reports_when_it_joins_is_checked(small, tmp_path):

@@ -17,11 +17,11 @@ from strategies.core.plan import RunPlan
 METRICS = {"num-examples": 216, "train-loss": 0.41234, "correct": 77, "total": 108}
 
 
-def logged_by(monkeypatch, caplog, node_config, kind, config, metrics):
+def logged_by(monkeypatch, caplog, node_config, kind, config, metrics, group_id="3"):
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
     asked = RecordDict({"config": ConfigRecord(config)})
-    message = Message(asked, 1, kind, group_id="3" if kind == "train" else "")
+    message = Message(asked, 1, kind, group_id=group_id if kind == "train" else "")
     reply = Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     with caplog.at_level(logging.INFO):
@@ -38,6 +38,12 @@ def test_a_node_logs_when_which_round_and_how_well(monkeypatch, caplog):
     )
     assert len(lines) == 1
     assert re.fullmatch(expected, lines[0])
+
+
+def test_the_server_cannot_write_lines_into_the_log(monkeypatch, caplog):
+    node, forged = {"trust-server": False}, "3\n2026-11-24 10:31:07 UTC approved"
+    lines = logged_by(monkeypatch, caplog, node, "train", {}, METRICS, group_id=forged)
+    assert len(lines) == 1 and "\n" not in lines[0]
 
 
 def test_the_reason_of_the_server_is_logged_without_commands_for_a_terminal(monkeypatch, caplog):

@@ -317,6 +317,7 @@ def test_a_node_counts_labels_in_its_budget(small, silo, tmp_path):
     """Its epsilon adds to that of predictions with noise."""
     silo |= {"state-dir": str(tmp_path / "state"), "epsilon-budget": 10}
     flat = {**small, **SILO, "strategy": "privatekt", "local-epochs": 1, "privatekt.noise-seed": -1}
+    flat |= {"privatekt.knowledge-samples": small["public-size"]}
     assert "noise-seed" in refusal(silo, flat, **{"privatekt.noise-seed": 7})
     ledger = PrivacyLedger(tmp_path / "state" / "1" / "privacy-ledger.jsonl")
     gaussian = privacy_spent(4.0, 1, 1e-5)
@@ -337,6 +338,17 @@ def test_a_node_counts_labels_in_its_budget(small, silo, tmp_path):
 
 def noises(ledger):
     return [line["noise-multiplier"] for line in ledger.lines()]
+
+
+def test_a_misspelled_limit_is_refused(small, silo):
+    with pytest.raises(NodeConfigError, match="unknown allow_counts in the node's config"):
+        client_on({**silo, "allow_counts": False}, {**small, **SILO})
+
+
+def test_only_the_owner_reads_a_ledger(tmp_path):
+    ledger = PrivacyLedger(tmp_path / "state" / "0" / "ledger.jsonl")
+    ledger.record({"noise-multiplier": 2.0}, "0f", 1)
+    assert [path.stat().st_mode & 0o077 for path in (ledger.file, ledger.file.parent)] == [0, 0]
 
 
 def test_a_ledger_survives_a_cut_and_never_counts_less(tmp_path):

@@ -5,9 +5,11 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from helpers import Witness, breaking, client_of, replacing, run_with
 
 import fedkd_flwr
+from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.runs import read_checkpoint
@@ -28,6 +30,15 @@ def witnessed(flat, folder, **changes):
 
 def labels_in(witness):
     return {(t, n): a["labels"] for (t, kind, n), a in witness.up.items() if "labels" in a}
+
+
+def test_a_client_refuses_to_answer_more_samples_than_its_epsilon_is_for(small):
+    """Each label costs epsilon / A, and the ledger counts epsilon."""
+    client = client_of(small, **{"privatekt.knowledge-samples": 3})
+    rows = torch.full((4, client.data.classes), 1 / client.data.classes)
+    assert len(client.release(rows[:3], {}, 1).arrays["labels"]) == 3
+    with pytest.raises(PolicyError, match="more labels than"):
+        client.release(rows, {}, 1)
 
 
 # ---- Randomized response ---------------------------------------------------------------

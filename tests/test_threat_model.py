@@ -253,6 +253,24 @@ def choose_a_large_delta(silo):
     assert isinstance(answers[0], Message) and "is spent" in answers[1]
 
 
+def ask_for_more_labels(silo):
+    """Each label costs its part of epsilon, and the ledger counts epsilon."""
+    method = {"strategy": "privatekt", "privatekt.knowledge-samples": 5}
+    for number, refused in ((5, False), (6, True)):
+        asked = np.packbits(np.arange(CONFIG["public-size"]) < number)
+        answer = silo.send(arrays={"asked": asked}, **method)
+        assert isinstance(answer, str) == refused
+    assert "PolicyError: the message asks for more labels" in answer
+    assert "PolicyError: the message asks for more labels" in silo.send(**method)
+
+
+def train_with_vanishing_noise(silo):
+    silo.node["allow-methods"] = "fedavg"
+    private = {"strategy": "fedavg", "dp-sgd-noise-multiplier": 1.0}
+    assert isinstance(silo.send(MessageType.QUERY, **private), Message)
+    assert "ConfigError" in silo.send(MessageType.QUERY, **private, **{"dp-sgd-clip-norm": 1e-45})
+
+
 def spoil_a_row(silo):
     """With this learning rate weights are infinite, and predictions are no numbers."""
     answer = silo.send(**NOISE, **{"learning-rate": 1e30})
@@ -323,6 +341,8 @@ STEPS = [
     start_many_runs,
     continue_from_a_model_without_noise,
     train_in_a_round_before_the_first,
+    ask_for_more_labels,
+    train_with_vanishing_noise,
     choose_a_large_delta,
     spoil_a_row,
     name_folders_to_write,

@@ -117,11 +117,12 @@ def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
     Raises
     ------
     NodeConfigError
-        If a number is missing or invalid, or a finite ``epsilon-budget`` has no folder for its
-        ledger in a run that exchanges anything.
+        If a key is unknown, a number is missing or invalid, or a finite ``epsilon-budget`` has no
+        folder for its ledger in a run that exchanges anything.
     SurplusNodeError
         If the run has no such partition. The server then leaves the node out.
     """
+    check_keys(node_config)
     partition_id = _whole_number(node_config, "partition-id")
     if not 0 <= partition_id < run.plan.num_clients:
         raise SurplusNodeError(
@@ -144,6 +145,20 @@ def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
         runs_kept=_whole_number({"keep-runs": RUNS_KEPT, **node_config}, "keep-runs"),
         policy=policy,
     )
+
+
+def check_keys(node_config: Mapping[str, Any]) -> None:
+    """Refuse unknown keys: a misspelled limit would otherwise not be in force.
+
+    Raises
+    ------
+    NodeConfigError
+        If there is one.
+    """
+    if unknown := sorted(set(node_config) - set(NODE_KEYS)):
+        raise NodeConfigError(
+            f"unknown {', '.join(unknown)} in the node's config; allowed are {', '.join(NODE_KEYS)}"
+        )
 
 
 def _grouping(node_config: Mapping[str, Any]) -> Grouping:

@@ -47,14 +47,19 @@ def log_work(message: Message, context: Context, serve: Serve) -> Message:
 def told(message: Message, entry: str) -> str:
     """Return an entry of a message's config as text that a terminal prints; empty without it."""
     config = record_of(message, "config", ConfigRecord)
-    return "".join(filter(str.isprintable, str(config.get(entry, ""))))
+    return _printable(str(config.get(entry, "")))
+
+
+def _printable(text: str) -> str:
+    """Return a server's text without line ends and control characters, which could forge lines."""
+    return "".join(filter(str.isprintable, text))
 
 
 def described(message: Message, reply: Message, seconds: float) -> str:
     """Return what a reply says, such as ``round 3, train: 216 samples, accuracy 71.2% of 72``."""
     metrics = record_of(reply, "metrics", MetricRecord)
     kind = message.metadata.message_type.partition(".")[0]
-    server_round = message.metadata.group_id
+    server_round = _printable(message.metadata.group_id)
     parts = []
     if "num-examples" in metrics:
         parts.append(f"{metrics['num-examples']} samples")

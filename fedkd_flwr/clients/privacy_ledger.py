@@ -23,7 +23,7 @@ from typing import IO
 import numpy as np
 
 from fedkd_flwr.clients.policy import PolicyError
-from fedkd_flwr.files import sync
+from fedkd_flwr.files import open_private, sync
 from fedkd_flwr.training.dp_sgd import added, epsilon_spent
 from strategies.core.privacy import epsilon_of
 
@@ -132,8 +132,8 @@ class PrivacyLedger:
     @contextmanager
     def _locked(self) -> Iterator[IO[bytes]]:
         """Open the ledger for this process alone, after removing a line that was cut off."""
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self.file.open("ab+") as file:
+        self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open_private(self.file, "ab+") as file:
             if sys.platform != "win32":
                 fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from fedkd_flwr.clients.base import TrainReply
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
+from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.privacy_ledger import PURE
 from strategies.core.privacy import secret_uniform
 from strategies.core.randomized_response import UniformDraws, randomized
@@ -18,15 +19,18 @@ class PrivateKTClient(KTpFLClient):
     def release(
         self, predictions: Tensor, metrics: dict[str, float], server_round: int
     ) -> TrainReply:
-        """Reply with a label for each row of predictions, (A, K), and with nothing else.
+        """Reply with a label for each row of predictions, at most (A, K), and with nothing else.
 
         Raises
         ------
         PolicyError
-            If the release would exceed the node's budget.
+            If the message asks for more than A labels, each of which costs epsilon/A, or if the
+            release would exceed the node's budget.
         """
         if not len(predictions):
             return TrainReply()
+        if len(predictions) > self.settings.knowledge_samples:
+            raise PolicyError("the message asks for more labels than privatekt.knowledge-samples")
         self.note_release(server_round)
         labels = predictions.argmax(dim=1).cpu().numpy()
         epsilon, draw = self.settings.label_epsilon, self._uniform(server_round)

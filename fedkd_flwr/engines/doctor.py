@@ -13,7 +13,7 @@ from flwr.app import Context, RecordDict
 
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import PersonalClient
-from fedkd_flwr.clients.node import NODE_KEYS, with_known_clients
+from fedkd_flwr.clients.node import check_keys, with_known_clients
 from fedkd_flwr.clients.policy import (
     SPLIT_FOR_USE,
     NodeConfigError,
@@ -112,9 +112,7 @@ def _check_policy(run_config: Mapping[str, Any], node_config: Mapping[str, Any])
 
 
 def _check_config(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> str:
-    unknown = sorted(set(node_config) - set(NODE_KEYS))
-    if unknown:
-        raise ValueError(f"unknown {', '.join(unknown)}; allowed are {', '.join(NODE_KEYS)}")
+    check_keys(node_config)
     partition_id, clients = node_config.get("partition-id"), run_config["num-clients"]
     if not isinstance(partition_id, int) or not 0 <= partition_id < clients:
         raise ValueError(f"partition-id is {partition_id!r}; it must be one of 0..{clients - 1}")

@@ -17,7 +17,8 @@ class DPSGDSettings(SettingsGroup):
         sigma, the standard deviation of the noise on the sum of a batch's gradients, as a multiple
         of the clipping norm; 0 for plain training.
     clip_norm : float
-        C, the largest norm of the gradient of one sample.
+        C, the largest norm of the gradient of one sample; from 1e-6 to 1e6, so that single
+        precision holds the noise.
     delta : float
         delta of (epsilon, delta)-differential privacy, at which epsilon is reported; below one
         over the number of a client's training samples.
@@ -27,7 +28,7 @@ class DPSGDSettings(SettingsGroup):
     """
 
     noise_multiplier: float = Field(default=0.0, ge=0, le=1e4)
-    clip_norm: float = Field(default=1.0, gt=0)
+    clip_norm: float = Field(default=1.0, ge=1e-6, le=1e6)
     delta: float = Field(default=1e-5, gt=0, lt=1)
     noise_seed: int = Field(default=-1, ge=-1)
 

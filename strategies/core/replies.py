@@ -25,6 +25,9 @@ Arrays = Mapping[str, NDArray[Any]]
 LONGEST_REASON = 200
 """Characters of a failure's reason that are logged and recorded."""
 
+LONGEST_READ = 4 * LONGEST_REASON
+"""Characters of a received text that are shortened to these; shortening a long text is slow."""
+
 LARGEST_NUMBER = 1e8
 """Largest magnitude in the arrays of a reply, far beyond realistic weights and logits."""
 
@@ -283,12 +286,13 @@ def checked_metrics(numbers: Mapping[str, Any], allowed: Iterable[Metric]) -> di
 
 def error_reason(message: Message) -> str:
     """Return why a client failed, in one line of at most `LONGEST_REASON` characters."""
-    lines = (message.error.reason or "").strip().splitlines() or ["it gave no reason"]
+    reason = (message.error.reason or "")[-LONGEST_READ:]
+    lines = reason.strip().splitlines() or ["it gave no reason"]
     return textwrap.shorten(f"it failed: {lines[-1]}", LONGEST_REASON)
 
 
 def shortened(value: object) -> str:
     """Return a received value as text that fits in one line of the log."""
-    text = " ".join(str(value).split())
+    text = " ".join(str(value)[:LONGEST_READ].split())
     # A run may begin with the names and hashes of 100,000 clients, and shortening is slow.
     return text if len(text) <= LONGEST_REASON else textwrap.shorten(text, LONGEST_REASON)
