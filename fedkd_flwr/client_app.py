@@ -17,7 +17,8 @@ from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.estimators import estimator_client, refusal
 from fedkd_flwr.clients.node import with_known_clients
 from fedkd_flwr.clients.node_log import log_work
-from fedkd_flwr.clients.policy import NodeConfigError, PolicyError, read_policy, split_for_use
+from fedkd_flwr.clients.own_split import split_for_use
+from fedkd_flwr.clients.policy import NodeConfigError, PolicyError, read_policy
 from fedkd_flwr.clients.reply import TrainReply
 from fedkd_flwr.clients.request import Request
 from fedkd_flwr.clients.tracebacks import Tracebacks, failure_to_send

@@ -340,6 +340,19 @@ def noises(ledger):
     return [line["noise-multiplier"] for line in ledger.lines()]
 
 
+def test_a_node_with_a_split_of_its_own_uses_no_other(small, silo):
+    flat = {**small, **SILO}
+    own = {**silo, "client-split": "50/0/50"}
+    sizes = [
+        len(client_on(node, flat, **{"client-split": split}).data.train_labels)
+        for node, split in ((own, "12/0/88"), (own, "50.0/0/50"), (silo, "50/0/50"))
+    ]
+    assert len(set(sizes)) == 1
+    assert "is not that of this node" in refusal(own, flat, **{"client-split": "51/0/49"})
+    with pytest.raises(NodeConfigError, match="client-split in the node's config"):
+        client_on({**silo, "client-split": "half"}, flat)
+
+
 def test_a_misspelled_limit_is_refused(small, silo):
     with pytest.raises(NodeConfigError, match="unknown allow_counts in the node's config"):
         client_on({**silo, "allow_counts": False}, {**small, **SILO})

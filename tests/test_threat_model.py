@@ -163,6 +163,12 @@ def ask_for_the_mean_of_one_image(silo):
     assert (reply["class-counts"][held] >= 10).all() and not reply["class-means"][~held].any()
 
 
+def compare_two_splits(silo):
+    silo.node["client-split"] = "60/20/20"
+    assert isinstance(silo.send(MessageType.QUERY), Message)
+    silo.refuses("client-split", **{"client-split": "60.01/19.99/20"})
+
+
 def subtract_counts_from_a_total(silo):
     silo.node["allow-methods"] = "fedproto"
     split = {"strategy": "fedproto", "client-split": "80/0/20"}
@@ -333,6 +339,7 @@ STEPS = [
     name_another_column,
     choose_another_method,
     ask_for_the_mean_of_one_image,
+    compare_two_splits,
     subtract_counts_from_a_total,
     ask_for_measures,
     read_class_shares_from_fedkma,

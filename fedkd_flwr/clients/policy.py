@@ -29,7 +29,7 @@ from fedkd_flwr.data.registry import (
     hub_id_of,
     is_function,
 )
-from fedkd_flwr.data.settings import DataSettings
+from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.methods import FAMILIES, METHODS
 from strategies.core.optional_metrics import MEASURES
 from strategies.core.plan import Settings
@@ -48,12 +48,6 @@ ALL = "all"
 FAMILY_WORDS = {family.replace(" ", "-"): family for family in FAMILIES}
 """The families of methods, as ``allow-methods`` names them."""
 
-FOR_SIMULATIONS = DataSettings().client_split
-"""The default ``client-split``. It leaves few training samples, which suits experiments alone."""
-
-SPLIT_FOR_USE = "70/10/20"
-"""The ``client-split`` of a node with its own data, if the run config has `FOR_SIMULATIONS`."""
-
 
 class PolicyError(RuntimeError):
     """A node refuses what a run asks for. The message is a fixed sentence, which may leave it."""
@@ -69,6 +63,13 @@ def _known_methods(words: tuple[str, ...]) -> tuple[str, ...]:
         if word not in allowed and not is_custom(word):
             raise NoneOfTheAllowedError([*allowed, "module:object"], word)
     return words
+
+
+def _readable_split(split: str) -> str:
+    """Check a split that the operator wrote."""
+    if split:
+        read_split(split)
+    return split
 
 
 class NodePolicy(SettingsGroup):
@@ -97,6 +98,9 @@ class NodePolicy(SettingsGroup):
     min_noise : float
         Smallest ``noise-multiplier`` with which the node sends predictions, or smallest
         ``dp-sgd-noise-multiplier`` with which it trains. At 0, `epsilon_budget` alone decides.
+    client_split : str
+        The only ``client-split`` of the node's own data; empty for any. Runs with nearly equal
+        splits differ in single samples.
     min_class_count : int
         Classes with fewer samples are reported as absent. A node with fewer training, validation or
         test samples takes no part; it may have no validation samples.
@@ -119,6 +123,7 @@ class NodePolicy(SettingsGroup):
     allow_counts: bool = True
     public_root: str = ""
     min_noise: float = Field(default=0.0, ge=0)
+    client_split: Annotated[str, AfterValidator(_readable_split)] = ""
     min_class_count: int = Field(default=10, ge=0)
     epsilon_budget: float = Field(default=10.0, ge=0, allow_inf_nan=True)
     privacy_delta: float = Field(default=1e-5, gt=0, lt=1)
@@ -359,13 +364,6 @@ def owner_of_memory(run_id: str, run: RunConfig, settings: Settings) -> dict[str
     digest = hashlib.sha256(text.encode()).digest()
     # Integers of six bytes are exact in a float.
     return {str(n): float(int.from_bytes(digest[n : n + 6])) for n in range(0, 30, 6)}
-
-
-def split_for_use(data: DataSettings, data_path: str, policy: NodePolicy) -> DataSettings:
-    """Return data settings in which a node with its own data has a split for use."""
-    if policy.trust_server or not data_path or data.client_split != FOR_SIMULATIONS:
-        return data
-    return data.model_copy(update={"client_split": SPLIT_FOR_USE})
 
 
 def _overlap(first: Path, second: Path) -> bool:
