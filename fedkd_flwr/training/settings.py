@@ -17,8 +17,8 @@ class DPSGDSettings(SettingsGroup):
         sigma, the standard deviation of the noise on the sum of a batch's gradients, as a multiple
         of the clipping norm; 0 for plain training.
     clip_norm : float
-        C, the largest norm of the gradient of one sample; from 1e-6 to 1e6, so that single
-        precision holds the noise.
+        C, the largest norm of the gradient of one sample, in a range in which single precision
+        holds the noise.
     delta : float
         delta of (epsilon, delta)-differential privacy, at which epsilon is reported; below one
         over the number of a client's training samples.
