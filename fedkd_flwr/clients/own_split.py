@@ -1,6 +1,6 @@
 """The split of a node's own data: the policy's, the run's, or one for use in place of a default."""
 
-from fedkd_flwr.clients.policy import NodePolicy, PolicyError
+from fedkd_flwr.clients.policy import ANY, NodePolicy, PolicyError
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.splits import read_split
 
@@ -24,7 +24,8 @@ def split_for_use(data: DataSettings, data_path: str, policy: NodePolicy) -> Dat
         return data
     own, asked = policy.client_split, data.client_split
     if asked == FOR_SIMULATIONS:
-        return data.model_copy(update={"client_split": own or SPLIT_FOR_USE})
-    if own and read_split(asked) != read_split(own):
+        split = SPLIT_FOR_USE if own == ANY else own
+        return data.model_copy(update={"client_split": split})
+    if own != ANY and read_split(asked) != read_split(own):
         raise PolicyError("the client-split of the run is not that of this node")
     return data

@@ -45,6 +45,9 @@ from strategies.soft_predictions import SoftPredictionSettings
 ALL = "all"
 """Word of ``allow-methods`` and ``allow-code`` that allows everything."""
 
+ANY = "any"
+"""Word of ``client-split`` that allows every split."""
+
 FAMILY_WORDS = {family.replace(" ", "-"): family for family in FAMILIES}
 """The families of methods, as ``allow-methods`` names them."""
 
@@ -67,7 +70,7 @@ def _known_methods(words: tuple[str, ...]) -> tuple[str, ...]:
 
 def _readable_split(split: str) -> str:
     """Check a split that the operator wrote."""
-    if split:
+    if split != ANY:
         read_split(split)
     return split
 
@@ -99,7 +102,7 @@ class NodePolicy(SettingsGroup):
         Smallest ``noise-multiplier`` with which the node sends predictions, or smallest
         ``dp-sgd-noise-multiplier`` with which it trains. At 0, `epsilon_budget` alone decides.
     client_split : str
-        The only ``client-split`` of the node's own data; empty for any. Runs with nearly equal
+        The only ``client-split`` of the node's own data, or ``any``. Runs with nearly equal
         splits differ in single samples.
     min_class_count : int
         Classes with fewer samples are reported as absent. A node with fewer training, validation or
@@ -123,7 +126,7 @@ class NodePolicy(SettingsGroup):
     allow_counts: bool = True
     public_root: str = ""
     min_noise: float = Field(default=0.0, ge=0)
-    client_split: Annotated[str, AfterValidator(_readable_split)] = ""
+    client_split: Annotated[str, AfterValidator(_readable_split)] = ANY
     min_class_count: int = Field(default=10, ge=0)
     epsilon_budget: float = Field(default=10.0, ge=0, allow_inf_nan=True)
     privacy_delta: float = Field(default=1e-5, gt=0, lt=1)
