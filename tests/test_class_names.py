@@ -108,12 +108,10 @@ def test_a_silo_without_names_takes_part(silos, small, tmp_path):
 
 def test_the_doctor_lists_the_names(silos, small):
     settings = {**small, **SILOS, "models": "mlp"}
+    node = {"client-split": settings["client-split"], "epsilon-budget": math.inf}
     texts = [
         next(found.text for found in check_node(settings, node) if found.check == "data")
-        for node in (
-            {"partition-id": n, "data-path": str(silos[n]), "epsilon-budget": math.inf}
-            for n in (0, 1, 2)
-        )
+        for node in ({**node, "partition-id": n, "data-path": str(silos[n])} for n in (0, 1, 2))
     ]
     assert "0 (Ankle boot): " in texts[0] and "9 (ankle-boot): " in texts[2]
     hashes = [text.partition("classes-hash ")[2][:64] for text in texts]

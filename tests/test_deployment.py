@@ -38,7 +38,11 @@ INTRUDERS = {
     "plain text": {"insecure": True},
 }
 
-POLICY = {"allow-methods": "soft-predictions,fml,fedproto", "min-class-count": 3}
+POLICY = {
+    "allow-methods": "soft-predictions,fml,fedproto",
+    "client-split": fed.SMALL["client-split"],
+    "min-class-count": 3,
+}
 """What the nodes allow beyond the defaults. A class of these silos has about six samples."""
 
 

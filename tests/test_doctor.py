@@ -25,6 +25,7 @@ def node(tmp_path):
         "num-partitions": 4,
         "model": "lenet",
         "data-path": str(data),
+        "client-split": OWN["client-split"],
         "state-dir": str(tmp_path / "state"),
         "epsilon-budget": math.inf,
         "models-dir": str(tmp_path / "models"),
@@ -137,6 +138,7 @@ def test_a_spent_budget_is_a_failure(changes, small, node, tmp_path):
 )
 def test_a_split_that_trains_on_the_smaller_part_draws_a_warning(small, node, split, used, warns):
     """A node with its own data replaces the default split, which is for simulations."""
+    node |= {"client-split": "any", "min-class-count": 1}
     found = findings_by_check(small, node, **{"client-split": split})["data"]
     assert found.ok
     assert ("trains on less than half of the samples" in found.text) == warns
@@ -151,7 +153,9 @@ def test_a_split_that_trains_on_the_smaller_part_draws_a_warning(small, node, sp
 
 def test_validation_samples_are_counted_once_where_they_are_the_test_samples(small, node):
     split = {"client-split": "55/40/5", "evaluated-split": "validation"}
-    found = findings_by_check(small, {**node, "min-class-count": 1}, **split)["data"]
+    found = findings_by_check(
+        small, {**node, "client-split": "any", "min-class-count": 1}, **split
+    )["data"]
     assert found.ok and "Warning" not in found.text
 
 

@@ -44,7 +44,8 @@ DEPLOYED = {"trust-server": False, "epsilon-budget": math.inf}
 def silo(tmp_path):
     """The node config of a silo with 100 images of its own, with the policy of a deployment."""
     data = write_image_folder(tmp_path / "private", *images_of(SILO, 1))
-    return {**DEPLOYED, "partition-id": 1, "data-path": str(data)}
+    own = {"partition-id": 1, "data-path": str(data), "client-split": SILO["client-split"]}
+    return {**DEPLOYED, **own}
 
 
 def client_on(silo, flat, **changes):
@@ -155,10 +156,10 @@ def test_code_in_a_list_of_own_settings_is_found():
     assert list(named_code({"own-settings": own})) == [("my-method.nets", "a.b:c")]
 
 
-def test_only_allowed_columns_of_an_own_table_are_read(small, tmp_path):
+def test_only_allowed_columns_of_an_own_table_are_read(small, silo, tmp_path):
     images, labels = images_of(SILO, 1)
     table = write_parquet(tmp_path / "own.parquet", images, 9 - labels, label="sex")
-    silo = {**DEPLOYED, "partition-id": 1, "data-path": str(table)}
+    silo["data-path"] = str(table)
     small |= {**SILO, "label-column": "sex"}
     assert "allow-columns" in refusal(silo, small)
     silo["allow-columns"] = "sex"
@@ -340,15 +341,17 @@ def noises(ledger):
     return [line["noise-multiplier"] for line in ledger.lines()]
 
 
-def test_a_node_with_a_split_of_its_own_uses_no_other(small, silo):
+def test_a_node_divides_its_data_as_its_operator_says(small, silo):
     flat = {**small, **SILO}
-    own = {**silo, "client-split": "50/0/50"}
+    own, every = {**silo, "client-split": "50/0/50"}, {**silo, "client-split": "any"}
     sizes = [
         len(client_on(node, flat, **{"client-split": split}).data.train_labels)
-        for node, split in ((own, "12/0/88"), (own, "50.0/0/50"), (silo, "50/0/50"))
+        for node, split in ((own, "12/0/88"), (own, "50.0/0/50"), (every, "50/0/50"))
     ]
     assert len(set(sizes)) == 1
     assert "is not that of this node" in refusal(own, flat, **{"client-split": "51/0/49"})
+    del own["client-split"]
+    assert "is not that of this node" in refusal(own, flat, **{"client-split": "50/0/50"})
     with pytest.raises(NodeConfigError, match="client-split in the node's config"):
         client_on({**silo, "client-split": "half"}, flat)
 
@@ -515,17 +518,21 @@ def test_counts_can_be_withheld(small, tmp_path):
 
 
 def test_a_node_with_few_samples_takes_no_part(small, silo):
-    answer = refusal(silo, {**small, **SILO, "client-split": "5/0/95"})
+    answer = refusal(
+        {**silo, "client-split": "5/0/95"}, {**small, **SILO, "client-split": "5/0/95"}
+    )
     assert "min-class-count" in answer
 
 
 def test_a_node_with_its_own_data_has_a_split_for_use(small, silo):
     small |= SILO
+    del silo["client-split"]
+    silo["min-class-count"] = 1
     sizes = [
         (len(data.train_labels), len(data.validation_labels), len(data.test_labels))
         for data in (
             client_on(silo, small, **{"client-split": "12/0/88"}).data,
-            client_on(silo, small, **{"client-split": "50/0/50"}).data,
+            client_on({**silo, "client-split": "any"}, small, **{"client-split": "50/0/50"}).data,
             client_on({**silo, "trust-server": True}, small, **{"client-split": "12/0/88"}).data,
         )
     ]
@@ -552,7 +559,7 @@ def test_small_classes_are_reported_as_absent(counts, shown):
 def test_small_classes_do_not_leave_as_class_means(small, silo):
     """With one training sample of a class, its mean was the feature vector of one patient."""
     small |= {**SILO, "strategy": "fedproto", "local-epochs": 1, "client-split": "80/0/20"}
-    silo["allow-methods"] = "class-means,fedkma"
+    silo |= {"allow-methods": "class-means,fedkma", "client-split": "80/0/20"}
     message = {"names": [], "server-round": 1, "phase": "train"}
     true = client_on(silo, small).data.class_counts.numpy()
     assert ((true > 0) & (true < 10)).any() and (true >= 10).any()
@@ -570,6 +577,7 @@ def test_counts_by_class_do_not_tell_small_training_classes(small, silo):
     """A server that asks for few training and many test samples learned of a single one."""
     small |= {**SILO, "client-split": "20/0/80", "measures": "classes"}
     silo |= {"allow-methods": "all", "allow-measures": "classes", "min-class-count": 4}
+    silo["client-split"] = "20/0/80"
     client = client_on(silo, small, strategy="local")
     trained = client.data.class_counts.numpy()
     tested = np.bincount(client.data.test_labels, minlength=10)
@@ -597,7 +605,7 @@ def test_a_method_that_does_not_say_what_it_exchanges_needs_noise(small, silo):
 
 
 def test_a_row_of_fedkma_does_not_tell_small_classes(small, silo):
-    silo["allow-methods"] = "fedkma"
+    silo |= {"allow-methods": "fedkma", "client-split": "80/0/20"}
     client = client_on(
         silo, {**small, **SILO, "client-split": "80/0/20"}, strategy="fedkma", models="darts"
     )
@@ -613,7 +621,7 @@ def test_a_row_of_fedkma_does_not_tell_small_classes(small, silo):
 
 def test_the_counts_of_fedgen_do_not_tell_small_classes(small, silo):
     small |= {**SILO, "strategy": "fedgen", "client-split": "80/0/20", "models": "mlp"}
-    silo["allow-methods"] = "fedgen"
+    silo |= {"allow-methods": "fedgen", "client-split": "80/0/20"}
     client = client_on(silo, small)
     true = client.data.class_counts.numpy()
     shown = NodePolicy().reported(true)

@@ -57,6 +57,7 @@ class Silo:
             "public-root": str(folder),
             "state-dir": str(folder / "state"),
             "trust-server": False,
+            "client-split": CONFIG["client-split"],
             "epsilon-budget": math.inf,
         }
 
@@ -155,6 +156,7 @@ def choose_another_method(silo):
 
 
 def ask_for_the_mean_of_one_image(silo):
+    silo.node["client-split"] = "any"
     for split in ("1/0/99", "60/1/39", "90/9/1"):
         silo.refuses("min-class-count", **{"client-split": split})
     silo.node["allow-methods"] = "fedproto"
@@ -164,13 +166,14 @@ def ask_for_the_mean_of_one_image(silo):
 
 
 def compare_two_splits(silo):
-    silo.node["client-split"] = "60/20/20"
     assert isinstance(silo.send(MessageType.QUERY), Message)
     silo.refuses("client-split", **{"client-split": "60.01/19.99/20"})
+    del silo.node["client-split"]
+    silo.refuses("client-split", **{"client-split": "60/20/20"})
 
 
 def subtract_counts_from_a_total(silo):
-    silo.node["allow-methods"] = "fedproto"
+    silo.node |= {"allow-methods": "fedproto", "client-split": "80/0/20"}
     split = {"strategy": "fedproto", "client-split": "80/0/20"}
     sizes = silo.send(MessageType.QUERY, **split).content.metric_records["metrics"]
     counts = arrays_of(silo.send(**split))["class-counts"]
@@ -184,7 +187,7 @@ def ask_for_measures(silo):
 
 
 def read_class_shares_from_fedkma(silo):
-    silo.node["allow-methods"] = "fedkma"
+    silo.node |= {"allow-methods": "fedkma", "client-split": "any"}
     reply = silo.send(
         message={"phase": "share-knowledge"},
         arrays={"irrelevancy": np.eye(10, dtype=np.float32)},

@@ -1,19 +1,16 @@
-"""The split of a node's own data: the policy's, the run's, or one for use in place of a default."""
+"""The split of a node's own data, which its operator chooses."""
 
-from fedkd_flwr.clients.policy import ANY, NodePolicy, PolicyError
+from fedkd_flwr.clients.policy import ANY, SPLIT_FOR_USE, NodePolicy, PolicyError
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.splits import read_split
 
 FOR_SIMULATIONS = DataSettings().client_split
-"""The default ``client-split``. It leaves few training samples, which suits experiments alone."""
-
-SPLIT_FOR_USE = "70/10/20"
-"""The ``client-split`` of a node with its own data and no split of its own, if the run config has
-`FOR_SIMULATIONS`."""
+"""The default ``client-split`` of a run, which leaves few training samples. In a deployment it
+stands for the split of each node."""
 
 
 def split_for_use(data: DataSettings, data_path: str, policy: NodePolicy) -> DataSettings:
-    """Return data settings in which a node with its own data has a split for use.
+    """Return data settings in which a node with its own data has its own split.
 
     Raises
     ------
@@ -27,5 +24,7 @@ def split_for_use(data: DataSettings, data_path: str, policy: NodePolicy) -> Dat
         split = SPLIT_FOR_USE if own == ANY else own
         return data.model_copy(update={"client_split": split})
     if own != ANY and read_split(asked) != read_split(own):
-        raise PolicyError("the client-split of the run is not that of this node")
+        raise PolicyError(
+            "the client-split of the run is not that of this node; leave it out of the run config"
+        )
     return data

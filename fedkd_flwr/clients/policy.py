@@ -48,6 +48,9 @@ ALL = "all"
 ANY = "any"
 """Word of ``client-split`` that allows every split."""
 
+SPLIT_FOR_USE = "70/10/20"
+"""The ``client-split`` of a node's own data, unless its operator sets another."""
+
 FAMILY_WORDS = {family.replace(" ", "-"): family for family in FAMILIES}
 """The families of methods, as ``allow-methods`` names them."""
 
@@ -102,8 +105,8 @@ class NodePolicy(SettingsGroup):
         Smallest ``noise-multiplier`` with which the node sends predictions, or smallest
         ``dp-sgd-noise-multiplier`` with which it trains. At 0, `epsilon_budget` alone decides.
     client_split : str
-        The only ``client-split`` of the node's own data, or ``any``. Runs with nearly equal
-        splits differ in single samples.
+        The only ``client-split`` of the node's own data, or ``any``. A run config may name no
+        other, since runs with nearly equal splits differ in single samples.
     min_class_count : int
         Classes with fewer samples are reported as absent. A node with fewer training, validation or
         test samples takes no part; it may have no validation samples.
@@ -126,7 +129,7 @@ class NodePolicy(SettingsGroup):
     allow_counts: bool = True
     public_root: str = ""
     min_noise: float = Field(default=0.0, ge=0)
-    client_split: Annotated[str, AfterValidator(_readable_split)] = ANY
+    client_split: Annotated[str, AfterValidator(_readable_split)] = SPLIT_FOR_USE
     min_class_count: int = Field(default=10, ge=0)
     epsilon_budget: float = Field(default=10.0, ge=0, allow_inf_nan=True)
     privacy_delta: float = Field(default=1e-5, gt=0, lt=1)
@@ -295,6 +298,7 @@ OPEN = NodePolicy(
     allow_methods=(ALL,),
     allow_code=(ALL,),
     allow_measures=MEASURES,
+    client_split=ANY,
     min_class_count=0,
     epsilon_budget=math.inf,
 )

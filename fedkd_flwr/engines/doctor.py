@@ -14,8 +14,8 @@ from flwr.app import Context, RecordDict
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.node import check_keys, with_known_clients
-from fedkd_flwr.clients.own_split import SPLIT_FOR_USE
 from fedkd_flwr.clients.policy import (
+    SPLIT_FOR_USE,
     NodeConfigError,
     PolicyError,
     has_noise,
