@@ -4,8 +4,10 @@ A file is written under a temporary name, then moved into place. A durable write
 disk: first for the content, then for the folder, which holds the name.
 """
 
+import errno
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
+
+if sys.platform != "win32":
+    import fcntl
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Errors of file systems without locks, such as some network file systems."""
 
 FLAGS = {
     "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
@@ -58,6 +66,39 @@ def open_private(path: Path, mode: str) -> IO[Any]:
         As for `open`: ``a`` for text, ``ab``, ``ab+`` or ``wb`` for bytes.
     """
     return os.fdopen(os.open(path, FLAGS[mode], 0o600), mode)
+
+
+def lock_file(file: IO[Any], wait: bool = True) -> bool | None:
+    """Lock an open file against other processes, until it is closed. Windows has no such locks.
+
+    Parameters
+    ----------
+    file : file
+        The file.
+    wait : bool
+        Whether to wait for another process that has locked it.
+
+    Returns
+    -------
+    bool or None
+        Whether it is locked; False only without `wait`. None on a file system without locks.
+
+    Raises
+    ------
+    OSError
+        If the disk refuses.
+    """
+    if sys.platform == "win32":
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return None
+    return True
 
 
 def make_folder(path: Path) -> None:

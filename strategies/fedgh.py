@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.probabilities import softmax
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
@@ -77,9 +78,7 @@ def head_step(
     tuple of ndarray
         The new weight and bias.
     """
-    logits = features @ weight.T + bias
-    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-    errors = exponentials / exponentials.sum(axis=1, keepdims=True)
+    errors = softmax(features @ weight.T + bias)
     errors[np.arange(len(classes)), classes] -= 1
     errors /= len(classes)
     return weight - rate * errors.T @ features, bias - rate * errors.sum(axis=0)

@@ -41,7 +41,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.mixing import weighted_mean
 from strategies.core.new_clients import with_means
 from strategies.core.pair_matrix import PairMatrix
 from strategies.core.probabilities import normalized_rows, project_onto_simplex
@@ -99,29 +98,12 @@ class KTpFLSettings(TeacherSettings):
     step_coefficients: Literal["before-mixing", "after-mixing"] = "before-mixing"
 
 
-def knowledge_loss(
-    coefficients: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
-) -> float:
-    """Return the knowledge term of Eq. 4, ``Σ_n D_n/D Σ_x KL(Σ_m c[n,m] S_m(x) || S_n(x))``.
-
-    Parameters
-    ----------
-    coefficients : ndarray
-        Shape (N, N).
-    predictions : ndarray
-        Shape (N, P, K).
-    shares : ndarray
-        Shape (N,), D_n/D.
-    """
-    teachers = weighted_mean(coefficients, predictions)
-    terms = teachers * _log_ratio(teachers, predictions)
-    return float(shares @ terms.sum(axis=(1, 2)))
-
-
 def knowledge_gradient(
     coefficients: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
 ) -> NDArray[Any]:
-    """Return the gradient of `knowledge_loss` in c, as two matrix products.
+    """Return the gradient in c of the knowledge term of Eq. 4, as two matrix products.
+
+    The term is ``Σ_n D_n/D Σ_x KL(Σ_m c[n,m] S_m(x) || S_n(x))``.
 
     With ``t_n = Σ_m c[n,m] S_m`` the entry (n, m) is
     ``D_n/D Σ_x Σ_k S_m(x,k) (log t_n(x,k) - log S_n(x,k) + 1)``. Cost O(N² P K).

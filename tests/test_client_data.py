@@ -16,8 +16,9 @@ from fedkd_flwr.data.clients import (
     load_client,
     public_pool,
 )
+from fedkd_flwr.data.custom_data import content_digest
 from fedkd_flwr.data.decoding import to_float
-from fedkd_flwr.data.public import public_hash, public_images, public_subset, split_public
+from fedkd_flwr.data.public import public_images, public_subset, split_public
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import load_images, load_labels
@@ -138,14 +139,14 @@ def test_public_subset_is_a_function_of_seed_and_round():
         public_subset(9, 10, 0, 1)
 
 
-def test_public_hash_tells_content_and_shape():
+def test_content_digest_tells_content_and_shape():
     images = load_images("digits").images[:5]
-    assert public_hash(images) == public_hash(images.clone())
+    assert content_digest(images) == content_digest(images.clone())
     changed = images.clone()
     changed[4, 0, 27, 27] += 1
-    assert public_hash(changed) != public_hash(images)
-    assert public_hash(images.view(5, 1, 14, 56)) != public_hash(images)
-    assert len(public_hash(images)) == 64
+    assert content_digest(changed) != content_digest(images)
+    assert content_digest(images.view(5, 1, 14, 56)) != content_digest(images)
+    assert len(content_digest(images)) == 64
 
 
 def test_images_become_numbers_on_the_cpu_whatever_the_device(monkeypatch):
@@ -256,7 +257,7 @@ def test_clients_of_a_process_share_the_pool_and_are_loaded_once():
 def test_other_seed_other_clients():
     other = plan_of(num_clients=5, seed=1)
     assert not np.array_equal(client_indices(DIGITS)[0], client_indices(other)[0])
-    assert public_hash(public_pool(DIGITS)) != public_hash(public_pool(other))
+    assert content_digest(public_pool(DIGITS)) != content_digest(public_pool(other))
 
 
 def test_max_samples_takes_all_classes_alike():

@@ -139,12 +139,14 @@ def test_a_model_without_a_whole_card_is_left_out_of_the_list(models, logged):
     path = round_folder(models / "ab12", 30) / "3.safetensors"
     other = round_folder(models / "cd34", 30) / "3.safetensors"
     path.with_suffix(".json").write_text('{"model": "ml')
-    assert [model.path for model in exported_models(models)] == [other]
-    with pytest.raises(ValueError, match=r"3\.json cannot be read"):
-        approve_model(path)
+    for text in ('{"model": "ml', "[]", json.dumps({"partition-id": 3})):
+        path.with_suffix(".json").write_text(text)
+        assert [model.path for model in exported_models(models)] == [other]
+        with pytest.raises(ValueError, match=r"3\.json cannot be read"):
+            approve_model(path)
     path.with_suffix(".json").unlink()
     assert [model.path for model in exported_models(models)] == [other]
-    assert len([line for line in logged() if f"{path} is left out" in line]) == 2
+    assert len([line for line in logged() if f"{path} is left out" in line]) == 4
 
 
 @pytest.mark.parametrize(

@@ -392,7 +392,7 @@ def test_a_file_system_without_locks_is_accepted_with_a_warning(
     def refuse(file, operation):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
     with outcome:
         RunDirectory.create(tmp_path / "run", read_config(settings)).close()
 

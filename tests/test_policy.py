@@ -1,7 +1,9 @@
 """A node gives only what its operator agreed to, whatever the run config asks for."""
 
+import errno
 import json
 import math
+import os
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +16,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from helpers import Witness, run_with, write_image_folder, write_parquet
 
 import fedkd_flwr
+from fedkd_flwr import files
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import PersonalClient
@@ -365,6 +368,19 @@ def test_only_the_owner_reads_a_ledger(tmp_path):
     ledger = PrivacyLedger(tmp_path / "state" / "0" / "ledger.jsonl")
     ledger.record({"noise-multiplier": 2.0}, "0f", 1)
     assert [path.stat().st_mode & 0o077 for path in (ledger.file, ledger.file.parent)] == [0, 0]
+
+
+def test_a_ledger_that_cannot_be_locked_releases_nothing(tmp_path, monkeypatch):
+    """Two runs at once could otherwise spend the rest of a budget twice."""
+
+    def refuse(file, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
+    ledger = PrivacyLedger(tmp_path / "ledger.jsonl")
+    with pytest.raises(PolicyError, match="needs a state-dir on a file system with locks"):
+        ledger.record({"noise-multiplier": 2.0}, "0f", 1)
+    assert ledger.lines() == []
 
 
 def test_a_ledger_survives_a_cut_and_never_counts_less(tmp_path):

@@ -25,8 +25,8 @@ def client_genotypes(run: Run, rule: Rule = "every-edge") -> list[Genotype]:
     run : Run
         A run of ``fedkma``, ``fedkma-uniform`` or ``fednas`` with ``models = darts``.
     rule : {"every-edge", "two-edges"}
-        Which edges are kept; see `fedkd_flwr.models.darts.derive_genotype`. FedKMA keeps every
-        edge with its strongest operation.
+        Which edges are kept; see `fedkd_flwr.models.darts.derivation.derive_genotype`. FedKMA
+        keeps every edge with its strongest operation.
 
     Returns
     -------

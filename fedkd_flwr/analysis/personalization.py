@@ -20,8 +20,9 @@ from fedkd_flwr.clients.base import Arrays
 from fedkd_flwr.clients.persfl import PersFLClient
 from fedkd_flwr.clients.policy import OURS
 from fedkd_flwr.config import ConfigError, Configuration, read_config
-from fedkd_flwr.memory import InProcessContext
+from fedkd_flwr.memory import InProcessContext, round_of
 from fedkd_flwr.runs import Run, RunDirectoryError, load_run, names_of_code, recorded_config
+from fedkd_flwr.runs.writing import global_models
 from strategies.core.settings_groups import kebab_case
 from strategies.persfl import PERSONALIZE
 
@@ -127,12 +128,15 @@ def personalize(
     if changes:
         configuration = read_config({**configuration.flat(), **changes})
     client = _new_client(configuration, partition_id, str(data_path), group_column, group_pattern)
-    *earlier, last = _global_models(stored)
+    files = global_models(stored.path)
+    if not files:
+        raise RunDirectoryError(f"{stored.path} has no stored global models.")
+    *earlier, last = files
     for file in earlier:
         client.receive_model(_read(file, client))
-        client.consider_teacher(_round_of(file))
+        client.consider_teacher(round_of(file))
     # The same messages as for a client that took part: one for stage 2, one for evaluation.
-    arrays, rounds = _read(last, client), _round_of(last)
+    arrays, rounds = _read(last, client), round_of(last)
     message = {"names": list(arrays), "server-round": rounds, "phase": PERSONALIZE}
     client.fit(list(arrays.values()), message)
     message = {"names": [], "server-round": rounds, "trained-rounds": rounds}
@@ -178,18 +182,6 @@ def _new_client(
             f"Only runs of persfl and persfl-gd can be personalized; this is a run of {strategy}."
         )
     return client
-
-
-def _global_models(run: Run) -> list[Path]:
-    """Return the files of a run's global models, in the order of rounds."""
-    files = sorted((run.path / "models").glob("global-*.safetensors"))
-    if not files:
-        raise RunDirectoryError(f"{run.path} has no stored global models.")
-    return files
-
-
-def _round_of(file: Path) -> int:
-    return int(file.stem.removeprefix("global-"))
 
 
 def _read(file: Path, client: PersFLClient) -> Arrays:

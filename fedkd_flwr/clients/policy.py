@@ -23,7 +23,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from fedkd_flwr.clients.names_in_config import COLUMN_KEYS, data_sets_read, place_of
 from fedkd_flwr.config import named_code
 from fedkd_flwr.config.run_config import RunConfig
-from fedkd_flwr.custom_objects.importing import is_custom
+from fedkd_flwr.custom_objects.importing import is_custom, is_named
 from fedkd_flwr.data.registry import (
     DATASETS,
     hub_id_of,
@@ -215,10 +215,7 @@ class NodePolicy(SettingsGroup):
         return bool(words & {ALL, run.strategy, built_in.family if built_in else run.strategy})
 
     def _allows_module(self, module: str) -> bool:
-        return any(
-            word == ALL or module == word or module.startswith(f"{word}.")
-            for word in self.allow_code
-        )
+        return ALL in self.allow_code or is_named(module, self.allow_code)
 
     def _allows_data_set(self, name: str, data_root: str) -> bool:
         place = place_of(name, data_root)

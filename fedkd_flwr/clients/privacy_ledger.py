@@ -11,7 +11,6 @@ therefore count a release that was not sent, and misses none that was.
 import json
 import math
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,12 +22,9 @@ from typing import IO
 import numpy as np
 
 from fedkd_flwr.clients.policy import PolicyError
-from fedkd_flwr.files import open_private, sync
+from fedkd_flwr.files import lock_file, open_private, sync
 from fedkd_flwr.training.dp_sgd import added, epsilon_spent
 from strategies.core.privacy import epsilon_of
-
-if sys.platform != "win32":
-    import fcntl
 
 PURE = "epsilon"
 """Entry about labels after randomized response: the epsilon of the release, delta 0."""
@@ -100,7 +96,7 @@ class PrivacyLedger:
         Raises
         ------
         PolicyError
-            If it would exceed the budget. It is then not recorded.
+            If it would exceed the budget, or the file cannot be locked. It is then not recorded.
         DamagedLedgerError
             If the ledger cannot be read.
         """
@@ -131,11 +127,16 @@ class PrivacyLedger:
 
     @contextmanager
     def _locked(self) -> Iterator[IO[bytes]]:
-        """Open the ledger for this process alone, after removing a line that was cut off."""
+        """Open the ledger for this process alone, after removing a line that was cut off.
+
+        Without a lock, two runs at once could spend the rest of the budget twice.
+        """
         self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open_private(self.file, "ab+") as file:
-            if sys.platform != "win32":
-                fcntl.flock(file, fcntl.LOCK_EX)
+            if not lock_file(file):
+                raise PolicyError(
+                    "the epsilon-budget of this node needs a state-dir on a file system with locks"
+                )
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
             yield file

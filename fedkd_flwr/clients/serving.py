@@ -91,9 +91,9 @@ class ServingClient(RememberingClient):
         return self.model
 
     @property
+    @abstractmethod
     def exported_model(self) -> nn.Module:
         """The evaluated model in the architecture `model_name`, or an `Ensemble` of it."""
-        return self.model
 
     # ---- A message -------------------------------------------------------------------
 

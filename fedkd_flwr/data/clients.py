@@ -16,12 +16,12 @@ from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.changed_folders import reads_data
 from fedkd_flwr.data.client_data import ClientData, Indices, Parts
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, parts_by_content
+from fedkd_flwr.data.custom_data import content_digest
 from fedkd_flwr.data.custom_partition import call_for_partition
 from fedkd_flwr.data.partitioners import partition_indices
 from fedkd_flwr.data.pfllib import split_by_file, test_positions
 from fedkd_flwr.data.public import (
     number_in_common,
-    public_hash,
     public_images,
     public_subset,
     require_pool,
@@ -253,7 +253,7 @@ def hash_of_public_pool(plan: DataPlan) -> str:
     Empty without a public set.
     """
     pool = public_pool(plan)
-    return public_hash(pool) if len(pool) else ""
+    return content_digest(pool) if len(pool) else ""
 
 
 @reads_data

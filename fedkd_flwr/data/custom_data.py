@@ -69,12 +69,16 @@ def as_data_set(name: str, given: object) -> tuple[Tensor, Tensor]:
     return _checked_samples(name, samples, labels), _checked_labels(name, labels)
 
 
-def content_digest(samples: Tensor, labels: Tensor) -> str:
-    """Return the SHA-256 of type, shape and content of a data set, 64 hexadecimal digits."""
+def content_digest(*tensors: Tensor) -> str:
+    """Return the SHA-256 of type, shape and content of tensors, 64 hexadecimal digits.
+
+    For example samples and labels of a data set, or public images: two nodes find out by it that
+    their pools differ.
+    """
     digest = hashlib.sha256()
-    for part in (samples, labels):
-        digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
-        digest.update(part.contiguous().numpy().data)
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().cpu().numpy().data)
     return digest.hexdigest()
 
 

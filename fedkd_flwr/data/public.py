@@ -132,24 +132,6 @@ def require_pool(pool_size: int, size: int) -> None:
         )
 
 
-def public_hash(images: Tensor) -> str:
-    """Return a fingerprint of images, by which two nodes find out that their pools differ.
-
-    Parameters
-    ----------
-    images : Tensor
-        Shape (n, channels, height, width), of any type, on any device.
-
-    Returns
-    -------
-    str
-        SHA-256 of type, shape and content, 64 hexadecimal digits.
-    """
-    digest = hashlib.sha256(f"{images.dtype} {tuple(images.shape)}".encode())
-    digest.update(images.contiguous().cpu().numpy().data)
-    return digest.hexdigest()
-
-
 def number_in_common(public: Tensor, own: Tensor) -> int:
     """Return how many samples of a node's own data are in the public pool, by content.
 

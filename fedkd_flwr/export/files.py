@@ -38,6 +38,9 @@ CONVERSION = {
 """What becomes of an image before it is scaled, besides the card's shape
 (`fedkd_flwr.data.decoding`)."""
 
+CARD_KEYS = {"model", "date", "shape", "classes", "partition-id", "strategy", "metrics"}
+"""What every card tells."""
+
 
 def model_card(
     run: RunConfig,
@@ -191,7 +194,7 @@ def read_card(path: str | Path) -> dict[str, Any]:
     FileNotFoundError
         If the weights or the card are missing.
     ValueError
-        If the card is cut off.
+        If the card is cut off, or is no card.
     """
     weights = Path(path).expanduser()
     described = weights.with_suffix(".json")
@@ -200,6 +203,9 @@ def read_card(path: str | Path) -> dict[str, Any]:
             raise FileNotFoundError(f"there is no {file}, which a personalized model needs")
     try:
         card: dict[str, Any] = json.loads(described.read_text())
+        lacking = CARD_KEYS - set(card) if isinstance(card, dict) else CARD_KEYS
+        if lacking:
+            raise ValueError(f"it lacks {', '.join(sorted(lacking))}")
     except ValueError as error:
         raise ValueError(f"{described} cannot be read ({error}); export the model again") from None
     return card

@@ -1,19 +1,10 @@
 """The lock of a folder of memories: one process at a time serves a run, or puts runs in order."""
 
-import errno
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
-from fedkd_flwr.files import make_folder, open_private
-
-if sys.platform != "win32":
-    import fcntl
-
-NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-"""Errors of file systems without locks, such as some network file systems."""
+from fedkd_flwr.files import lock_file, make_folder, open_private
 
 
 @contextmanager
@@ -39,18 +30,4 @@ def locked(folder: Path, wait: bool = True) -> Iterator[bool]:
     """
     make_folder(folder)
     with open_private(folder / "lock", "ab") as file:
-        yield _is_locked(file, wait)
-
-
-def _is_locked(file: IO[bytes], wait: bool) -> bool:
-    """Lock a file for this process if it can be locked."""
-    if sys.platform == "win32":
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-    return True
+        yield lock_file(file, wait) is not False

@@ -18,8 +18,6 @@ from strategies.core.layer_choice import LayerChoice
 WEIGHTS, BUFFERS, ALPHAS = "weights", "buffers", "alphas"
 """The kinds: network weights, running statistics, architecture weights of a search."""
 
-KINDS = (WEIGHTS, BUFFERS, ALPHAS)
-
 ALL = slice(None)
 """All layers of a model."""
 

@@ -4,7 +4,7 @@ Every function returns a matplotlib Figure without a window, so it needs no disp
 ``figure.savefig(path)`` writes it.
 """
 
-from fedkd_flwr.analysis.figures import follow_clusters, sharing_matrices
+from fedkd_flwr.analysis.figures import follow_clusters
 from fedkd_flwr.analysis.samples import label_counts
 from fedkd_flwr.plots.accuracy import (
     plot_accuracy_against_bytes,
@@ -52,5 +52,4 @@ __all__ = [
     "plot_surface",
     "plot_teacher_rounds",
     "save_figures",
-    "sharing_matrices",
 ]

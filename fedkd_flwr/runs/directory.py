@@ -64,6 +64,7 @@ from fedkd_flwr.runs.summary import describe_leg, describe_run, summarize
 from fedkd_flwr.runs.writing import (
     as_lines,
     begin_to_continue,
+    global_model_file,
     global_models,
     sync_memories,
     sync_round,
@@ -266,7 +267,7 @@ class RunDirectory(Observer):
         DamagedRunError
             If it is missing or cannot be read.
         """
-        file = self.path / "models" / f"global-{server_round:06d}.safetensors"
+        file = global_model_file(self.path, server_round)
         try:
             return load_file(file)
         except (SafetensorError, OSError) as error:
@@ -382,9 +383,8 @@ class RunDirectory(Observer):
             file.write(as_lines(rows))
 
     def _save_global_model(self, record: RoundRecord) -> None:
-        folder = self.path / "models"
-        folder.mkdir(exist_ok=True)
-        file = folder / f"global-{record.server_round:06d}.safetensors"
+        file = global_model_file(self.path, record.server_round)
+        file.parent.mkdir(exist_ok=True)
         write_arrays(file, record.global_model, durable=False)
 
     @contextmanager

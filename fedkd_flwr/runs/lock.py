@@ -1,23 +1,16 @@
 """The lock of a run directory: only one process at a time writes a run."""
 
 import contextlib
-import errno
 import os
 import socket
-import sys
 from datetime import UTC, datetime
 from logging import WARNING
 from pathlib import Path
 from typing import IO
 
+from fedkd_flwr.files import lock_file
 from fedkd_flwr.runs.errors import RunDirectoryError
 from strategies.core.flower import log
-
-if sys.platform != "win32":
-    import fcntl
-
-NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-"""Errors of file systems without locks, such as some network file systems."""
 
 
 def lock_directory(path: Path) -> IO[str]:
@@ -65,18 +58,14 @@ def lock_directory(path: Path) -> IO[str]:
 
 def _lock_exclusively(file: IO[str]) -> bool:
     """Try to lock a file for this process; return whether it worked, without waiting."""
-    if sys.platform == "win32":
-        return True
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        locked = lock_file(file, wait=False)
     except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise RunDirectoryError(f"{file.name} cannot be locked: {error.strerror}.") from error
+        raise RunDirectoryError(f"{file.name} cannot be locked: {error.strerror}.") from error
+    if locked is None:
         log(
             WARNING,
             "%s is on a file system without locks: make sure that no other run writes there",
             Path(file.name).parent.parent,
         )
-    return True
+    return locked is not False

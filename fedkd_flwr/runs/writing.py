@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkd_flwr.files import sync, write_text
-from fedkd_flwr.memory import MemoryFolder
+from fedkd_flwr.memory import MemoryFolder, round_of
 from fedkd_flwr.runs.checkpoint import forget_checkpoints_after
 from fedkd_flwr.runs.folders import absolute
 from fedkd_flwr.runs.reading import MATRICES, Row, Run
@@ -44,7 +44,7 @@ def begin_to_continue(run: Run, sizes: Mapping[str, int]) -> None:
     for name, size in sizes.items():
         os.truncate(run.path / name, size)
     for model in global_models(run.path):
-        if int(model.stem.rpartition("-")[2]) > completed:
+        if round_of(model) > completed:
             model.unlink()
 
 
@@ -65,7 +65,7 @@ def sync_round(run_directory: Path, server_round: int, appended: Iterable[str]) 
     OSError
         If the disk refuses.
     """
-    model = run_directory / "models" / f"global-{server_round:06d}.safetensors"
+    model = global_model_file(run_directory, server_round)
     folders = (run_directory, run_directory / MATRICES, run_directory / "models")
     files = (run_directory / name for name in appended)
     for path in (*files, *filter(Path.exists, (model, *folders))):
@@ -99,9 +99,14 @@ def sync_memories(state_dir: str, run_id: str, clients: Iterable[int], server_ro
         list(pool.map(lambda folder: folder.sync(server_round), written))
 
 
+def global_model_file(run_directory: Path, server_round: int) -> Path:
+    """Return the file of the global model of a round."""
+    return run_directory / "models" / f"global-{server_round:06d}.safetensors"
+
+
 def global_models(run_directory: Path) -> list[Path]:
-    """Return the files of the global models that a run has stored."""
-    return list((run_directory / "models").glob("global-*.safetensors"))
+    """Return the files of the global models that a run has stored, in the order of rounds."""
+    return sorted((run_directory / "models").glob("global-*.safetensors"))
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from fedkd_flwr.data.registry import Shape
-from fedkd_flwr.models.darts.genotype import Genotype, Node
+from fedkd_flwr.models.darts.genotype import Node
 from fedkd_flwr.models.darts.operations import build_operation
 from fedkd_flwr.models.darts.search_space import SearchSpace
-from fedkd_flwr.models.darts.settings import CELL_INPUTS, SMALLEST_CELLS
+from fedkd_flwr.models.darts.settings import CELL_INPUTS
 from fedkd_flwr.models.darts.skeleton import CellInputs, CellPlan, Stem, plan_cells
 
 
@@ -82,43 +82,23 @@ class FixedNetwork(nn.Module):
 
     Parameters
     ----------
-    genotype : Genotype
-        The edges of its cells.
+    search_space : SearchSpace
+        The genotype of its cells, and its size: that of the supernet. The paper's network for
+        CIFAR-10 has 36 channels and 20 cells.
     shape : tuple of int
         Channels, height and width of an image, of any size.
     classes : int
         Number of logits.
-    channels : int
-        Channels of a node in the first cell; the paper's network for CIFAR-10 has 36.
-    cells : int
-        Number of cells, at least 3; the paper's network for CIFAR-10 has 20.
-    stem_multiplier : int
-        The stem has this many times `channels` channels.
-    stem_stride : int
-        2 halves the resolution before the first cell.
-
-    Raises
-    ------
-    ValueError
-        If there are fewer than 3 cells.
     """
 
-    def __init__(
-        self,
-        genotype: Genotype,
-        shape: Shape,
-        classes: int,
-        channels: int,
-        cells: int,
-        stem_multiplier: int = 3,
-        stem_stride: int = 1,
-    ) -> None:
+    def __init__(self, search_space: SearchSpace, shape: Shape, classes: int) -> None:
         super().__init__()
-        if cells < SMALLEST_CELLS:
-            raise ValueError(f"a network needs at least {SMALLEST_CELLS} cells, got {cells}")
-        self.genotype = genotype
-        plans = list(plan_cells(channels, cells, genotype.nodes, stem_multiplier))
-        self.stem = Stem(shape[0], stem_multiplier * channels, stem_stride, affine=True)
+        settings, genotype = search_space.settings, search_space.genotype
+        stem_channels = settings.stem_multiplier * settings.channels
+        plans = list(
+            plan_cells(settings.channels, settings.cells, genotype.nodes, settings.stem_multiplier)
+        )
+        self.stem = Stem(shape[0], stem_channels, settings.stem_stride, affine=True)
         self.cells = nn.ModuleList(
             FixedCell(plan, genotype.reduce if plan.reduces else genotype.normal) for plan in plans
         )
@@ -145,13 +125,4 @@ def darts_fixed(shape: Shape, classes: int, search_space: SearchSpace) -> FixedN
     search_space : SearchSpace
         Genotype and size.
     """
-    settings = search_space.settings
-    return FixedNetwork(
-        search_space.genotype,
-        shape,
-        classes,
-        settings.channels,
-        settings.cells,
-        settings.stem_multiplier,
-        settings.stem_stride,
-    )
+    return FixedNetwork(search_space, shape, classes)

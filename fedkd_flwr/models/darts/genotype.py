@@ -62,11 +62,6 @@ class Genotype:
         """Number of inner nodes of a cell."""
         return len(self.normal)
 
-    @property
-    def concat(self) -> range:
-        """States whose concatenation is a cell's output: all inner nodes, as in the paper."""
-        return range(CELL_INPUTS, CELL_INPUTS + self.nodes)
-
     def to_text(self) -> str:
         """Return the genotype as one line of JSON, which `from_text` reads."""
         return json.dumps({"normal": self.normal, "reduce": self.reduce})
