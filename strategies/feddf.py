@@ -34,6 +34,7 @@ from pydantic import Field
 from strategies.core.flower import log
 from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
+from strategies.core.probabilities import softmax
 from strategies.core.replies import Arrays, Due, Reply
 from strategies.core.search import SearchRange
 from strategies.core.server_models import ServerModels
@@ -157,10 +158,10 @@ class FedDF(ParameterStrategy):
         self, server_round: int, models: dict[str, Model], replies: dict[int, Reply]
     ) -> dict[str, Model]:
         """Return the model of each architecture, trained towards the ensemble of the replies."""
-        predict, settings = self.server_models.predict, self.settings
+        server, settings = self.server_models, self.settings
         logits = ensemble_logits(
             {
-                n: predict(self.architecture_of(n), reply.arrays, server_round)
+                n: server.predict(self.architecture_of(n), reply.arrays, server_round)
                 for n, reply in replies.items()
             },
             MIXINGS[self.plan.mixing],
@@ -170,10 +171,11 @@ class FedDF(ParameterStrategy):
                 server_round)  # fmt: skip
             return models
         return {
-            name: self.server_models.distill(
+            name: server.fit(
                 name,
                 model,
-                logits,
+                server.public_subset(server_round),
+                softmax(logits),
                 server_round,
                 steps=settings.distillation_steps,
                 batch_size=settings.distillation_batch_size,

@@ -1,6 +1,6 @@
 """What figures show; Matplotlib (`fedkd_flwr.plots`) and the report only draw it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,12 +68,8 @@ def gains_by_method(comparison: Comparison) -> list[tuple[str, dict[str, Any], p
     Gains have one row per client and seed. ``jitter`` is a random shift from -1 to 1, by which
     points of equal clients are drawn apart.
     """
-    gains = dict(iter(comparison.clients.dropna(subset="gain").groupby("method")))
-    shown = [(label, style) for label, _, style in line_styles(comparison) if label in gains]
-    return [
-        (label, style, gains[label].assign(jitter=_jitter(row, len(gains[label]))))
-        for row, (label, style) in enumerate(shown)
-    ]
+    gains = comparison.clients.dropna(subset="gain")
+    return _with_styles(comparison, dict(iter(gains.groupby("method"))))
 
 
 def gains_with_safeguard(comparison: Comparison) -> list[tuple[str, dict[str, Any], pd.DataFrame]]:
@@ -83,10 +79,16 @@ def gains_with_safeguard(comparison: Comparison) -> list[tuple[str, dict[str, An
     ``safeguarded_gain`` and ``jitter``, as in `gains_by_method`.
     """
     guarded = guarded_clients("", comparison)
-    found = dict(iter(guarded.groupby("label"))) if len(guarded) else {}
-    shown = [(label, style) for label, _, style in line_styles(comparison) if label in found]
+    return _with_styles(comparison, dict(iter(guarded.groupby("label"))) if len(guarded) else {})
+
+
+def _with_styles(
+    comparison: Comparison, gains: Mapping[Any, pd.DataFrame]
+) -> list[tuple[str, dict[str, Any], pd.DataFrame]]:
+    """Return label, style and gains with ``jitter`` of each method that has gains."""
+    shown = [(label, style) for label, _, style in line_styles(comparison) if label in gains]
     return [
-        (label, style, found[label].assign(jitter=_jitter(row, len(found[label]))))
+        (label, style, gains[label].assign(jitter=_jitter(row, len(gains[label]))))
         for row, (label, style) in enumerate(shown)
     ]
 

@@ -4,7 +4,6 @@
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -17,7 +16,6 @@ from fedkd_flwr.config import RunConfig, methods_with
 from fedkd_flwr.models.estimator_model import EstimatorModel, weighted_rows
 from fedkd_flwr.models.estimators import new_estimator, try_estimator
 from fedkd_flwr.training.jobs import PredictJob, Steps
-from fedkd_flwr.training.loop import Batch, Loss
 from fedkd_flwr.training.losses import cross_entropy, kl_to_teacher
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC
 from strategies.core.randomness import random_generator
@@ -122,15 +120,7 @@ class EstimatorClient(PersonalClient):
         return reply
 
     @yields_jobs
-    def train_locally(
-        self,
-        server_round: int,
-        loss: Loss = cross_entropy,
-        beside: Iterator[Batch] | None = None,
-        model: nn.Module | None = None,
-        replaced: Collection[nn.Parameter] | None = None,
-        parameters: Iterable[nn.Parameter] | None = None,
-    ) -> Steps[float]:
+    def train_locally(self, server_round: int, *_: Any, **__: Any) -> Steps[float]:
         """Fit on private samples, unless a distillation has done so with public ones too.
 
         Returns

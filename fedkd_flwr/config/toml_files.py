@@ -114,13 +114,5 @@ def parse_assignment(text: str) -> tuple[str, Scalar]:
 def _text_keys() -> frozenset[str]:
     """Return the keys of text settings, including lists separated by commas."""
     kinds: list[type[SettingsGroup]] = [RunConfig, *settings_types()]
-    return frozenset(key for kind in kinds for key in _text_keys_of(kind))
-
-
-def _text_keys_of(kind: type[SettingsGroup]) -> list[str]:
-    texts = [
-        kind.key_of(name)
-        for name, field in kind.model_fields.items()
-        if field.annotation in (str, tuple[str, ...])
-    ]
-    return [*texts, *(key for part in kind.nested_groups().values() for key in _text_keys_of(part))]
+    fields = {key: field for kind in kinds for key, field in kind.fields_by_key().items()}
+    return frozenset(k for k, field in fields.items() if field.annotation in (str, tuple[str, ...]))

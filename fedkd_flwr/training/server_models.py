@@ -90,30 +90,6 @@ class RunModels:
         logits = predict_logits(self._filled(name, model), self._public_images(server_round))
         return logits.cpu().numpy()
 
-    def distill(
-        self,
-        name: str,
-        model: Vectors,
-        logits: NDArray[Any],
-        server_round: int,
-        *,
-        steps: int,
-        batch_size: int,
-        learning_rate: float,
-    ) -> dict[str, NDArray[Any]]:
-        """Train a model by Adam towards ``softmax(logits)``; keep it if training diverges."""
-        teacher = torch.from_numpy(logits).float().softmax(dim=1).numpy()
-        return self.fit(
-            name,
-            model,
-            self.public_subset(server_round),
-            teacher,
-            server_round,
-            steps=steps,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-        )
-
     def fit(
         self,
         name: str,

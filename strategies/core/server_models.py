@@ -54,38 +54,6 @@ class ServerModels(Protocol):
     def predict(self, name: str, model: Arrays, server_round: int) -> NDArray[Any]:
         """Return a model's logits on the server's public samples of a round, (P, K)."""
 
-    def distill(
-        self,
-        name: str,
-        model: Arrays,
-        logits: NDArray[Any],
-        server_round: int,
-        *,
-        steps: int,
-        batch_size: int,
-        learning_rate: float,
-    ) -> dict[str, NDArray[Any]]:
-        """Train a model towards soft predictions on the server's public samples of a round.
-
-        Parameters
-        ----------
-        name : str
-            Architecture of the model.
-        model : mapping of str to ndarray
-            Initial weights; not modified.
-        logits : ndarray
-            Shape (P, K), logits of the teacher.
-        server_round : int
-            Determines the samples and the batches.
-        steps, batch_size, learning_rate : int, int, float
-            Steps of Adam, public samples per step, and step size.
-
-        Returns
-        -------
-        dict of str to ndarray
-            The trained model, or the initial one if training diverged.
-        """
-
     def fit(
         self,
         name: str,
@@ -103,14 +71,18 @@ class ServerModels(Protocol):
 
         Parameters
         ----------
-        name, model, steps, batch_size, learning_rate
-            As for `distill`, with steps of `optimizer`.
+        name : str
+            Architecture of the model.
+        model : mapping of str to ndarray
+            Initial weights; not modified.
         samples : ndarray
             Shape (n,), positions in the public set.
         teacher : ndarray
             Shape (n, K), rows on the simplex.
         server_round : int
             Determines the batches.
+        steps, batch_size, learning_rate : int, int, float
+            Number of steps, public samples per step, and step size.
         optimizer : str
             ``adam`` or ``sgd``.
 

@@ -14,6 +14,7 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
+from pydantic.fields import FieldInfo
 
 PLACE = "place"
 """Annotation of settings that do not change results, such as folders, devices and timeouts:
@@ -73,12 +74,12 @@ class SettingsGroup(BaseModel):
     @classmethod
     def flat_keys(cls) -> list[str]:
         """Return the flat keys, in the order of their declaration."""
-        return list(cls._fields())
+        return list(cls.fields_by_key())
 
     @classmethod
     def place_keys(cls) -> list[str]:
         """Return the flat keys of the settings that are marked as `PLACE`."""
-        return [key for key, metadata in cls._fields().items() if PLACE in metadata]
+        return [key for key, field in cls.fields_by_key().items() if PLACE in field.metadata]
 
     def flat(self) -> dict[str, Any]:
         """Return the values by their flat keys."""
@@ -96,13 +97,13 @@ class SettingsGroup(BaseModel):
 
     @classmethod
     @functools.cache
-    def _fields(cls) -> dict[str, list[Any]]:
-        """Return the metadata in the annotation of each flat key."""
-        fields: dict[str, list[Any]] = {}
+    def fields_by_key(cls) -> dict[str, FieldInfo]:
+        """Return the field of each flat key, those of nested groups included."""
+        fields: dict[str, FieldInfo] = {}
         groups = cls.nested_groups()
         for name, field in cls.model_fields.items():
-            own = {cls.key_of(name): field.metadata}
-            fields |= groups[name]._fields() if name in groups else own
+            own = {cls.key_of(name): field}
+            fields |= groups[name].fields_by_key() if name in groups else own
         return fields
 
 
