@@ -57,9 +57,9 @@ def list_models(
     rows = [
         [
             str(model.path.relative_to(folder.expanduser())),
-            str(model.card["date"]),
-            str(model.card["strategy"]),
-            _accuracy(model.card["metrics"]),
+            str(model.card.get("date", "")),
+            str(model.card.get("strategy", "")),
+            _accuracy(model.card.get("metrics", {})),
             "in use" if model.in_use else "",
         ]
         for model in found

@@ -38,8 +38,8 @@ CONVERSION = {
 """What becomes of an image before it is scaled, besides the card's shape
 (`fedkd_flwr.data.decoding`)."""
 
-CARD_KEYS = {"model", "date", "shape", "classes", "partition-id", "strategy", "metrics"}
-"""What every card tells."""
+CARD_KEYS = {"model", "shape", "classes", "partition-id"}
+"""What every card tells; those of a run tell more."""
 
 
 def model_card(
