@@ -147,6 +147,11 @@ def test_unreachable_hub_names_the_way_out(monkeypatch):
         load_labels("mnist")
 
 
+def test_unknown_set_lists_the_allowed():
+    with pytest.raises(DataError, match="unknown data set 'svhn'; allowed are digits, mnist"):
+        load_labels("svhn")
+
+
 def test_missing_set_names_the_folder(tmp_path):
     with pytest.raises(DataError, match="has no Parquet file of ylecun/mnist") as caught:
         load_labels("mnist", str(tmp_path))

@@ -135,7 +135,7 @@ class PrivacyLedger:
         with open_private(self.file, "ab+") as file:
             if not lock_file(file):
                 raise PolicyError(
-                    "the epsilon-budget of this node needs a state-dir on a file system with locks"
+                    "the ledger of this node needs a state-dir on a file system with locks"
                 )
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)

@@ -169,3 +169,16 @@ def hub_id_of(name: str) -> str:
     if name in DATASETS:
         return DATASETS[name].hub_id
     return name.removeprefix(HUB) if name.startswith(HUB) else ""
+
+
+def find_source(name: str) -> Source:
+    """Return the data set of a name.
+
+    Raises
+    ------
+    DataError
+        If no data set has that name.
+    """
+    if name not in DATASETS:
+        raise DataError(f"unknown data set {name!r}; allowed are {', '.join(DATASETS)}")
+    return DATASETS[name]

@@ -26,7 +26,6 @@ from fedkd_flwr.data.decoding import convert_images, decode_images
 from fedkd_flwr.data.folders import folders_and_paths, read_image_folder, tables_at
 from fedkd_flwr.data.pfllib import client_files
 from fedkd_flwr.data.registry import (
-    DATASETS,
     FOLDER,
     HUB,
     PFLLIB,
@@ -34,6 +33,7 @@ from fedkd_flwr.data.registry import (
     DataFormat,
     Shape,
     Source,
+    find_source,
     is_function,
 )
 from fedkd_flwr.data.storage import digest_of, fingerprint
@@ -132,7 +132,7 @@ def _load_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[
 def _source(name: str, data_root: str, data_format: DataFormat) -> Source:
     """Return where a data set lies: as the registry says, or as its own columns tell."""
     if not name.startswith(HUB):
-        return DATASETS[name]
+        return find_source(name)
     from fedkd_flwr.data.tables import LABELS, find_column, image_column, schema_of
 
     hub_id = name.removeprefix(HUB)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from strategies.core.randomness import random_generator
 
@@ -15,7 +14,7 @@ def assign_models(
     models: Sequence[str],
     rule: str,
     num_clients: int,
-    sizes: Sequence[int] = (),
+    sizes: Sequence[int] | None = None,
     seed: int = 0,
 ) -> list[str]:
     """Return the name of every client's model.
@@ -25,8 +24,6 @@ def assign_models(
     models : sequence of str
         The models to assign. For ``"by-size"``, in order from the largest to the smallest.
     rule : str
-        One of `ASSIGNMENTS`.
-
         - ``"cyclic"``: the models in turn, starting again after the last.
         - ``"blocks"``: the first clients get the first model, the next the second, and so on,
           in blocks whose lengths differ by at most one.
@@ -34,8 +31,8 @@ def assign_models(
           (PerFed-CKT, section 5); see Notes.
     num_clients : int
         Number of clients N, at least 1.
-    sizes : sequence of int
-        Number of samples of each client (N,), for ``"by-size"``.
+    sizes : sequence of int, optional
+        Number of samples of each client (N,), needed by ``"by-size"``.
     seed : int
         Seed of the run, for ``"by-size"``.
 
@@ -43,6 +40,12 @@ def assign_models(
     -------
     list of str
         A model for each partition-id (N,).
+
+    Raises
+    ------
+    ValueError
+        If there is no model or no client, the rule is unknown, or ``"by-size"`` lacks one
+        non-negative size for each client.
 
     Notes
     -----
@@ -53,20 +56,33 @@ def assign_models(
     ``u_n``; for any number, every model has the same expected share of the clients, close to
     ``1 / M`` (exactly so for one or two models), unless many sizes are equal.
     """
+    if not models:
+        raise ValueError("models is empty; name at least one")
+    if num_clients < 1:
+        raise ValueError(f"num_clients must be at least 1, got {num_clients}")
     clients = np.arange(num_clients)
     if rule == "cyclic":
         chosen = clients % len(models)
     elif rule == "blocks":
         chosen = clients * len(models) // num_clients
-    else:
-        ranks = _size_ranks(np.asarray(sizes))
+    elif rule == "by-size":
+        ranks = _size_ranks(sizes, num_clients)
         chosen = random_generator(seed, "models").binomial(len(models) - 1, 1 - ranks)
+    else:
+        raise ValueError(f"unknown assignment {rule!r}; choose one of {', '.join(ASSIGNMENTS)}")
     return [models[int(index)] for index in chosen]
 
 
-def _size_ranks(sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+def _size_ranks(sizes: Sequence[int] | None, num_clients: int) -> np.ndarray:
     """Return u (N,) of the Notes above: ranks strictly between 0 and 1, equal for equal sizes."""
-    ordered = np.sort(sizes)
-    below = np.searchsorted(ordered, sizes, side="left")
-    up_to = np.searchsorted(ordered, sizes, side="right")
-    return (below + up_to) / (2 * len(sizes))
+    if sizes is None:
+        raise ValueError("assignment 'by-size' needs the size of every client's data set")
+    values = np.asarray(sizes)
+    if values.shape != (num_clients,) or values.min() < 0:
+        raise ValueError(
+            f"assignment 'by-size' needs {num_clients} sizes of at least 0, got {list(sizes)}"
+        )
+    ordered = np.sort(values)
+    below = np.searchsorted(ordered, values, side="left")
+    up_to = np.searchsorted(ordered, values, side="right")
+    return (below + up_to) / (2 * num_clients)
