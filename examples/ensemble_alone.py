@@ -19,7 +19,7 @@ class EnsembleAloneClient(FedAPENClient):
     """FedAPEN's client, which continues with its own copy of the shared model."""
 
     def receive(self, received: Arrays) -> None:
-        """Load the own copy; only before the first round, the one that all clients start from."""
+        """Load the own copy; before the first round, the one that all clients start from."""
         has_own = self.memory.load_model(SECOND, self.shared)
         super().receive({} if has_own else received)
 

@@ -27,9 +27,8 @@ Differences from the paper
 - lambda is learned for an evaluation too, on the averaged model, as in the authors' code. The
   client learns the same lambda again when it receives the same model for its next training.
 - The paper averages all clients with equal weights, here models are weighted by their samples.
-- Private models start from the common initial weights. If they have the architecture of the shared
-  model, both models of a client are equal until the first average. The paper draws all of them;
-  ``initial-weights = "own"`` does so for the private ones.
+- Private models of one architecture start from common weights, unless
+  ``initial-weights = "own"``. The shared model's are drawn apart from them. The paper draws all.
 - Momentum of the private model is kept. The shared model's starts anew, since it is replaced.
 - Batch normalization of both models is measured on the client's training samples before lambda is
   learned, as it is before an evaluation.

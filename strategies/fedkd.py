@@ -20,8 +20,8 @@ Differences from the paper
   hidden states and attention.
 - Imitation is divided by the sum of both task losses as in Eqs. 2 to 4, without a gradient through
   that sum. The divisor is at least a tenth; otherwise the term would grow without bound.
-- Mentors start from the common initial weights. If they have the architecture of the mentee, both
-  are equal at the start. With ``initial-weights = "own"`` they are so for client 0 alone.
+- Mentors of one architecture start from common weights, unless ``initial-weights = "own"``. The
+  mentee's are drawn apart from them.
 - The mentor is evaluated. Momentum of the mentor is kept; that of the mentee, which is
   replaced, starts anew.
 """

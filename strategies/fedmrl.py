@@ -24,9 +24,8 @@ Differences from the paper
   number, or the shared model's own if that is smaller.
 - All clients with one pair of architectures start from one draw of the projector, as in the
   authors' code, unless ``initial-weights = "own"``.
-- Private models start from the common initial weights. If they have the architecture of the shared
-  model, their weights are equal at the start. With ``initial-weights = "own"`` they are so for
-  client 0 alone.
+- Private models of one architecture start from common weights, unless
+  ``initial-weights = "own"``. The shared model's are drawn apart from them.
 - The authors' code clips the gradient norm of each part at 50. Here nothing is clipped.
 - A client is evaluated with its private model, its projector and the shared model as it has
   trained it, as in the authors' code. The fine head predicts.
@@ -87,4 +86,4 @@ class FedMRL(SharedModelStrategy):
         """Start from fresh weights of the shared model with d1 features."""
         shared, models = self.settings.shared_model, self.server_models
         width = self.settings.width(models.narrowest(shared))
-        return ParameterState(dict(models.initial(name=shared, width=width)))
+        return ParameterState(dict(models.initial_shared(shared, width)))

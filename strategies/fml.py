@@ -15,9 +15,8 @@ Differences from the paper
 --------------------------
 - Both models take their steps on the same batch; each loss updates only its own model.
 - Momentum of the private model is kept. The meme's starts anew, since the meme is replaced.
-- Private models start from the common initial weights. If they have the architecture of the shared
-  model, both models of a client start equal. They stay so in the first round if alpha and beta are
-  equal. With ``initial-weights = "own"`` only client 0's start equal.
+- Private models of one architecture start from common weights, unless
+  ``initial-weights = "own"``. The shared model's are drawn apart from them.
 - Private label sets are not implemented: all clients share the classes.
 """
 

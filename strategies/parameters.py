@@ -332,7 +332,7 @@ class SharedModelStrategy(ParameterStrategy):
 
     def begin(self, initial: Arrays) -> ParameterState:
         """Start from fresh weights of the shared model."""
-        return super().begin(self.server_models.initial(name=self.settings.shared_model))
+        return super().begin(self.server_models.initial_shared(self.settings.shared_model))
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send nothing: the private model is evaluated."""

@@ -141,7 +141,7 @@ def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
 class SmallModels:
     """A shared model of two matrices, 5 by 2 and 7 by 1."""
 
-    def initial(self, number=0, name=""):
+    def initial_shared(self, name=""):
         return {"weights": np.zeros(17, dtype=np.float32)}
 
     def shapes(self, name):

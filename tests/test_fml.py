@@ -9,7 +9,9 @@ from torch import nn
 import fedkd_flwr
 from fedkd_flwr.clients.fml import MutualLearning, Pair
 from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.models.vectors import model_vectors
 from fedkd_flwr.training.jobs import complete
+from fedkd_flwr.training.server_models import RunModels
 
 
 @pytest.fixture
@@ -63,18 +65,35 @@ def test_two_clients_memes_are_averaged_by_samples(small, tmp_path):
         np.testing.assert_allclose(found, np.average(memes, axis=0, weights=sizes), atol=1e-6)
 
 
-def test_with_labels_alone_it_is_local_beside_fedavg(small, tmp_path):
+def test_with_labels_alone_it_is_local_beside_fedavg(small, tmp_path, monkeypatch):
     """Private models of two architectures are trained as by `local`, the memes as by FedAvg."""
     columns = ["round", "partition_id", "accuracy", "loss"]
     ours, fedavg = Witness(), Witness()
     alone, _ = run_with(ours, small, tmp_path / "fml", **{"fml.alpha": 1.0, "fml.beta": 1.0})
     local = fedkd_flwr.run({**small, "strategy": "local"}, output_dir=tmp_path / "local")
-    run_with(fedavg, small, tmp_path / "fedavg", strategy="fedavg", models="mlp")
+    with monkeypatch.context() as same_start:
+        same_start.setattr(RunModels, "initial", lambda models, **_: models.initial_shared())
+        run_with(fedavg, small, tmp_path / "fedavg", strategy="fedavg", models="mlp")
     np.testing.assert_array_equal(alone.clients[columns], local.clients[columns])
     for key in ((2, "train", n) for n in range(4)):
         np.testing.assert_array_equal(ours.up[key]["weights"], fedavg.up[key]["weights"])
     mutual = fedkd_flwr.run(small, output_dir=tmp_path / "mutual")
     assert not np.array_equal(mutual.clients[columns], local.clients[columns])
+
+
+@pytest.mark.parametrize("strategy", ["fml", "fedapen", "fedkd", "fedmrl"])
+def test_no_clients_two_models_start_equal(strategy, small, tmp_path):
+    """With one architecture, and with common or own weights of the private models."""
+    witness = Witness()
+    one = {**small, "strategy": strategy, "models": "mlp", "num-server-rounds": 1}
+    run_with(witness, one, tmp_path / "run")
+    shared = witness.down[1, "train", 0]["weights"]
+    for initial_weights in ("common", "own"):
+        for n in range(2):
+            client = client_of({**one, "initial-weights": initial_weights}, partition_id=n)
+            private = model_vectors(client.new_model())["weights"]
+            assert private.shape == shared.shape
+            assert np.mean(private == shared) < 0.01
 
 
 @pytest.mark.parametrize(

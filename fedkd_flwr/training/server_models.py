@@ -76,10 +76,16 @@ class RunModels:
         return public_pool_size(self.run.server_data_plan.settings)
 
     def initial(
-        self, number: int = 0, name: str = "", layers: LayerChoice = ALL, width: int = 0
+        self, number: int = 0, name: str = "", layers: LayerChoice = ALL
     ) -> dict[str, NDArray[np.float32]]:
         """Return initial weights; draw 0 of the first architecture is the global model."""
-        return model_vectors(self._build(name or self.names[0], number, width), layers)
+        with seeded("cpu", self.run.plan.seed, "initial-weights", number):
+            return model_vectors(self._build(name or self.names[0]), layers)
+
+    def initial_shared(self, name: str = "", width: int = 0) -> dict[str, NDArray[np.float32]]:
+        """Return initial weights of a shared model, drawn apart from those of private models."""
+        with seeded("cpu", self.run.plan.seed, "initial-shared-weights"):
+            return model_vectors(self._build(name or self.names[0], width))
 
     def shapes(self, name: str) -> NDArray[np.int64]:
         """Return rows and columns of a model's matrices, (L, 2)."""
@@ -190,13 +196,10 @@ class RunModels:
         fill_from_vectors(network, model)
         return network
 
-    def _build(self, name: str, number: int = 0, width: int = 0) -> nn.Module:
-        data, plan = self.run.data, self.run.plan
-        width = width or self.run.models.feature_width
-        with seeded("cpu", plan.seed, "initial-weights", number):
-            network = build_model(
-                name, data.image_shape, data.num_classes, self.run.models.search_space
-            )
-            if width:
-                with_common_width(network, width)
+    def _build(self, name: str, width: int = 0) -> nn.Module:
+        models, data = self.run.models, self.run.data
+        network = build_model(name, data.image_shape, data.num_classes, models.search_space)
+        width = width or models.feature_width
+        if width:
+            with_common_width(network, width)
         return network.to(self.run.server_device)

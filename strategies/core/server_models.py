@@ -35,13 +35,25 @@ class ServerModels(Protocol):
     def narrowest(self, shared: str) -> int:
         """Return the smallest number of features of the run's models and of a shared one."""
 
-    def initial(self, number: int = 0, name: str = "", *, width: int = 0) -> Arrays:
+    def initial(self, number: int = 0, name: str = "") -> Arrays:
         """Return fresh weights.
 
         Parameters
         ----------
         number : int
             Number of the draw; 0 is the initial global model.
+        name : str
+            The architecture; empty for the first of the run.
+        """
+
+    def initial_shared(self, name: str = "", width: int = 0) -> Arrays:
+        """Return fresh weights of a model that clients hold beside their private one.
+
+        They are drawn apart from those of private models, so that no client's two models start
+        equal.
+
+        Parameters
+        ----------
         name : str
             The architecture; empty for the first of the run.
         width : int
