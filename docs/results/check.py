@@ -153,10 +153,11 @@ def wrong(claim: dict[str, Any]) -> str:
         if value != claim["value"]:
             again = ", so read its sentences again" if "sentences" in claim else ""
             return f"says {claim['value']}, the runs say {value}{again}"
-    text = " ".join((ROOT / claim["page"]).read_text().replace(MINUS, "-").split())
+    text = BLOCK.sub(" ", (ROOT / claim["page"]).read_text())
+    text = " ".join(text.replace(MINUS, "-").split())
     for words in claim.get("sentences", [claim["value"]]):
         if words not in text:
-            return f"is not on {claim['page']}, which lacks {words}"
+            return f"is not in the sentences of {claim['page']}, which lack {words}"
     return ""
 
 

@@ -8,9 +8,19 @@ import json
 import re
 from pathlib import Path
 
+import answers
 import numpy as np
 import pandas as pd
-from columns import REFERENCE, Result, accuracy_with, chosen_gains, in_points, results
+from columns import (
+    REFERENCE,
+    Result,
+    accuracy_with,
+    bytes_of,
+    chosen_gains,
+    in_points,
+    led_by,
+    results,
+)
 from equal_steps import over_equal_steps, over_local
 from measurements import read_measurements
 from runs import compared, set_names
@@ -110,22 +120,17 @@ def distance(name: str, method: str, over: str = "") -> str:
 
 def fewer_bytes(name: str, method: str, than: str) -> str:
     """Return the bytes of another method as a multiple of this method's."""
-    return f"{_bytes(name, than) / _bytes(name, method):.0f}"
+    return f"{bytes_of(of_method(name, than)) / bytes_of(of_method(name, method)):.0f}"
 
 
 def share_of_bytes(name: str, method: str, of: str) -> str:
     """Return the bytes of a method as a share of another's."""
-    return f"{_bytes(name, method) / _bytes(name, of):.0%}"
+    return f"{bytes_of(of_method(name, method)) / bytes_of(of_method(name, of)):.0%}"
 
 
 def exchanged(name: str, method: str) -> str:
     """Return the bytes that a run exchanges."""
-    return in_bytes(_bytes(name, method))
-
-
-def _bytes(name: str, method: str) -> float:
-    own = of_method(name, method)
-    return float(np.mean([r.run.kept["bytes_up"] + r.run.kept["bytes_down"] for r in own]))
+    return in_bytes(bytes_of(of_method(name, method)))
 
 
 def gains_at_validation_round(name: str, method: str) -> str:
@@ -205,15 +210,10 @@ def at_equal_steps(name: str, controls: str, outcome: str) -> str:
     return ", ".join(method for method in order if found[method].outcome == outcome)
 
 
-def no_longer_better(name: str, controls: str) -> str:
-    """Return the methods that are better than `local`, but not than `local` with as many steps."""
-    found, equal = effects(name), over_equal_steps(name, controls)
-    lost = [
-        method
-        for method, effect in equal.items()
-        if found[method].outcome is Outcome.BETTER and effect.outcome is not Outcome.BETTER
-    ]
-    return ", ".join(sorted(lost))
+def better_at_equal_steps(method: str) -> str:
+    """Return in how many tuned comparisons a method is better than `local` with as many steps."""
+    counts = answers.outcomes()[method]
+    return f"{counts[Outcome.BETTER]} of {counts.total()}"
 
 
 def interval_at_equal_steps(name: str, controls: str, method: str) -> str:
@@ -250,7 +250,7 @@ def leads(name: str, method: str, *rivals: str) -> str:
     others = rivals or tuple(other for other in groups if other != method)
     if unknown := {method, *others} - set(groups):
         raise ValueError(f"{name} has no run of {', '.join(sorted(unknown))}.")
-    led = _led(name, method)
+    led = led_by(name, method)
     not_shown = [other for other in others if other not in led]
     if len(not_shown) == len(others):
         return "none"
@@ -259,14 +259,7 @@ def leads(name: str, method: str, *rivals: str) -> str:
 
 def methods_led(name: str, method: str) -> str:
     """Return the number of methods of a set, without `local`, over which a lead is shown."""
-    return str(len(_led(name, method) - {REFERENCE}))
-
-
-def _led(name: str, method: str) -> set[str]:
-    """Return the methods over which a method's lead is shown, after Holm's correction."""
-    pairs = compared(name).pairs
-    better = [pair for pair, effect in pairs.items() if effect.outcome is Outcome.BETTER]
-    return {other for own, other in better if own == method}
+    return str(len(led_by(name, method) - {REFERENCE}))
 
 
 def methods() -> str:

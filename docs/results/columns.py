@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from runs import PublishedRun, read_set
+from runs import PUBLISHED, PublishedRun, compared, read_set
 
 from fedkd_flwr.analysis.columns import COLUMNS as COMPARED
 from fedkd_flwr.analysis.columns import in_bytes, points
 from fedkd_flwr.analysis.results import steps_of_a_client
+from fedkd_flwr.analysis.significance import Outcome
 
 REFERENCE = "local"
 
@@ -53,6 +54,11 @@ class Result:
     def seed(self) -> int:
         """The seed."""
         return int(self.run.config["seed"])
+
+    @property
+    def set_name(self) -> str:
+        """The published set of the run."""
+        return str(self.run.path.parent.relative_to(PUBLISHED))
 
     @property
     def strategy(self) -> str:
@@ -146,6 +152,26 @@ def results(
         for number in (run.kept["rounds"] if is_early else run.kept["rounds"][-1:])
     ]
     return sorted((r for r in found if r.has(conditions)), key=lambda result: result.seed)
+
+
+def led_by(name: str, method: str) -> set[str]:
+    """Return the methods of a set over which a method's lead is shown, after Holm's correction.
+
+    These are the pairs of `fedkd compare --pairs`.
+    """
+    pairs = compared(name).pairs
+    better = [pair for pair, effect in pairs.items() if effect.outcome is Outcome.BETTER]
+    return {other for own, other in better if own == method}
+
+
+def bytes_of(own: list[Result]) -> float:
+    """Return the mean bytes of a run, up and down."""
+    return float(np.mean([r.run.kept["bytes_up"] + r.run.kept["bytes_down"] for r in own]))
+
+
+def bytes_of_all(groups: Iterable[list[Result]]) -> str:
+    """Return the mean bytes of a run: one number, or the range over groups where they differ."""
+    return " to ".join(dict.fromkeys(in_bytes(size) for size in sorted(map(bytes_of, groups))))
 
 
 def steps_of_method(own: list[Result]) -> int:
@@ -256,7 +282,7 @@ COLUMNS: dict[str, tuple[str, Callable[[list[Result]], str]]] = {
     "down": ("down:", _mean("bytes_down", in_bytes)),
     "bytes": (
         heading("bytes"),
-        lambda own: in_bytes(np.mean([_bytes(result) for result in own])),
+        lambda own: in_bytes(bytes_of(own)),
     ),
     "steps": (
         heading("gradient_steps"),
@@ -304,7 +330,3 @@ COLUMNS: dict[str, tuple[str, Callable[[list[Result]], str]]] = {
     ),
 }
 """Heading and cell of each column that depends on a row alone."""
-
-
-def _bytes(result: Result) -> int:
-    return int(result.run.kept["bytes_up"] + result.run.kept["bytes_down"])

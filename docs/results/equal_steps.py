@@ -8,8 +8,9 @@ import functools
 
 from columns import REFERENCE, Result, results, steps_of_method
 from tables import caption, gain_of, markdown
+from ten_seeds import effects
 
-from fedkd_flwr.analysis.significance import Effect, effects_of
+from fedkd_flwr.analysis.significance import Effect, Outcome, effects_of
 
 
 def table(name: str, controls: str) -> str:
@@ -40,7 +41,11 @@ def table(name: str, controls: str) -> str:
         "over `local` with as many steps, points (95%)", "verdict:",
     ]  # fmt: skip
     groups = {(method,): own for method, own in {**longer, **costly}.items()}
-    return f"{markdown(headings, rows)}\n{caption(groups, equal, has_verdicts=True)}\n"
+    text = f"{markdown(headings, rows)}\n{caption(groups, equal, has_verdicts=True)}\n"
+    lost = no_longer_better(name, controls)
+    if lost:
+        text += f"\n*Better* than the shorter `local` only: {', '.join(f'`{m}`' for m in lost)}.\n"
+    return text
 
 
 @functools.cache
@@ -66,6 +71,16 @@ def over_equal_steps(name: str, controls: str) -> dict[str, Effect]:
         if enough:
             gains[method] = _gains(own, _by_seed(min(enough, key=steps_of_method)))
     return effects_of(gains)
+
+
+def no_longer_better(name: str, controls: str) -> list[str]:
+    """Return the methods that are better than `local`, but not than `local` with as many steps."""
+    before, equal = effects(name), over_equal_steps(name, controls)
+    return [
+        method
+        for method, effect in equal.items()
+        if before[method].outcome is Outcome.BETTER and effect.outcome is not Outcome.BETTER
+    ]
 
 
 def _costly(name: str) -> dict[str, list[Result]]:

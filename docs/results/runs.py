@@ -19,7 +19,7 @@ import json
 import lzma
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -78,6 +78,18 @@ def maker(description: dict[str, Any]) -> str:
     modified = ", modified" if project.get("modified") else ""
     commit = project.get("commit", "")[:8] or "not recorded"
     return f"version {project.get('version')}, commit {commit}{modified}"
+
+
+def in_words(makers: Iterable[str]) -> str:
+    """Return what made some runs, as by `maker`: each version once, with its commits."""
+    commits: dict[str, list[str]] = {}
+    for one in dict.fromkeys(makers):
+        version, _, commit = one.partition(", commit ")
+        commits.setdefault(version, []).append(commit.replace(", modified", " (modified)"))
+    return "; ".join(
+        f"{version}, commit{'s' if len(own) > 1 else ''} {', '.join(own)}"
+        for version, own in commits.items()
+    )
 
 
 # ---- The file ---------------------------------------------------------------------------

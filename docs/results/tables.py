@@ -18,11 +18,12 @@ from columns import (
     accuracy_with,
     heading,
     in_points,
+    led_by,
     results,
     with_spread,
 )
 from measurements import read_measurements
-from runs import UNRECORDED, maker, set_names
+from runs import UNRECORDED, in_words, maker, set_names
 
 from fedkd_flwr.analysis.columns import COLUMNS as COMPARED
 from fedkd_flwr.analysis.columns import in_bytes
@@ -59,11 +60,11 @@ def table(*words: str) -> str:
     Parameters
     ----------
     *words : str
-        Names of sets; ``columns=NAME,...`` of `COLUMNS`, or ``gain``, ``verdict``, ``paper``,
-        ``difference`` and ``over:METHOD``; ``by=SETTING,...`` that tell rows apart, ``round``
-        among them; ``paper=FILE:NUMBER``, a column of a file in papers/ or conf/sweeps/papers;
-        ``KEY=VALUE`` for settings that runs must have. Rows are in the order of accuracy, or of
-        the settings where ``by`` is given.
+        Names of sets; ``columns=NAME,...`` of `COLUMNS`, or ``gain``, ``verdict``, ``leads``,
+        ``paper``, ``difference`` and ``over:METHOD``; ``by=SETTING,...`` that tell rows apart,
+        ``round`` among them; ``paper=FILE:NUMBER``, a column of a file in papers/ or
+        conf/sweeps/papers; ``KEY=VALUE`` for settings that runs must have. Rows are in the order of
+        accuracy, or of the settings where ``by`` is given.
     """
     sets, options, conditions = _parted(words)
     names = [name for name in options.get("by", "").split(",") if name]
@@ -97,6 +98,8 @@ class _Cells:
     def heading(self, column: str) -> str:
         if column.startswith("over:"):
             return f"over `{column.removeprefix('over:')}`, by seed"
+        if column == "leads":
+            return "methods that it is shown to lead:"
         return COLUMNS[column][0] if column in COLUMNS else heading(column)
 
     def of(self, column: str, key: tuple[str, ...]) -> str:
@@ -106,6 +109,8 @@ class _Cells:
             if effect is None or effect.seeds == 0 or np.isnan(effect.gain):
                 return ""
             return gain_of(effect) if column == "gain" else str(effect.outcome)
+        if column == "leads":
+            return str(len(led_by(own[0].set_name, own[0].strategy)))
         if column in ("paper", "difference"):
             return self._beside_paper(column, own)
         if column.startswith("over:"):
@@ -126,7 +131,7 @@ class _Cells:
         own = self.groups[key]
         rivals = {k: g for k, g in self.groups.items() if g[0].strategy == method}
         # Rows of other sets are on other data.
-        rivals = {k: g for k, g in rivals.items() if _set_of(g[0]) == _set_of(own[0])}
+        rivals = {k: g for k, g in rivals.items() if g[0].set_name == own[0].set_name}
         if own[0].strategy in (method, REFERENCE) or not rivals:
             return ""
         alike = {k: sum(a == b for a, b in zip(k, key, strict=True)) for k in rivals}
@@ -135,15 +140,11 @@ class _Cells:
         return in_points(r.accuracy - accuracies[r.seed] for r in own if r.seed in accuracies)
 
 
-def _set_of(result: Result) -> str:
-    return str(result.run.path.parent)
-
-
 def _effects_by_family(groups: Groups, by_round: bool) -> dict[tuple[str, ...], Effect]:
     """Return the effects, corrected for the rows of their set: by round, after the same round."""
     families: dict[tuple[str, int], dict[tuple[str, ...], list[float]]] = {}
     for key, own in groups.items():
-        family = families.setdefault((_set_of(own[0]), own[0].round if by_round else 0), {})
+        family = families.setdefault((own[0].set_name, own[0].round if by_round else 0), {})
         family[key] = [result.gain for result in own]
     return {key: effect for own in families.values() for key, effect in effects_of(own).items()}
 
@@ -166,8 +167,7 @@ def _number(text: str) -> tuple[float, str]:
 def caption(groups: Groups, effects: dict[Any, Effect], has_verdicts: bool) -> str:
     """Return what a reader of the table has to know, in one line."""
     found = [result for own in groups.values() for result in own]
-    makers = dict.fromkeys(maker(result.run.description) for result in found)
-    parts = [_seeds(found), f"made by {', '.join(makers)}"]
+    parts = [_seeds(found), f"made by {in_words(maker(r.run.description) for r in found)}"]
     images = {result.value(key) for result in found for key in ("dataset", "public-dataset")}
     if "cifar10" in images:
         parts.append("CIFAR-10 from JPEG copies of its images")
@@ -371,8 +371,8 @@ def measured(*words: str) -> str:
         f"{key.replace('_', ' ')}{' by seed' if 'seeds' in how else ''}" for key, how in columns
     ]
     text = markdown([*(f"`{key}`" for key in keys), *(f"{name}:" for name in named)], rows)
-    makers = {one.get("made by", UNRECORDED): None for own in found.values() for one in own}
-    return f"{text}\n*Made by {', '.join(makers)}.*\n"
+    makers = in_words(one.get("made by", UNRECORDED) for own in found.values() for one in own)
+    return f"{text}\n*Made by {makers}.*\n"
 
 
 def _laid_out(values: list[Any], layout: str) -> str:

@@ -3,12 +3,10 @@
 Gains over `local` with intervals, for a table, a figure and claims.
 """
 
-import numpy as np
 import pandas as pd
-from columns import REFERENCE, Result, results
+from columns import REFERENCE, Result, bytes_of_all, results
 from tables import caption, gain_of, markdown
 
-from fedkd_flwr.analysis.columns import in_bytes
 from fedkd_flwr.analysis.significance import Effect, effects_of
 from fedkd_flwr.methods import METHODS
 
@@ -68,11 +66,8 @@ def _by_seed(name: str) -> pd.DataFrame:
 
 
 def _exchanged(method: str, found: dict[str, list[Result]]) -> str:
-    """Return the mean bytes of a run: one number, or the range over the sets where they differ."""
-    kept = [[one.run.kept for one in own if one.strategy == method] for own in found.values()]
-    means = [np.mean([run["bytes_up"] + run["bytes_down"] for run in runs]) for runs in kept]
-    sizes = dict.fromkeys(in_bytes(mean) for mean in sorted(means))
-    return f"{' to '.join(sizes)} of {METHODS[method].strategy.exchanged}"
+    groups = [[one for one in own if one.strategy == method] for own in found.values()]
+    return f"{bytes_of_all(groups)} of {METHODS[method].strategy.exchanged}"
 
 
 def _cell(effect: Effect) -> str:
