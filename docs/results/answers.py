@@ -1,9 +1,10 @@
 """Which methods of the tuned benchmark to use, by split, models and traffic; see `check.py`.
 
-A gain counts only beyond that of longer training: it is over `local` with at least as many gradient
-steps, see `equal_steps.py`.
+A method counts as *better* only if it is better than `local` with at least as many gradient steps,
+see `equal_steps.py`.
 """
 
+import functools
 import itertools
 from collections import Counter
 from dataclasses import dataclass
@@ -33,25 +34,37 @@ class Answer:
     ----------
     method : str
         Its name.
-    effects : tuple of Effect
-        Gain over `local` with at least as many steps on each data set.
+    gains : tuple of Effect
+        Gain over `local` on each data set.
+    at_equal_steps : tuple of Effect
+        The same over `local` with at least as many steps.
     runs : tuple of list of Result
         Its runs on each data set.
     """
 
     method: str
-    effects: tuple[Effect, ...]
+    gains: tuple[Effect, ...]
+    at_equal_steps: tuple[Effect, ...]
     runs: tuple[list[Result], ...]
 
     @property
     def is_better(self) -> bool:
-        """Whether it is *better* on all data sets."""
-        return all(effect.outcome is Outcome.BETTER for effect in self.effects)
+        """Whether it is *better* than `local` with at least as many steps on all data sets."""
+        return all(effect.outcome is Outcome.BETTER for effect in self.at_equal_steps)
 
     @property
     def gain(self) -> float:
-        """Mean gain over data sets."""
-        return float(np.mean([effect.gain for effect in self.effects]))
+        """Mean gain over `local` over data sets; methods have the order of their accuracy."""
+        return float(np.mean([effect.gain for effect in self.gains]))
+
+    @property
+    def cells(self) -> list[str]:
+        """For each data set the gain over `local`, and where it has more steps the other one."""
+        pairs = zip(self.gains, self.at_equal_steps, strict=True)
+        return [
+            gain_of(usual) if usual is equal else f"{gain_of(usual)}; {gain_of(equal)}"
+            for usual, equal in pairs
+        ]
 
     @property
     def traffic(self) -> float:
@@ -62,7 +75,8 @@ class Answer:
 def answers(clients: str) -> list[Answer]:
     """Return the methods that are *better* on all data sets, and that none surpasses.
 
-    A method is surpassed by one with a larger mean gain over the data sets and less traffic.
+    A method is surpassed by one with a larger mean gain over `local` and less traffic, both means
+    over the data sets.
 
     Parameters
     ----------
@@ -85,12 +99,14 @@ def answers(clients: str) -> list[Answer]:
 def candidates(clients: str) -> list[Answer]:
     """Return the methods that have runs on all data sets, for a key of `CLIENTS`."""
     names = CLIENTS[clients]
-    gains = [_gains(name) for name in names]
+    gains = [effects(f"benchmark-tuned/retuned-{name}") for name in names]
+    at_equal_steps = [_at_equal_steps(name) for name in names]
     found = [results(f"benchmark-tuned/retuned-{name}") for name in names]
     return [
         Answer(
             method,
             tuple(one[method] for one in gains),
+            tuple(one[method] for one in at_equal_steps),
             tuple([run for run in runs if run.strategy == method] for runs in found),
         )
         for method in gains[0]
@@ -109,7 +125,7 @@ def table() -> str:
                 [
                     clients,
                     f"`{answer.method}`",
-                    *(gain_of(effect) for effect in answer.effects),
+                    *answer.cells,
                     bytes_of_all(answer.runs),
                     f"{steps_of_method(own):,}",
                 ]
@@ -141,12 +157,13 @@ def outcomes() -> dict[str, Counter[Outcome]]:
     """Return how often each method has each outcome, over `local` with at least as many steps."""
     found: dict[str, Counter[Outcome]] = {}
     for name in itertools.chain(*CLIENTS.values()):
-        for method, effect in _gains(name).items():
+        for method, effect in _at_equal_steps(name).items():
             found.setdefault(method, Counter())[effect.outcome] += 1
     return found
 
 
-def _gains(name: str) -> dict[str, Effect]:
+@functools.cache
+def _at_equal_steps(name: str) -> dict[str, Effect]:
     """Return the gain of each method over `local` with at least as many steps."""
     tuned, controls = f"benchmark-tuned/retuned-{name}", f"benchmark-tuned/controls-steps-{name}"
     return {**effects(tuned), **over_equal_steps(tuned, controls)}

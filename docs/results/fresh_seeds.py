@@ -13,6 +13,10 @@ SPLITS = {
     "dirichlet": "Dirichlet 0.1",
     "mixed-k-classes-grouped": "two groups, four architectures",
     "mixed-dirichlet": "Dirichlet 0.1, four architectures",
+    "cifar10-k-classes-grouped": "CIFAR-10, two groups",
+    "cifar10-dirichlet": "CIFAR-10, Dirichlet 0.1",
+    "cifar10-mixed-k-classes-grouped": "CIFAR-10, two groups, mixed architectures",
+    "cifar10-mixed-dirichlet": "CIFAR-10, Dirichlet 0.1, mixed architectures",
 }
 """The last part of the sets' names, and what their splits are called."""
 

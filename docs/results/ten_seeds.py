@@ -3,6 +3,8 @@
 Gains over `local` with intervals, for a table, a figure and claims.
 """
 
+import functools
+
 import pandas as pd
 from columns import REFERENCE, Result, bytes_of_all, results
 from tables import caption, gain_of, markdown
@@ -32,6 +34,7 @@ def gains(name: str) -> pd.DataFrame:
     return 100 * own.loc[order]
 
 
+@functools.cache
 def effects(name: str) -> dict[str, Effect]:
     """Return the mean gain of each method of a set, with its 95% interval, as fractions."""
     return effects_of({method: list(row) for method, row in _by_seed(name).iterrows()})
