@@ -1,11 +1,13 @@
 """Tables and numbers on the results pages agree with the published runs."""
 
+import functools
 import importlib
 import json
 import re
 import shlex
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from PIL import Image
 
 import fedkd_flwr
 from fedkd_flwr.analysis.safeguards import LOST_AND_WON, safeguarded
+from fedkd_flwr.analysis.significance import effects_of
 from fedkd_flwr.analysis.targets import cost_to_target
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
@@ -68,14 +71,14 @@ def test_a_number_in_a_sentence_needs_a_table_a_setting_or_a_claim(scripts, tmp_
     [
         ({"call": "means_above kt-pfl", "value": "7 of 8"}, "says 7 of 8, the runs say 8 of 8"),
         ({"value": "7 of 8"}, "has neither a call nor a source"),
-        ({"source": "a paper", "value": "123456"}, "lacks 123456"),
+        ({"source": "a paper", "value": "123456"}, "lack 123456"),
         ({"call": "gain transfer/kt-pfl none", "value": "8"}, "transfer/kt-pfl has no run"),
         ({"call": "means_above kt-pfl", "value": "8 of 8"}, ""),
         (
             {"call": "leads safeguard/k-classes-grouped fedavg", "value": "all", "sentences": []},
             "says all, the runs say none, so read its sentences again",
         ),
-        ({"source": "a test", "value": "all", "sentences": ["leads all"]}, "lacks leads all"),
+        ({"source": "a test", "value": "all", "sentences": ["leads all"]}, "lack leads all"),
     ],
 )
 def test_a_wrong_claim_is_reported(scripts, changes, problem):
@@ -210,6 +213,34 @@ def test_a_method_is_compared_with_the_shortest_local_that_takes_as_many_steps(
     rows = equal_steps.table("a/methods", "a/controls").splitlines()[2:]
     assert sum(row.startswith("| `local, ") for row in rows) == 3
     assert sum(row.startswith("| `kt-pfl` ") for row in rows) == 1
+
+
+def test_an_answer_is_surpassed_by_none_with_less_traffic(scripts, monkeypatch):
+    answers = importlib.import_module("answers")
+    found = [
+        SimpleNamespace(method=method, is_better=is_better, gain=gain, traffic=traffic)
+        for method, is_better, gain, traffic in [
+            ("costly", True, 0.05, 100),
+            ("surpassed", True, 0.02, 50),
+            ("cheap", True, 0.03, 10),
+            ("not better", False, 0.06, 5),
+            ("cheapest", True, 0.01, 1),
+        ]
+    ]
+    monkeypatch.setattr(answers, "candidates", lambda clients: found)
+    assert [one.method for one in answers.answers("any")] == ["costly", "cheap", "cheapest"]
+
+
+def test_an_answer_is_better_at_equal_steps_on_all_data_sets(scripts):
+    answers = importlib.import_module("answers")
+    effects = effects_of({"large": [0.03, 0.031, 0.032], "none": [0.001, -0.001, 0.0]})
+    large, none = effects["large"], effects["none"]
+    method = functools.partial(answers.Answer, "kt-pfl", (large, large), runs=([], []))
+    assert method(at_equal_steps=(large, large)).is_better
+    assert not method(at_equal_steps=(large, none)).is_better
+    usual, with_steps = method(at_equal_steps=(large, none)).cells
+    assert usual.startswith("+3.1 (") and ";" not in usual
+    assert with_steps.startswith(f"{usual}; +0.0 (")
 
 
 def test_runs_are_published_in_parts_and_replaced(runs_script, small, tmp_path):

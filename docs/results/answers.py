@@ -62,7 +62,7 @@ class Answer:
         """For each data set the gain over `local`, and where it has more steps the other one."""
         pairs = zip(self.gains, self.at_equal_steps, strict=True)
         return [
-            gain_of(usual) if usual is equal else f"{gain_of(usual)}; {gain_of(equal)}"
+            gain_of(usual) if usual == equal else f"{gain_of(usual)}; {gain_of(equal)}"
             for usual, equal in pairs
         ]
 
@@ -150,7 +150,10 @@ def counts() -> str:
         [f"`{m}`", str(found[m].total()), *(str(found[m][outcome]) for outcome in shown)]
         for m in often
     ]
-    return markdown(["method", "comparisons:", *(f"{outcome}:" for outcome in shown)], rows)
+    text = markdown(["method", "comparisons:", *(f"{outcome}:" for outcome in shown)], rows)
+    names = itertools.chain(*CLIENTS.values())
+    groups = {(name,): results(f"benchmark-tuned/retuned-{name}") for name in names}
+    return f"{text}\n{caption(groups, {}, has_verdicts=False)}\n"
 
 
 def outcomes() -> dict[str, Counter[Outcome]]:

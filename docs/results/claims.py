@@ -22,6 +22,7 @@ from columns import (
     results,
 )
 from equal_steps import over_equal_steps, over_local
+from fresh_seeds import same_verdicts  # noqa: F401 - called by claims.toml
 from measurements import read_measurements
 from runs import compared, set_names
 from safeguards import side_from_seed  # noqa: F401 - called by claims.toml

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from runs import PUBLISHED, PublishedRun, compared, read_set
+from runs import PublishedRun, compared, read_set
 
 from fedkd_flwr.analysis.columns import COLUMNS as COMPARED
 from fedkd_flwr.analysis.columns import in_bytes, points
@@ -58,7 +58,7 @@ class Result:
     @property
     def set_name(self) -> str:
         """The published set of the run."""
-        return str(self.run.path.parent.relative_to(PUBLISHED))
+        return "/".join(self.run.path.parts[-3:-1])
 
     @property
     def strategy(self) -> str:

@@ -41,11 +41,9 @@ def table(name: str, controls: str) -> str:
         "over `local` with as many steps, points (95%)", "verdict:",
     ]  # fmt: skip
     groups = {(method,): own for method, own in {**longer, **costly}.items()}
-    text = f"{markdown(headings, rows)}\n{caption(groups, equal, has_verdicts=True)}\n"
-    lost = no_longer_better(name, controls)
-    if lost:
-        text += f"\n*Better* than the shorter `local` only: {', '.join(f'`{m}`' for m in lost)}.\n"
-    return text
+    lost = ", ".join(f"`{method}`" for method in no_longer_better(name, controls))
+    note = f"*Better* than the shorter `local` only: {lost}.\n\n" if lost else ""
+    return f"{markdown(headings, rows)}\n{note}{caption(groups, equal, has_verdicts=True)}\n"
 
 
 @functools.cache
