@@ -7,7 +7,7 @@ from helpers import Witness, client_of, run_with, state_of
 from torch import nn
 
 import fedkd_flwr
-from fedkd_flwr.clients.fml import MutualLearning, Pair
+from fedkd_flwr.clients.fml import EnsembleClient, MutualLearning, Pair
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.vectors import model_vectors
 from fedkd_flwr.training.jobs import complete
@@ -83,7 +83,11 @@ def test_with_labels_alone_it_is_local_beside_fedavg(small, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("strategy", ["fml", "fedapen", "fedkd", "fedmrl"])
 def test_no_clients_two_models_start_equal(strategy, small, tmp_path):
-    """With one architecture, and with common or own weights of the private models."""
+    """With one architecture, and with common or own weights of the private models.
+
+    Clients draw the shared model that the server sends: one that never trained is evaluated with
+    it.
+    """
     witness = Witness()
     one = {**small, "strategy": strategy, "models": "mlp", "num-server-rounds": 1}
     run_with(witness, one, tmp_path / "run")
@@ -94,6 +98,8 @@ def test_no_clients_two_models_start_equal(strategy, small, tmp_path):
             private = model_vectors(client.new_model())["weights"]
             assert private.shape == shared.shape
             assert np.mean(private == shared) < 0.01
+            if isinstance(client, EnsembleClient):
+                np.testing.assert_array_equal(model_vectors(client.shared)["weights"], shared)
 
 
 @pytest.mark.parametrize(

@@ -75,10 +75,12 @@ def test_a_number_in_a_sentence_needs_a_table_a_setting_or_a_claim(scripts, tmp_
         ({"call": "gain transfer/kt-pfl none", "value": "8"}, "transfer/kt-pfl has no run"),
         ({"call": "means_above kt-pfl", "value": "8 of 8"}, ""),
         (
-            {"call": "leads safeguard/k-classes-grouped fedavg", "value": "all", "sentences": []},
-            "says all, the runs say none, so read its sentences again",
+            {"call": "outcomes safeguard/dirichlet worse", "value": "all", "sentences": []},
+            "says all, the runs say 4 of 12, so read its sentences again",
         ),
         ({"source": "a test", "value": "all", "sentences": ["leads all"]}, "lack leads all"),
+        # In a generated table alone.
+        ({"source": "a table", "value": "8 of 8 | 79 of 80"}, "lack 8 of 8"),
     ],
 )
 def test_a_wrong_claim_is_reported(scripts, changes, problem):
@@ -222,6 +224,7 @@ def test_an_answer_is_surpassed_by_none_with_less_traffic(scripts, monkeypatch):
         for method, is_better, gain, traffic in [
             ("costly", True, 0.05, 100),
             ("surpassed", True, 0.02, 50),
+            ("as cheap", True, 0.01, 10),
             ("cheap", True, 0.03, 10),
             ("not better", False, 0.06, 5),
             ("cheapest", True, 0.01, 1),

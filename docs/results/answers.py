@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from columns import Result, bytes_of, bytes_of_all, results, steps_of_method
-from equal_steps import over_equal_steps
+from equal_steps import costly, over_equal_steps
 from tables import caption, gain_of, markdown
 from ten_seeds import effects
 
@@ -75,8 +75,8 @@ class Answer:
 def answers(clients: str) -> list[Answer]:
     """Return the methods that are *better* on all data sets, and that none surpasses.
 
-    A method is surpassed by one with a larger mean gain over `local` and less traffic, both means
-    over the data sets.
+    A method is surpassed by one with a larger mean gain over `local` and no more traffic, both
+    means over the data sets.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def answers(clients: str) -> list[Answer]:
     """
     found = [answer for answer in candidates(clients) if answer.is_better]
     front: list[Answer] = []
-    for answer in sorted(found, key=lambda answer: answer.traffic):
+    for answer in sorted(found, key=lambda answer: (answer.traffic, -answer.gain)):
         if not front or answer.gain > front[-1].gain:
             front.append(answer)
     return front[::-1]
@@ -120,7 +120,8 @@ def table() -> str:
     groups: dict[tuple[str, ...], list[Result]] = {}
     for clients in CLIENTS:
         for answer in answers(clients):
-            groups[clients, answer.method] = own = [*itertools.chain(*answer.runs)]
+            own = [*itertools.chain(*answer.runs)]
+            groups[clients, answer.method] = [*own, *_controls(clients)]
             rows.append(
                 [
                     clients,
@@ -151,8 +152,11 @@ def counts() -> str:
         for m in often
     ]
     text = markdown(["method", "comparisons:", *(f"{outcome}:" for outcome in shown)], rows)
-    names = itertools.chain(*CLIENTS.values())
-    groups = {(name,): results(f"benchmark-tuned/retuned-{name}") for name in names}
+    groups = {
+        (clients, name): [*results(f"benchmark-tuned/retuned-{name}"), *_controls(clients)]
+        for clients, names in CLIENTS.items()
+        for name in names
+    }
     return f"{text}\n{caption(groups, {}, has_verdicts=False)}\n"
 
 
@@ -167,6 +171,21 @@ def outcomes() -> dict[str, Counter[Outcome]]:
 
 @functools.cache
 def _at_equal_steps(name: str) -> dict[str, Effect]:
-    """Return the gain of each method over `local` with at least as many steps."""
+    """Return the gain of each method over `local` with at least as many steps.
+
+    Raises
+    ------
+    ValueError
+        If a method takes more steps than any `local`.
+    """
     tuned, controls = f"benchmark-tuned/retuned-{name}", f"benchmark-tuned/controls-steps-{name}"
-    return {**effects(tuned), **over_equal_steps(tuned, controls)}
+    equal = over_equal_steps(tuned, controls)
+    if unequal := costly(tuned) - set(equal):
+        raise ValueError(f"{controls} has too few steps for {', '.join(sorted(unequal))}.")
+    return {**effects(tuned), **equal}
+
+
+def _controls(clients: str) -> list[Result]:
+    """Return the runs of `local` with more steps for a key of `CLIENTS`."""
+    names = CLIENTS[clients]
+    return [run for name in names for run in results(f"benchmark-tuned/controls-steps-{name}")]

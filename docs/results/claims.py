@@ -18,13 +18,12 @@ from columns import (
     bytes_of,
     chosen_gains,
     in_points,
-    led_by,
     results,
 )
 from equal_steps import over_equal_steps, over_local
 from fresh_seeds import same_verdicts  # noqa: F401 - called by claims.toml
 from measurements import read_measurements
-from runs import compared, set_names
+from runs import set_names
 from safeguards import side_from_seed  # noqa: F401 - called by claims.toml
 from ten_seeds import effects
 
@@ -63,11 +62,6 @@ def accuracy(name: str, method: str) -> str:
 def gain(name: str, method: str, over: str = "") -> str:
     """Return the mean gain over `local`, or over another method, in points."""
     return in_points([np.mean(_gains(name, method, over))])
-
-
-def gains(name: str, method: str, over: str = "") -> str:
-    """Return the gain of each seed over `local`, or over another method, in points."""
-    return in_points(_gains(name, method, over))
 
 
 def interval(name: str, method: str, over: str = "") -> str:
@@ -225,42 +219,6 @@ def interval_at_equal_steps(name: str, controls: str, method: str) -> str:
 def interval_of_longer_local(name: str, controls: str, steps: str) -> str:
     """Return the mean gain of `local` with more steps over the set's, with its 95% interval."""
     return _with_interval(over_local(name, controls)[f"{REFERENCE}, {steps} steps"])
-
-
-def leads(name: str, method: str, *rivals: str) -> str:
-    """Return over which methods of a set a method's lead is shown, as `fedkd compare --pairs` does.
-
-    Parameters
-    ----------
-    name, method : str
-        The set and the method.
-    *rivals : str
-        The other methods; by default all of the set, `local` included.
-
-    Returns
-    -------
-    str
-        ``all``, ``none``, or those over which it is not shown, as in ``all but fml, fedapen``.
-
-    Raises
-    ------
-    ValueError
-        If the set lacks one of the methods.
-    """
-    groups = compared(name).groups
-    others = rivals or tuple(other for other in groups if other != method)
-    if unknown := {method, *others} - set(groups):
-        raise ValueError(f"{name} has no run of {', '.join(sorted(unknown))}.")
-    led = led_by(name, method)
-    not_shown = [other for other in others if other not in led]
-    if len(not_shown) == len(others):
-        return "none"
-    return f"all but {', '.join(not_shown)}" if not_shown else "all"
-
-
-def methods_led(name: str, method: str) -> str:
-    """Return the number of methods of a set, without `local`, over which a lead is shown."""
-    return str(len(led_by(name, method) - {REFERENCE}))
 
 
 def methods() -> str:

@@ -23,7 +23,7 @@ def table(name: str, controls: str) -> str:
     controls : str
         A set of `local` with more steps on the same splits and seeds.
     """
-    longer, costly = _longer(controls), _costly(name)
+    longer, own_steps = _longer(controls), _costly(name)
     before, equal = over_local(name, controls), over_equal_steps(name, controls)
     rows = [
         [
@@ -33,14 +33,14 @@ def table(name: str, controls: str) -> str:
             gain_of(equal[method]) if method in equal else "",
             str(equal[method].outcome) if method in equal else "",
         ]
-        for method, own in {**longer, **costly}.items()
+        for method, own in {**longer, **own_steps}.items()
     ]
     rows.sort(key=lambda row: -before[row[0].strip("`")].gain)
     headings = [
         "method", "gradient steps of a client", "over `local`, points (95%)",
         "over `local` with as many steps, points (95%)", "verdict:",
     ]  # fmt: skip
-    groups = {(method,): own for method, own in {**longer, **costly}.items()}
+    groups = {(method,): own for method, own in {**longer, **own_steps}.items()}
     lost = ", ".join(f"`{method}`" for method in no_longer_better(name, controls))
     note = f"*Better* than the shorter `local` only: {lost}.\n\n" if lost else ""
     return f"{markdown(headings, rows)}\n{note}{caption(groups, equal, has_verdicts=True)}\n"
@@ -79,6 +79,11 @@ def no_longer_better(name: str, controls: str) -> list[str]:
         for method, effect in equal.items()
         if before[method].outcome is Outcome.BETTER and effect.outcome is not Outcome.BETTER
     ]
+
+
+def costly(name: str) -> set[str]:
+    """Return the methods of a set whose clients take more steps than `local`'s."""
+    return set(_costly(name))
 
 
 def _costly(name: str) -> dict[str, list[Result]]:

@@ -1,4 +1,4 @@
-"""The ten-seed comparison that the README and the overview of the results show.
+"""The ten-seed comparison that the README shows.
 
 Gains over `local` with intervals, for a table, a figure and claims.
 """

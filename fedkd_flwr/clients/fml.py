@@ -11,6 +11,7 @@ from torch.nn import functional
 from fedkd_flwr.clients.base import Arrays, PersonalClient, Training, TrainReply
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.model_pool import (
+    SHARED_DRAW,
     Architecture,
     architecture_of,
     borrow,
@@ -117,13 +118,14 @@ class EnsembleClient(SharedModelClient):
 
     @cached_property
     def shared(self) -> nn.Module:
-        """The shared model, with the initial weights until it is filled."""
-        model = borrow(self.shared_architecture)
-        fill_model(model, common_weights(self.shared_architecture, self.run.plan.seed, self._drawn))
+        """The shared model, with the initial weights that the server draws until it is filled."""
+        architecture, seed = self.shared_architecture, self.run.plan.seed
+        model = borrow(architecture)
+        fill_model(model, common_weights(architecture, seed, self._drawn, SHARED_DRAW))
         return model
 
     def _drawn(self) -> nn.Module:
-        with seeded("cpu", self.run.plan.seed, "initial-weights", 0):
+        with seeded("cpu", self.run.plan.seed, SHARED_DRAW):
             return self.shared_architecture.build().to(self.device)
 
     @property

@@ -131,7 +131,7 @@ def _addresses(model: nn.Module) -> list[int]:
 
 _FREE: dict[Architecture, list[nn.Module]] = {}
 
-_COMMON: dict[tuple[Architecture, int], dict[str, Tensor]] = {}
+_COMMON: dict[tuple[Architecture, int, str], dict[str, Tensor]] = {}
 
 _ADJACENT: dict[Architecture, AdjacentModels] = {}
 
@@ -201,8 +201,15 @@ def _built(architecture: Architecture) -> nn.Module:
         return architecture.build().to(architecture.device)
 
 
+SHARED_DRAW = "initial-shared-weights"
+"""Purpose of the draw of a shared model, apart from that of private models."""
+
+
 def common_weights(
-    architecture: Architecture, seed: int, build: Callable[[], nn.Module]
+    architecture: Architecture,
+    seed: int,
+    build: Callable[[], nn.Module],
+    purpose: str = "initial-weights",
 ) -> dict[str, Tensor]:
     """Return the initial weights that clients of one architecture share. Do not change them.
 
@@ -214,8 +221,10 @@ def common_weights(
         Seed of the run, which draws them.
     build : callable
         Builds a model with these weights, if this process has not done so.
+    purpose : str
+        What they are drawn for: a private model, or a shared one.
     """
-    key = architecture, seed
+    key = architecture, seed, purpose
     if key not in _COMMON:
         _COMMON[key] = build().state_dict()
     return _COMMON[key]

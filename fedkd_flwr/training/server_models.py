@@ -18,6 +18,7 @@ from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.features import common_width, narrowest_width, with_common_width
 from fedkd_flwr.models.layers import head_of
+from fedkd_flwr.models.model_pool import SHARED_DRAW
 from fedkd_flwr.models.vectors import ALL, fill_from_vectors, matrix_shapes, model_vectors
 from fedkd_flwr.training.feature_generator import draws, train_feature_generator
 from fedkd_flwr.training.loop import (
@@ -84,7 +85,7 @@ class RunModels:
 
     def initial_shared(self, name: str = "", width: int = 0) -> dict[str, NDArray[np.float32]]:
         """Return initial weights of a shared model, drawn apart from those of private models."""
-        with seeded("cpu", self.run.plan.seed, "initial-shared-weights"):
+        with seeded("cpu", self.run.plan.seed, SHARED_DRAW):
             return model_vectors(self._build(name or self.names[0], width))
 
     def shapes(self, name: str) -> NDArray[np.int64]:
