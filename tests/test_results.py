@@ -224,7 +224,7 @@ def test_an_answer_is_surpassed_by_none_with_less_traffic(scripts, monkeypatch):
         for method, is_better, gain, traffic in [
             ("costly", True, 0.05, 100),
             ("surpassed", True, 0.02, 50),
-            ("as cheap", True, 0.01, 10),
+            ("as cheap", True, 0.02, 10),
             ("cheap", True, 0.03, 10),
             ("not better", False, 0.06, 5),
             ("cheapest", True, 0.01, 1),

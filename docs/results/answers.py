@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-from columns import Result, bytes_of, bytes_of_all, results, steps_of_method
-from equal_steps import costly, over_equal_steps
+from columns import Result, bytes_of, range_of_bytes, results, steps_of_method
+from equal_steps import over_equal_steps, with_more_steps
 from tables import caption, gain_of, markdown
 from ten_seeds import effects
 
@@ -127,7 +127,7 @@ def table() -> str:
                     clients,
                     f"`{answer.method}`",
                     *answer.cells,
-                    bytes_of_all(answer.runs),
+                    range_of_bytes(answer.runs),
                     f"{steps_of_method(own):,}",
                 ]
             )
@@ -180,7 +180,7 @@ def _at_equal_steps(name: str) -> dict[str, Effect]:
     """
     tuned, controls = f"benchmark-tuned/retuned-{name}", f"benchmark-tuned/controls-steps-{name}"
     equal = over_equal_steps(tuned, controls)
-    if unequal := costly(tuned) - set(equal):
+    if unequal := set(with_more_steps(tuned)) - set(equal):
         raise ValueError(f"{controls} has too few steps for {', '.join(sorted(unequal))}.")
     return {**effects(tuned), **equal}
 

@@ -169,7 +169,7 @@ def bytes_of(own: list[Result]) -> float:
     return float(np.mean([r.run.kept["bytes_up"] + r.run.kept["bytes_down"] for r in own]))
 
 
-def bytes_of_all(groups: Iterable[list[Result]]) -> str:
+def range_of_bytes(groups: Iterable[list[Result]]) -> str:
     """Return the mean bytes of a run: one number, or the range over groups where they differ."""
     return " to ".join(dict.fromkeys(in_bytes(size) for size in sorted(map(bytes_of, groups))))
 

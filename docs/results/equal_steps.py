@@ -23,7 +23,7 @@ def table(name: str, controls: str) -> str:
     controls : str
         A set of `local` with more steps on the same splits and seeds.
     """
-    longer, own_steps = _longer(controls), _costly(name)
+    longer, others = _longer(controls), with_more_steps(name)
     before, equal = over_local(name, controls), over_equal_steps(name, controls)
     rows = [
         [
@@ -33,14 +33,14 @@ def table(name: str, controls: str) -> str:
             gain_of(equal[method]) if method in equal else "",
             str(equal[method].outcome) if method in equal else "",
         ]
-        for method, own in {**longer, **own_steps}.items()
+        for method, own in {**longer, **others}.items()
     ]
     rows.sort(key=lambda row: -before[row[0].strip("`")].gain)
     headings = [
         "method", "gradient steps of a client", "over `local`, points (95%)",
         "over `local` with as many steps, points (95%)", "verdict:",
     ]  # fmt: skip
-    groups = {(method,): own for method, own in {**longer, **own_steps}.items()}
+    groups = {(method,): own for method, own in {**longer, **others}.items()}
     lost = ", ".join(f"`{method}`" for method in no_longer_better(name, controls))
     note = f"*Better* than the shorter `local` only: {lost}.\n\n" if lost else ""
     return f"{markdown(headings, rows)}\n{note}{caption(groups, equal, has_verdicts=True)}\n"
@@ -48,21 +48,21 @@ def table(name: str, controls: str) -> str:
 
 @functools.cache
 def over_local(name: str, controls: str) -> dict[str, Effect]:
-    """Return the gain of each longer `local` and each costly method over the set's `local`."""
+    """Return the gains of longer `local` and of methods with more steps over the set's `local`."""
     local = _by_seed(_by_method(name)[REFERENCE])
-    rows = {**_longer(controls), **_costly(name)}
+    rows = {**_longer(controls), **with_more_steps(name)}
     return effects_of({method: _gains(own, local) for method, own in rows.items()})
 
 
 @functools.cache
 def over_equal_steps(name: str, controls: str) -> dict[str, Effect]:
-    """Return the gain of each costly method over the shortest `local` with as many steps.
+    """Return the gain of each method with more steps over the shortest `local` with as many steps.
 
     Verdicts are corrected for these methods. One with more steps than any `local` is left out.
     """
     longer = _longer(controls)
     gains = {}
-    for method, own in _costly(name).items():
+    for method, own in with_more_steps(name).items():
         enough = [
             rival for rival in longer.values() if steps_of_method(rival) >= steps_of_method(own)
         ]
@@ -81,12 +81,7 @@ def no_longer_better(name: str, controls: str) -> list[str]:
     ]
 
 
-def costly(name: str) -> set[str]:
-    """Return the methods of a set whose clients take more steps than `local`'s."""
-    return set(_costly(name))
-
-
-def _costly(name: str) -> dict[str, list[Result]]:
+def with_more_steps(name: str) -> dict[str, list[Result]]:
     """Return the results of the methods of a set whose clients take more steps than `local`'s."""
     found = _by_method(name)
     least = steps_of_method(found[REFERENCE])

@@ -80,7 +80,7 @@ def maker(description: dict[str, Any]) -> str:
     return f"version {project.get('version')}, commit {commit}{modified}"
 
 
-def in_words(makers: Iterable[str]) -> str:
+def makers_in_words(makers: Iterable[str]) -> str:
     """Return what made some runs, as by `maker`: each version once, with its commits."""
     commits: dict[str, list[str]] = {}
     for one in dict.fromkeys(makers):

@@ -23,7 +23,7 @@ from columns import (
     with_spread,
 )
 from measurements import read_measurements
-from runs import UNRECORDED, in_words, maker, set_names
+from runs import UNRECORDED, maker, makers_in_words, set_names
 
 from fedkd_flwr.analysis.columns import COLUMNS as COMPARED
 from fedkd_flwr.analysis.columns import in_bytes
@@ -167,7 +167,7 @@ def _number(text: str) -> tuple[float, str]:
 def caption(groups: Groups, effects: dict[Any, Effect], has_verdicts: bool) -> str:
     """Return what a reader of the table has to know, in one line."""
     found = [result for own in groups.values() for result in own]
-    parts = [_seeds(found), f"made by {in_words(maker(r.run.description) for r in found)}"]
+    parts = [_seeds(found), f"made by {makers_in_words(maker(r.run.description) for r in found)}"]
     images = {result.value(key) for result in found for key in ("dataset", "public-dataset")}
     if "cifar10" in images:
         parts.append("CIFAR-10 from JPEG copies of its images")
@@ -371,7 +371,9 @@ def measured(*words: str) -> str:
         f"{key.replace('_', ' ')}{' by seed' if 'seeds' in how else ''}" for key, how in columns
     ]
     text = markdown([*(f"`{key}`" for key in keys), *(f"{name}:" for name in named)], rows)
-    makers = in_words(one.get("made by", UNRECORDED) for own in found.values() for one in own)
+    makers = makers_in_words(
+        one.get("made by", UNRECORDED) for own in found.values() for one in own
+    )
     return f"{text}\n*Made by {makers}.*\n"
 
 

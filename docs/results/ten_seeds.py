@@ -6,7 +6,7 @@ Gains over `local` with intervals, for a table, a figure and claims.
 import functools
 
 import pandas as pd
-from columns import REFERENCE, Result, bytes_of_all, results
+from columns import REFERENCE, Result, range_of_bytes, results
 from tables import caption, gain_of, markdown
 
 from fedkd_flwr.analysis.significance import Effect, effects_of
@@ -70,7 +70,7 @@ def _by_seed(name: str) -> pd.DataFrame:
 
 def _exchanged(method: str, found: dict[str, list[Result]]) -> str:
     groups = [[one for one in own if one.strategy == method] for own in found.values()]
-    return f"{bytes_of_all(groups)} of {METHODS[method].strategy.exchanged}"
+    return f"{range_of_bytes(groups)} of {METHODS[method].strategy.exchanged}"
 
 
 def _cell(effect: Effect) -> str:
