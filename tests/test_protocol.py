@@ -9,7 +9,7 @@ from helpers import client_of
 
 import fedkd_flwr
 from fedkd_flwr.clients.fedfomo import FedFomoClient
-from fedkd_flwr.config import read_config
+from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.model_pool import borrowed
 from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.loop import count_correct
@@ -151,6 +151,31 @@ def test_fine_tuning_before_an_evaluation_does_not_change_the_training(settings,
     tuned = run_of(settings, tmp_path / "tuned", "kt-pfl", **{"fine-tune-epochs": 1})
     assert list(plain.clients["train_loss"]) == list(tuned.clients["train_loss"])
     assert (plain.clients["loss"] != tuned.clients["loss"]).all()
+
+
+def test_early_stopping_of_fine_tuning_lowers_no_clients_validation_accuracy(settings, tmp_path):
+    """With this learning rate the last epoch is not every client's best."""
+    split = {**settings, "client-split": "40/30/30", "learning-rate": 0.1}
+    epochs = {"fine-tune-epochs": 6}
+    plain, last, best = (
+        run_of(split, tmp_path / name, "fedavg", **changes).clients
+        for name, changes in {
+            "plain": {},
+            "last": epochs,
+            "best": {**epochs, "fine-tune-early-stopping": True},
+        }.items()
+    )
+    assert (last["validation_accuracy"] < plain["validation_accuracy"]).any()
+    assert (best["validation_accuracy"] >= plain["validation_accuracy"]).all()
+    assert (best["validation_accuracy"] >= last["validation_accuracy"]).all()
+    assert (best["validation_accuracy"] > last["validation_accuracy"]).any()
+    assert list(best["fine_tuning_steps"]) == list(last["fine_tuning_steps"])
+
+
+def test_early_stopping_of_fine_tuning_needs_validation_data(settings):
+    changes = {"fine-tune-early-stopping": True, "client-split": "70/0/30"}
+    with pytest.raises(ConfigError, match=r"fine-tune-early-stopping needs .*validation data"):
+        read_config({**settings, "strategy": "fedavg", **changes})
 
 
 @pytest.mark.parametrize("models", ["mlp", "mlp,lenet"])

@@ -34,6 +34,7 @@ from fedkd_flwr.models.model_pool import (
     plain_copy,
 )
 from fedkd_flwr.models.vectors import fill_model
+from fedkd_flwr.training.fine_tuning import keep_best_epoch
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob
 from fedkd_flwr.training.loop import (
     Batch,
@@ -350,13 +351,20 @@ class PersonalClient(ServingClient):
 
     def fine_tune_for_evaluation(self, server_round: int) -> None:
         """Train the model for `fine_tune_epochs`. The result is evaluated, not kept."""
-        if not self.fine_tune_epochs:
+        epochs, training, trained = self.fine_tune_epochs, self.run.training, self.trainable
+        if not epochs:
             return
         generator = self.generator("fine-tuning-batches", server_round)
-        size, trained = self.run.training.batch_size, self.trainable
-        positions = epoch_batches(len(trained), size, self.fine_tune_epochs, generator)
         optimizer = self.private_optimizer(self.fine_tuned.parameters(), server_round)
-        self.fine_tune(optimizer, self.batches_at(trained[chosen] for chosen in positions))
+
+        def train(epochs: int = 1) -> None:
+            positions = epoch_batches(len(trained), training.batch_size, epochs, generator)
+            self.fine_tune(optimizer, self.batches_at(trained[chosen] for chosen in positions))
+
+        if training.fine_tune_early_stopping and len(self.data.validation_labels):
+            keep_best_epoch(self.fine_tuned, train, epochs, self.validation_rank)
+        else:
+            train(epochs)
 
     def fine_tune(self, optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> None:
         """Train the model before it is evaluated, and count the steps."""

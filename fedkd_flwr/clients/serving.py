@@ -29,7 +29,7 @@ from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.export import keep_only_best, model_card, round_folder, save_personalized_model
 from fedkd_flwr.models.ensemble import Ensemble
 from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps, complete
-from fedkd_flwr.training.loop import count_correct, refresh_statistics, seeded
+from fedkd_flwr.training.loop import count_correct, evaluate, refresh_statistics, seeded
 from fedkd_flwr.training.optional_metrics import measured
 from strategies.core.answers import packed
 from strategies.core.evaluations import Moment
@@ -191,6 +191,13 @@ class ServingClient(RememberingClient):
             # For every method: otherwise a comparison would measure running statistics.
             refresh_statistics(self.classifier, self.data.train_images)
         return further
+
+    def validation_rank(self) -> tuple[int, float]:
+        """Return the classifier's correct predictions on validation data, and minus its loss."""
+        data = self.data
+        with self.local.evaluation_statistics(self.classifier, data.train_images):
+            found = evaluate(self.classifier, data.validation_images, data.validation_labels)
+        return found.correct, -found.loss
 
     @yields_jobs
     def counted_when(self, moment: Moment) -> Steps[dict[str, float]]:

@@ -95,6 +95,7 @@ def _check_data(run: RunConfig) -> None:
     on = {
         "patience": run.plan.patience,
         "keep-best": run.keep_best,
+        "fine-tune-early-stopping": run.training.fine_tune_early_stopping,
         "evaluated-split = validation": run.data.evaluated_split == "validation",
         "safeguard": run.plan.safeguard.is_on,
     }

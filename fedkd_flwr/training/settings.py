@@ -49,6 +49,9 @@ class TrainingSettings(SettingsGroup):
         tau, random private batches per round instead of epochs; 0 for epochs.
     fine_tune_epochs : int
         Epochs on private data before each evaluation, for any method; the result is not kept.
+    fine_tune_early_stopping : bool
+        Whether a client with validation data is evaluated after the best of these epochs, or
+        without any: most correct validation samples, then the lowest loss.
     batch_size : int
         Batch size on private data.
     batch_order : int
@@ -73,6 +76,7 @@ class TrainingSettings(SettingsGroup):
     local_epochs: int = Field(default=2, ge=1)
     local_iterations: int = Field(default=0, ge=0)
     fine_tune_epochs: int = Field(default=0, ge=0)
+    fine_tune_early_stopping: bool = False
     batch_size: int = Field(default=8, ge=1)
     batch_order: int = Field(default=0, ge=0)
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
