@@ -18,6 +18,7 @@ from fedkd_flwr.training.losses import cross_entropy
 FEDREP = "examples.own_fedrep:fedrep"
 KNOWN_GROUPS = "examples.known_groups:fedavg_in_groups"
 ENSEMBLE_ALONE = "examples.ensemble_alone:ensemble_alone"
+SECOND_PRIVATE_MODEL = "examples.second_private_model:second_private_model"
 
 
 def gradients(loss, model, images, labels):
@@ -114,6 +115,19 @@ def test_the_control_of_fedapen_learns_nothing_from_others(strategy, is_alone, s
     others = "round == 3 and partition_id < 3"
     losses = [list(run.clients.query(others)["loss"]) for run in (whole, without)]
     assert (losses[0] == losses[1]) is is_alone
+
+
+def test_the_control_of_safeguards_blends_two_models_of_local(small, tmp_path):
+    """Its private model is that of `local`; the other one is too, in another run of batches."""
+    changes = {"models": "mlp", "client-split": "40/30/30", "safeguard": "blend"}
+    settings = {**small, **changes, "num-server-rounds": 2}
+    alone = fedkd_flwr.run({**settings, "strategy": "local"}, output_dir=tmp_path / "local")
+    run = fedkd_flwr.run(
+        {**settings, "strategy": SECOND_PRIVATE_MODEL}, output_dir=tmp_path / "second"
+    )
+    assert list(run.clients["private_accuracy"]) == list(alone.clients["accuracy"])
+    assert list(run.clients["train_loss"]) != list(alone.clients["train_loss"])
+    assert run.summary["numbers_up"] == run.summary["numbers_down"] == 0
 
 
 def test_three_silos_with_different_kinds_of_models_learn_together(tmp_path, monkeypatch):

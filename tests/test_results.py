@@ -217,6 +217,41 @@ def test_a_method_is_compared_with_the_shortest_local_that_takes_as_many_steps(
     assert sum(row.startswith("| `kt-pfl` ") for row in rows) == 1
 
 
+def test_the_same_method_twice_is_corrected_with_the_methods_of_its_table(scripts, monkeypatch):
+    """A p value below 0.05 is shown by itself, and not beside two further rows."""
+    same_twice = importlib.import_module("same_twice")
+    gains = [0.004, 0.001, 0.003, -0.0005, 0.005, 0.001]
+    own = [SimpleNamespace(gain=gain) for gain in gains]
+    others = {"kt-pfl": [0.01, -0.02, 0.01], "fedavg": [0.02, -0.01, -0.01]}
+    monkeypatch.setattr(same_twice, "gains_by_method", lambda name: others)
+    alone, among = same_twice.effect_alone(own), same_twice.effect_among("a/b", own)
+    assert alone.p_value == among.p_value < 0.05 < among.p_holm
+    assert (alone.outcome, among.outcome) == ("better", "not shown")
+    assert (alone.family, among.family) == (1, 3)
+
+
+def test_fine_tuned_methods_stand_beside_themselves_without_it(scripts, monkeypatch):
+    fine_tuned = importlib.import_module("fine_tuned")
+    effects = effects_of({"large": [0.03, 0.031, 0.032], "none": [0.001, -0.001, 0.0]})
+    found = {
+        "benchmark-tuned/retuned-dirichlet": {"kt-pfl": effects["none"]},
+        "benchmark-tuned/retuned-fine-tuned-dirichlet": {"kt-pfl": effects["large"]},
+    }
+    runs = [
+        SimpleNamespace(strategy=name, accuracy=accuracy)
+        for name, accuracy in [("local", 0.8), ("kt-pfl", 0.831)]
+    ]
+    monkeypatch.setattr(fine_tuned, "effects", found.get)
+    monkeypatch.setattr(fine_tuned, "results", lambda name: runs)
+    monkeypatch.setattr(fine_tuned, "set_names", lambda: [*found])
+    monkeypatch.setattr(fine_tuned, "caption", lambda *_, **__: "made by a test")
+    *_, first, second, _, _ = fine_tuned.table("dirichlet").splitlines()
+    assert first.startswith("| `kt-pfl` | 83.1 | +3.1 (") and "| better | +0.0 (" in first
+    assert first.endswith("| not shown |") and second == "| `local` | 80.0 |  |  |  |  |"
+    counts = fine_tuned.counts().splitlines()[2]
+    assert counts == "| Dirichlet 0.1 | 1 | 0 → 1 | 0 → 0 | 1 → 0 |"
+
+
 def test_an_answer_is_surpassed_by_none_with_less_traffic(scripts, monkeypatch):
     answers = importlib.import_module("answers")
     found = [

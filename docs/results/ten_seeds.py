@@ -37,7 +37,12 @@ def gains(name: str) -> pd.DataFrame:
 @functools.cache
 def effects(name: str) -> dict[str, Effect]:
     """Return the mean gain of each method of a set, with its 95% interval, as fractions."""
-    return effects_of({method: list(row) for method, row in _by_seed(name).iterrows()})
+    return effects_of(gains_by_method(name))
+
+
+def gains_by_method(name: str) -> dict[str, list[float]]:
+    """Return the gain over `local` of each method of a set by seed, as fractions."""
+    return {str(method): list(row) for method, row in _by_seed(name).iterrows()}
 
 
 def table(*methods: str) -> str:

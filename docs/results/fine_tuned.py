@@ -1,0 +1,60 @@
+"""The tuned comparisons with every model fine-tuned before its evaluation; see `check.py`."""
+
+from columns import REFERENCE, results, with_spread
+from fresh_seeds import SPLITS
+from runs import set_names
+from tables import caption, gain_of, markdown
+from ten_seeds import effects
+
+from fedkd_flwr.analysis.significance import Effect, Outcome
+
+TUNED, FINE_TUNED = "benchmark-tuned/retuned-", "benchmark-tuned/retuned-fine-tuned-"
+
+
+def table(part: str) -> str:
+    """Return one row per method, in the order of its gain over a fine-tuned `local`.
+
+    Parameters
+    ----------
+    part : str
+        The last part of the sets' names.
+    """
+    found = results(f"{FINE_TUNED}{part}")
+    before, after = effects(f"{TUNED}{part}"), effects(f"{FINE_TUNED}{part}")
+    rows = []
+    for method in sorted({*after, REFERENCE}, key=lambda method: -_gain(after.get(method))):
+        own = [result for result in found if result.strategy == method]
+        cells = [f"`{method}`", with_spread(100 * result.accuracy for result in own)]
+        if method in after:
+            old, new = before[method], after[method]
+            cells += [gain_of(new), str(new.outcome), gain_of(old), str(old.outcome)]
+        rows.append([*cells, *[""] * (6 - len(cells))])
+    headings = [
+        "method", "accuracy", "over fine-tuned `local`, points (95%):", "verdict:",
+        "without fine-tuning, points (95%):", "verdict without:",
+    ]  # fmt: skip
+    return f"{markdown(headings, rows)}\n{caption({(): found}, after, has_verdicts=True)}\n"
+
+
+def counts() -> str:
+    """Return how many methods are *better*, *not shown* to differ or *worse*, by comparison."""
+    parts = [part for part in SPLITS if f"{FINE_TUNED}{part}" in set_names()]
+    rows = []
+    for part in parts:
+        before, after = effects(f"{TUNED}{part}"), effects(f"{FINE_TUNED}{part}")
+        rows.append(
+            [SPLITS[part], str(len(after)), *(_changed(before, after, how) for how in Outcome)]
+        )
+    headings = ["clients", "methods:", *(f"{outcome}:" for outcome in Outcome)]
+    found = {(part,): results(f"{FINE_TUNED}{part}") for part in parts}
+    return f"{markdown(headings, rows)}\n{caption(found, {}, has_verdicts=False)}\n"
+
+
+def _changed(before: dict[str, Effect], after: dict[str, Effect], outcome: Outcome) -> str:
+    """Return how many methods have an outcome without fine-tuning, and with it."""
+    numbers = [sum(one[method].outcome is outcome for method in after) for one in (before, after)]
+    return "{} → {}".format(*numbers)
+
+
+def _gain(effect: Effect | None) -> float:
+    return effect.gain if effect else 0.0
