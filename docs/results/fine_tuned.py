@@ -6,9 +6,9 @@ from runs import set_names
 from tables import caption, gain_of, markdown
 from ten_seeds import effects
 
-from fedkd_flwr.analysis.significance import Effect, Outcome
+from fedkd_flwr.analysis.significance import Effect, Outcome, effects_of
 
-TUNED, FINE_TUNED = "benchmark-tuned/retuned-", "benchmark-tuned/retuned-fine-tuned-"
+TUNED, FINE_TUNED = "benchmark-tuned/retuned-", "benchmark-tuned/fine-tuned-"
 
 
 def table(part: str) -> str:
@@ -37,17 +37,32 @@ def table(part: str) -> str:
 
 
 def counts() -> str:
-    """Return how many methods are *better*, *not shown* to differ or *worse*, by comparison."""
+    """Return by comparison what fine-tuning gives `local`, and how many methods have an outcome.
+
+    An arrow is between the numbers without fine-tuning and with it.
+    """
     parts = [part for part in SPLITS if f"{FINE_TUNED}{part}" in set_names()]
     rows = []
     for part in parts:
         before, after = effects(f"{TUNED}{part}"), effects(f"{FINE_TUNED}{part}")
-        rows.append(
-            [SPLITS[part], str(len(after)), *(_changed(before, after, how) for how in Outcome)]
-        )
-    headings = ["clients", "methods:", *(f"{outcome}:" for outcome in Outcome)]
+        numbers = [_changed(before, after, outcome) for outcome in Outcome]
+        rows.append([SPLITS[part], gain_of(of_local(part)), str(len(after)), *numbers])
+    headings = [
+        "clients", "fine-tuned `local` over `local`, points (95%):", "methods:",
+        *(f"{outcome}:" for outcome in Outcome),
+    ]  # fmt: skip
     found = {(part,): results(f"{FINE_TUNED}{part}") for part in parts}
     return f"{markdown(headings, rows)}\n{caption(found, {}, has_verdicts=False)}\n"
+
+
+def of_local(part: str) -> Effect:
+    """Return what `local` gains by fine-tuning."""
+    before, after = (
+        {one.seed: one.accuracy for one in results(f"{name}{part}") if one.strategy == REFERENCE}
+        for name in (TUNED, FINE_TUNED)
+    )
+    gains = [accuracy - before[seed] for seed, accuracy in after.items()]
+    return effects_of({REFERENCE: gains})[REFERENCE]
 
 
 def _changed(before: dict[str, Effect], after: dict[str, Effect], outcome: Outcome) -> str:
