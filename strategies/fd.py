@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.new_clients import padded
+from strategies.core.growing import padded
 from strategies.core.plan import Settings
 from strategies.core.probabilities import check_simplex
 from strategies.core.replies import Arrays, Reply

@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.flower import log
+from strategies.core.growing import padded
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.mixing import Mix, weighted_mean
-from strategies.core.new_clients import padded
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings, sample_clients
 from strategies.core.probabilities import normalized_rows
 from strategies.core.randomness import random_generator

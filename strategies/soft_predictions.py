@@ -20,9 +20,9 @@ from pydantic import Field
 from strategies.base import PersonalizedStrategy
 from strategies.core.caching import ASKED, TAUGHT, LessonCache, packed
 from strategies.core.flower import log
+from strategies.core.growing import padded
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
 from strategies.core.mixing import MIXINGS
-from strategies.core.new_clients import padded
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.privacy import privacy_spent
 from strategies.core.probabilities import (

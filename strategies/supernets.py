@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.growing import with_equal_weights, with_means
 from strategies.core.mixing import MIXINGS
-from strategies.core.new_clients import with_equal_weights, with_means
 from strategies.core.plan import Settings
 from strategies.core.probabilities import equal_weights
 from strategies.core.replies import Arrays, Reply

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.core.new_clients import padded, with_means
+from strategies.core.growing import padded, with_means
 
 ASKED = "asked"
 """Name of a message's bit mask: the samples of the round on which to predict; all if absent."""

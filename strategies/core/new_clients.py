@@ -6,10 +6,6 @@ the server serves them, so that nothing about them reaches the state of the meth
 A new client starts from initial weights, among clients that have finished. New clients do not
 influence each other. Afterwards each is evaluated like any client of the method.
 
-A run can also be continued with a larger ``num-clients``. Clients that join in this way take part
-in the training, and the state of the method is extended for them (`padded`, `with_means`,
-`with_equal_weights`).
-
 A new client without a valid reply is dropped with a warning. A run that is interrupted while it
 serves new clients repeats its last round and then serves them from their first round.
 """
@@ -20,9 +16,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
 from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from strategies.core.client_info import ClientInfo
 from strategies.core.current_round import CurrentRound
@@ -131,43 +124,3 @@ def receive_new_clients(strategy: NewClientServer, server_round: int) -> NewClie
             mean, worst, len(evaluations), plan.num_new)  # fmt: skip
     rows = CurrentRound(exchange, metrics=metrics).client_rows(clients, evaluations)
     return NewClientResults({f"new_{key}": v for key, v in columns.items()}, {NEW_CLIENTS: rows})
-
-
-def padded(rows: NDArray[Any], size: int, value: float = 0, axes: int = 1) -> NDArray[Any]:
-    """Extend the first axes of an array over clients to a larger number of clients.
-
-    Parameters
-    ----------
-    rows : ndarray
-        Shape (M, ...), or (M, M, ...) for two axes.
-    size : int
-        N, at least M.
-    value : float
-        What the entries of the clients M..N-1 are.
-    axes : int
-        Number of axes over clients.
-    """
-    widths = [(0, size - len(rows))] * axes + [(0, 0)] * (rows.ndim - axes)
-    return np.pad(rows, widths, constant_values=value)
-
-
-def with_means(rows: NDArray[Any], size: int) -> NDArray[Any]:
-    """Extend rows of clients, (M, ...), to size N: a client that joins has the mean of the others.
-
-    An array without rows stays as it is.
-    """
-    if not len(rows) or len(rows) == size:
-        return rows
-    mean = rows.mean(axis=0, dtype=np.float64, keepdims=True).astype(rows.dtype)
-    return np.concatenate([rows, np.repeat(mean, size - len(rows), axis=0)])
-
-
-def with_equal_weights(weights: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    """Extend weights between clients, (M, M), to size N: who joins has 1/N in row and column.
-
-    Earlier rows are scaled by M/N, so that every row sums to 1.
-    """
-    before = len(weights)
-    grown = np.full((size, size), 1 / size)
-    grown[:before, :before] = weights * (before / size)
-    return grown

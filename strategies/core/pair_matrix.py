@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.core.new_clients import padded
+from strategies.core.growing import padded
 
 STARTS = "-starts"
 """What follows a matrix's name in the name of its `PairMatrix.starts`."""
