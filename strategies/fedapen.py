@@ -39,7 +39,7 @@ from typing import Annotated
 from pydantic import Field
 
 from strategies.core.metrics import TRAIN_LOSS
-from strategies.core.replies import Arrays, Metric
+from strategies.core.replies import Metric
 from strategies.core.search import SearchRange
 from strategies.parameters import SharedModelSettings, SharedModelStrategy
 
@@ -81,7 +81,3 @@ class FedAPEN(SharedModelStrategy):
     settings_type = FedAPENSettings
     evaluates_trained_model = False
     train_metrics = (TRAIN_LOSS, Metric("private-weight", low=0, high=1))
-
-    def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the averaged shared model, a part of the ensemble."""
-        return self.state.model

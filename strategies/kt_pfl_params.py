@@ -140,10 +140,6 @@ class KTpFLParams(ParameterStrategy):
         mix = MIXINGS[self.plan.mixing]
         return {kind: mix(row, rows)[0] for kind, rows in state.models.items()}
 
-    def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send nothing: the client has its model."""
-        return {}
-
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> KTpFLParamsState:
         """Update the repliers' coefficients, and store their models for the next round."""
         repliers, own = list(models), list(models.values())

@@ -269,8 +269,8 @@ class ParameterStrategy(PersonalizedStrategy):
         return {**self.model_for(partition_id), **self.extra_parts(partition_id)}
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the client its model."""
-        return self.model_for(partition_id)
+        """Send the client its model; nothing if it is evaluated right after it has trained."""
+        return {} if self.evaluates_trained_model else self.model_for(partition_id)
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
         """Require a model like the global one, and the extra parts."""
@@ -334,10 +334,6 @@ class SharedModelStrategy(ParameterStrategy):
         """Start from fresh weights of the shared model."""
         return super().begin(self.server_models.initial_shared(self.settings.shared_model))
 
-    def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send nothing: the private model is evaluated."""
-        return {}
-
 
 @dataclass(frozen=True)
 class LibraryState(ParameterState):
@@ -367,10 +363,6 @@ class LibraryStrategy(ParameterStrategy):
     def begin(self, initial: Arrays) -> LibraryState:
         """Start from the initial model, with an empty library."""
         return LibraryState(dict(initial), library={})
-
-    def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send nothing: the client has its model."""
-        return {}
 
     def sent_to(self, reply: Reply) -> Arrays:
         """Return the client's stored model, from which it continued, or the initial one."""

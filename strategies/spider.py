@@ -34,7 +34,7 @@ from pydantic import Field
 
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import Settings
-from strategies.core.replies import Arrays, Metric
+from strategies.core.replies import Metric
 from strategies.core.search import SearchRange
 from strategies.parameters import ParameterStrategy
 
@@ -124,7 +124,3 @@ class Spider(ParameterStrategy):
     second_moment = ""
     needs_validation_data = True
     train_metrics = (TRAIN_LOSS, Metric("operations", low=0))
-
-    def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send nothing: the client has its own model."""
-        return {}

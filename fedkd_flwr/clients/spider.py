@@ -75,10 +75,6 @@ class SpiderClient(ParameterClient):
             arrays = dict(model_vectors(shared))
         return TrainReply(arrays, {"train-loss": mean_loss, "operations": self.num_operations()})
 
-    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
-        """Evaluate the personal supernet."""
-        return {}
-
     def num_operations(self) -> int:
         """Return the number of remaining operations of the personal supernet."""
         alphas = split_parameters(self.model)[0]
