@@ -7,7 +7,8 @@ from helpers import Witness, client_of, run_with, state_of
 from torch import nn
 
 import fedkd_flwr
-from fedkd_flwr.clients.fml import EnsembleClient, MutualLearning, Pair
+from fedkd_flwr.clients.fml import MutualLearning
+from fedkd_flwr.clients.shared_models import EnsembleClient, Pair
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.vectors import model_vectors
 from fedkd_flwr.training.jobs import complete

@@ -9,8 +9,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
-from fedkd_flwr.clients.fml import Pair, SharedModelClient
 from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.clients.shared_models import Pair, SharedModelClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.vectors import fill_model, model_vectors

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
-from fedkd_flwr.clients.fml import Pair, SharedModelClient
+from fedkd_flwr.clients.shared_models import Pair, SharedModelClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.features import feature_width, features_and_logits
 from fedkd_flwr.models.vectors import WEIGHTS, matrix_shapes, model_vectors

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
-from fedkd_flwr.clients.fml import EnsembleClient, Pair
+from fedkd_flwr.clients.shared_models import EnsembleClient, Pair
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.ensemble import Ensemble
 from fedkd_flwr.models.features import feature_width, features, narrowest_width

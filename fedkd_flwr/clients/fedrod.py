@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.clients.shared_models import shared_parameters
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.features import features_and_logits
 from fedkd_flwr.models.layers import head_of
@@ -73,13 +74,7 @@ class FedRoDClient(ParameterClient):
 
     def replaced_parameters(self, model: nn.Module) -> Collection[nn.Parameter]:
         """Return the parameters of the global model."""
-        if not isinstance(model, Decoupled):
-            raise TypeError(
-                f"train_locally of {type(self).__name__} takes a Decoupled, not a "
-                f"{type(model).__name__}: pass one, or `replaced=`, the parameters whose momentum "
-                "is not kept"
-            )
-        return list(model.shared.parameters())
+        return shared_parameters(self, model, Decoupled)
 
     def personal_head(self) -> nn.Linear:
         """Return p as of the last training; zero before the first."""

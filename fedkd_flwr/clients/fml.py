@@ -1,45 +1,14 @@
-"""The client of FML (Shen et al. 2020), and the base class of clients with two models."""
+"""The client of FML (Shen et al. 2020)."""
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
-from fedkd_flwr.clients.base import Arrays, PersonalClient, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.shared_models import Pair, SharedModelClient, taught
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.models.model_pool import (
-    SHARED_DRAW,
-    Architecture,
-    architecture_of,
-    borrow,
-    borrowed,
-    common_weights,
-    give_back,
-)
-from fedkd_flwr.models.vectors import fill_from_vectors, fill_model, model_vectors
-from fedkd_flwr.training.loop import seeded
-from fedkd_flwr.training.losses import kl_to_teacher
+from fedkd_flwr.models.vectors import model_vectors
 from strategies.fml import FMLSettings
-from strategies.parameters import SharedModelSettings
-
-
-class Pair(nn.Module):
-    """A client's private model and its copy of the shared one, to be trained together.
-
-    Parameters
-    ----------
-    private, shared : nn.Module
-        They are not copied.
-    """
-
-    def __init__(self, private: nn.Module, shared: nn.Module) -> None:
-        super().__init__()
-        self.private, self.shared = private, shared
-        # Pairs with equal architectures are trained as a cohort.
-        self.architecture = architecture_of(private), architecture_of(shared)
 
 
 @dataclass(frozen=True)
@@ -61,83 +30,6 @@ class MutualLearning:
         return taught(private, labels, shared, self.alpha) + taught(
             shared, labels, private, self.beta
         )
-
-
-def taught(logits: Tensor, labels: Tensor, teacher: Tensor, weight: float) -> Tensor:
-    """Return ``weight * CE + (1 - weight) * KL(teacher || student)``, for the student only.
-
-    Parameters
-    ----------
-    logits, teacher : Tensor
-        Shapes (batch, K), logits of the student and of the teacher.
-    labels : Tensor
-        Shape (batch,).
-    weight : float
-        In [0, 1].
-    """
-    predictions = functional.softmax(teacher.detach(), dim=1)
-    imitation = kl_to_teacher(logits, predictions, temperature=1.0)
-    return weight * functional.cross_entropy(logits, labels) + (1 - weight) * imitation
-
-
-class SharedModelClient(PersonalClient):
-    """A client that trains a copy of the shared model together with its own."""
-
-    settings: SharedModelSettings
-
-    def replaced_parameters(self, model: nn.Module) -> Collection[nn.Parameter]:
-        """Return the parameters of the shared model of a pair."""
-        if not isinstance(model, Pair):
-            raise TypeError(
-                f"train_locally of {type(self).__name__} takes a Pair, not a "
-                f"{type(model).__name__}: pass one, or `replaced=`, the parameters whose momentum "
-                "is not kept"
-            )
-        return list(model.shared.parameters())
-
-    @property
-    def shared_architecture(self) -> Architecture:
-        """The architecture of the shared model."""
-        return replace(self.architecture, name=self.settings.shared_model)
-
-    @property
-    def architectures(self) -> tuple[Architecture, ...]:
-        """The architectures of both models."""
-        return self.architecture, self.shared_architecture
-
-    @contextmanager
-    def shared_model(self, received: Arrays) -> Iterator[nn.Module]:
-        """Provide the shared model as it was received."""
-        with borrowed(self.shared_architecture) as model:
-            fill_from_vectors(model, received)
-            yield model
-
-
-class EnsembleClient(SharedModelClient):
-    """A client that is evaluated with its own model and the shared one together."""
-
-    @cached_property
-    def shared(self) -> nn.Module:
-        """The shared model, with the initial weights that the server draws until it is filled."""
-        architecture, seed = self.shared_architecture, self.run.plan.seed
-        model = borrow(architecture)
-        fill_model(model, common_weights(architecture, seed, self._drawn, SHARED_DRAW))
-        return model
-
-    def _drawn(self) -> nn.Module:
-        with seeded("cpu", self.run.plan.seed, SHARED_DRAW):
-            return self.shared_architecture.build().to(self.device)
-
-    @property
-    def fine_tuned(self) -> nn.Module:
-        """Both models together, as they are evaluated."""
-        return self.classifier
-
-    def close(self) -> None:
-        """Return the model objects to the pool."""
-        super().close()
-        if "shared" in vars(self):
-            give_back(vars(self).pop("shared"))
 
 
 class FMLClient(SharedModelClient):
