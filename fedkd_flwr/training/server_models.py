@@ -31,7 +31,10 @@ from fedkd_flwr.training.loop import (
 )
 from fedkd_flwr.training.losses import Distillation
 from fedkd_flwr.training.optimizers import build_optimizer
-from fedkd_flwr.training.prototypes import generated, train_generator
+from fedkd_flwr.training.prototype_generator import (
+    generated_prototypes,
+    train_prototype_generator,
+)
 from strategies.core.flower import log
 from strategies.core.layer_choice import LayerChoice
 from strategies.core.randomness import random_generator
@@ -174,9 +177,11 @@ class RunModels:
             name: torch.tensor(array, requires_grad=True) for name, array in generator.items()
         }
         pairs = [(torch.tensor(own), torch.tensor(classes)) for own, classes in sent]
-        train_generator(tensors, pairs, margin=margin, epochs=epochs, learning_rate=learning_rate)
+        train_prototype_generator(
+            tensors, pairs, margin=margin, epochs=epochs, learning_rate=learning_rate
+        )
         trained = {name: tensor.detach().numpy() for name, tensor in tensors.items()}
-        return trained, generated(tensors).detach().numpy()
+        return trained, generated_prototypes(tensors).detach().numpy()
 
     def _public_images(self, server_round: int) -> Tensor:
         """Return the server's public samples of a round, (P, channels, height, width)."""

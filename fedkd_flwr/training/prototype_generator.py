@@ -8,7 +8,7 @@ from torch.nn import functional
 from fedkd_flwr.training.optimizers import SGD
 
 
-def generated(generator: Mapping[str, Tensor]) -> Tensor:
+def generated_prototypes(generator: Mapping[str, Tensor]) -> Tensor:
     """Return the global prototypes g(e), shape (K, d); see `strategies.fedtgp.FedTGPState`."""
     hidden = (generator["vectors"] @ generator["hidden"].T + generator["hidden-bias"]).relu()
     return hidden @ generator["output"].T + generator["output-bias"]
@@ -32,7 +32,7 @@ def margin_loss(prototypes: Tensor, sent: Tensor, classes: Tensor, margin: float
     return functional.cross_entropy(-(distances + margins), classes)
 
 
-def train_generator(
+def train_prototype_generator(
     generator: Mapping[str, Tensor],
     sent: Sequence[tuple[Tensor, Tensor]],
     *,
@@ -48,6 +48,6 @@ def train_generator(
     for _ in range(epochs):
         for own, classes in sent:
             optimizer.zero_grad()
-            loss = margin_loss(generated(generator), own, classes, margin)
+            loss = margin_loss(generated_prototypes(generator), own, classes, margin)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
