@@ -54,18 +54,8 @@ class FedGenClient(ParameterClient):
             mean_loss = yield from self.train_locally(server_round, loss, beside)
         else:
             mean_loss = yield from self.train_locally(server_round)
-        arrays = {**self.model_arrays(), COUNTS: self.reported_counts()}
+        arrays = {**self.model_arrays(), COUNTS: self.reported_counts().astype(np.float32)}
         return TrainReply(arrays, {"train-loss": mean_loss})
-
-    def reported_counts(self) -> np.ndarray:
-        """Return the samples of each class, (K,) float32.
-
-        Classes that are too small for the node's policy are absent. Without any other class the
-        counts are equal.
-        """
-        counts = self.data.class_counts.cpu().numpy().astype(np.float32)
-        counts[~self.policy.reported(counts)] = 0
-        return counts if counts.any() else np.ones_like(counts)
 
     def generated_batches(
         self, received: Arrays, server_round: int

@@ -43,9 +43,7 @@ class FedKMAClient(SupernetClient):
     def label_distribution(self) -> np.ndarray:
         """Return p_i, the class distribution of the training data, shape (K,).
 
-        Classes that are too small for the node's policy are absent; the server can compute p_i
-        from a row of M. Without any other class the distribution is uniform.
+        It is that of the counts that may be reported: the server can compute p_i from a row of M.
         """
-        counts = self.data.class_counts.cpu().numpy().astype(np.float64)
-        counts[~self.policy.reported(counts)] = 0
-        return counts / counts.sum() if counts.any() else np.full(len(counts), 1 / len(counts))
+        counts = self.reported_counts()
+        return counts / counts.sum()

@@ -65,6 +65,16 @@ class ParameterClient(PersonalClient):
         """Return the shared part of the model as flat vectors by kind."""
         return model_vectors(self.model, self.shared_layers)
 
+    def reported_counts(self) -> NDArray[np.float64]:
+        """Return the training samples of each class, (K,), as far as the server may know them.
+
+        Classes that are too small for the node's policy are absent. Without any other class the
+        counts are equal.
+        """
+        counts = self.data.class_counts.cpu().numpy().astype(np.float64)
+        counts[~self.policy.reported(counts)] = 0
+        return counts if counts.any() else np.ones_like(counts)
+
     def test_result(self) -> Evaluation:
         """Evaluate `model` on the client's test split, as in an evaluation.
 
