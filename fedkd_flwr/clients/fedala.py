@@ -51,7 +51,7 @@ class FedALAClient(ParameterClient):
 
     def receive_and_mix(self, received: Arrays, server_round: int) -> dict[str, Tensor]:
         """Mix the received model with the client's own, if it has trained one, and return W."""
-        own = self.mixed_parameters() if self.memory.load("model") else None
+        own = self.mixed_parameters() if self.has_stored_model else None
         self.receive_model(received)
         return self.mix_with(own, server_round) if own else {}
 

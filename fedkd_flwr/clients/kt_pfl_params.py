@@ -14,7 +14,6 @@ class KTpFLParamsClient(ParameterClient):
 
     def receive_model(self, received: Arrays) -> None:
         """Move the model to ``w + tau (received - w)``. The first received model replaces it."""
-        is_first = "model" not in self.memory.tensors
-        tau = 1.0 if is_first else self.settings.transfer_step
+        tau = self.settings.transfer_step if self.has_stored_model else 1.0
         moved = step_towards(model_vectors(self.model), dict(received), tau)
         fill_from_vectors(self.model, moved)

@@ -74,6 +74,11 @@ class RememberingClient(NumPyClient):
         """Its model."""
 
     @property
+    def has_stored_model(self) -> bool:
+        """Whether the memory has the client's model of an earlier training."""
+        return "model" in self.memory.tensors
+
+    @property
     def memory_folder(self) -> MemoryFolder | None:
         """The folder of the client's memory of the run, if it has one."""
         folder = self.node.memory_folder(self.request.run_id)

@@ -58,7 +58,7 @@ class SpiderClient(ParameterClient):
     @yields_jobs
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Prune the edges that are due, then train both supernets on the same batches."""
-        if self.memory.load("model") is None:
+        if not self.has_stored_model:
             self.receive_model(received)
         self.prune(server_round)
         with borrowed(self.architecture) as shared:
