@@ -27,11 +27,6 @@ class Candidate:
     test: Evaluation
     weights: dict[str, Tensor]
 
-    @property
-    def rank(self) -> tuple[int, float]:
-        """Correct predictions and negative loss on validation data; larger is better."""
-        return self.validation.correct, -self.validation.loss
-
 
 @dataclass
 class PairSearch:
@@ -63,9 +58,11 @@ class PairSearch:
         position, self.tried = self.tried, self.tried + 1
         if candidate is None:
             return
-        self.counts[position] = candidate.validation.correct, candidate.test.correct
-        if self.best < 0 or candidate.rank > (int(self.counts[self.best, 0]), -self.loss):
-            self.best, self.loss = position, candidate.validation.loss
+        found = candidate.validation
+        self.counts[position] = found.correct, candidate.test.correct
+        best = Evaluation(int(self.counts[self.best, 0]), found.total, self.loss)
+        if self.best < 0 or found.rank > best.rank:
+            self.best, self.loss = position, found.loss
             self.weights = candidate.weights
 
     def saved(self) -> Memory:

@@ -250,7 +250,7 @@ class PersFLClient(ParameterClient):
                 gathered(positions, data.train_images, data.train_labels, soft_labels),
             )
             candidates.append(self.candidate())
-        return max(candidates, key=lambda candidate: candidate.rank)
+        return max(candidates, key=lambda candidate: candidate.validation.rank)
 
     def candidate(self) -> Candidate:
         """Return the current `model` with its results.

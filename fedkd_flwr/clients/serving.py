@@ -193,11 +193,10 @@ class ServingClient(RememberingClient):
         return further
 
     def validation_rank(self) -> tuple[int, float]:
-        """Return the classifier's correct predictions on validation data, and minus its loss."""
+        """Return the rank of the classifier's result on validation data."""
         data = self.data
         with self.local.evaluation_statistics(self.classifier, data.train_images):
-            found = evaluate(self.classifier, data.validation_images, data.validation_labels)
-        return found.correct, -found.loss
+            return evaluate(self.classifier, data.validation_images, data.validation_labels).rank
 
     @yields_jobs
     def counted_when(self, moment: Moment) -> Steps[dict[str, float]]:

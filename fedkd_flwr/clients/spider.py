@@ -32,7 +32,7 @@ def most_needed(without: Sequence[Evaluation]) -> int:
     without : sequence of Evaluation
         Validation results with each operation removed in turn.
     """
-    return min(range(len(without)), key=lambda k: (without[k].correct, -without[k].loss))
+    return min(range(len(without)), key=lambda k: without[k].rank)
 
 
 def tie_to(shared: nn.Module, personal: nn.Module) -> list[Tensor]:

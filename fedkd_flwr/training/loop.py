@@ -62,6 +62,11 @@ class Evaluation:
     total: int
     loss: float
 
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Correct predictions and minus the loss, by which a model is chosen: higher is better."""
+        return self.correct, -self.loss
+
     def numbers(self, prefix: str = "") -> dict[str, float]:
         """Return the results by name. A loss that is too large for a mean is left out."""
         counts: dict[str, float] = {
