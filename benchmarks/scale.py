@@ -138,10 +138,11 @@ def prediction_seconds(settings: dict[str, Any], clients: int) -> float:
     from fedkd_flwr.config import read_config
     from fedkd_flwr.data.clients import load_client
     from fedkd_flwr.models.build import build_model
+    from fedkd_flwr.models.vectors import copied_state
 
     run = read_config(settings).run
     model = build_model("mlp", run.data.image_shape, run.data.num_classes, run.models.search_space)
-    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    weights = copied_state(model)
     parts = [load_client(run.data_plan, n) for n in range(clients)]
     started_at = time.process_time()
     with torch.inference_mode():

@@ -10,7 +10,7 @@ from two_clients import CHANGES, assert_same_models, returned_weights, training_
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
+from fedkd_flwr.models.vectors import copied_state, fill_from_vectors, model_vectors
 from strategies.core.layer_choice import WITHOUT_BATCH_NORM
 
 HIDDEN = 8
@@ -43,7 +43,7 @@ def test_vectors_without_batch_normalization_leave_it_out():
     assert set(vectors) == {"weights"}
     assert vectors["weights"].shape == (SHARED,)
     assert np.isin(expected.numpy(), vectors["weights"]).all()
-    before = {name: tensor.clone() for name, tensor in model[2].state_dict().items()}
+    before = copied_state(model[2])
     fill_from_vectors(model, {"weights": vectors["weights"] + 1}, WITHOUT_BATCH_NORM)
     for name, tensor in model[2].state_dict().items():
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)

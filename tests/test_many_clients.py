@@ -9,6 +9,7 @@ from fedkd_flwr.data import clients
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.memory import own_context
 from fedkd_flwr.models import model_pool
+from fedkd_flwr.models.vectors import copied_state
 from strategies.core.client_info import ClientInfo
 from strategies.core.membership import Membership
 from strategies.core.plan import RunPlan
@@ -41,7 +42,7 @@ def test_samples_beyond_the_limit_are_built_again(small, monkeypatch):
 def test_common_initial_weights_are_drawn_once_and_never_change(small):
     model_pool.clear()
     client = client_of({**small, "strategy": "local", "models": "mlp"}, 0)
-    drawn = {name: tensor.clone() for name, tensor in client.new_model().state_dict().items()}
+    drawn = copied_state(client.new_model())
     with torch.no_grad():
         for parameter in client.model.parameters():
             parameter.add_(1)

@@ -16,6 +16,7 @@ from fedkd_flwr import runs
 from fedkd_flwr.clients import persfl
 from fedkd_flwr.clients.persfl import Candidate, PersFLGDClient
 from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.models.vectors import copied_state
 from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.loop import DivergedError, Evaluation, evaluate
 from fedkd_flwr.training.losses import kl_from_teacher, kl_to_teacher
@@ -31,10 +32,6 @@ def small(small):
     """Enough validation samples that clients choose differently."""
     size = {"max-samples": 600}
     return {**small, **size, "strategy": "persfl", "models": "mlp", "momentum": 0.0}
-
-
-def weights_of(model):
-    return {name: value.clone() for name, value in model.state_dict().items()}
 
 
 # ---- Stage 1: the teacher ------------------------------------------------------------
@@ -193,7 +190,7 @@ def test_lambda_one_leaves_the_student_at_the_teacher(strategy, small):
     for imitation, stays in (("1", True), ("0.5", False)):
         client = client_of(small, **changes, **{"persfl.imitation": imitation})
         client.model.load_state_dict(client.new_model().state_dict())
-        teacher = weights_of(client.model)
+        teacher = copied_state(client.model)
         client.consider_teacher(0)
         complete(client.personalize(server_round=2))
         moved = max(

@@ -10,7 +10,7 @@ import fedkd_flwr
 from fedkd_flwr.analysis.personalization import personalize
 from fedkd_flwr.clients.prototypes import class_means
 from fedkd_flwr.models.features import features
-from fedkd_flwr.models.vectors import model_vectors
+from fedkd_flwr.models.vectors import copied_state, model_vectors
 from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.loop import (
     evaluate,
@@ -100,7 +100,7 @@ def test_dittos_global_model_has_the_accuracies_of_fedavg(small, tmp_path):
 def test_evaluation_does_not_change_the_statistics_of_training(small):
     client = client_of(small, strategy="persfl")
     client.receive_model(skewed(client))
-    before = {name: value.clone() for name, value in client.model.state_dict().items()}
+    before = copied_state(client.model)
     accuracy = client.test_accuracy()
     after = client.model.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())

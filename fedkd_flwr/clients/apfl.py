@@ -13,7 +13,7 @@ from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.shared_models import Pair, SharedModelClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.model_pool import Architecture
-from fedkd_flwr.models.vectors import fill_model, model_vectors
+from fedkd_flwr.models.vectors import copied_state, fill_model, model_vectors
 from fedkd_flwr.training.losses import cross_entropy
 from strategies.apfl import APFLSettings
 
@@ -92,10 +92,10 @@ class APFLClient(SharedModelClient, ParameterClient):
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
         """Evaluate the global model for comparison, then mix the private model with it."""
-        private = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        private = copied_state(self.model)
         self.receive_model(received)
         global_accuracy = self.test_accuracy()
-        shared = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        shared = copied_state(self.model)
         fill_model(self.model, private)
         with torch.no_grad():
             fill_model(self.model, mixture(self.model, shared, self.alpha))

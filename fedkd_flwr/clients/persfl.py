@@ -15,6 +15,7 @@ from fedkd_flwr.clients.distillation_search import Candidate, PairSearch
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.request import TRAIN
 from fedkd_flwr.clients.steps import yields_jobs
+from fedkd_flwr.models.vectors import copied_state
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob
 from fedkd_flwr.training.loop import (
     DivergedError,
@@ -163,7 +164,7 @@ class PersFLClient(ParameterClient):
     @yields_jobs
     def searched(self, server_round: int) -> Steps[PairSearch]:
         """Distill from the teacher, which is in `model`, for each pair that was not tried yet."""
-        teacher = {name: value.clone() for name, value in self.model.state_dict().items()}
+        teacher = copied_state(self.model)
         teacher_logits = yield PredictJob(self.model, self.data.train_images)
         grid, search = self.settings.grid(), self.search_so_far()
         for imitation, temperature in grid[search.tried :]:
@@ -263,8 +264,7 @@ class PersFLClient(ParameterClient):
         data = self.data
         validation = evaluate(self.model, data.validation_images, data.validation_labels)
         require_finite(validation.loss)
-        weights = {name: value.clone() for name, value in self.model.state_dict().items()}
-        return Candidate(validation, self.test_result(), weights)
+        return Candidate(validation, self.test_result(), copied_state(self.model))
 
 
 class PersFLGDClient(PersFLClient):

@@ -105,6 +105,11 @@ def fill_from_vectors(
             tensor.copy_(values.view_as(tensor))
 
 
+def copied_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of a model's parameters and buffers by name."""
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
 @torch.no_grad()
 def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Overwrite the named parameters and buffers of a model. The others do not change.

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
-from torch import Tensor, nn
+from torch import nn
 
+from fedkd_flwr.models.vectors import copied_state
 from fedkd_flwr.training.loop import DivergedError
 
 
@@ -29,7 +30,7 @@ def keep_best_epoch(
     rank : callable
         What the model is judged by now; higher is better.
     """
-    best, weights = rank(), _weights(model)
+    best, weights = rank(), copied_state(model)
     for _ in range(epochs):
         try:
             train_epoch()
@@ -37,9 +38,5 @@ def keep_best_epoch(
             break
         now = rank()
         if now > best:
-            best, weights = now, _weights(model)
+            best, weights = now, copied_state(model)
     model.load_state_dict(weights)
-
-
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
