@@ -25,7 +25,7 @@ from fedkd_flwr.grids.longest_first import LongestFirstGrid
 from fedkd_flwr.models.build import build_fitting, returns_probabilities
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import head_of, require_body
-from fedkd_flwr.models.vectors import BUFFERS, model_vectors
+from fedkd_flwr.models.vectors import model_vectors
 from fedkd_flwr.runs import (
     Checkpoint,
     Run,
@@ -48,6 +48,7 @@ from strategies.core.patience import StoppedEarly
 from strategies.core.replies import TooFewRepliesError
 from strategies.core.rounds import Observer
 from strategies.core.state import OtherStateError
+from strategies.core.vector_kinds import BUFFERS
 from strategies.parameters import SharedModelSettings
 
 SETTLED_SECONDS = 2.0

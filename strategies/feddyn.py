@@ -30,9 +30,9 @@ from pydantic import Field
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays
 from strategies.core.search import SearchRange
+from strategies.core.vector_kinds import BUFFERS
 from strategies.parameters import (
     AVERAGES,
-    BUFFERS,
     Model,
     ParameterState,
     ParameterStrategy,

@@ -36,6 +36,7 @@ from pydantic import Field
 from strategies.core.low_rank import Shape, lengths, restored
 from strategies.core.plan import ImpossiblePlanError, PlanSettings, RunPlan, Settings
 from strategies.core.replies import LARGEST_NUMBER, Arrays, Due, InvalidReplyError, Reply
+from strategies.core.vector_kinds import WEIGHTS
 from strategies.parameters import (
     Model,
     ParameterState,
@@ -46,9 +47,6 @@ from strategies.parameters import (
 
 FACTORS, RANKS = "factors", "ranks"
 """Names of an update's factors, one-dimensional, and of the rank of each matrix, (L,)."""
-
-WEIGHTS = "weights"
-"""Kind of the vector that travels as factors."""
 
 
 class FedKDSettings(SharedModelSettings):

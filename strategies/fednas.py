@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.search import SearchRange
+from strategies.core.vector_kinds import ALPHAS
 from strategies.parameters import ParameterStrategy
 from strategies.supernets import SearchSettings
 
@@ -73,4 +74,4 @@ class FedNAS(ParameterStrategy):
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return the global ``alphas`` for every client, (N, a)."""
         model, size = self.state.model, self.plan.num_clients
-        return {kind: np.tile(v, (size, 1)) for kind, v in model.items() if kind == "alphas"}
+        return {kind: np.tile(v, (size, 1)) for kind, v in model.items() if kind == ALPHAS}

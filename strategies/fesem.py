@@ -36,9 +36,8 @@ from strategies.core.flower import log
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
+from strategies.core.vector_kinds import WEIGHTS
 from strategies.parameters import Model, stacked
-
-WEIGHTS = "weights"
 
 
 class FeSEMSettings(ClusterSettings):

@@ -23,13 +23,10 @@ from strategies.core.privacy import privacy_spent
 from strategies.core.replies import Arrays, Due, Reply
 from strategies.core.server_models import ServerModels
 from strategies.core.state import State
+from strategies.core.vector_kinds import BUFFERS
 
 Model = dict[str, NDArray[Any]]
 """A model in network format: float32 vectors by kind."""
-
-BUFFERS = "buffers"
-"""The kind that is averaged but not trained."""
-
 
 SHARED_BY_DIFFERENT = "mlp"
 """Architecture of a shared model if clients' own architectures differ and none is set."""

@@ -40,8 +40,9 @@ from pydantic import Field
 from strategies.core.plan import Settings
 from strategies.core.probabilities import project_onto_simplex
 from strategies.core.search import SearchRange
+from strategies.core.vector_kinds import BUFFERS
 from strategies.library_mixtures import MixtureStrategy
-from strategies.parameters import BUFFERS, Model
+from strategies.parameters import Model
 
 EQUAL = 0.9
 """Cosine from which updates count as equal."""

@@ -39,6 +39,7 @@ from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
 from strategies.core.state import named_arrays
+from strategies.core.vector_kinds import WEIGHTS
 from strategies.parameters import Model, ParameterState, ParameterStrategy
 
 
@@ -220,7 +221,7 @@ class PFedHN(ParameterStrategy):
     def begin(self, initial: Arrays) -> PFedHNState:
         """Draw the hypernetwork around the initial model."""
         size, generator = self.plan.num_clients, random_generator(self.plan.seed, "hypernetwork")
-        network = new_network(self.settings, size, initial["weights"], generator)
+        network = new_network(self.settings, size, initial[WEIGHTS], generator)
         velocity = copy.deepcopy(network)
         for part in named_arrays(velocity).values():
             part[:] = 0
@@ -238,13 +239,13 @@ class PFedHN(ParameterStrategy):
     def model_for(self, partition_id: int) -> Model:
         """Return the client's generated weights and the averaged other kinds."""
         weights = generated_weights(self.state.network, partition_id)
-        return {**self.state.model, "weights": weights}
+        return {**self.state.model, WEIGHTS: weights}
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> PFedHNState:
         """Average, and step on the hypernetwork with the repliers' summed products."""
         settings, clients, network = self.settings, list(models), self.state.network
         # The weights that were sent are generated again instead of stored.
-        changes = np.stack([generated_weights(network, n) - models[n]["weights"] for n in clients])
+        changes = np.stack([generated_weights(network, n) - models[n][WEIGHTS] for n in clients])
         gradient = vector_jacobian_product(network, clients, changes)
         parts = named_arrays(gradient)
         cut_to_norm(parts.values(), settings.gradient_norm * len(clients))
@@ -261,7 +262,7 @@ class PFedHN(ParameterStrategy):
         settings, network = self.settings, self.state.network
         velocity = self.state.velocity.embeddings
         for n, reply in replies.items():
-            change = generated_weights(network, n) - reply.arrays["weights"]
+            change = generated_weights(network, n) - reply.arrays[WEIGHTS]
             own = vector_jacobian_product(network, [n], change[None]).embeddings[n]
             cut_to_norm([own], settings.gradient_norm)
             velocity[n] = np.float32(settings.momentum) * velocity[n] + own

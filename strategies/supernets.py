@@ -18,6 +18,7 @@ from strategies.core.plan import Settings
 from strategies.core.probabilities import equal_weights
 from strategies.core.replies import Arrays, Reply
 from strategies.core.state import unsaved
+from strategies.core.vector_kinds import ALPHAS
 from strategies.parameters import Model, ParameterState, ParameterStrategy, mix_models, mixed_model
 
 
@@ -137,5 +138,5 @@ class SupernetStrategy(ParameterStrategy):
 
     def matrices(self) -> dict[str, NDArray[np.float64]]:
         """Return M as ``sharing``, (N, N), and the mixed ``alphas``, (N, a)."""
-        alphas = {kind: rows.copy() for kind, rows in self.state.mixed.items() if kind == "alphas"}
+        alphas = {kind: rows.copy() for kind, rows in self.state.mixed.items() if kind == ALPHAS}
         return {"sharing": self.state.sharing, **alphas}

@@ -10,8 +10,9 @@ from fedkd_flwr.models.darts.derivation import Rule, derive_genotype
 from fedkd_flwr.models.darts.genotype import Genotype, Node
 from fedkd_flwr.models.darts.settings import CELL_INPUTS, NONE, OPERATIONS
 from fedkd_flwr.models.darts.supernet import Supernet
-from fedkd_flwr.models.vectors import ALPHAS, fill_from_vectors
+from fedkd_flwr.models.vectors import fill_from_vectors
 from fedkd_flwr.runs import Run, RunDirectoryError, recorded_config
+from strategies.core.vector_kinds import ALPHAS
 
 CANDIDATES = [name for name in OPERATIONS if name != NONE]
 """Operations that an edge can have."""

@@ -11,6 +11,7 @@ from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors, tensors_by_kind
 from fedkd_flwr.training.loop import evaluate
+from strategies.core.vector_kinds import BUFFERS
 from strategies.fedfomo import (
     GAINS_OF_OTHERS,
     FedFomoSettings,
@@ -18,7 +19,7 @@ from strategies.fedfomo import (
     gains_of,
     weights_of,
 )
-from strategies.parameters import BUFFERS, Model
+from strategies.parameters import Model
 
 START = "start"
 """Name in a client's memory of the model from which it started its last training."""

@@ -8,10 +8,11 @@ from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.shared_models import Pair, SharedModelClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.features import feature_width, features_and_logits
-from fedkd_flwr.models.vectors import WEIGHTS, matrix_shapes, model_vectors
+from fedkd_flwr.models.vectors import matrix_shapes, model_vectors
 from fedkd_flwr.training.loop import seeded
 from fedkd_flwr.training.losses import kl_to_teacher
 from strategies.core.low_rank import compressed
+from strategies.core.vector_kinds import WEIGHTS
 from strategies.fedkd import FACTORS, RANKS, FedKDSettings
 
 SMALLEST_TASK_LOSS = 0.1

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 
 from fedkd_flwr.models.layers import chosen_layers, own_tensors
 from strategies.core.layer_choice import LayerChoice
-
-WEIGHTS, BUFFERS, ALPHAS = "weights", "buffers", "alphas"
-"""The kinds: network weights, running statistics, architecture weights of a search."""
+from strategies.core.vector_kinds import ALPHAS, BUFFERS, WEIGHTS
 
 ALL = slice(None)
 """All layers of a model."""
