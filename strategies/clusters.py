@@ -108,7 +108,7 @@ class ClusteredStrategy(ParameterStrategy):
         if clusters > plan.num_training:
             raise ImpossiblePlanError(
                 f"{settings.table}.clusters = {clusters} is more than the {plan.num_training} "
-                "clients."
+                f"clients; set it to at most {plan.num_training}."
             )
 
     def begin(self, initial: Arrays) -> ClusterState:

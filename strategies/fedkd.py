@@ -88,7 +88,8 @@ class FedKD(SharedModelStrategy):
         if own.energy_end < own.energy_start:
             raise ImpossiblePlanError(
                 f"fedkd.energy-end = {own.energy_end:g} is below fedkd.energy-start = "
-                f"{own.energy_start:g}: the energy rises, or stays."
+                f"{own.energy_start:g}: the energy rises, or stays; set fedkd.energy-end to at "
+                f"least {own.energy_start:g}."
             )
 
     @classmethod

@@ -111,7 +111,7 @@ class FeSEM(ClusteredStrategy):
         if clusters > plan.sample_size:
             raise ImpossiblePlanError(
                 f"fesem.clusters = {clusters} is more than the {plan.sample_size} clients per "
-                "round."
+                f"round; set it to at most {plan.sample_size}, or a larger fraction-train."
             )
 
     def initial_centers(self, initial: Arrays) -> Model:

@@ -165,7 +165,8 @@ class PerFedCKT(SoftPredictionStrategy):
         clusters = PerFedCKTSettings.model_validate(settings).clusters
         if clusters > plan.num_training:
             raise ImpossiblePlanError(
-                f"perfed-ckt.clusters = {clusters} is more than the {plan.num_training} clients."
+                f"perfed-ckt.clusters = {clusters} is more than the {plan.num_training} clients; "
+                f"set it to at most {plan.num_training}."
             )
 
     def begin(self, initial: Arrays) -> CentroidState:

@@ -76,7 +76,7 @@ class PFedMe(ParameterStrategy):
         raise ImpossiblePlanError(
             "pfedme.personalization-weight times pfedme.personal-learning-rate is "
             f"{settings.personalization_weight * settings.personal_learning_rate:g}, and the "
-            "personal model diverges unless it is below 2."
+            "personal model diverges unless it is below 2; set one of the two lower."
         )
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> ParameterState:

@@ -108,7 +108,9 @@ def test_fewer_than_min_replies_stop_the_run(everybody):
 def test_combinations_impossible_with_the_connected_number_are_refused(everybody):
     asked = read_config({**everybody, "strategy": "perfed-ckt", "perfed-ckt.clusters": 3})
     grid = InProcessGrid(client_app, 2, asked.flat())
-    with pytest.raises(ConfigError, match=r"clusters = 3 is more than the 2 clients"):
+    with pytest.raises(
+        ConfigError, match=r"clusters = 3 is more than the 2 clients; set it to at most 2"
+    ):
         with_connected_clients(grid, asked)
 
 

@@ -104,7 +104,7 @@ def test_a_byte_order_mark_is_ignored(tmp_path):
 
 def test_more_clients_than_samples_are_refused_at_once():
     line = refusal("run", "-c", "num-clients=100000", "-c", "models=mlp")
-    assert "1597 samples are too few for 100000 clients" in line
+    assert "1597 samples are too few for 100000 clients; set fewer num-clients" in line
 
 
 def test_more_threads_than_any_machine_has_are_refused():

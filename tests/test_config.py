@@ -167,11 +167,15 @@ def test_every_method_has_its_settings_among_the_names():
         ({"learning-rate": float("inf")}, "learning-rate = inf"),
         ({"public-dataset": "none"}, "kt-pfl exchanges predictions on public samples"),
         ({"public-size": 0}, "kt-pfl exchanges predictions on public samples"),
-        ({"min-replies": 9}, "min-replies = 9 is more than the clients sampled"),
+        (
+            {"min-replies": 9},
+            r"min-replies = 9 is more than the clients sampled in a round \(8\); set it to at most "
+            "8, or a larger fraction-train",
+        ),
         ({"perfed-ckt.clusters": 0}, "perfed-ckt.clusters = 0"),
         (
             {"strategy": "perfed-ckt", "perfed-ckt.clusters": 9},
-            "clusters = 9 is more than the 8 clients",
+            "clusters = 9 is more than the 8 clients; set it to at most 8",
         ),
         ({"persfl.imitation": "0,1.5"}, r"persfl.imitation = .*numbers in \[0, 1\]"),
         ({"persfl.imitation": ""}, "persfl.imitation = .*one or more"),

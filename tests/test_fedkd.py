@@ -179,7 +179,11 @@ def test_an_array_of_open_length_is_bounded():
     ("changes", "sentence"),
     [
         ({"fedkd.energy-start": 0}, r"fedkd\.energy-start = 0: it should be greater than 0"),
-        ({"fedkd.energy-start": 0.99}, r"energy-end = 0.98 is below fedkd\.energy-start = 0.99"),
+        (
+            {"fedkd.energy-start": 0.99},
+            r"energy-end = 0.98 is below fedkd\.energy-start = 0.99.*; "
+            r"set fedkd\.energy-end to at least 0.99",
+        ),
         ({"fedkd.shared-model": "nope"}, r"fedkd\.shared-model = 'nope'.*allowed lenet"),
     ],
 )

@@ -134,10 +134,14 @@ def test_first_centers_lie_in_different_groups_and_are_no_more_than_the_models()
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"fesem.clusters": 3}, "fesem.clusters = 3 is more than the 2 clients"),
+        (
+            {"fesem.clusters": 3},
+            "fesem.clusters = 3 is more than the 2 clients; set it to at most 2",
+        ),
         (
             {"num-clients": 4, "fraction-train": 0.5, "fesem.clusters": 3},
-            "fesem.clusters = 3 is more than the 2 clients per round",
+            "fesem.clusters = 3 is more than the 2 clients per round; set it to at most 2, or "
+            "a larger fraction-train",
         ),
         ({"fesem.clusters": 0}, "fesem.clusters = 0: it should be greater than or equal"),
         ({"models": "mlp,lenet"}, "fesem averages parameters and needs one architecture"),

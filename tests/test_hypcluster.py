@@ -107,7 +107,10 @@ def test_an_invalid_hypothesis_number_drops_only_its_sender(number, small, tmp_p
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"hypcluster.clusters": 3}, "hypcluster.clusters = 3 is more than the 2 clients"),
+        (
+            {"hypcluster.clusters": 3},
+            "hypcluster.clusters = 3 is more than the 2 clients; set it to at most 2",
+        ),
         ({"hypcluster.clusters": 0}, "hypcluster.clusters = 0: it should be greater than or equal"),
         ({"models": "mlp,lenet"}, "hypcluster averages parameters and needs one architecture"),
     ],

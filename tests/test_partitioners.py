@@ -211,7 +211,7 @@ def test_groups_share_their_classes_as_blocks():
 
 
 def test_more_groups_than_clients_are_refused():
-    with pytest.raises(DataError, match="3 clients cannot form 4 groups"):
+    with pytest.raises(DataError, match="3 clients cannot form 4 groups; set groups to at most 3"):
         split(SMALL, "k-classes-grouped", 3, 0, groups=4)
 
 

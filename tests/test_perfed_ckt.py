@@ -78,7 +78,8 @@ def test_identical_predictions_make_one_cluster():
 
 
 def test_more_clusters_than_clients_are_refused(small):
-    with pytest.raises(ConfigError, match=r"perfed-ckt.clusters = 5 is more than the 4 clients"):
+    sentence = "perfed-ckt.clusters = 5 is more than the 4 clients; set it to at most 4"
+    with pytest.raises(ConfigError, match=sentence):
         read_config({**small, "perfed-ckt.clusters": 5})
     with pytest.raises(ConfigError, match=r"perfed-ckt.clusters = 0: it should be greater"):
         read_config({**small, "perfed-ckt.clusters": 0})

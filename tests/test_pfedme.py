@@ -134,7 +134,10 @@ def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
         ({"pfedme.personalization-weight": -1.0}, "pfedme.personalization-weight = -1.0: it"),
         ({"pfedme.personal-steps": 0}, "pfedme.personal-steps = 0: it should be greater"),
         ({"pfedme.beta": 0.0}, "pfedme.beta = 0.0: it should be greater than 0"),
-        ({"pfedme.personal-learning-rate": 0.2}, "is 3, and the personal model diverges unless"),
+        (
+            {"pfedme.personal-learning-rate": 0.2},
+            "is 3, and the personal model diverges unless it is below 2; set one of the two lower",
+        ),
         ({"optimizer": "adamw"}, "pfedme is derived for stochastic gradient descent"),
         ({"models": "mlp,lenet"}, "pfedme averages parameters and needs one architecture"),
     ],

@@ -106,7 +106,10 @@ def k_classes_grouped(
     """`k-classes-grouped`: clients that follow each other share their classes (FedKMA, Fig. 7a)."""
     groups = settings.groups
     if groups > num_clients:
-        raise DataError(f"{num_clients} clients cannot form {groups} groups")
+        raise DataError(
+            f"{num_clients} clients cannot form {groups} groups; set groups to at most "
+            f"{num_clients}"
+        )
     chosen = choose_classes(groups, len(supply.classes), settings.classes_per_client, generator)
     group = np.arange(num_clients) * groups // num_clients
     return PROPORTIONS[settings.class_proportions](

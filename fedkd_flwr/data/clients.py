@@ -95,7 +95,10 @@ def client_indices(plan: DataPlan) -> list[Indices]:
     private, _ = _split_pool(plan)
     if len(private) < plan.num_clients:
         # Some partitions would search for minutes before they found out.
-        raise DataError(f"{len(private)} samples are too few for {plan.num_clients} clients")
+        raise DataError(
+            f"{len(private)} samples are too few for {plan.num_clients} clients; set fewer "
+            "num-clients"
+        )
     labels = load_labels(settings.dataset, settings.data_root, settings.data_format)[private]
     if settings.partition == BY_COLUMN:
         # Deferred: Arrow is loaded for tables alone.

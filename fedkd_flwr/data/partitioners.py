@@ -48,7 +48,9 @@ def partition_indices(
     split: Split = resolve_name(PARTITIONS[settings.partition])
     shares = split(labels, num_clients, settings, random_generator(seed, "partition"))
     if not all(map(len, shares)):
-        raise DataError(f"{len(labels)} samples are too few for {num_clients} clients")
+        raise DataError(
+            f"{len(labels)} samples are too few for {num_clients} clients; set fewer num-clients"
+        )
     return shares
 
 

@@ -197,7 +197,8 @@ class PlanSettings(SettingsGroup):
         if self.min_replies > self.sample_size:
             raise ImpossiblePlanError(
                 f"min-replies = {self.min_replies} is more than the clients sampled in a round "
-                f"({self.sample_size})."
+                f"({self.sample_size}); set it to at most {self.sample_size}, or a larger "
+                "fraction-train."
             )
 
 
