@@ -142,6 +142,10 @@ def test_every_method_has_its_settings_among_the_names():
         ({"models": "lenet,nope"}, "'lenet,nope'.*none of the allowed|nope.*allowed lenet"),
         ({"dataset": "nope"}, "dataset = 'nope': is none of the allowed digits"),
         ({"partition": "nope"}, "partition = 'nope': is none of the allowed iid"),
+        (
+            {"partition": "dirichelt"},
+            r"^partition = 'dirichelt': is unknown; did you mean dirichlet\?$",
+        ),
         ({"kt-pfl.temperature": 0}, "kt-pfl.temperature = 0: it should be greater than 0"),
         ({"kt-pfl.rho": -1}, "kt-pfl.rho = -1: it should be greater than or equal to 0"),
         ({"learning-rate": "fast"}, "learning-rate = 'fast'"),

@@ -148,7 +148,7 @@ def partition_name(name: str) -> str:
     if name in (*PARTITIONS, BY_COLUMN, BY_FILE) or is_custom(name):
         return name
     allowed = [*PARTITIONS, BY_COLUMN, BY_FILE, "or a custom one as module:object"]
-    raise NoneOfTheAllowedError(allowed)
+    raise NoneOfTheAllowedError(allowed, name)
 
 
 def is_function(name: str) -> bool:

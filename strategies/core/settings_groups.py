@@ -123,7 +123,7 @@ class NoneOfTheAllowedError(ValueError):
         The words that it allows.
     """
 
-    def __init__(self, allowed: Collection[str], given: str = "") -> None:
+    def __init__(self, allowed: Collection[str], given: str) -> None:
         self.allowed = list(allowed)
         word = given.lower().replace("_", "-")
         close = get_close_matches(word, self.allowed, n=1, cutoff=0.65)
