@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from by_hand import logits as logits_of
 from helpers import breaking, client_of, names_in_state, replacing, run_with
 from torch import nn
 from torch.nn import functional
 from two_clients import (
     CHANGES,
-    LAYERS,
     Normed,
     assert_same_models,
     returned_weights,
@@ -31,13 +31,6 @@ NORMED = "two_clients:Normed"
 @pytest.fixture
 def small(small):
     return {**small, **CHANGES, "strategy": "fedapen"}
-
-
-def logits_of(weights, images):
-    """Return the logits of the mlp with these flat weights."""
-    parts = torch.split(weights, [int(np.prod(shape)) for shape in LAYERS])
-    w1, b1, w2, b2 = (part.view(shape) for part, shape in zip(parts, LAYERS, strict=True))
-    return torch.relu(images @ w1.T + b1) @ w2.T + b2
 
 
 def learned(weight, own, shared, images, labels, rate, steps):

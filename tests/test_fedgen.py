@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from by_hand import LAYERS
 from helpers import breaking, client_of, names_in_state, replacing, run_with
 from torch import nn
 from torch.nn import functional
-from two_clients import CHANGES, LAYERS, assert_same_models, returned_weights, witnessed
+from two_clients import CHANGES, assert_same_models, returned_weights, witnessed
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from by_hand import logits as logits_of
 from helpers import breaking, names_in_state, replacing, run_with
 from torch.nn import functional
 from two_clients import (
     CHANGES,
-    LAYERS,
     assert_same_models,
     returned_weights,
     sizes_of,
@@ -26,12 +26,6 @@ BETA, TAU = 0.7, 2.5
 def small(small):
     own = {"strategy": "fedntd", "fedntd.beta": BETA, "fedntd.temperature": TAU}
     return {**small, **CHANGES, **own}
-
-
-def logits_of(weights, images):
-    parts = torch.split(weights, [int(np.prod(shape)) for shape in LAYERS])
-    w1, b1, w2, b2 = (part.view(shape) for part, shape in zip(parts, LAYERS, strict=True))
-    return torch.relu(images @ w1.T + b1) @ w2.T + b2
 
 
 def over_others(logits, labels):

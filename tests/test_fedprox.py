@@ -3,15 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, client_of, names_in_state, run_with
+from by_hand import logits, training_data
+from helpers import Witness, names_in_state, run_with
 from torch.nn import functional
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
-
-LAYERS = ((100, 784), (100,), (10, 100), (10,))
-"""Shapes of the mlp's parameters on digits, in their order."""
 
 
 @pytest.fixture
@@ -33,18 +31,6 @@ def witnessed(small, folder, **changes):
 def last_model(folder):
     """Return the weights of the global model after a run's last round."""
     return read_checkpoint(folder).state["model/weights"]
-
-
-def training_data(small, partition_id):
-    data = client_of(small, partition_id).data
-    return data.train_images.flatten(1), data.train_labels
-
-
-def logits(weights, images):
-    sizes = [int(np.prod(shape)) for shape in LAYERS]
-    parts = zip(torch.split(weights, sizes), LAYERS, strict=True)
-    w1, b1, w2, b2 = (part.view(shape) for part, shape in parts)
-    return torch.relu(images @ w1.T + b1) @ w2.T + b2
 
 
 def by_hand(center, images, labels, mu, rate, steps):

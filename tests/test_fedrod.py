@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from by_hand import LAYERS
 from helpers import breaking, client_of, names_in_state, replacing, run_with
 from torch.nn import functional
-from two_clients import CHANGES, LAYERS, returned_weights, sizes_of, training_data, witnessed
+from two_clients import CHANGES, returned_weights, sizes_of, training_data, witnessed
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from by_hand import TWO_CLIENTS, trained, training_data
-from helpers import Witness, run_with, state_of
+from helpers import state_of
+from two_clients import witnessed
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
@@ -15,12 +16,6 @@ from strategies.fesem import FeSEM, FeSEMSettings, first_centers, nearest_center
 @pytest.fixture
 def small(small):
     return {**small, **TWO_CLIENTS, "strategy": "fesem", "fesem.clusters": 2}
-
-
-def witnessed(small, folder, **changes):
-    witness = Witness()
-    run, _ = run_with(witness, small, folder, **changes)
-    return witness, run
 
 
 def test_clients_train_from_their_center_and_centers_become_the_means_of_their_clients(

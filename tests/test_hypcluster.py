@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from by_hand import TWO_CLIENTS, loss_of, trained, training_data
-from helpers import Witness, breaking, client_of, replacing, run_with, state_of
+from helpers import breaking, client_of, replacing, run_with, state_of
+from two_clients import witnessed
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
@@ -14,12 +15,6 @@ from strategies.clusters import moved_centers
 @pytest.fixture
 def small(small):
     return {**small, **TWO_CLIENTS, "strategy": "hypcluster", "hypcluster.clusters": 2}
-
-
-def witnessed(small, folder, **changes):
-    witness = Witness()
-    run, _ = run_with(witness, small, folder, **changes)
-    return witness, run
 
 
 def test_clients_train_the_best_hypothesis_and_each_becomes_the_mean_of_its_clients(

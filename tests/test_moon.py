@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from by_hand import LAYERS
 from helpers import breaking, names_in_state, replacing, run_with
 from torch.nn import functional
 from two_clients import (
     CHANGES,
-    LAYERS,
     assert_same_models,
     returned_weights,
     sizes_of,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from by_hand import TWO_CLIENTS, trained, training_data
 from helpers import Witness, breaking, replacing, run_with, state_of
+from two_clients import witnessed
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
@@ -29,12 +30,6 @@ from strategies.pfedhn import (
 @pytest.fixture
 def small(small):
     return {**small, **TWO_CLIENTS, "strategy": "pfedhn", "pfedhn.hidden-size": 8}
-
-
-def witnessed(small, folder, **changes):
-    witness = Witness()
-    run, _ = run_with(witness, small, folder, **changes)
-    return witness, run
 
 
 def random_network(num_clients=3, length=7):

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import sys
 import tempfile
 from collections import defaultdict
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from federation import free_port
 from processes import FLWR, MARK, app_folder, output_of, started_by, stop_all
 from test_engines import assert_same_new_clients, assert_same_numbers
 
@@ -22,12 +22,6 @@ pytestmark = [
 
 PROGRAMS = Path(sys.executable).parent
 NODES = ("127.0.0.1", "127.0.0.2")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from by_hand import LAYERS
 from helpers import Witness, breaking, names_in_state, replacing, run_with
 from two_clients import (
     CHANGES,
-    LAYERS,
     assert_same_models,
     gradient,
     loss_of,

@@ -2,12 +2,10 @@
 
 import numpy as np
 import torch
+from by_hand import logits, training_data
 from helpers import Witness, client_of, run_with
 from torch import nn
 from torch.nn import functional
-
-LAYERS = ((100, 784), (100,), (10, 100), (10,))
-"""Shapes of the mlp's parameters on digits, in their order."""
 
 CHANGES = {
     "partition": "dirichlet", "num-clients": 2, "max-samples": 300, "models": "mlp",
@@ -30,21 +28,13 @@ class Normed(nn.Module):
         return self.head(self.body(images))
 
 
-def training_data(flat, partition_id):
-    data = client_of(flat, partition_id).data
-    return data.train_images.flatten(1), data.train_labels
-
-
 def sizes_of(flat):
     return np.array([len(training_data(flat, n)[1]) for n in (0, 1)])
 
 
 def loss_of(weights, images, labels):
     """Return the cross-entropy of the mlp with these flat weights, a tensor."""
-    parts = torch.split(weights, [int(np.prod(shape)) for shape in LAYERS])
-    w1, b1, w2, b2 = (part.view(shape) for part, shape in zip(parts, LAYERS, strict=True))
-    logits = torch.relu(images @ w1.T + b1) @ w2.T + b2
-    return functional.cross_entropy(logits, labels)
+    return functional.cross_entropy(logits(weights, images), labels)
 
 
 def loss_on_test_data(weights, flat, partition_id):
