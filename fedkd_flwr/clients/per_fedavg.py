@@ -11,7 +11,7 @@ from torch.func import functional_call
 from fedkd_flwr.clients.base import Arrays, Training, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.training.loop import Batch, epoch_batches, gathered, random_batches
+from fedkd_flwr.training.loop import Batch, epoch_batches, random_batches
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import SGD
 from strategies.per_fedavg import PerFedAvgSettings
@@ -85,11 +85,11 @@ class PerFedAvgClient(ParameterClient):
             return islice(self.random_batches(purpose, server_round), 1)
         generator, size = self.generator(purpose, server_round), self.run.training.batch_size
         positions = epoch_batches(self.num_examples, size, 1, generator)
-        return gathered(positions, self.data.train_images, self.data.train_labels)
+        return self.batches_at(positions)
 
     def random_batches(self, purpose: str, server_round: int) -> Iterator[Batch]:
         """Yield endless random private batches."""
         generator = self.generator(purpose, server_round)
         size = self.run.training.batch_size
         positions = random_batches(self.num_examples, size, generator)
-        return gathered(positions, self.data.train_images, self.data.train_labels)
+        return self.batches_at(positions)
