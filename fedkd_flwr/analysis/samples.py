@@ -4,8 +4,7 @@ import numpy as np
 import pandas as pd
 
 from fedkd_flwr.data.client_data import ClientData
-from fedkd_flwr.data.clients import client_indices, load_client
-from fedkd_flwr.data.sources import load_labels
+from fedkd_flwr.data.clients import client_indices, labels_of, load_client
 from fedkd_flwr.runs import Run, recorded_config
 
 
@@ -46,7 +45,7 @@ def label_counts(run: Run) -> pd.DataFrame:
         If the data of the run cannot be rebuilt on this machine.
     """
     plan = recorded_config(run).run.data_plan
-    labels = load_labels(plan.settings.dataset, plan.settings.data_root, plan.settings.data_format)
+    labels = labels_of(plan.settings)
     counts = [
         np.bincount(labels[indices], minlength=plan.settings.num_classes)
         for indices in client_indices(plan)

@@ -10,6 +10,7 @@ from logging import WARNING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
@@ -55,12 +56,22 @@ PLANS_KEPT = 2
 """Data plans whose tensors a process keeps; more would fill the device in a sweep."""
 
 
+def labels_of(settings: DataSettings) -> NDArray[np.int64]:
+    """Return the classes of the private data set, without decoding an image."""
+    return load_labels(settings.dataset, settings.data_root, settings.data_format)
+
+
+def images_of(settings: DataSettings) -> ImageSet:
+    """Return the whole private data set, decoded."""
+    return load_images(settings.dataset, settings.data_root, settings.data_format)
+
+
 @reads_data
 @functools.lru_cache(maxsize=PLANS_KEPT)
 def _split_pool(plan: DataPlan) -> tuple[Indices, Indices]:
     """Return the private and the held-out positions in the data set."""
     settings = plan.settings
-    labels = load_labels(settings.dataset, settings.data_root, settings.data_format)
+    labels = labels_of(settings)
     pool = np.arange(len(labels))
     if 0 < settings.max_samples < len(labels):
         generator = random_generator(plan.seed, "max-samples")
@@ -99,7 +110,7 @@ def client_indices(plan: DataPlan) -> list[Indices]:
             f"{len(private)} samples are too few for {plan.num_clients} clients; set fewer "
             "num-clients"
         )
-    labels = load_labels(settings.dataset, settings.data_root, settings.data_format)[private]
+    labels = labels_of(settings)[private]
     if settings.partition == BY_COLUMN:
         # Deferred: Arrow is loaded for tables alone.
         from fedkd_flwr.data.by_column import split_by_column
@@ -125,7 +136,7 @@ def client_parts(plan: DataPlan, partition_id: int) -> Parts:
     known = _loaded(plan).parts
     if partition_id not in known:
         settings, own = plan.settings, client_indices(plan)[partition_id]
-        labels = load_labels(settings.dataset, settings.data_root, settings.data_format)[own]
+        labels = labels_of(settings)[own]
         named = test_positions(settings.dataset)
         is_test = np.isin(own, named) if len(named) else None
         parts = split_client(labels, settings.client_split, plan.seed, partition_id, is_test)
@@ -144,7 +155,7 @@ def load_private(settings: DataSettings) -> ImageSet:
     DataError
         If it cannot be loaded, or custom data have another shape or other classes.
     """
-    everything = load_images(settings.dataset, settings.data_root, settings.data_format)
+    everything = images_of(settings)
     settings.check_custom_data(tuple(everything.images.shape[1:]), everything.classes)
     return everything
 
@@ -187,7 +198,7 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
 def _warn_of_few_samples(plan: DataPlan) -> None:
     """Warn if no client has as many samples of a class as `samples_per_class` asks for."""
     settings = plan.settings
-    labels = load_labels(settings.dataset, settings.data_root, settings.data_format)
+    labels = labels_of(settings)
     most = max(int(np.bincount(labels[own]).max()) for own in client_indices(plan))
     if most < settings.samples_per_class:
         asked = settings.samples_per_class
@@ -238,8 +249,7 @@ class _Loaded:
             return torch.empty((0, *shape), device=device)
         if settings.public_dataset == HELD_OUT:
             _, public = _split_pool(self.plan)
-            everything = load_images(settings.dataset, settings.data_root, settings.data_format)
-            images = everything.images[torch.from_numpy(public)]
+            images = images_of(settings).images[torch.from_numpy(public)]
         else:
             _require_other_dataset(settings)
             images = public_images(

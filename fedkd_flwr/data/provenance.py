@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkd_flwr.data.clients import client_indices
+from fedkd_flwr.data.clients import client_indices, images_of
 from fedkd_flwr.data.custom_data import content_digest
 from fedkd_flwr.data.registry import BY_COLUMN, DATASETS, HELD_OUT, NO_PUBLIC_SET
 from fedkd_flwr.data.settings import DataPlan
@@ -47,7 +47,7 @@ def data_digests(plan: DataPlan) -> dict[str, str]:
     settings = plan.settings
     digests = {"split": _digest_of_indices(client_indices(plan))}
     if settings.dataset not in DATASETS:
-        private = load_images(settings.dataset, settings.data_root, settings.data_format)
+        private = images_of(settings)
         digests["dataset"] = content_digest(private.images, private.labels)
     if settings.public_dataset not in (*DATASETS, HELD_OUT, NO_PUBLIC_SET):
         name, data_format = settings.public_dataset, settings.public_data_format
