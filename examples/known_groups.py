@@ -12,7 +12,6 @@ import numpy as np
 import fedkd_flwr
 from fedkd_flwr.clients.fedavg import FedAvgClient
 from strategies.clusters import ClusteredStrategy, ClusterSettings
-from strategies.parameters import stacked
 
 
 class InGroupsSettings(ClusterSettings):
@@ -30,10 +29,6 @@ class FedAvgInGroups(ClusteredStrategy):
     def group_of(self, partition_id):
         """Return the group of a client, as ``partition = "k-classes-grouped"`` numbers them."""
         return partition_id * self.settings.clusters // self.plan.num_clients
-
-    def initial_centers(self, initial):
-        """Return the initial global model for each group."""
-        return stacked([initial] * self.settings.clusters)
 
     def model_for(self, partition_id):
         """Return the model of the client's group."""

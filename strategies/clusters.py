@@ -19,6 +19,7 @@ from strategies.parameters import (
     ParameterState,
     ParameterStrategy,
     mean_model,
+    stacked,
 )
 
 
@@ -117,8 +118,8 @@ class ClusteredStrategy(ParameterStrategy):
         return ClusterState(dict(initial), self.initial_centers(initial), unassigned)
 
     def initial_centers(self, initial: Arrays) -> Model:
-        """Return the centers before the first round, (c, length) by kind."""
-        raise NotImplementedError
+        """Return the centers before the first round, (c, length) by kind: c initial models."""
+        return stacked([initial] * self.settings.clusters)
 
     def grown(self) -> ClusterState:
         """Add clients without a center."""

@@ -35,7 +35,7 @@ from strategies.clusters import ClusteredStrategy, ClusterSettings, ClusterState
 from strategies.core.flower import log
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.randomness import random_generator
-from strategies.core.replies import Arrays, Reply
+from strategies.core.replies import Reply
 from strategies.core.vector_kinds import WEIGHTS
 from strategies.parameters import Model, stacked
 
@@ -113,10 +113,6 @@ class FeSEM(ClusteredStrategy):
                 f"fesem.clusters = {clusters} is more than the {plan.sample_size} clients per "
                 f"round; set it to at most {plan.sample_size}, or a larger fraction-train."
             )
-
-    def initial_centers(self, initial: Arrays) -> Model:
-        """Return the initial global model for each center."""
-        return stacked([initial] * self.settings.clusters)
 
     def model_for(self, partition_id: int) -> Model:
         """Return the client's center, or the global mean before its first assignment."""
