@@ -2,6 +2,7 @@
 
 from fedkd_flwr.clients.parameters import ParameterClient
 from strategies.fedavg import FineTuningSettings
+from strategies.fedbabu import FedBABUSettings
 from strategies.feddf import PFedDFSettings
 
 
@@ -12,11 +13,11 @@ class FedAvgClient(ParameterClient):
 
 
 class FineTuningClient(FedAvgClient):
-    """A client of FedAvg or FedDF that fine-tunes the global model before it is evaluated."""
+    """A client that fine-tunes the global model before it is evaluated."""
 
-    settings: FineTuningSettings | PFedDFSettings
+    settings: FineTuningSettings | PFedDFSettings | FedBABUSettings
 
     @property
     def fine_tune_epochs(self) -> int:
-        """Epochs of fine-tuning of the method; those of the run would come on top."""
+        """Epochs of fine-tuning of the method; those of the run come on top."""
         return self.settings.epochs + super().fine_tune_epochs

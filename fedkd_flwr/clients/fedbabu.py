@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedkd_flwr.clients.base import Arrays
-from fedkd_flwr.clients.fedavg import FedAvgClient
+from fedkd_flwr.clients.fedavg import FineTuningClient
 from fedkd_flwr.models.layers import layers_of
 from fedkd_flwr.models.vectors import fill_model
 from fedkd_flwr.training.loop import Batch, Loss, train_on
@@ -17,15 +17,20 @@ from strategies.fedbabu import FedBABUSettings
 
 def head_loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     """Return the cross-entropy, with gradients for the last layer alone."""
-    head = set(layers_of(model)[-1].parameters(recurse=False))
-    frozen = {name: p.detach() for name, p in model.named_parameters() if p not in head}
-    return nn.functional.cross_entropy(functional_call(model, frozen, (images,)), labels)
+    return _loss_partly_frozen(model, images, labels, frozen_head=False)
 
 
 def body_loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     """Return the cross-entropy, with gradients for all layers but the last."""
+    return _loss_partly_frozen(model, images, labels, frozen_head=True)
+
+
+def _loss_partly_frozen(
+    model: nn.Module, images: Tensor, labels: Tensor, *, frozen_head: bool
+) -> Tensor:
+    """Return the cross-entropy without gradients for the last layer, or for all others."""
     head = set(layers_of(model)[-1].parameters(recurse=False))
-    frozen = {name: p.detach() for name, p in model.named_parameters() if p in head}
+    frozen = {n: p.detach() for n, p in model.named_parameters() if (p in head) == frozen_head}
     return nn.functional.cross_entropy(functional_call(model, frozen, (images,)), labels)
 
 
@@ -37,7 +42,7 @@ FINE_TUNING_LOSSES: dict[str, Loss] = {
 """The losses by the part of the model for which they have gradients."""
 
 
-class FedBABUClient(FedAvgClient):
+class FedBABUClient(FineTuningClient):
     """Trains the received body below the initial head, and fine-tunes before it is evaluated."""
 
     settings: FedBABUSettings
@@ -52,11 +57,6 @@ class FedBABUClient(FedAvgClient):
     def local_loss(self, received: Arrays) -> Loss:
         """Return the cross-entropy, with gradients for the body alone."""
         return body_loss
-
-    @property
-    def fine_tune_epochs(self) -> int:
-        """Epochs of fine-tuning of the method; those of the run come on top."""
-        return self.settings.epochs + super().fine_tune_epochs
 
     def fine_tune(self, optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> None:
         """Train the chosen part of the model, and count the steps."""
