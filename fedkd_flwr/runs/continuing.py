@@ -367,21 +367,21 @@ def _require_readable_memories(run: Run, state_dir: str, completed: int) -> None
         raise RunDirectoryError(f"{run.path} cannot be continued: {error}.") from None
 
 
-def require_memories(run: Run, state_dir: str, from_round: int = 0) -> None:
-    """Check that clients on this machine find their memory of the round to continue from.
+def require_memories(run: Run, state_dir: str, from_round: int = 0) -> Checkpoint:
+    """Return the checkpoint to continue from, if clients on this machine find their memory of it.
 
     A client without its memory would restart from scratch in the middle of the run.
 
     Raises
     ------
     ConfigError, RunDirectoryError
-        If rounds are complete and no client has a memory of the last one, or if a memory is
-        damaged or was evicted for later runs; see `checkpoint_to_continue_from`.
+        If no client remembers the last complete round, or as in `checkpoint_to_continue_from`.
     """
-    completed = checkpoint_to_continue_from(run, state_dir, from_round)[0].completed_rounds
-    folders = _memory_folders(run, state_dir)
+    checkpoint, _ = checkpoint_to_continue_from(run, state_dir, from_round)
+    completed, folders = checkpoint.completed_rounds, _memory_folders(run, state_dir)
     if completed and not _any_remembers(folders, completed):
         raise RunDirectoryError(_no_memory(run, state_dir, completed))
+    return checkpoint
 
 
 def _no_memory(run: Run, state_dir: str, completed: int) -> str:

@@ -14,7 +14,6 @@ from fedkd_flwr.runs import (
     RunDirectoryError,
     changeable,
     changed_settings,
-    checkpoint_to_continue_from,
     load_run,
     names_of_code,
     require_memories,
@@ -55,11 +54,9 @@ def rounds_to_continue_from(path: Path, values: Mapping[str, Scalar]) -> int:
     try:
         configuration = engines.resumed(path, changeable(values), names_of_code(values))
         changed_settings(run, configuration)
-        require_memories(run, configuration.run.state_dir)
-        checkpoint, _ = checkpoint_to_continue_from(run, configuration.run.state_dir)
+        return require_memories(run, configuration.run.state_dir).completed_rounds
     except (ConfigError, RunDirectoryError):
         return 0
-    return checkpoint.completed_rounds
 
 
 def require_unlocked(path: Path) -> None:
