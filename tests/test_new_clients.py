@@ -77,7 +77,11 @@ def test_new_clients_depend_only_on_seed_and_number(small):
         ({"new-clients": 0.9}, "new-clients = 0.9 of 4 clients leaves none in training; .* 0.75"),
         ({"new-clients": 1.0}, "new-clients = 1.0: it should be less than 1"),
         ({"new-clients": -0.1}, "new-clients = -0.1: it should be greater than or equal to 0"),
-        ({"new-clients": 0.5, "min-replies": 3}, "min-replies = 3 is more than .* round .2.\.$"),
+        (
+            {"new-clients": 0.5, "min-replies": 3},
+            "min-replies = 3 is more than .* round .2.; set it to at most 2, or a larger "
+            r"fraction-train\.$",
+        ),
         ({"new-clients": 0.5, "hypcluster.clusters": 3}, "hypcluster.clusters = 3 is more than"),
     ],
 )
