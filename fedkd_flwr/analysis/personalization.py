@@ -19,6 +19,7 @@ from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import Arrays
 from fedkd_flwr.clients.persfl import PersFLClient
 from fedkd_flwr.clients.policy import OURS
+from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.memory import InProcessContext, round_of
 from fedkd_flwr.runs import Run, RunDirectoryError, load_run, names_of_code, recorded_config
@@ -137,10 +138,8 @@ def personalize(
         client.consider_teacher(round_of(file))
     # The same messages as for a client that took part: one for stage 2, one for evaluation.
     arrays, rounds = _read(last, client), round_of(last)
-    message = {"names": list(arrays), "server-round": rounds, "phase": PERSONALIZE}
-    client.fit(list(arrays.values()), message)
-    message = {"names": [], "server-round": rounds, "trained-rounds": rounds}
-    _, _, metrics = client.evaluate([], message)
+    client.serve(Request(arrays, rounds, PERSONALIZE))
+    metrics = client.serve_evaluation(Request({}, rounds, trained_rounds=rounds)).metrics
     return PersonalizedClient(
         accuracy=metrics["correct"] / metrics["total"],
         imitation=metrics["lambda"],
