@@ -161,8 +161,11 @@ def holm(p_values: list[float]) -> list[float]:
     return [float(p) for p in np.minimum(corrected, 1.0)]
 
 
-def smallest_effect(seeds: int, level: float, power: float = POWER) -> float:
+def smallest_effect(seeds: int, level: float) -> float:
     """Return the smallest mean, in standard deviations, that a two-sided t test finds.
+
+    `POWER` is the chance to find it. The tail on the other side is left out, as it is next to
+    nothing.
 
     Parameters
     ----------
@@ -170,13 +173,11 @@ def smallest_effect(seeds: int, level: float, power: float = POWER) -> float:
         Number of values.
     level : float
         Of the test.
-    power : float
-        Chance to find it. The tail on the other side is left out, as it is next to nothing.
     """
     # statsmodels' TTestPower fails at levels like 0.05/31 with three values.
     critical = stats.t.isf(level / 2, seeds - 1)
 
     def missing(effect: float) -> float:
-        return float(stats.nct.sf(critical, seeds - 1, effect * math.sqrt(seeds)) - power)
+        return float(stats.nct.sf(critical, seeds - 1, effect * math.sqrt(seeds)) - POWER)
 
     return float(optimize.brentq(missing, 0.0, 10.0 * critical))

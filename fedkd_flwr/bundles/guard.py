@@ -11,7 +11,7 @@ the process ends with an error; it never goes on without the check.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -109,10 +109,10 @@ class Guard:
         return load
 
 
-def forget_modules(packages: Sequence[str] = OWN_PACKAGES) -> None:
-    """Forget loaded modules of some packages, so that the bundle's own are loaded."""
+def forget_modules() -> None:
+    """Forget loaded modules of this project, so that the bundle's own are loaded."""
     for name in list(sys.modules):
-        if name.partition(".")[0] in packages:
+        if name.partition(".")[0] in OWN_PACKAGES:
             del sys.modules[name]
 
 
