@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.caching import packed, unpacked
+from strategies.core.caching import packed_mask, unpacked_mask
 from strategies.core.plan import RunPlan, Settings
 from strategies.core.replies import Arrays, Due, Reply
 from strategies.core.search import SearchRange
@@ -145,18 +145,18 @@ class SelectiveFD(SoftPredictionStrategy):
         payload = super().train_payload(server_round, partition_id)
         if not self.state.lessons.size:
             return payload
-        return {**payload, **self.round.once(KEPT, lambda: {KEPT: packed(self.state.kept)})}
+        return {**payload, **self.round.once(KEPT, lambda: {KEPT: packed_mask(self.state.kept)})}
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
         """Require soft predictions, and which of them count."""
         due = super().expected_arrays(server_round, partition_id)
-        size = len(packed(self.state.kept))
+        size = len(packed_mask(self.state.kept))
         return {**due, SELECTED: Due((size,), "uint8")} if due else due
 
     def teach(self, server_round: int, replies: dict[int, Reply]) -> SelectiveState:
         """Average each sample's selected predictions, and drop ambiguous ones."""
         size = self.plan.public_size
-        masks = [unpacked(reply.arrays[SELECTED], size) for reply in replies.values()]
+        masks = [unpacked_mask(reply.arrays[SELECTED], size) for reply in replies.values()]
         predictions = self.stack_predictions(replies)
         lessons, kept = selective_mean(predictions, np.stack(masks), self.settings.server_threshold)
         return replace(self.state, lessons=lessons, kept=kept)

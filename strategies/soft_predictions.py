@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.base import PersonalizedStrategy
-from strategies.core.caching import ASKED, TAUGHT, LessonCache, packed
+from strategies.core.caching import ASKED, TAUGHT, LessonCache, packed_mask
 from strategies.core.flower import log
 from strategies.core.growing import padded
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
@@ -333,7 +333,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         """Encode a mask; empty if all samples are selected."""
         if mask.all():
             return {}
-        return self.round.once((name, mask.tobytes()), lambda: {name: packed(mask)})
+        return self.round.once((name, mask.tobytes()), lambda: {name: packed_mask(mask)})
 
     # ---- Tools for methods -----------------------------------------------------------
 

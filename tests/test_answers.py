@@ -15,7 +15,13 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.runs import DamagedRunError, load_run
-from strategies.core.answers import as_text, check_answers, from_text, packed, unpacked
+from strategies.core.answers import (
+    as_text,
+    check_answers,
+    from_text,
+    packed_answers,
+    unpacked_answers,
+)
 from strategies.core.client_info import ClientInfo
 from strategies.core.evaluations import check_evaluation
 from strategies.core.plan import RunPlan
@@ -25,9 +31,9 @@ from strategies.core.replies import InvalidReplyError, Reply
 def test_a_bit_an_image():
     right = np.array([True, False, True, True, False, False, False, False, True])
     # 0b10110000 and 0b10000000.
-    assert packed(right) == bytes([0xB0, 0x80])
-    assert unpacked(packed(right), 9).tolist() == right.tolist()
-    assert from_text(as_text(packed(right))) == packed(right)
+    assert packed_answers(right) == bytes([0xB0, 0x80])
+    assert unpacked_answers(packed_answers(right), 9).tolist() == right.tolist()
+    assert from_text(as_text(packed_answers(right))) == packed_answers(right)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +63,7 @@ def test_a_run_records_what_its_models_answer(strategy, cohort, small, tmp_path)
         data = client_data(run, n)
         model = fedkd_flwr.load_model(tmp_path / "models" / f"{n}.safetensors")
         expected = (model(data.test_images).argmax(dim=1) == data.test_labels).tolist()
-        assert unpacked(from_text(row["answers"]), int(row["total"])).tolist() == expected
+        assert unpacked_answers(from_text(row["answers"]), int(row["total"])).tolist() == expected
 
 
 def test_only_the_last_and_the_chosen_round_hold_answers(small, tmp_path):

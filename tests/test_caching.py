@@ -11,7 +11,7 @@ import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients.soft_predictions import LESSONS, SoftPredictionClient
 from fedkd_flwr.data.public import public_subset
-from strategies.core.caching import LessonCache, packed, unpacked
+from strategies.core.caching import LessonCache, packed_mask, unpacked_mask
 from strategies.core.privacy import privacy_spent
 from strategies.soft_predictions import SoftPredictionStrategy
 
@@ -55,8 +55,8 @@ def test_a_teacher_prediction_is_reused_for_cache_rounds():
 
 def test_a_mask_travels_eight_samples_a_byte():
     mask = np.random.default_rng(0).random(41) < 0.5
-    assert packed(mask).nbytes == 6
-    np.testing.assert_array_equal(unpacked(packed(mask), 41), mask)
+    assert packed_mask(mask).nbytes == 6
+    np.testing.assert_array_equal(unpacked_mask(packed_mask(mask), 41), mask)
 
 
 @pytest.mark.parametrize("strategy", ["sim-pfl", "ds-fl"])
@@ -74,7 +74,7 @@ def test_only_missing_or_expired_predictions_are_requested_and_sent(strategy, ca
                 # All were there in the round before, and hold what was taught earlier.
                 assert got["teacher"].shape == (len(asked[t - 1]), K)
                 positions = np.isin(subset(t - 1), asked[t - 1])
-                mask = unpacked(got["taught"], P) if "taught" in got else np.ones(P, bool)
+                mask = unpacked_mask(got["taught"], P) if "taught" in got else np.ones(P, bool)
                 np.testing.assert_array_equal(mask, positions)
     assert (run.rounds["failures"] == 0).all()
     assert run.rounds["numbers_up"].tolist() == [4 * size * K for size in sizes]

@@ -10,7 +10,7 @@ from helpers import Witness, breaking, client_of, replacing, reply_with, run_wit
 import fedkd_flwr
 from fedkd_flwr.clients.selective_fd import DensityRatio, gaussian_kernel, typical_distance
 from fedkd_flwr.config import ConfigError, read_config
-from strategies.core.caching import packed, unpacked
+from strategies.core.caching import packed_mask, unpacked_mask
 from strategies.core.plan import RunPlan
 from strategies.selective_fd import SelectiveFD, SelectiveFDSettings, selective_mean
 
@@ -72,14 +72,17 @@ def test_the_server_teaches_what_clients_selected():
     masks = {0: [True, False, False], 1: [True, True, False]}
     replies = {
         n: reply_with(
-            {"predictions": np.array(rows[n], np.float32), "selected": packed(np.array(masks[n]))}
+            {
+                "predictions": np.array(rows[n], np.float32),
+                "selected": packed_mask(np.array(masks[n])),
+            }
         )
         for n in (0, 1)
     }
     strategy.state = strategy.aggregate(1, replies)
     sent = strategy.train_payload(2, 0)
     np.testing.assert_allclose(sent["teacher"], [[0.55, 0.45], [0.2, 0.8], [0.5, 0.5]], atol=1e-6)
-    assert unpacked(sent["kept"], 3).tolist() == [True, True, False]
+    assert unpacked_mask(sent["kept"], 3).tolist() == [True, True, False]
     # One array for all clients is encoded and counted once.
     assert strategy.train_payload(2, 1)["kept"] is sent["kept"]
 
@@ -123,7 +126,7 @@ def test_one_kept_sample_teaches_nobody(kept, teaches, small):
     size = read_config(small).run.plan.public_size
     received = {
         "teacher": np.full((size, 10), 0.1, np.float32),
-        "kept": packed(np.arange(size) < kept),
+        "kept": packed_mask(np.arange(size) < kept),
     }
     lessons = client_of(small).lessons("teacher", received, drawn_in=1)
     assert (lessons is not None) == teaches
@@ -135,7 +138,7 @@ def test_unselected_predictions_are_uniform_and_runs_resume(small, tmp_path):
     seen = 0
     for (_, kind, _), arrays in witness.up.items():
         if kind == "train":
-            mask = unpacked(arrays["selected"], len(arrays["predictions"]))
+            mask = unpacked_mask(arrays["selected"], len(arrays["predictions"]))
             assert (arrays["predictions"][~mask] == np.float32(0.1)).all()
             seen += mask.sum()
     assert seen

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from fedkd_flwr.runs import Run
 from fedkd_flwr.runs.reading import damaged
-from strategies.core.answers import ANSWERS, from_text, unpacked
+from strategies.core.answers import ANSWERS, from_text, unpacked_answers
 
 Answers = dict[int, NDArray[np.bool_]]
 """Which test images a client's model gets right, shape (images,), by partition-id."""
@@ -27,7 +27,7 @@ def answers_of(run: Run) -> Answers:
     recorded = rows.dropna(subset=ANSWERS)
     for partition_id, text, correct, total in recorded[[ANSWERS, "correct", "total"]].itertuples():
         try:
-            answers[partition_id] = unpacked(from_text(text), int(total))
+            answers[partition_id] = unpacked_answers(from_text(text), int(total))
             is_right = answers[partition_id].sum() == correct
         except (TypeError, ValueError):
             is_right = False

@@ -7,7 +7,7 @@ from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.jobs import Steps
-from strategies.core.caching import packed
+from strategies.core.caching import packed_mask
 from strategies.selective_fd import KEPT, SELECTED, SelectiveFDSettings
 
 AUXILIARY = 250
@@ -86,7 +86,7 @@ class SelectiveFDClient(KTpFLClient):
         selected = self.selected(self.public_images(server_round))
         predictions[~selected] = 1 / self.data.classes
         reply = super().release(predictions, metrics, server_round)
-        mask = {SELECTED: packed(selected.cpu().numpy())}
+        mask = {SELECTED: packed_mask(selected.cpu().numpy())}
         return TrainReply({**reply.arrays, **mask}, reply.metrics)
 
     def selected(self, images: Tensor) -> Tensor:

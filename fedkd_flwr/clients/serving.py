@@ -31,7 +31,7 @@ from fedkd_flwr.models.ensemble import Ensemble
 from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps, complete
 from fedkd_flwr.training.loop import count_correct, evaluate, refresh_statistics, seeded
 from fedkd_flwr.training.optional_metrics import measured
-from strategies.core.answers import packed
+from strategies.core.answers import packed_answers
 from strategies.core.evaluations import Moment
 from strategies.core.flower import log
 from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
@@ -237,7 +237,7 @@ class ServingClient(RememberingClient):
         test_logits = logits = yield PredictJob(self.classifier, data.test_images)
         metrics = count_correct(logits, data.test_labels).numbers()
         if self.run.plan.record_answers and self.policy.tells_answers:
-            answers = packed((logits.argmax(dim=1) == data.test_labels).cpu().numpy())
+            answers = packed_answers((logits.argmax(dim=1) == data.test_labels).cpu().numpy())
         if measures := self.run.plan.measures:
             shown = self.policy.reported
             held = from_numpy(shown(data.class_counts.cpu().numpy())).to(logits.device)

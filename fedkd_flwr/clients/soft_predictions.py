@@ -11,7 +11,7 @@ from fedkd_flwr.clients.privacy_ledger import NOISE
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.training.jobs import PredictJob, Steps
-from strategies.core.caching import ASKED, TAUGHT, unpacked
+from strategies.core.caching import ASKED, TAUGHT, unpacked_mask
 from strategies.core.privacy import (
     NormalDraws,
     clip_towards_uniform,
@@ -133,7 +133,7 @@ class SoftPredictionClient(PersonalClient):
     def _mask(self, name: str, received: Arrays) -> Tensor:
         """Return a message's mask of P samples. Without one, all samples are selected."""
         size = self.run.plan.public_size
-        mask = unpacked(received[name], size) if name in received else np.ones(size, np.bool_)
+        mask = unpacked_mask(received[name], size) if name in received else np.ones(size, np.bool_)
         return self.tensor(mask)
 
     def received_predictions(self, name: str, received: Arrays) -> Tensor:

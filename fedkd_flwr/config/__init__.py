@@ -14,7 +14,7 @@ from fedkd_flwr.config.reading import (
     known_names,
     read_config,
     settings_types,
-    unpacked,
+    with_own_settings_unpacked,
 )
 from fedkd_flwr.config.run_config import DATA_KEYS, PLACE_KEYS, RunConfig
 
@@ -35,5 +35,5 @@ __all__ = [
     "read_config",
     "require_importable",
     "settings_types",
-    "unpacked",
+    "with_own_settings_unpacked",
 ]

@@ -189,7 +189,8 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
     ConfigError
         On an unknown name, a value out of range or an impossible combination.
     """
-    flat = {key: _without_path_type(value) for key, value in unpacked(flat).items()}
+    given = with_own_settings_unpacked(flat)
+    flat = {key: _without_path_type(value) for key, value in given.items()}
     own = _own_method(flat)
     known = known_names(own)
     for name in flat:
@@ -224,7 +225,7 @@ def _own_method(flat: Mapping[str, Any]) -> Method | None:
         raise ConfigError(_sentence(f"strategy: {error}")) from None
 
 
-def unpacked(flat: Mapping[str, Any]) -> dict[str, Any]:
+def with_own_settings_unpacked(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return a flat run config with the contents of `OWN_SETTINGS` under their own keys.
 
     Raises

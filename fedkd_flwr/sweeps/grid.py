@@ -35,7 +35,7 @@ from fedkd_flwr.config import (
     custom_keys,
     default_values,
     read_config,
-    unpacked,
+    with_own_settings_unpacked,
 )
 from fedkd_flwr.config.flat_config import Scalar, flatten
 from fedkd_flwr.config.presets import close_names, find_sweep, sweep_names
@@ -93,7 +93,7 @@ def read_sweep(
     ignored: dict[str, dict[str, None]] = {}
     for run in varied:
         with _named(path, run):
-            asked = unpacked({**base, **run, **settings})
+            asked = with_own_settings_unpacked({**base, **run, **settings})
             others = custom - custom_keys(asked)
             configuration = read_config({k: v for k, v in asked.items() if k not in others})
         unread = others.union(run.keys() & configuration.unread)

@@ -16,12 +16,12 @@ ANSWERS = "answers"
 """Name of the answers in the record ``info`` of a reply, and their column in ``clients.jsonl``."""
 
 
-def packed(right: NDArray[np.bool_]) -> bytes:
+def packed_answers(right: NDArray[np.bool_]) -> bytes:
     """Return which answers are right, shape (images,), in eight bits a byte."""
     return np.packbits(right).tobytes()
 
 
-def unpacked(answers: bytes, images: int) -> NDArray[np.bool_]:
+def unpacked_answers(answers: bytes, images: int) -> NDArray[np.bool_]:
     """Return which answers are right, shape (images,)."""
     return np.unpackbits(np.frombuffer(answers, np.uint8), count=images).astype(bool)
 
@@ -48,7 +48,7 @@ def check_answers(answers: bytes, correct: float, images: int) -> None:
     Parameters
     ----------
     answers : bytes
-        As `packed` returns them.
+        As `packed_answers` returns them.
     correct : float
         The number of right answers that the reply reports.
     images : int
@@ -63,6 +63,6 @@ def check_answers(answers: bytes, correct: float, images: int) -> None:
         raise InvalidReplyError(
             f"sends {len(answers)} bytes of answers, which do not fit its {images} test images"
         )
-    right = unpacked(answers, images)
-    if right.sum() != correct or packed(right) != answers:
+    right = unpacked_answers(answers, images)
+    if right.sum() != correct or packed_answers(right) != answers:
         raise InvalidReplyError(f"sends answers of which not {correct:g} are right, as it reports")

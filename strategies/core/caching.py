@@ -124,11 +124,11 @@ class LessonCache:
         return replace(self, holds=padded(self.holds, num_clients), lessons=lessons)
 
 
-def packed(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
+def packed_mask(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """Encode a mask (P,) for the network, eight samples per byte."""
     return np.packbits(mask)
 
 
-def unpacked(bits: NDArray[Any], size: int) -> NDArray[np.bool_]:
+def unpacked_mask(bits: NDArray[Any], size: int) -> NDArray[np.bool_]:
     """Decode a mask (P,)."""
     return np.unpackbits(bits, count=size).astype(np.bool_)
