@@ -15,7 +15,7 @@ from fedkd_flwr.cli import app, output
 from fedkd_flwr.config import (
     ALL_CONNECTED,
     DATA_KEYS,
-    PLACE_KEYS,
+    KEYS_WITHOUT_EFFECT,
     ConfigError,
     flatten,
     known_names,
@@ -101,13 +101,13 @@ def test_a_path_object_is_accepted_as_a_folder(small, tmp_path):
 
 def test_what_defines_a_comparison_follows_from_the_slices():
     assert {"dataset", "alpha", "classes-per-client", "num-clients"} <= set(DATA_KEYS)
-    assert {"data-root", "device", "round-timeout", "resume"} <= set(PLACE_KEYS)
-    assert not set(DATA_KEYS) & set(PLACE_KEYS)
+    assert {"data-root", "device", "round-timeout", "resume"} <= set(KEYS_WITHOUT_EFFECT)
+    assert not set(DATA_KEYS) & set(KEYS_WITHOUT_EFFECT)
     assert not {"strategy", "seed", "learning-rate", "models", "public-size"} & {
         *DATA_KEYS,
-        *PLACE_KEYS,
+        *KEYS_WITHOUT_EFFECT,
     }
-    assert {*DATA_KEYS, *PLACE_KEYS} < set(known_names())
+    assert {*DATA_KEYS, *KEYS_WITHOUT_EFFECT} < set(known_names())
 
 
 def test_the_names_of_slices_are_no_keys():

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedkd_flwr.config import DATA_KEYS, PLACE_KEYS, ConfigError, default_values
+from fedkd_flwr.config import DATA_KEYS, KEYS_WITHOUT_EFFECT, ConfigError, default_values
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.runs import Run
 from strategies.core.plan import PlanSettings
@@ -26,15 +26,15 @@ def defining_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     Returns
     -------
     dict
-        The common keys without `PLACE_KEYS`, the method's own table, and every key that this
-        version does not know: nobody can tell that it does not matter.
+        The common keys without `KEYS_WITHOUT_EFFECT`, the method's own table, and every key that
+        this version does not know: nobody can tell that it does not matter.
     """
     names = [*default_values(), *(name for name in config if name not in default_values())]
     unread = _keys_of_others(config["strategy"])
     return {
         name: config.get(name, default_values().get(name))
         for name in names
-        if name not in PLACE_KEYS and name not in unread
+        if name not in KEYS_WITHOUT_EFFECT and name not in unread
     }
 
 

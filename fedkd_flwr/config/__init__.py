@@ -16,13 +16,13 @@ from fedkd_flwr.config.reading import (
     settings_types,
     with_own_settings_unpacked,
 )
-from fedkd_flwr.config.run_config import DATA_KEYS, PLACE_KEYS, RunConfig
+from fedkd_flwr.config.run_config import DATA_KEYS, KEYS_WITHOUT_EFFECT, RunConfig
 
 __all__ = [
     "ALL_CONNECTED",
     "DATA_KEYS",
+    "KEYS_WITHOUT_EFFECT",
     "OWN_SETTINGS",
-    "PLACE_KEYS",
     "ConfigError",
     "Configuration",
     "RunConfig",

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedkd_flwr.config.reading import with_own_settings_unpacked
-from fedkd_flwr.config.run_config import PLACE_KEYS
+from fedkd_flwr.config.run_config import KEYS_WITHOUT_EFFECT
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.registry import DATA, is_function
 
@@ -20,7 +20,7 @@ def named_code(run_config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         If ``own-settings`` cannot be read.
     """
     for key, value in with_own_settings_unpacked(run_config).items():
-        if key in PLACE_KEYS or ":" not in str(value):
+        if key in KEYS_WITHOUT_EFFECT or ":" not in str(value):
             continue
         is_code = is_function if key in DATA else is_custom
         for text in value if isinstance(value, list | tuple) else [value]:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from fedkd_flwr.config.combinations import check_combinations
 from fedkd_flwr.config.errors import ConfigError
 from fedkd_flwr.config.flat_config import Scalar, as_scalar, flatten
-from fedkd_flwr.config.run_config import PLACE_KEYS, RunConfig
+from fedkd_flwr.config.run_config import KEYS_WITHOUT_EFFECT, RunConfig
 from fedkd_flwr.config.suggestions import OPTIONS, either, suggestions
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.registry import DATASETS
@@ -120,13 +120,13 @@ class Configuration(BaseModel):
     def defining(self) -> dict[str, Scalar]:
         """Return the settings that the run's results depend on, sorted by name.
 
-        `PLACE_KEYS` and the keys of other methods are left out.
+        `KEYS_WITHOUT_EFFECT` and the keys of other methods are left out.
         """
         own = self.settings.flat_keys()
         return {
             key: value
             for key, value in self.flat().items()
-            if key not in PLACE_KEYS and ("." not in key or key in own)
+            if key not in KEYS_WITHOUT_EFFECT and ("." not in key or key in own)
         }
 
     def without_unread(self) -> "Configuration":

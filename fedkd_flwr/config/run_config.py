@@ -11,7 +11,7 @@ from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.trackers.settings import TrackerSettings
 from fedkd_flwr.training.settings import DPSGDSettings, TrainingSettings
 from strategies.core.plan import PlanSettings, RunPlan
-from strategies.core.settings_groups import PLACE, SettingsGroup, fitting
+from strategies.core.settings_groups import NO_EFFECT_ON_RESULTS, SettingsGroup, fitting
 
 MOST_THREADS = 1024
 """Upper limit of threads: PyTorch crashes without a message when the machine cannot start them."""
@@ -77,17 +77,17 @@ class RunConfig(SettingsGroup):
     dp_sgd: DPSGDSettings = DPSGDSettings()
     plan: PlanSettings = PlanSettings()
     trackers: TrackerSettings = TrackerSettings()
-    device: Annotated[Device, PLACE] = "auto"
-    torch_threads: Annotated[int, PLACE] = Field(default=0, ge=0, le=MOST_THREADS)
-    output_dir: Annotated[str, PLACE] = ""
-    cohort: Annotated[Literal["auto", "on", "off"], PLACE] = "auto"
-    state_dir: Annotated[str, PLACE] = ""
-    models_dir: Annotated[str, PLACE] = ""
-    keep_best: Annotated[bool, PLACE] = False
-    resume: Annotated[bool, PLACE] = False
-    from_round: Annotated[int, PLACE] = Field(default=0, ge=0)
-    other_versions: Annotated[bool, PLACE] = False
-    keep_rounds: Annotated[int, PLACE] = Field(default=2, ge=2)
+    device: Annotated[Device, NO_EFFECT_ON_RESULTS] = "auto"
+    torch_threads: Annotated[int, NO_EFFECT_ON_RESULTS] = Field(default=0, ge=0, le=MOST_THREADS)
+    output_dir: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
+    cohort: Annotated[Literal["auto", "on", "off"], NO_EFFECT_ON_RESULTS] = "auto"
+    state_dir: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
+    models_dir: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
+    keep_best: Annotated[bool, NO_EFFECT_ON_RESULTS] = False
+    resume: Annotated[bool, NO_EFFECT_ON_RESULTS] = False
+    from_round: Annotated[int, NO_EFFECT_ON_RESULTS] = Field(default=0, ge=0)
+    other_versions: Annotated[bool, NO_EFFECT_ON_RESULTS] = False
+    keep_rounds: Annotated[int, NO_EFFECT_ON_RESULTS] = Field(default=2, ge=2)
 
     @field_validator("strategy")
     @classmethod
@@ -154,11 +154,15 @@ class RunConfig(SettingsGroup):
         return RunPlan(num_classes=self.data.num_classes, **dict(self.plan))
 
 
-PLACE_KEYS = tuple(RunConfig.place_keys())
+KEYS_WITHOUT_EFFECT = tuple(RunConfig.keys_without_effect())
 """Keys that say where and how a run takes place and do not change its results."""
 
 DATA_KEYS = (
-    *(key for key in DataSettings.flat_keys() if key not in (*PLACE_KEYS, "input-scaling")),
+    *(
+        key
+        for key in DataSettings.flat_keys()
+        if key not in (*KEYS_WITHOUT_EFFECT, "input-scaling")
+    ),
     "num-clients",
     "new-clients",
 )

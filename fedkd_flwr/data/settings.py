@@ -22,7 +22,7 @@ from fedkd_flwr.data.registry import (
     hub_id_of,
     partition_name,
 )
-from strategies.core.settings_groups import PLACE, SettingsGroup, fitting, kebab_case
+from strategies.core.settings_groups import NO_EFFECT_ON_RESULTS, SettingsGroup, fitting, kebab_case
 
 
 class DataSettings(SettingsGroup):
@@ -94,7 +94,7 @@ class DataSettings(SettingsGroup):
     configured_shape: Annotated[
         str, fitting(r"( *[1-9]\d*( *, *[1-9]\d*)* *)?", "numbers above 0, such as 3,32,32")
     ] = ""
-    data_root: Annotated[str, PLACE] = ""
+    data_root: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
     input_scaling: Literal["symmetric", "per-pixel", "per-channel"] = "symmetric"
     max_samples: int = Field(default=0, ge=0)
     partition: str = "k-classes-grouped"

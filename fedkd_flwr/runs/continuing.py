@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedkd_flwr.config import PLACE_KEYS, ConfigError, Configuration, read_config
+from fedkd_flwr.config import KEYS_WITHOUT_EFFECT, ConfigError, Configuration, read_config
 from fedkd_flwr.custom_objects.importing import OBJECT, not_held
 from fedkd_flwr.memory import (
     DamagedMemoryError,
@@ -42,7 +42,7 @@ OF_THE_CALL = ("output-dir", "resume", "from-round", "other-versions")
 MAY_CHANGE = (
     ROUNDS,
     # Clients would not find their memory in another folder.
-    *(key for key in PLACE_KEYS if key not in (*OF_THE_CALL, "state-dir")),
+    *(key for key in KEYS_WITHOUT_EFFECT if key not in (*OF_THE_CALL, "state-dir")),
 )
 """Keys for the number of rounds, and for where and how a run is computed."""
 

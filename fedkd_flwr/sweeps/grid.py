@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkd_flwr.config import (
-    PLACE_KEYS,
+    KEYS_WITHOUT_EFFECT,
     ConfigError,
     Configuration,
     custom_keys,
@@ -173,7 +173,7 @@ def _as_read(configuration: Configuration, key: str, value: Scalar) -> Scalar:
 
 def _read_settings(configuration: Configuration) -> dict[str, Scalar]:
     """Return the settings that a run reads: those that define it, and where it takes place."""
-    place = {key: v for key, v in configuration.flat().items() if key in PLACE_KEYS}
+    place = {key: v for key, v in configuration.flat().items() if key in KEYS_WITHOUT_EFFECT}
     return configuration.defining() | place
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from fedkd_flwr.trackers.registry import TRACKERS
-from strategies.core.settings_groups import PLACE, SettingsGroup, Words, some_of
+from strategies.core.settings_groups import NO_EFFECT_ON_RESULTS, SettingsGroup, Words, some_of
 
 
 class TrackerSettings(SettingsGroup):
@@ -21,5 +21,5 @@ class TrackerSettings(SettingsGroup):
         Whether trackers get each client's numbers too.
     """
 
-    tracker: Annotated[Words, AfterValidator(some_of(TRACKERS)), PLACE] = ()
-    tracker_clients: Annotated[bool, PLACE] = False
+    tracker: Annotated[Words, AfterValidator(some_of(TRACKERS)), NO_EFFECT_ON_RESULTS] = ()
+    tracker_clients: Annotated[bool, NO_EFFECT_ON_RESULTS] = False

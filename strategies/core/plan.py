@@ -14,7 +14,13 @@ from strategies.core.client_privacy import ClientPrivacySettings
 from strategies.core.optional_metrics import MEASURES
 from strategies.core.randomness import random_generator
 from strategies.core.safeguard import SafeguardSettings
-from strategies.core.settings_groups import PLACE, SettingsGroup, Words, kebab_case, some_of
+from strategies.core.settings_groups import (
+    NO_EFFECT_ON_RESULTS,
+    SettingsGroup,
+    Words,
+    kebab_case,
+    some_of,
+)
 
 
 class ImpossiblePlanError(ValueError):
@@ -142,12 +148,12 @@ class PlanSettings(SettingsGroup):
     update_cap: Annotated[float, AfterValidator(multiple_or_none)] = 10.0
     client_dp: ClientPrivacySettings = ClientPrivacySettings()
     safeguard: SafeguardSettings = SafeguardSettings()
-    measures: Annotated[Words, AfterValidator(some_of(MEASURES)), PLACE] = ()
-    record_answers: Annotated[bool, PLACE] = True
+    measures: Annotated[Words, AfterValidator(some_of(MEASURES)), NO_EFFECT_ON_RESULTS] = ()
+    record_answers: Annotated[bool, NO_EFFECT_ON_RESULTS] = True
     seed: int = Field(default=0, ge=0)
-    connect_timeout: Annotated[float, PLACE] = Field(default=60.0, gt=0)
-    bind_partitions: Annotated[bool, PLACE] = True
-    round_timeout: Annotated[float, PLACE] = Field(default=3600.0, gt=0)
+    connect_timeout: Annotated[float, NO_EFFECT_ON_RESULTS] = Field(default=60.0, gt=0)
+    bind_partitions: Annotated[bool, NO_EFFECT_ON_RESULTS] = True
+    round_timeout: Annotated[float, NO_EFFECT_ON_RESULTS] = Field(default=3600.0, gt=0)
 
     @property
     def num_new(self) -> int:

@@ -16,9 +16,9 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-PLACE = "place"
+NO_EFFECT_ON_RESULTS = "no-effect-on-results"
 """Annotation of settings that do not change results, such as folders, devices and timeouts:
-``Annotated[str, PLACE]``."""
+``Annotated[str, NO_EFFECT_ON_RESULTS]``."""
 
 
 def kebab_case(name: str) -> str:
@@ -77,9 +77,13 @@ class SettingsGroup(BaseModel):
         return list(cls.fields_by_key())
 
     @classmethod
-    def place_keys(cls) -> list[str]:
-        """Return the flat keys of the settings that are marked as `PLACE`."""
-        return [key for key, field in cls.fields_by_key().items() if PLACE in field.metadata]
+    def keys_without_effect(cls) -> list[str]:
+        """Return the flat keys of the settings that are marked as `NO_EFFECT_ON_RESULTS`."""
+        return [
+            key
+            for key, field in cls.fields_by_key().items()
+            if NO_EFFECT_ON_RESULTS in field.metadata
+        ]
 
     def flat(self) -> dict[str, Any]:
         """Return the values by their flat keys."""
