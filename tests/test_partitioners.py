@@ -1,4 +1,4 @@
-"""Splits over clients: the numbers of METHODS.md, disjointness, determinism, refusals."""
+"""The splits of `PARTITIONS`: the papers' numbers, disjointness, determinism, refusals."""
 
 import numpy as np
 import pytest

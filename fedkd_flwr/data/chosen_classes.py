@@ -1,4 +1,4 @@
-"""Splits that give each client some of the classes: the table in METHODS.md."""
+"""The splits of `fedkd_flwr.data.registry.PARTITIONS` that give each client some of the classes."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Splits of a data set over clients: the table in METHODS.md.
+"""Splits of a data set over clients; `fedkd_flwr.data.registry.PARTITIONS` lists all splits.
 
 Every split but `equal_shares` says how many samples of each class each client gets; `allocate` then
 draws that many at random. No sample has two owners, every client has samples, and the same seed

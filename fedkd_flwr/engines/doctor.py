@@ -1,6 +1,7 @@
 """Check on a node, before a run, whether it can take part.
 
-The checks use the same client code as the run, so they give the same results.
+The checks use the same client code as the run, so they give the same results. They are stricter in
+one point: a run also takes a ``partition-id`` or ``keep-runs`` that is written as text, ``"0"``.
 """
 
 from collections.abc import Callable, Mapping
