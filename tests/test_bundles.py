@@ -110,7 +110,7 @@ def test_a_list_that_was_edited_by_hand_keeps_its_other_lines(bundle, tmp_path):
     file.write_text(f"# ours\n\n{twice} old\n# the same again\n{twice} old, approved twice")
     mine = approve(bundle, file)
     assert [approval.digest for approval in read_approvals(file)] == [twice, twice, mine.digest]
-    assert revoke("1", file).remark == "old"
+    assert revoke("1" * 8, file).remark == "old"
     kept = f"{mine.digest} {mine.remark}"
     assert file.read_text() == f"# ours\n\n# the same again\n{kept}\n"
 

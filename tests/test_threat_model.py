@@ -13,14 +13,16 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from federation import images_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from helpers import arrays_of, write_image_folder
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
-from fedkd_flwr.clients.privacy_ledger import PrivacyLedger
+from fedkd_flwr.clients.privacy_ledger import PrivacyLedger, epsilon_of_trainings
 from fedkd_flwr.data import sources
+from fedkd_flwr.models.vectors import model_vectors
 from strategies.core.privacy import privacy_spent
 
 PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "threat-model.md"
@@ -280,6 +282,102 @@ def train_with_vanishing_noise(silo):
     assert "ConfigError" in silo.send(MessageType.QUERY, **private, **{"dp-sgd-clip-norm": 1e-45})
 
 
+def train_with_noise_that_accounting_misses(silo):
+    """Epsilon of 1e-160 was 0, and that of all later trainings with it."""
+    silo.node |= {"allow-methods": "fedavg", "epsilon-budget": 10.0}
+    for noise in (1e-160, 1e-9):
+        private = {"strategy": "fedavg", "dp-sgd-noise-multiplier": noise}
+        assert "ConfigError" in silo.send(MessageType.QUERY, **private)
+    earlier = [{"sampling-rate": 0.05, "noise-multiplier": 1e-160, "steps": 1}]
+    assert epsilon_of_trainings(earlier, 1e-5) == math.inf
+
+
+def measure_one_sample(silo):
+    """`local` sends nothing, but its mean loss was that of a batch, which may be one sample."""
+    del silo.node["epsilon-budget"]
+    one = {"strategy": "local", "batch-size": 1, "local-iterations": 1, "learning-rate": 1e-30}
+    assert metrics_of(silo.send(**one)) == {"gradient-steps"}
+    silo.node["allow-training-metrics"] = True
+    assert metrics_of(silo.send(**one)) == {"gradient-steps", "train-loss", "moved-private"}
+
+
+def metrics_of(reply):
+    return set(reply.content.metric_records["metrics"])
+
+
+def learn_whether_a_sample_lets_a_training_diverge(silo):
+    """Two runs differ in the learning rate. With one of them weights or losses are no numbers."""
+    silo.node |= {"epsilon-budget": 1e4, "allow-counts": False}
+    with_noise = {**NOISE, "batch-size": 1, "local-iterations": 1}
+    fine_tuned = {**NOISE, "fine-tune-epochs": 1}
+    for kind, run, method in (
+        (MessageType.TRAIN, "a", with_noise),
+        (MessageType.TRAIN, "b", {"strategy": "local"}),
+        (MessageType.EVALUATE, "c", fine_tuned),
+    ):
+        rates = {"learning-rate": 1e-3}, {"learning-rate": 1e38}
+        answers = [silo.send(kind, {"run-id": run}, **method, **rate) for rate in rates]
+        assert all(isinstance(answer, Message) for answer in answers)
+        shapes = [{k: v.shape for k, v in arrays_of(answer).items()} for answer in answers]
+        assert shapes[0] == shapes[1] and metrics_of(answers[0]) == metrics_of(answers[1])
+
+
+def let_the_loss_of_one_sample_overflow(silo):
+    """Weights that make it infinite if a pixel of any sample is above a threshold."""
+    silo.node |= {"allow-methods": "parameters", "epsilon-budget": 1e4}
+    private = {"strategy": "fedavg", "dp-sgd-noise-multiplier": 1e3, "local-iterations": 1}
+    context = Context(1, 1, dict(silo.node), RecordDict(), {**silo.config, **private})
+    client = build_client(context)
+    model, images = client.new_model(), client.data.train_images.flatten(1)
+    pixel = int(images.std(0).argmax())
+    for above in (-1, 1):
+        with torch.no_grad():
+            *layers, _ = parameters = list(model.parameters())
+            for parameter in parameters:
+                parameter.zero_()
+            layers[0][0, pixel] = 1e30
+            layers[1][0] = -1e30 * float(images[:, pixel].max() - above * 1e-3)
+            layers[2][0, 0] = 1e30
+        arrays = {k: np.array(v) for k, v in model_vectors(model).items()}
+        assert isinstance(silo.send(arrays=arrays, **private), Message)
+
+
+def replace_the_memory_of_another_run(silo):
+    """Its `run-id` comes in a message, and so does whether a client starts over."""
+    del silo.node["epsilon-budget"]
+    silo.node["models-dir"] = str(silo.folder / "models")
+    alone, last = {"strategy": "local"}, {"last-round": True, "evaluate": True}
+    assert isinstance(silo.send(message={"run-id": "aa", **last}, **alone), Message)
+    kept = silo.files()
+    over = {"run-id": "aa", "trained-rounds": 1}
+    assert "PolicyError: this node remembers" in silo.send(message=over, **NOISE)
+    best = {"keep-best": True, "client-split": CONFIG["client-split"]}
+    answer = silo.send(MessageType.EVALUATE, {"run-id": "aa", "server-round": 7}, **NOISE, **best)
+    assert "PolicyError: this node remembers" in answer
+    assert kept <= silo.files()
+
+
+def reach_other_code_through_an_allowed_module(silo):
+    """Modules hold those that they import."""
+    silo.node["allow-code"] = "sklearn"
+    for name in (
+        "sklearn:os.getcwdb",
+        "sklearn.base:clone.__class__",
+        "sklearn.base:warnings.warn",
+    ):
+        for key in ("public-dataset", "models", "partition"):
+            silo.refuses("allow-code", **{key: name})
+    forest = {"models": "sklearn.ensemble:RandomForestClassifier", "min-replies": 1}
+    assert isinstance(silo.send(MessageType.QUERY, **forest), Message)
+
+
+def ask_which_accounts_exist(silo):
+    """`~NAME` stands for a home folder if there is such an account."""
+    for name in ("root", "no-such-account"):
+        silo.refuses("public-root", **{"public-dataset": f"folder:~{name}/images"})
+        silo.refuses("public-root", **{"public-dataset": "hf:a/b", "data-root": f"~{name}"})
+
+
 def spoil_a_row(silo):
     """With this learning rate weights are infinite, and predictions are no numbers."""
     answer = silo.send(**NOISE, **{"learning-rate": 1e30})
@@ -353,6 +451,13 @@ STEPS = [
     train_in_a_round_before_the_first,
     ask_for_more_labels,
     train_with_vanishing_noise,
+    train_with_noise_that_accounting_misses,
+    measure_one_sample,
+    learn_whether_a_sample_lets_a_training_diverge,
+    let_the_loss_of_one_sample_overflow,
+    replace_the_memory_of_another_run,
+    reach_other_code_through_an_allowed_module,
+    ask_which_accounts_exist,
     choose_a_large_delta,
     spoil_a_row,
     name_folders_to_write,

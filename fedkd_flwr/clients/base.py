@@ -34,7 +34,7 @@ from fedkd_flwr.models.model_pool import (
     plain_copy,
 )
 from fedkd_flwr.models.vectors import fill_model
-from fedkd_flwr.training.fine_tuning import keep_best_epoch
+from fedkd_flwr.training.fine_tuning import keep_best_epoch, train_unless_it_diverges
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob
 from fedkd_flwr.training.loop import (
     Batch,
@@ -363,6 +363,8 @@ class PersonalClient(ServingClient):
 
         if training.fine_tune_early_stopping and len(self.data.validation_labels):
             keep_best_epoch(self.fine_tuned, train, epochs, self.validation_rank)
+        elif self.policy.hides_divergence:
+            train_unless_it_diverges(self.fine_tuned, lambda: train(epochs), self.report_divergence)
         else:
             train(epochs)
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from logging import INFO
 
 import numpy as np
 import torch
@@ -30,7 +31,8 @@ from fedkd_flwr.training.loop import (
     statistics_of,
 )
 from strategies.core.evaluations import counts_at
-from strategies.core.metrics import DP_EPSILON
+from strategies.core.flower import log
+from strategies.core.metrics import DP_EPSILON, TRAIN_LOSS
 from strategies.core.randomness import random_generator
 
 SPENT = "dp-sgd"
@@ -98,7 +100,22 @@ class LocalTraining:
         return statistics_of(model, images) if is_fresh else nullcontext()
 
     def limit_metrics(self, metrics: dict[str, float]) -> None:
-        """Reduce the metrics of a train reply to those that may leave the client: to all."""
+        """Reduce the metrics of a train reply to those that may leave the client.
+
+        What is measured on training samples does only if the node's operator allows it.
+        """
+        if self.node.policy.allow_training_metrics:
+            return
+        if TRAIN_LOSS.name in metrics:
+            loss = metrics[TRAIN_LOSS.name]
+            log(INFO, "Client %d: training loss %.4f", self.node.partition_id, loss)
+        self._leave_counts(metrics)
+
+    def _leave_counts(self, metrics: dict[str, float]) -> None:
+        """Remove all metrics but counts of test and validation samples."""
+        counts = {metric.name for metric in counts_at(self.run.method.strategy.second_moment)}
+        for name in metrics.keys() - counts:
+            del metrics[name]
 
     def _generator(self, seed: int, purpose: str, server_round: int) -> np.random.Generator:
         return random_generator(seed, purpose, server_round, self.node.partition_id)
@@ -170,9 +187,7 @@ class PrivateTraining(LocalTraining):
 
         Counts are of test and validation samples, which the guarantee does not cover.
         """
-        counts = {metric.name for metric in counts_at(self.run.method.strategy.second_moment)}
-        for name in metrics.keys() - counts:
-            del metrics[name]
+        self._leave_counts(metrics)
         metrics[DP_EPSILON.name] = epsilon_spent(self.spent(), self.run.dp_sgd.delta)
 
     def _secret_generator(self, purpose: str, server_round: int) -> np.random.Generator:

@@ -56,3 +56,9 @@ def place_of(name: str, data_root: str) -> Path | None:
         return path
     hub_id = hub_id_of(name)
     return Path(data_root).expanduser() / hub_id if hub_id and data_root else None
+
+
+def overlap(first: Path, second: Path) -> bool:
+    """Return whether one of two paths is the other or lies in it, links resolved."""
+    first, second = first.resolve(), second.expanduser().resolve()
+    return first.is_relative_to(second) or second.is_relative_to(first)

@@ -8,7 +8,6 @@ The defaults are those of a deployment. In a simulation and in one process, serv
 to one user, and `OPEN` replaces them. ``trust-server = true`` does the same for a node.
 """
 
-import hashlib
 import math
 import sys
 from collections.abc import Mapping
@@ -20,10 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationError
 
-from fedkd_flwr.clients.names_in_config import COLUMN_KEYS, data_sets_read, place_of
+from fedkd_flwr.clients.names_in_config import COLUMN_KEYS, data_sets_read, overlap, place_of
 from fedkd_flwr.config import named_code
 from fedkd_flwr.config.run_config import RunConfig
-from fedkd_flwr.custom_objects.importing import is_custom, is_named
+from fedkd_flwr.custom_objects.importing import (
+    CustomObjectError,
+    is_custom,
+    is_named,
+    modules_behind,
+)
 from fedkd_flwr.data.registry import (
     DATASETS,
     hub_id_of,
@@ -99,6 +103,9 @@ class NodePolicy(SettingsGroup):
         Words of ``measures`` that the node answers.
     allow_counts : bool
         Whether the node reports its numbers of correct answers and mean losses.
+    allow_training_metrics : bool
+        Whether the node reports what it measures in training, such as the mean loss on training
+        samples. Whoever starts runs can choose them so that one sample decides it.
     public_root : str
         Folder in which data must lie that the run config names; empty for none.
     min_noise : float
@@ -127,6 +134,7 @@ class NodePolicy(SettingsGroup):
     allow_columns: Words = ()
     allow_measures: Annotated[Words, AfterValidator(some_of(MEASURES))] = ()
     allow_counts: bool = True
+    allow_training_metrics: bool = False
     public_root: str = ""
     min_noise: float = Field(default=0.0, ge=0)
     client_split: Annotated[str, AfterValidator(_readable_split)] = SPLIT_FOR_USE
@@ -153,8 +161,8 @@ class NodePolicy(SettingsGroup):
         PolicyError
             If it does.
         """
-        modules = (name.partition(":")[0] for _, name in named_code(run_config))
-        if not all(map(self._allows_module, modules)):
+        names = [name for _, name in named_code(run_config)]
+        if not all(map(self._allows_code, names)):
             raise PolicyError("the run config names code that allow-code of this node lacks")
         if self.trust_server:
             return
@@ -206,7 +214,7 @@ class NodePolicy(SettingsGroup):
             if not self._allows_data_set(name, data_root):
                 raise PolicyError("the run names data outside public-root of this node")
             place = place_of(name, data_root)
-            if place and data_path and _overlap(place, Path(data_path)):
+            if place and data_path and overlap(place, Path(data_path)):
                 raise PolicyError("the run names private data of this node as other data")
 
     def _allows_method(self, run: RunConfig) -> bool:
@@ -214,11 +222,26 @@ class NodePolicy(SettingsGroup):
         built_in = METHODS.get(run.strategy)
         return bool(words & {ALL, run.strategy, built_in.family if built_in else run.strategy})
 
-    def _allows_module(self, module: str) -> bool:
-        return ALL in self.allow_code or is_named(module, self.allow_code)
+    def _allows_code(self, name: str) -> bool:
+        """Return whether ``module:object`` names an object of an allowed module.
+
+        An object that the module has only imported belongs to another one.
+        """
+        if ALL in self.allow_code:
+            return True
+        if not is_named(name.partition(":")[0], self.allow_code):
+            return False
+        try:
+            homes = modules_behind(name)
+        except CustomObjectError:
+            return True  # it names nothing, which reading the config refuses
+        return all(is_named(home, self.allow_code) for home in homes)
 
     def _allows_data_set(self, name: str, data_root: str) -> bool:
-        place = place_of(name, data_root)
+        try:
+            place = place_of(name, data_root)
+        except RuntimeError:
+            return False  # ~NAME of an account that does not exist
         if place is not None:
             root = Path(self.public_root).expanduser().resolve()
             return bool(self.public_root) and place.resolve().is_relative_to(root)
@@ -280,6 +303,14 @@ class NodePolicy(SettingsGroup):
         return math.isfinite(self.epsilon_budget)
 
     @property
+    def hides_divergence(self) -> bool:
+        """Whether the server must not learn that a training diverged.
+
+        That depends on single samples, and carries no noise.
+        """
+        return not self.trust_server and (self.has_budget or not self.allow_counts)
+
+    @property
     def tells_answers(self) -> bool:
         """Whether the server may know which test images the node's model gets right."""
         return self.trust_server and self.allow_counts
@@ -295,6 +326,7 @@ OPEN = NodePolicy(
     allow_methods=(ALL,),
     allow_code=(ALL,),
     allow_measures=MEASURES,
+    allow_training_metrics=True,
     client_split=ANY,
     min_class_count=0,
     epsilon_budget=math.inf,
@@ -356,23 +388,6 @@ def has_noise(run: RunConfig, settings: Settings) -> bool:
     """Return whether what leaves a client has noise, that of `noise_of` or a method's own."""
     is_private = isinstance(settings, SoftPredictionSettings) and settings.is_private
     return is_private or bool(noise_of(run, settings))
-
-
-def owner_of_memory(run_id: str, run: RunConfig, settings: Settings) -> dict[str, float]:
-    """Return a digest of a run's id, method and noise, as numbers that a memory can hold.
-
-    The id comes in a message. By it alone, a run could continue from a model that another run
-    trained without noise, and account for its own noise only.
-    """
-    text = repr((run_id, run.strategy, run.dp_sgd, settings))
-    digest = hashlib.sha256(text.encode()).digest()
-    # Integers of six bytes are exact in a float.
-    return {str(n): float(int.from_bytes(digest[n : n + 6])) for n in range(0, 30, 6)}
-
-
-def _overlap(first: Path, second: Path) -> bool:
-    first, second = first.resolve(), second.expanduser().resolve()
-    return first.is_relative_to(second) or second.is_relative_to(first)
 
 
 def _as_text(value: Any) -> str:

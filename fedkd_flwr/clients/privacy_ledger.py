@@ -111,7 +111,8 @@ class PrivacyLedger:
     def _check(self, lines: Sequence[Mapping[str, float]], entry: Mapping[str, float]) -> None:
         """Refuse an entry that exceeds the budget together with earlier ones."""
         spent = epsilon_of_trainings if STEPS in entry else epsilon_of_releases
-        if math.isfinite(self.budget) and spent([*lines, entry], self.delta) > self.budget:
+        # Not `>`: what is no number is refused too.
+        if math.isfinite(self.budget) and not spent([*lines, entry], self.delta) <= self.budget:
             raise PolicyError("the epsilon-budget of this node is spent")
 
     def _append(

@@ -5,10 +5,11 @@ the next one therefore starts in another process, with a context from before bot
 message holds the memory of its run on disk, and those after it wait and go on from what it kept.
 """
 
+import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from torch import nn
 
 from fedkd_flwr.clients.local_training import local_training
 from fedkd_flwr.clients.node import read_node
-from fedkd_flwr.clients.policy import PolicyError, owner_of_memory
+from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.request import TRAIN, Request
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.memory import (
+    DamagedMemoryError,
     Memory,
     MemoryFolder,
     forget_old_runs,
@@ -77,6 +79,11 @@ class RememberingClient(NumPyClient):
     def has_stored_model(self) -> bool:
         """Whether the memory has the client's model of an earlier training."""
         return "model" in self.memory.tensors
+
+    @property
+    def remembers_run(self) -> bool:
+        """Whether the memory is of a training of this run."""
+        return self.memory.server_round > 0
 
     @property
     def memory_folder(self) -> MemoryFolder | None:
@@ -138,9 +145,7 @@ class RememberingClient(NumPyClient):
             self.local.recall(folder, before_round)
             while self._is_dropped:
                 self.local.recall(folder, self.memory.server_round)
-        if not self.memory.belongs_to(self._owner):
-            reason = "this node remembers the run with another id, method or noise; start a new run"
-            raise PolicyError(reason)
+        self._require_own(self.memory)
 
     def _is_behind(self, folder: MemoryFolder, before_round: int) -> bool:
         """Return whether another process has served a message since the context was handed out."""
@@ -155,10 +160,26 @@ class RememberingClient(NumPyClient):
         return known > min(self.request.starts[self.memory.start :], default=known)
 
     def _forget(self) -> None:
-        """Forget the run, in the context and on disk."""
-        self.memory.replace(Memory())
+        """Forget the run, in the context and on disk.
+
+        Raises
+        ------
+        PolicyError
+            If it is the memory of another run, method or noise.
+        """
+        self._require_own(self.memory)
         if folder := self.memory_folder:
+            # What is damaged has no use, whoever wrote it.
+            with suppress(DamagedMemoryError):
+                self._require_own(folder.read(math.inf) or Memory())
             folder.clear()
+        self.memory.replace(Memory())
+
+    def _require_own(self, memory: Memory) -> None:
+        """Refuse the memory of another run, method or noise."""
+        if not memory.belongs_to(self._owner):
+            reason = "this node remembers the run with another id, method or noise; start a new run"
+            raise PolicyError(reason)
 
     def _note(self, server_round: int) -> None:
         """Note the trained model in the memory, before an evaluation changes it, and the round."""
@@ -178,3 +199,15 @@ class RememberingClient(NumPyClient):
         if on_node:
             folder.sync(server_round)
             forget_old_runs(folder, self.node.runs_kept)
+
+
+def owner_of_memory(run_id: str, run: RunConfig, settings: Settings) -> dict[str, float]:
+    """Return a digest of a run's id, method and noise, as numbers that a memory can hold.
+
+    The id comes in a message. By it alone, a run could continue from a model that another run
+    trained without noise, and account for its own noise only.
+    """
+    text = repr((run_id, run.strategy, run.dp_sgd, settings))
+    digest = hashlib.sha256(text.encode()).digest()
+    # Integers of six bytes are exact in a float.
+    return {str(n): float(int.from_bytes(digest[n : n + 6])) for n in range(0, 30, 6)}

@@ -28,8 +28,15 @@ from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.export import keep_only_best, model_card, round_folder, save_personalized_model
 from fedkd_flwr.models.ensemble import Ensemble
+from fedkd_flwr.training.fine_tuning import without_divergence
 from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps, complete
-from fedkd_flwr.training.loop import count_correct, evaluate, refresh_statistics, seeded
+from fedkd_flwr.training.loop import (
+    DivergedError,
+    count_correct,
+    evaluate,
+    refresh_statistics,
+    seeded,
+)
 from fedkd_flwr.training.optional_metrics import measured
 from strategies.core.answers import packed_answers
 from strategies.core.evaluations import Moment
@@ -139,12 +146,18 @@ class ServingClient(RememberingClient):
         server_round = request.server_round
         self._recall_for(request)
         training = checked(self, self.train(request.arrays, server_round, request.phase))
+        if self.policy.hides_divergence:
+            training = without_divergence(training, self.report_divergence)
         reply = yield from self.gradient_steps.over(training)
         counts = yield from self.counted_when("trained")
         self.local.limit_metrics(reply.metrics)
         reply.metrics.update(counts)
         reply.metrics[GRADIENT_STEPS.name] = self.gradient_steps.taken
         return reply
+
+    def report_divergence(self, error: DivergedError) -> None:
+        """Tell the operator of a training that was undone; the server is not told."""
+        log(WARNING, "Client %d: %s. Its model is as before.", self.partition_id, error)
 
     def _trained_alone(self, reply: TrainReply) -> Steps[None]:
         """Train the private model, once a round, and add its gradient steps to the reply."""
@@ -260,7 +273,9 @@ class ServingClient(RememberingClient):
         folder = folder / request.run_id if keeps_versions else folder
         of_round = round_folder(folder, server_round)
         last = [of_round if keeps_versions else folder] if request.is_last_round else []
-        if not self.run.keep_best or request.trained_rounds:
+        # Without a memory, the models in the folder are not known to be this run's.
+        is_known = self.remembers_run or not keeps_versions
+        if not self.run.keep_best or request.trained_rounds or not is_known:
             return last
         keep_only_best(folder, self.partition_id, request.best_round)
         return list(dict.fromkeys([*last, of_round]))

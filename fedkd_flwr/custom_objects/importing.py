@@ -11,8 +11,10 @@ import re
 import sys
 from collections.abc import Collection
 from difflib import get_close_matches
+from inspect import isroutine
 from operator import attrgetter
 from pkgutil import resolve_name
+from types import ModuleType
 from typing import Any
 
 _DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
@@ -94,6 +96,37 @@ def find_custom(name: str) -> Any:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise CustomObjectError(f"{name}: {module} cannot be imported here ({reason})") from error
+
+
+def modules_behind(name: str) -> list[str]:
+    """Return the modules that a name leads through, and the one that defines its object.
+
+    Parameters
+    ----------
+    name : str
+        As for `find_custom`. The module is imported, and nothing is called.
+
+    Returns
+    -------
+    list of str
+        The first is the module of the name. The last one defines the object if it is a class or a
+        function; an instance belongs to the module that holds it.
+
+    Raises
+    ------
+    CustomObjectError
+        As of `find_custom`.
+    """
+    module, _, member = name.partition(":")
+    found, modules = find_custom(name), [module]
+    parts = member.split(".")
+    for end in range(1, len(parts) + 1):
+        step = find_custom(f"{module}:{'.'.join(parts[:end])}")
+        if isinstance(step, ModuleType):
+            modules.append(step.__name__)
+    if isinstance(found, type) or isroutine(found):
+        modules.append(getattr(found, "__module__", None) or "")
+    return modules
 
 
 def find_callable(name: str, signature: str) -> Any:

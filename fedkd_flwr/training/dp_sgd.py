@@ -13,6 +13,7 @@ depend on the weights directly, such as the proximal terms of FedProx and FedAMP
 top-level packages ``examples`` and ``benchmarks``, which hide those of this project.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,11 +22,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad, vmap
 
 from fedkd_flwr.models.torch_internals import mixes_samples
 from fedkd_flwr.training.batched_functions import Objective
 from fedkd_flwr.training.loop import Batch, Loss
+from fedkd_flwr.training.settings import SMALLEST_NOISE
 
 PRIVATE_COLUMNS = 2
 """Images and labels: the first tensors of a batch, with one row per private sample."""
@@ -84,42 +86,42 @@ class PrivateGradients:
     def __call__(
         self, model: nn.Module, loss: Loss, batch: Batch, parameters: Sequence[nn.Parameter]
     ) -> Tensor:
-        """Set the gradients of some parameters, and return the mean loss of the batch."""
+        """Set the gradients of some parameters, and return 0 in place of the mean loss.
+
+        The loss has no noise. Whether it is finite would tell about single samples.
+        """
         private, shared = batch[:PRIVATE_COLUMNS], batch[PRIVATE_COLUMNS:]
         chosen = set(parameters)
         trained = {name: p for name, p in model.named_parameters() if p in chosen}
         sums = {name: torch.zeros_like(parameter) for name, parameter in trained.items()}
-        total = torch.zeros((), device=next(iter(trained.values())).device)
         for chunk in zip(*(torch.split(column, AT_ONCE) for column in private), strict=True):
             if len(chunk[0]):
-                clipped, losses = self._clipped_sum(model, loss, chunk, shared)
+                clipped = self._clipped_sum(model, loss, chunk, shared)
                 sums = {name: sums[name] + clipped[name] for name in sums}
-                total += losses
         for name, parameter in trained.items():
             noise = torch.empty_like(parameter).normal_(generator=self.generator)
             noised = sums[name] + noise * (self.noise_multiplier * self.clip_norm)
             parameter.grad = noised / self.expected_size
-        return total / max(len(private[0]), 1)
+        return torch.zeros((), device=self.generator.device)
 
     def _clipped_sum(
         self, model: nn.Module, loss: Loss, private: Batch, shared: Batch
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the sums of the clipped gradients and of the losses of some samples."""
-        gradients, losses = gradients_of_samples(model, loss, private, shared)
+    ) -> dict[str, Tensor]:
+        """Return the sums of the clipped gradients of some samples."""
+        gradients = gradients_of_samples(model, loss, private, shared)
         squares = [gradient.flatten(1).square().sum(1) for gradient in gradients.values()]
         norms = torch.stack(squares).sum(0).sqrt()
         # A sample whose gradient is not finite would make the whole sum so, whatever the noise.
         factors = torch.where(norms.isfinite(), (self.clip_norm / norms).clamp(max=1), 0.0)
-        sums = {
+        return {
             name: torch.tensordot(factors, gradient.nan_to_num(0.0, 0.0, 0.0), dims=1)
             for name, gradient in gradients.items()
         }
-        return sums, losses.sum()
 
 
 def gradients_of_samples(
     model: nn.Module, loss: Loss, private: Batch, shared: Batch = ()
-) -> tuple[dict[str, Tensor], Tensor]:
+) -> dict[str, Tensor]:
     """Return the gradient of the loss for each sample by itself.
 
     Parameters
@@ -135,10 +137,8 @@ def gradients_of_samples(
 
     Returns
     -------
-    gradients : dict of str to Tensor
+    dict of str to Tensor
         Shape (n, …), by name of the parameter.
-    losses : Tensor
-        Shape (n,).
     """
     trained = {k: p.detach() for k, p in model.named_parameters() if p.requires_grad}
     objective = Objective(model, loss)
@@ -150,11 +150,11 @@ def gradients_of_samples(
         return value
 
     # Dropout draws for each sample.
-    of_each = vmap(
-        grad_and_value(loss_of_one), in_dims=(None, *(0 for _ in private)), randomness="different"
+    in_dims = (None, *(0 for _ in private))
+    gradients: dict[str, Tensor] = vmap(grad(loss_of_one), in_dims, randomness="different")(
+        trained, *private
     )
-    gradients, losses = of_each(trained, *private)
-    return gradients, losses.detach()
+    return gradients
 
 
 def require_separate_samples(model: nn.Module, name: str = "the model") -> None:
@@ -192,6 +192,8 @@ def added(spent: NDArray[np.float64], rate: float, noise: float, steps: int) -> 
 def epsilon_spent(spent: NDArray[np.float64], delta: float) -> float:
     """Return epsilon at delta after the steps of `added`, by dp-accounting's Rényi accountant.
 
+    Steps with less noise than `SMALLEST_NOISE` have an infinite epsilon.
+
     Neighboring data sets differ by one sample that is added or removed. Samples are drawn
     independently (Poisson sampling).
     """
@@ -202,6 +204,8 @@ def epsilon_spent(spent: NDArray[np.float64], delta: float) -> float:
 def _epsilon(steps: tuple[tuple[float, float, float], ...], delta: float) -> float:
     if not steps:
         return 0.0
+    if min(noise for _, noise, _ in steps) < SMALLEST_NOISE:
+        return math.inf
     # Deferred: this import takes seconds.
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     from dp_accounting.rdp import RdpAccountant

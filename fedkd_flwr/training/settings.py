@@ -2,10 +2,26 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from strategies.core.search import SearchRange
 from strategies.core.settings_groups import SettingsGroup
+
+SMALLEST_NOISE = 0.01
+"""Smallest noise multiplier of DP-SGD. Accounting overflows far below, and finds no epsilon."""
+
+
+def _none_or_enough(noise: float) -> float:
+    """Refuse noise that accounting cannot tell from none.
+
+    Raises
+    ------
+    ValueError
+        With what is allowed.
+    """
+    if 0 < noise < SMALLEST_NOISE:
+        raise ValueError(f"allowed are 0, for plain training, and at least {SMALLEST_NOISE}")
+    return noise
 
 
 class DPSGDSettings(SettingsGroup):
@@ -15,7 +31,7 @@ class DPSGDSettings(SettingsGroup):
     ----------
     noise_multiplier : float
         sigma, the standard deviation of the noise on the sum of a batch's gradients, as a multiple
-        of the clipping norm; 0 for plain training.
+        of the clipping norm; 0 for plain training, else at least 0.01.
     clip_norm : float
         C, the largest norm of the gradient of one sample, in a range in which single precision
         holds the noise.
@@ -27,7 +43,9 @@ class DPSGDSettings(SettingsGroup):
         private.
     """
 
-    noise_multiplier: float = Field(default=0.0, ge=0, le=1e4)
+    noise_multiplier: Annotated[float, AfterValidator(_none_or_enough)] = Field(
+        default=0.0, ge=0, le=1e4
+    )
     clip_norm: float = Field(default=1.0, ge=1e-6, le=1e6)
     delta: float = Field(default=1e-5, gt=0, lt=1)
     noise_seed: int = Field(default=-1, ge=-1)
