@@ -30,7 +30,7 @@ def validation_accuracy(run: Run) -> float:
     if accuracy is None:
         raise ConfigError(
             f"{run.path.name} has no validation data, which ranking needs; set client-split to "
-            "train/validation/test shares such as 60/20/20."
+            "train/validation/test shares such as 70/10/20."
         )
     return float(accuracy)
 

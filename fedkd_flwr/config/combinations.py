@@ -90,7 +90,7 @@ def _check_data(run: RunConfig) -> None:
     has_validation = bool(min(read_split(run.data.client_split)[1]))
     if strategy.needs_validation_data and not has_validation:
         raise ConfigError(
-            f"{run.strategy} needs validation data; set client-split to something like 60/20/20."
+            f"{run.strategy} needs validation data; set client-split to something like 70/10/20."
         )
     on = {
         "patience": run.plan.patience,
@@ -103,7 +103,7 @@ def _check_data(run: RunConfig) -> None:
         if is_set and not has_validation:
             raise ConfigError(
                 f"{key} needs accuracy on validation data; set client-split to something like "
-                "60/20/20."
+                "70/10/20."
             )
 
 

@@ -76,7 +76,7 @@ class DataSettings(SettingsGroup):
     minimum_size : int
         Minimum number of samples of a client, for `dirichlet` and `dirichlet-clients`.
     client_split : str
-        Percentages train/validation/test inside each client, such as ``60/20/20``; with
+        Percentages train/validation/test inside each client, such as ``70/10/20``; with
         alternatives, of which each client gets one at random, as in ``10|30|40/10/50``.
     evaluated_split : str
         The split that results are measured on: ``test``, or ``validation`` where a run must not

@@ -202,7 +202,7 @@ def _checked(settings: Mapping[str, Any], name: str) -> Configuration:
     if not min(read_split(split)[1]):
         raise ConfigError(
             f"client-split = {split!r} has no validation data to choose settings by; "
-            "set it to something like 60/20/20."
+            "set it to something like 70/10/20."
         )
     estimators = [model for model in configuration.run.models.models if names_estimator(model)]
     if estimators:
