@@ -117,6 +117,11 @@ def build_client(context: Context) -> PersonalClient:
         return client
     if reason := refusal(run):
         raise PolicyError(reason)
+    if run.models.estimators.options and not (client.node.model or policy.allow_estimator_options):
+        raise PolicyError(
+            "the run config sets estimator-options; allow-estimator-options = true in the config "
+            "of this node would allow it"
+        )
     return estimator_client(type(client))(context, run, configuration.settings)
 
 

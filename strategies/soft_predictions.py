@@ -34,6 +34,7 @@ from strategies.core.probabilities import (
 from strategies.core.replies import Arrays, Due, Metric, Reply
 from strategies.core.search import SearchRange
 from strategies.core.server_models import ServerModels
+from strategies.core.settings_groups import zero_or_at_least
 from strategies.core.state import State
 
 PREDICTIONS = "predictions"
@@ -57,7 +58,7 @@ class SoftPredictionSettings(Settings):
         ``mean``, or ``median`` or ``trimmed-mean`` for robustness against poisoned predictions.
     clip_norm : float
         Largest L2 distance, over all P·K entries, of a client's predictions from uniform
-        predictions; 0 for no clipping.
+        predictions; 0 for no clipping, else at least 1e-6, so that rounding does not exceed it.
     noise_multiplier : float
         Standard deviation of the Gaussian noise on predictions, as a multiple of their
         sensitivity ``2 * clip_norm``; 0 for no noise.
@@ -73,7 +74,7 @@ class SoftPredictionSettings(Settings):
 
     number_format: Literal["float32", "float16", "int8"] = "float32"
     mixing: Literal["mean", "median", "trimmed-mean"] = "mean"
-    clip_norm: float = Field(default=0.0, ge=0)
+    clip_norm: Annotated[float, zero_or_at_least(1e-6)] = Field(default=0.0, ge=0)
     noise_multiplier: float = Field(default=0.0, ge=0)
     noise_seed: int = Field(default=-1, ge=-1)
     delta: float = Field(default=1e-5, gt=0, lt=1)

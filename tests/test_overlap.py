@@ -125,7 +125,7 @@ def test_a_message_that_comes_second_leaves_the_memory_of_a_later_round(small, t
         earlier = in_thread(node.serve, 2, node.context())
         wait_for(arrived)
         later = Memory()
-        later.note_round(3, {})
+        later.note_round(3, node.folder.read(3).load_numbers("owner"))
         node.folder.write(later)
     earlier.join()
     assert node.rounds() == [1, 2, 3]

@@ -17,13 +17,16 @@ import torch
 from federation import images_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from helpers import arrays_of, write_image_folder
+from sklearn.ensemble import RandomForestClassifier
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
+from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.privacy_ledger import PrivacyLedger, epsilon_of_trainings
 from fedkd_flwr.data import sources
 from fedkd_flwr.models.vectors import model_vectors
-from strategies.core.privacy import privacy_spent
+from strategies.core import privacy
+from strategies.core.privacy import noised_predictions, privacy_spent
 
 PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "threat-model.md"
 SILOS = {"num-clients": 2, "max-samples": 300, "held-out-size": 60, "partition": "iid"}
@@ -348,13 +351,22 @@ def replace_the_memory_of_another_run(silo):
     silo.node["models-dir"] = str(silo.folder / "models")
     alone, last = {"strategy": "local"}, {"last-round": True, "evaluate": True}
     assert isinstance(silo.send(message={"run-id": "aa", **last}, **alone), Message)
-    kept = silo.files()
-    over = {"run-id": "aa", "trained-rounds": 1}
-    assert "PolicyError: this node remembers" in silo.send(message=over, **NOISE)
+    kept = {path: path.read_bytes() for path in silo.files() if path.name != "lock"}
     best = {"keep-best": True, "client-split": CONFIG["client-split"]}
-    answer = silo.send(MessageType.EVALUATE, {"run-id": "aa", "server-round": 7}, **NOISE, **best)
-    assert "PolicyError: this node remembers" in answer
-    assert kept <= silo.files()
+    for kind, message in (
+        (MessageType.TRAIN, {"trained-rounds": 1}),
+        (MessageType.TRAIN, {"server-round": 1}),
+        (MessageType.EVALUATE, {"server-round": 1, "last-round": True}),
+        (MessageType.EVALUATE, {"server-round": 7}),
+    ):
+        answer = silo.send(kind, {"run-id": "aa", **message}, **NOISE, **best)
+        assert "PolicyError: this node remembers" in answer
+    assert all(path.read_bytes() == content for path, content in kept.items())
+    del silo.node["state-dir"]
+    silo.node["epsilon-budget"] = math.inf
+    answer = silo.send(MessageType.EVALUATE, {"run-id": "aa", "last-round": True}, **NOISE)
+    assert isinstance(answer, Message)
+    assert all(path.read_bytes() == content for path, content in kept.items())
 
 
 def reach_other_code_through_an_allowed_module(silo):
@@ -369,6 +381,69 @@ def reach_other_code_through_an_allowed_module(silo):
             silo.refuses("allow-code", **{key: name})
     forest = {"models": "sklearn.ensemble:RandomForestClassifier", "min-replies": 1}
     assert isinstance(silo.send(MessageType.QUERY, **forest), Message)
+
+
+def set_options_of_an_estimator(silo):
+    """They can name a folder, and some values fail only if a class has few samples."""
+    silo.node["allow-code"] = "sklearn"
+    forest = {"models": "sklearn.ensemble:RandomForestClassifier", "strategy": "local"}
+    options = {"estimator-options": "RandomForestClassifier = {n_estimators = 5}"}
+    assert "PolicyError: the run config sets estimator-options" in silo.send(**forest, **options)
+    silo.node |= {"allow-estimator-options": True, "allow-counts": False}
+    with patch.object(RandomForestClassifier, "fit", side_effect=ValueError(SECRET)):
+        assert metrics_of(silo.send(**forest, **options)) == {"gradient-steps"}
+
+
+def compare_private_images_at_another_size(silo):
+    """A refusal would tell whether an image has the pixels of a public one, at any size."""
+    del silo.node["epsilon-budget"]
+    noised = {**NOISE, "image-shape": "1,1,1"}
+    copies = write_image_folder(silo.folder / "mixed", *images_of(SILOS, 1))
+    (copies / "3" / "harmless.png").write_bytes(silo.named.read_bytes())
+    for public in (copies, silo.public):
+        answer = silo.send(MessageType.QUERY, **noised, **{"public-dataset": f"folder:{public}"})
+        assert isinstance(answer, Message)
+
+
+def count_the_steps_of_fine_tuning(silo):
+    """With early stopping, they end where single images let the training diverge."""
+    silo.node["epsilon-budget"] = 10.0
+    changes = {"strategy": "local", "fine-tune-epochs": 4, "fine-tune-early-stopping": True}
+    for rate in (1e-3, 1e38):
+        reply = silo.send(message={"evaluate": True}, **changes, **{"learning-rate": rate})
+        assert "fine-tuning-steps" not in metrics_of(reply)
+
+
+def choose_a_norm_that_rounding_exceeds(silo):
+    for norm in (1.3e-6 / 2, 1e-9):
+        answer = silo.send(MessageType.QUERY, **{**NOISE, "kt-pfl.clip-norm": norm})
+        assert "ConfigError" in answer
+    sure, clipped = np.eye(2, dtype=np.float32)[np.zeros(1000, dtype=int)], []
+    with patch.object(
+        privacy, "project_onto_simplex", lambda rows, _: clipped.append(rows) or rows
+    ):
+        for rows in (sure, 1 - sure):
+            noised_predictions(rows, 1.34e-6, 1.0, draw=np.zeros)
+    assert np.linalg.norm(clipped[0] - clipped[1]) <= 2 * 1.34e-6 * (1 + 1e-6)
+
+
+def set_the_ledger_back(silo):
+    """Rounding makes the accountant find less after some trainings than before."""
+    ledger = PrivacyLedger(silo.folder / "state" / "0" / "privacy-ledger.jsonl", budget=10.0)
+    usual = {"sampling-rate": 0.05, "noise-multiplier": 1.0, "steps": 300}
+    ledger.record(usual, "aa", 1)
+    back = {"sampling-rate": 1 / 3e6, "noise-multiplier": 1e4, "steps": 1e30}
+    assert epsilon_of_trainings([usual, back], 1e-5) < ledger.epsilon_of_training
+    with pytest.raises(PolicyError, match="epsilon-budget"):
+        ledger.record(back, "aa", 2)
+
+
+def fill_the_disk_with_rounds(silo):
+    with silo.one_context():
+        for server_round in range(1, 6):
+            message = {"server-round": server_round}
+            assert isinstance(silo.send(message=message, **{"keep-rounds": 1000}), Message)
+    assert len([path for path in silo.files() if path.name.startswith("round-")]) == 2
 
 
 def ask_which_accounts_exist(silo):
@@ -457,6 +532,12 @@ STEPS = [
     let_the_loss_of_one_sample_overflow,
     replace_the_memory_of_another_run,
     reach_other_code_through_an_allowed_module,
+    set_options_of_an_estimator,
+    compare_private_images_at_another_size,
+    count_the_steps_of_fine_tuning,
+    choose_a_norm_that_rounding_exceeds,
+    set_the_ledger_back,
+    fill_the_disk_with_rounds,
     ask_which_accounts_exist,
     choose_a_large_delta,
     spoil_a_row,

@@ -5,6 +5,7 @@
 
 import math
 from functools import cache, cached_property, partial
+from logging import WARNING
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from fedkd_flwr.models.estimator_model import EstimatorModel, weighted_rows
 from fedkd_flwr.models.estimators import new_estimator, try_estimator
 from fedkd_flwr.training.jobs import PredictJob, Steps
 from fedkd_flwr.training.losses import cross_entropy, kl_to_teacher
+from strategies.core.flower import log
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC
 from strategies.core.randomness import random_generator
 
@@ -182,8 +184,14 @@ class EstimatorClient(PersonalClient):
         if public is not None and teacher is not None:
             samples, labels, shares = weighted_rows(public, teacher, settings.top_classes)
             rows.append((samples, labels, shares * settings.public_weight * factor))
-        self.model.fit(*map(torch.cat, zip(*rows, strict=True)))
         self.fitted_for_message = True
+        try:
+            self.model.fit(*map(torch.cat, zip(*rows, strict=True)))
+        # An estimator may raise anything, and what it raises may depend on single samples.
+        except Exception as error:
+            if not self.policy.hides_divergence:
+                raise
+            log(WARNING, "Client %d: %s. Its model is as before.", self.partition_id, error)
 
     def fine_tune_for_evaluation(self, server_round: int) -> None:
         """Leave the estimator as it is: it was fitted on the private samples."""

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationError
 
 from fedkd_flwr.clients.names_in_config import COLUMN_KEYS, data_sets_read, overlap, place_of
+from fedkd_flwr.clients.noise import has_noise, noise_of
 from fedkd_flwr.config import named_code
 from fedkd_flwr.config.run_config import RunConfig
 from fedkd_flwr.custom_objects.importing import (
@@ -96,6 +97,9 @@ class NodePolicy(SettingsGroup):
     allow_code : tuple of str
         Modules or packages from which a run config may name objects as ``module:object``; ``all``
         for any.
+    allow_estimator_options : bool
+        Whether a run config may set ``estimator-options`` of a model that it names. They can name
+        folders, for example where an estimator caches its training samples.
     allow_columns : tuple of str
         Columns of a table in ``data-path`` that a run config may name as ``image-column`` or
         ``label-column``. Without these settings, columns with the usual names are read.
@@ -131,6 +135,7 @@ class NodePolicy(SettingsGroup):
         "nothing",
     )
     allow_code: Words = ()
+    allow_estimator_options: bool = False
     allow_columns: Words = ()
     allow_measures: Annotated[Words, AfterValidator(some_of(MEASURES))] = ()
     allow_counts: bool = True
@@ -261,14 +266,15 @@ class NodePolicy(SettingsGroup):
             Numbers of training, validation and test samples. Results about few tell about single
             ones; there may be no validation samples.
         in_public : int
-            Number of samples of the node's own data that are in the public set, by content.
+            Number of the node's own samples that are in the public set, by content. It counts
+            where predictions may leave without noise. Else a refusal would tell more than they do.
 
         Raises
         ------
         PolicyError
             If there are fewer than `min_class_count`, or any in the public set.
         """
-        if in_public and not self.trust_server:
+        if in_public and not self.trust_server and not self.has_budget:
             raise PolicyError("the public set holds private samples of this node")
         train, validation, test = sizes
         if min(train, validation or train, test) < self.min_class_count:
@@ -325,6 +331,7 @@ OPEN = NodePolicy(
     trust_server=True,
     allow_methods=(ALL,),
     allow_code=(ALL,),
+    allow_estimator_options=True,
     allow_measures=MEASURES,
     allow_training_metrics=True,
     client_split=ANY,
@@ -376,18 +383,6 @@ def is_simulation() -> bool:
     """Return whether this process belongs to a simulation, where a single user runs all nodes."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
-
-
-def noise_of(run: RunConfig, settings: Settings) -> float:
-    """Return the multiplier of the noise on predictions or in training, whichever is larger."""
-    of_predictions = isinstance(settings, SoftPredictionSettings) and settings.noise_multiplier
-    return max(float(of_predictions), run.dp_sgd.noise_multiplier)
-
-
-def has_noise(run: RunConfig, settings: Settings) -> bool:
-    """Return whether what leaves a client has noise, that of `noise_of` or a method's own."""
-    is_private = isinstance(settings, SoftPredictionSettings) and settings.is_private
-    return is_private or bool(noise_of(run, settings))
 
 
 def _as_text(value: Any) -> str:

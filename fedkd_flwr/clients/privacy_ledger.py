@@ -110,9 +110,12 @@ class PrivacyLedger:
 
     def _check(self, lines: Sequence[Mapping[str, float]], entry: Mapping[str, float]) -> None:
         """Refuse an entry that exceeds the budget together with earlier ones."""
+        if not math.isfinite(self.budget):
+            return
         spent = epsilon_of_trainings if STEPS in entry else epsilon_of_releases
-        # Not `>`: what is no number is refused too.
-        if math.isfinite(self.budget) and not spent([*lines, entry], self.delta) <= self.budget:
+        before, after = spent(lines, self.delta), spent([*lines, entry], self.delta)
+        # What is no number is refused too, and so is less than before, by rounding in accounting.
+        if not before <= after <= self.budget:
             raise PolicyError("the epsilon-budget of this node is spent")
 
     def _append(

@@ -23,12 +23,14 @@ from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.request import TRAIN, Request
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.memory import (
+    ROUNDS_KEPT,
     DamagedMemoryError,
     Memory,
     MemoryFolder,
     forget_old_runs,
     locked,
     own_context,
+    read_numbers,
     round_of,
 )
 from strategies.core.plan import Settings
@@ -138,6 +140,7 @@ class RememberingClient(NumPyClient):
         PolicyError
             If it is the memory of another run, method or noise.
         """
+        self._require_own()
         folder = self.memory_folder
         if folder and self._is_behind(folder, before_round):
             self.memory.replace(Memory())
@@ -145,7 +148,7 @@ class RememberingClient(NumPyClient):
             self.local.recall(folder, before_round)
             while self._is_dropped:
                 self.local.recall(folder, self.memory.server_round)
-        self._require_own(self.memory)
+        self._require_own()
 
     def _is_behind(self, folder: MemoryFolder, before_round: int) -> bool:
         """Return whether another process has served a message since the context was handed out."""
@@ -167,17 +170,23 @@ class RememberingClient(NumPyClient):
         PolicyError
             If it is the memory of another run, method or noise.
         """
-        self._require_own(self.memory)
+        self._require_own()
+        self.memory.replace(Memory())
         if folder := self.memory_folder:
+            folder.clear()
+
+    def _require_own(self) -> None:
+        """Refuse to replace or to use the memory of another run, method or noise.
+
+        That on disk counts too, also if the message is of an earlier round.
+        """
+        memories, folder = [self.memory], self.memory_folder
+        if folder and not self._kept_in.is_in_process:
             # What is damaged has no use, whoever wrote it.
             with suppress(DamagedMemoryError):
-                self._require_own(folder.read(math.inf) or Memory())
-            folder.clear()
-        self.memory.replace(Memory())
-
-    def _require_own(self, memory: Memory) -> None:
-        """Refuse the memory of another run, method or noise."""
-        if not memory.belongs_to(self._owner):
+                if newest := folder.newest():
+                    memories.append(Memory(numbers=read_numbers(newest)))
+        if not all(memory.belongs_to(self._owner) for memory in memories):
             reason = "this node remembers the run with another id, method or noise; start a new run"
             raise PolicyError(reason)
 
@@ -195,7 +204,8 @@ class RememberingClient(NumPyClient):
             return
         # Where one process has all clients, the run directory waits for the disk once a round.
         on_node = not self._kept_in.is_in_process
-        folder.write(self.memory, self.run.keep_rounds, on_node, self._replaceable)
+        rounds = self.run.keep_rounds if self.policy.trust_server else ROUNDS_KEPT
+        folder.write(self.memory, rounds, on_node, self._replaceable)
         if on_node:
             folder.sync(server_round)
             forget_old_runs(folder, self.node.runs_kept)

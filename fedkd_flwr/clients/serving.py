@@ -186,7 +186,8 @@ class ServingClient(RememberingClient):
         further = self.prepared_for_evaluation(received, server_round)
         counts, answers = yield from self._count(server_round)
         metrics = {**counts, **further}
-        if steps := self.gradient_steps.taken - trained:
+        steps = self.gradient_steps.taken - trained
+        if steps and not self.policy.hides_divergence:
             metrics[FINE_TUNING_STEPS.name] = steps
         for folder in self._export_folders(server_round):
             try:
@@ -273,9 +274,11 @@ class ServingClient(RememberingClient):
         folder = folder / request.run_id if keeps_versions else folder
         of_round = round_folder(folder, server_round)
         last = [of_round if keeps_versions else folder] if request.is_last_round else []
-        # Without a memory, the models in the folder are not known to be this run's.
-        is_known = self.remembers_run or not keeps_versions
-        if not self.run.keep_best or request.trained_rounds or not is_known:
+        # Without a memory of the run, models under its id may be another's.
+        own = f"*/{self.partition_id}.safetensors"
+        if keeps_versions and not self.remembers_run and any(folder.glob(own)):
+            return []
+        if not self.run.keep_best or request.trained_rounds:
             return last
         keep_only_best(folder, self.partition_id, request.best_round)
         return list(dict.fromkeys([*last, of_round]))

@@ -15,11 +15,11 @@ from flwr.app import Context, RecordDict
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.node import check_keys, with_known_clients
+from fedkd_flwr.clients.noise import has_noise
 from fedkd_flwr.clients.policy import (
     SPLIT_FOR_USE,
     NodeConfigError,
     PolicyError,
-    has_noise,
     read_policy,
 )
 from fedkd_flwr.config import read_config

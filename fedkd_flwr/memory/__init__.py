@@ -3,11 +3,13 @@
 from fedkd_flwr.memory.context import InProcessContext, own_context
 from fedkd_flwr.memory.folder import (
     PROGRESS,
+    ROUNDS_KEPT,
     RUNS_KEPT,
     DamagedMemoryError,
     ForgottenRunError,
     MemoryFolder,
     forget_old_runs,
+    read_numbers,
     require_readable,
     round_of,
 )
@@ -16,6 +18,7 @@ from fedkd_flwr.memory.memory import Memory
 
 __all__ = [
     "PROGRESS",
+    "ROUNDS_KEPT",
     "RUNS_KEPT",
     "DamagedMemoryError",
     "ForgottenRunError",
@@ -25,6 +28,7 @@ __all__ = [
     "forget_old_runs",
     "locked",
     "own_context",
+    "read_numbers",
     "require_readable",
     "round_of",
 ]

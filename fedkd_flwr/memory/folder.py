@@ -212,6 +212,22 @@ class MemoryFolder:
         write_arrays(file, arrays, {"numbers": json.dumps(memory.numbers)}, durable)
 
 
+def read_numbers(file: Path) -> dict[str, dict[str, float]]:
+    """Read the numbers of a memory alone.
+
+    Raises
+    ------
+    DamagedMemoryError
+        If they cannot be read.
+    """
+    try:
+        with safe_open(file, framework="numpy") as stored:
+            numbers: dict[str, dict[str, float]] = json.loads((stored.metadata() or {})["numbers"])
+            return numbers
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise _damaged(file, str(error)) from None
+
+
 def round_of(file: Path) -> int:
     """Return the round of a file."""
     return int(file.stem.rpartition("-")[2])

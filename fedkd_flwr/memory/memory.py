@@ -81,6 +81,8 @@ class Memory:
                 self.tensors[prefix + name] = part.tensors[name]
             if name in part.numbers:
                 self.numbers[prefix + name] = part.numbers[name]
+            if name not in part.tensors and name not in part.numbers:
+                self.tensors.pop(prefix + name, None)
             self.changed.add(prefix + name)
 
     # ---- Tensors and numbers -------------------------------------------------------------
@@ -134,21 +136,23 @@ class Memory:
         Parameters
         ----------
         group : str
-            The group, which is replaced.
+            The group, which is replaced; removed if the optimizer has no state.
         optimizer : torch.optim.Optimizer
             The optimizer.
         without : collection of nn.Parameter
             Parameters whose state is left out.
         """
-        left_out = _places(optimizer, without)
+        left_out, states = _places(optimizer, without), optimizer.state_dict()["state"]
         entries = {
             f"{place}/{name}": torch.as_tensor(value)
-            for place, state in optimizer.state_dict()["state"].items()
+            for place, state in states.items()
             for name, value in state.items()
             if value is not None and place not in left_out
         }
         if entries:
             self.save(group, entries)
+        elif not states and self.tensors.pop(group, None) is not None:
+            self.changed.add(group)
 
     def load_optimizer(
         self,

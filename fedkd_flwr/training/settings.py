@@ -2,26 +2,13 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from strategies.core.search import SearchRange
-from strategies.core.settings_groups import SettingsGroup
+from strategies.core.settings_groups import SettingsGroup, zero_or_at_least
 
 SMALLEST_NOISE = 0.01
 """Smallest noise multiplier of DP-SGD. Accounting overflows far below, and finds no epsilon."""
-
-
-def _none_or_enough(noise: float) -> float:
-    """Refuse noise that accounting cannot tell from none.
-
-    Raises
-    ------
-    ValueError
-        With what is allowed.
-    """
-    if 0 < noise < SMALLEST_NOISE:
-        raise ValueError(f"allowed are 0, for plain training, and at least {SMALLEST_NOISE}")
-    return noise
 
 
 class DPSGDSettings(SettingsGroup):
@@ -43,7 +30,7 @@ class DPSGDSettings(SettingsGroup):
         private.
     """
 
-    noise_multiplier: Annotated[float, AfterValidator(_none_or_enough)] = Field(
+    noise_multiplier: Annotated[float, zero_or_at_least(SMALLEST_NOISE)] = Field(
         default=0.0, ge=0, le=1e4
     )
     clip_norm: float = Field(default=1.0, ge=1e-6, le=1e6)

@@ -126,7 +126,8 @@ def noised_predictions(
     NotOnSimplexError
         If the predictions are not probabilities, which the noise would hide.
     """
-    predictions = with_finite_rows(predictions)
+    # In single precision, rounding would exceed small norms and with them the sensitivity.
+    predictions = with_finite_rows(predictions.astype(np.float64))
     check_simplex(predictions, "predictions")
     clipped = clip_towards_uniform(predictions, clip_norm)
     scale = noise_multiplier * 2 * clip_norm

@@ -190,6 +190,17 @@ Numbers = Annotated[tuple[float, ...], BeforeValidator(_split)]
 """A list of numbers, separated by commas in a run config."""
 
 
+def zero_or_at_least(smallest: float) -> AfterValidator:
+    """Return a validator of a number that is 0, for nothing, or large enough."""
+
+    def check(value: float) -> float:
+        if 0 < value < smallest:
+            raise ValueError(f"allowed are 0, for none, and numbers from {smallest:g} on")
+        return value
+
+    return AfterValidator(check)
+
+
 def all_numbers(is_allowed: Callable[[float], bool], allowed: str) -> AfterValidator:
     """Return a validator of one or more numbers, each of them allowed.
 
