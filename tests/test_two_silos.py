@@ -29,6 +29,7 @@ FOREST = "sklearn.ensemble:RandomForestClassifier"
 POLICY = {
     "allow-methods": f"soft-predictions,persfl,{NEAREST}",
     "allow-code": "examples,sklearn",
+    "allow-estimator-options": True,
     "min-class-count": 3,
 }
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
