@@ -7,10 +7,13 @@ import torch
 from helpers import client_of
 from torch import nn
 
+from fedkd_flwr.memory import Memory
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.model_pool import Architecture
+from fedkd_flwr.models.vectors import copied_state
 from fedkd_flwr.training.cohort import train_together
-from fedkd_flwr.training.jobs import TrainJob
+from fedkd_flwr.training.divergence import without_divergence
+from fedkd_flwr.training.jobs import TrainJob, complete
 from fedkd_flwr.training.loop import DivergedError
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import build_optimizer
@@ -82,3 +85,38 @@ def test_a_client_keeps_its_previous_model(small):
         wild.fit([], {**call, "server-round": 2})
     kept = wild.memory.load("model")
     assert all(torch.equal(kept[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize(("rate", "diverges"), [(0.1, False), (1e20, True)])
+def test_a_client_goes_on_from_the_model_before_a_training_that_is_undone(rate, diverges):
+    (job,) = jobs_of("mlp", [1e30], rate)
+    before, told = copied_state(job.model), []
+    job.optimizer.state[next(job.model.parameters())]["momentum_buffer"] = torch.ones(1)
+
+    def steps():
+        loss = yield job
+        return loss, copied_state(job.model)
+
+    loss, after = complete(without_divergence(steps(), told.append))
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items()) is diverges
+    assert (loss == 0.0) is diverges
+    assert len(told) == int(diverges)
+    assert bool(job.optimizer.state) is not diverges
+
+
+def test_the_momentum_of_a_training_that_is_undone_is_forgotten():
+    """An optimizer whose state is of parameters that are left out keeps what was stored."""
+    model = nn.Linear(2, 2)
+    optimizer = build_optimizer("sgd", model.parameters(), 0.1, momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    memory = Memory()
+    memory.save_optimizer("optimizer", optimizer)
+    memory.save_optimizer("optimizer", optimizer, without=list(model.parameters()))
+    part, whole = memory.part(""), Memory()
+    whole.keep_part("", memory)
+    assert memory.load("optimizer") and whole.load("optimizer")
+    optimizer.state.clear()
+    part.save_optimizer("optimizer", optimizer)
+    whole.keep_part("", part)
+    assert part.load("optimizer") is whole.load("optimizer") is None

@@ -146,12 +146,11 @@ def counts() -> str:
     found = outcomes()
     often = [m for m, own in found.items() if 2 * own[Outcome.BETTER] >= own.total()]
     often.sort(key=lambda m: (-found[m][Outcome.BETTER] / found[m].total(), -found[m].total(), m))
-    shown = [Outcome.BETTER, Outcome.NOT_SHOWN, Outcome.WORSE]
     rows = [
-        [f"`{m}`", str(found[m].total()), *(str(found[m][outcome]) for outcome in shown)]
+        [f"`{m}`", str(found[m].total()), *(str(found[m][outcome]) for outcome in Outcome)]
         for m in often
     ]
-    text = markdown(["method", "comparisons:", *(f"{outcome}:" for outcome in shown)], rows)
+    text = markdown(["method", "comparisons:", *(f"{outcome}:" for outcome in Outcome)], rows)
     groups = {
         (clients, name): [*results(f"benchmark-tuned/retuned-{name}"), *_controls(clients)]
         for clients, names in CLIENTS.items()

@@ -10,9 +10,6 @@ from fedkd_flwr.analysis.significance import Effect, Outcome, effects_of
 
 TUNED, FINE_TUNED = "benchmark-tuned/retuned-", "benchmark-tuned/fine-tuned-"
 
-SHOWN = [Outcome.BETTER, Outcome.NOT_SHOWN, Outcome.WORSE]
-"""The outcomes in the order of their columns."""
-
 
 def table(part: str) -> str:
     """Return one row per method, in the order of its gain over a fine-tuned `local`.
@@ -48,11 +45,11 @@ def counts() -> str:
     rows = []
     for part in parts:
         before, after = effects(f"{TUNED}{part}"), effects(f"{FINE_TUNED}{part}")
-        numbers = [_changed(before, after, outcome) for outcome in SHOWN]
+        numbers = [_changed(before, after, outcome) for outcome in Outcome]
         rows.append([SPLITS[part], gain_of(of_local(part)), str(len(after)), *numbers])
     headings = [
         "clients", "fine-tuned `local` over `local`, points (95%):", "methods:",
-        *(f"{outcome}:" for outcome in SHOWN),
+        *(f"{outcome}:" for outcome in Outcome),
     ]  # fmt: skip
     found = {(part,): results(f"{FINE_TUNED}{part}") for part in parts}
     return f"{markdown(headings, rows)}\n{caption(found, {}, has_verdicts=False)}\n"

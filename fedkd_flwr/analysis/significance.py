@@ -35,11 +35,11 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Outcome(StrEnum):
-    """Outcome of a comparison."""
+    """Outcome of a comparison, in the order in which tables show them."""
 
     BETTER = "better"
-    WORSE = "worse"
     NOT_SHOWN = "not shown"
+    WORSE = "worse"
 
 
 @dataclass(frozen=True)

@@ -34,16 +34,10 @@ from fedkd_flwr.models.model_pool import (
     plain_copy,
 )
 from fedkd_flwr.models.vectors import fill_model
-from fedkd_flwr.training.fine_tuning import keep_best_epoch, train_unless_it_diverges
+from fedkd_flwr.training.divergence import train_unless_it_diverges
+from fedkd_flwr.training.fine_tuning import keep_best_epoch
 from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob
-from fedkd_flwr.training.loop import (
-    Batch,
-    Loss,
-    epoch_batches,
-    gathered,
-    seeded,
-    train_on,
-)
+from fedkd_flwr.training.loop import Batch, Loss, epoch_batches, gathered, seeded, train_on
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 from fedkd_flwr.training.regularizers import parameters_of, relative_distance
@@ -351,17 +345,17 @@ class PersonalClient(ServingClient):
 
     def fine_tune_for_evaluation(self, server_round: int) -> None:
         """Train the model for `fine_tune_epochs`. The result is evaluated, not kept."""
-        epochs, training, trained = self.fine_tune_epochs, self.run.training, self.trainable
-        if not epochs:
+        if not (epochs := self.fine_tune_epochs):
             return
+        trained, size = self.trainable, self.run.training.batch_size
         generator = self.generator("fine-tuning-batches", server_round)
         optimizer = self.private_optimizer(self.fine_tuned.parameters(), server_round)
 
         def train(epochs: int = 1) -> None:
-            positions = epoch_batches(len(trained), training.batch_size, epochs, generator)
+            positions = epoch_batches(len(trained), size, epochs, generator)
             self.fine_tune(optimizer, self.batches_at(trained[chosen] for chosen in positions))
 
-        if training.fine_tune_early_stopping and len(self.data.validation_labels):
+        if self.run.training.fine_tune_early_stopping and len(self.data.validation_labels):
             keep_best_epoch(self.fine_tuned, train, epochs, self.validation_rank)
         elif self.policy.hides_divergence:
             train_unless_it_diverges(self.fine_tuned, lambda: train(epochs), self.report_divergence)

@@ -140,7 +140,7 @@ class RememberingClient(NumPyClient):
         PolicyError
             If it is the memory of another run, method or noise.
         """
-        self._require_own()
+        self._require_own_files()
         folder = self.memory_folder
         if folder and self._is_behind(folder, before_round):
             self.memory.replace(Memory())
@@ -148,7 +148,7 @@ class RememberingClient(NumPyClient):
             self.local.recall(folder, before_round)
             while self._is_dropped:
                 self.local.recall(folder, self.memory.server_round)
-        self._require_own()
+        self._require_own(self.memory)
 
     def _is_behind(self, folder: MemoryFolder, before_round: int) -> bool:
         """Return whether another process has served a message since the context was handed out."""
@@ -170,23 +170,25 @@ class RememberingClient(NumPyClient):
         PolicyError
             If it is the memory of another run, method or noise.
         """
-        self._require_own()
+        self._require_own(self.memory)
+        self._require_own_files()
         self.memory.replace(Memory())
         if folder := self.memory_folder:
             folder.clear()
 
-    def _require_own(self) -> None:
-        """Refuse to replace or to use the memory of another run, method or noise.
+    def _require_own_files(self) -> None:
+        """Refuse a message whose run another method or noise has left on disk, in any round."""
+        folder = self.memory_folder
+        if folder is None or self._kept_in.is_in_process:
+            return
+        # What is damaged has no use, whoever wrote it.
+        with suppress(DamagedMemoryError):
+            if newest := folder.newest():
+                self._require_own(Memory(numbers=read_numbers(newest)))
 
-        That on disk counts too, also if the message is of an earlier round.
-        """
-        memories, folder = [self.memory], self.memory_folder
-        if folder and not self._kept_in.is_in_process:
-            # What is damaged has no use, whoever wrote it.
-            with suppress(DamagedMemoryError):
-                if newest := folder.newest():
-                    memories.append(Memory(numbers=read_numbers(newest)))
-        if not all(memory.belongs_to(self._owner) for memory in memories):
+    def _require_own(self, memory: Memory) -> None:
+        """Refuse to replace or to use the memory of another run, method or noise."""
+        if not memory.belongs_to(self._owner):
             reason = "this node remembers the run with another id, method or noise; start a new run"
             raise PolicyError(reason)
 

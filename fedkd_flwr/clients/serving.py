@@ -28,7 +28,7 @@ from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.export import keep_only_best, model_card, round_folder, save_personalized_model
 from fedkd_flwr.models.ensemble import Ensemble
-from fedkd_flwr.training.fine_tuning import without_divergence
+from fedkd_flwr.training.divergence import without_divergence
 from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps, complete
 from fedkd_flwr.training.loop import (
     DivergedError,

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Collection
 from difflib import get_close_matches
 from inspect import isroutine
+from itertools import accumulate
 from operator import attrgetter
 from pkgutil import resolve_name
 from types import ModuleType
@@ -118,12 +119,9 @@ def modules_behind(name: str) -> list[str]:
         As of `find_custom`.
     """
     module, _, member = name.partition(":")
-    found, modules = find_custom(name), [module]
-    parts = member.split(".")
-    for end in range(1, len(parts) + 1):
-        step = find_custom(f"{module}:{'.'.join(parts[:end])}")
-        if isinstance(step, ModuleType):
-            modules.append(step.__name__)
+    paths = accumulate(member.split("."), "{}.{}".format)
+    *_, found = steps = [find_custom(f"{module}:{path}") for path in paths]
+    modules = [module, *(step.__name__ for step in steps if isinstance(step, ModuleType))]
     if isinstance(found, type) or isroutine(found):
         modules.append(getattr(found, "__module__", None) or "")
     return modules
