@@ -208,7 +208,7 @@ def train_together(
 
 def _cohort_size(client: PersonalClient) -> int:
     """Return how many clients like this one to train together; 1 for one at a time."""
-    if client.trains_alone:
+    if client.outside_cohorts:
         return 1
     return min(cohort_size(trained, client.run.cohort) for trained in client.architectures)
 

@@ -69,7 +69,8 @@ class FedKMASettings(SearchSettings):
         lambda of Eq. 12: 1 weights clients by the similarity of their predictions, 0 by their
         loss.
     as_printed : bool
-        Whether rows of M follow Eq. 11 as printed.
+        Whether rows of M follow Eq. 11 as the paper prints it, which gives the least similar
+        clients the largest weights.
     sharpness : float
         beta of the weights ``exp(-beta * distance)``; 1 in the paper.
     """

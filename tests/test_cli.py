@@ -268,7 +268,6 @@ def test_a_deployment_is_checked_before_flower_starts_it():
 
     assert "no key epoch" in refused("-c", "epoch=3")
     assert "must be an absolute path" in refused("-c", "output-dir=runs/first")
-    assert "does not accept --clients" in refused("--clients", "9")
     assert "does not accept --per-client, --verbose" in refused("--verbose", "--per-client")
     assert "does not accept --federation-config" in refused(
         "--federation-config", "num-supernodes=4"

@@ -182,10 +182,6 @@ def test_the_command_line_prints_changes_and_continues(local, tmp_path):
         (["--output-dir", "elsewhere"], "output-dir must not change; move the directory"),
         (["-c", "state-dir=/nowhere"], "with another state-dir"),
         (["-c", "nope=1"], "no key nope"),
-        (
-            ["--clients", "3", "-c", "num-server-rounds=3"],
-            "needs 4 clients, but --clients 3 starts fewer",
-        ),
         ([], "finished run; to add rounds, type -c num-server-rounds=N with N above 2"),
     ],
 )

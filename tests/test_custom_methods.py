@@ -116,7 +116,7 @@ def test_own_settings_that_make_no_sense_are_refused(halved, text, sentence):
         ("no_such_package:mine", "strategy: .*cannot be imported here"),
         (f"{HERE}:nothing", "holds no nothing"),
         (f"{HERE}:not_a_method", "is a int; it should be what fedkd_flwr.register returns"),
-        ("nope", "strategy = 'nope': is none of the allowed kt-pfl, .* own as module:object"),
+        ("nope", "strategy = 'nope': 'nope' is not one of kt-pfl, .* own as module:object"),
     ],
 )
 def test_a_name_that_is_no_method_is_refused(name, sentence):

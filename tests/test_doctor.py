@@ -212,7 +212,7 @@ def test_too_few_samples(small, node, tmp_path):
 def test_an_unknown_model(small, node):
     failure = only_failure(small, {**node, "model": "perceptron"})
     assert failure.check == "model"
-    assert "model 'perceptron' is none of the allowed" in failure.text
+    assert "model 'perceptron' is not one of" in failure.text
 
 
 def test_a_model_that_is_not_the_runs(small, node):

@@ -355,7 +355,9 @@ def test_a_node_divides_its_data_as_its_operator_says(small, silo):
     assert "is not that of this node" in refusal(own, flat, **{"client-split": "51/0/49"})
     del own["client-split"]
     assert "is not that of this node" in refusal(own, flat, **{"client-split": "50/0/50"})
-    with pytest.raises(NodeConfigError, match="client-split in the node's config"):
+    with pytest.raises(
+        NodeConfigError, match="in the node's config, client-split = 'half': client-split"
+    ):
         client_on({**silo, "client-split": "half"}, flat)
 
 

@@ -31,7 +31,10 @@ def grouped(runs: Iterable[Run]) -> tuple[dict[str, list[Run]], list[str]]:
             label = f"{strategy} ({', '.join(named)})" if named else strategy
             before = groups[label].get(run.config["seed"])
             if before:
-                notes.append(f"{before.path.name} is left out: {run.path.name} repeats it, later.")
+                notes.append(
+                    f"{before.path.name} is left out: {run.path.name} is a later run with the same "
+                    "settings and seed."
+                )
             groups[label][run.config["seed"]] = run
     return {label: [runs[seed] for seed in sorted(runs)] for label, runs in groups.items()}, notes
 

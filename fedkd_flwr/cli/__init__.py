@@ -68,8 +68,5 @@ for command in COMMANDS:
 app.command("list")(list_names)
 app.add_typer(bundles, name="bundles")
 app.add_typer(models, name="models")
-# Flower reads the options, `--help` included.
-app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    add_help_option=False,
-)(superexec)
+# Flower reads the other options.
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(superexec)

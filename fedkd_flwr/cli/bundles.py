@@ -79,7 +79,7 @@ def superexec(
         bool, typer.Option("--fresh-processes", help="Start a new Python for each message.")
     ] = False,
 ) -> None:
-    """Execute approved bundles for a SuperNode; takes the options of flower-superexec."""
+    """Execute approved bundles for a SuperNode; also takes the options of flower-superexec."""
     from fedkd_flwr.bundles.forking import ForkingUnsafeError
     from fedkd_flwr.bundles.superexec import run_superexec
 

@@ -109,7 +109,7 @@ def predict(
 
 
 def forget() -> None:
-    """Remove all decoded copies of images, so that none is left of images that were deleted."""
+    """Delete all cached copies of decoded images. Trained models do not change."""
     with one_clear_line(*FILE_ERRORS):
         from fedkd_flwr.data.cache import cache_folder, forget_all
 

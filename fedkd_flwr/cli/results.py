@@ -102,7 +102,7 @@ def compare(
             return
         layout = layout or ("table" if console().is_terminal else "markdown")
         if layout not in LAYOUTS:
-            raise ConfigError(f"--format {layout} is none of the allowed {', '.join(LAYOUTS)}.")
+            raise ConfigError(f"--format {layout} is not one of {', '.join(LAYOUTS)}.")
         code = allow_code or ()
         compared = comparison.compare(
             runs, target, against, best_moment=best_moment, allow_code=code
@@ -330,7 +330,7 @@ def personalize(
     assignments: Assignments = None,
     allow_code: AllowCode = None,
 ) -> None:
-    """Personalize for a client that joins after the training, from stored global models."""
+    """Personalize a PersFL model for a client that joins after training."""
     with one_clear_line():
         from fedkd_flwr.analysis import personalization
         from fedkd_flwr.engines import flower_log_level

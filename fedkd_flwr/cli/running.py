@@ -37,10 +37,6 @@ RESULTS = {
 def run(
     preset: Preset = None,
     engine: Engine = "in-process",
-    clients: Annotated[
-        int | None,
-        typer.Option(help="Number of clients to start; by default as many as the run needs."),
-    ] = None,
     output_dir: Annotated[
         Path | None, typer.Option(help="The run directory; by default a new one in ./runs.")
     ] = None,
@@ -92,7 +88,6 @@ def run(
         superlink = deployed_to(engine)
         if superlink is not None:
             options = {
-                "--clients": clients,
                 "--resume": resume,
                 "--save-models": save_models,
                 "--federation-config": federation_config,
@@ -106,16 +101,10 @@ def run(
             configuration = new_configuration(values, save_models)
         else:
             configuration = continued_configuration(resume, values, save_models, allow_code or ())
-        needed = configuration.run.plan.num_clients
-        if clients is not None and clients < needed:
-            raise ConfigError(
-                f"The run needs {needed} clients, but --clients {clients} starts fewer. "
-                f"To run with {clients} clients, type -c num-clients={clients} instead."
-            )
         resources = read_assignments(federation_config)
         check_engine(engine, configuration, resources)
         check_run(configuration)
-        finished = run_with_progress(configuration, engine, clients, resources, verbose)
+        finished = run_with_progress(configuration, engine, resources, verbose)
         if per_client:
             print_clients(finished)
         print_result(finished)
@@ -186,7 +175,6 @@ def continued_configuration(
 def run_with_progress(
     configuration: "Configuration",
     engine: str,
-    clients: int | None,
     resources: Mapping[str, Any],
     verbose: bool,
 ) -> "Run":
@@ -199,7 +187,7 @@ def run_with_progress(
     progress = RunProgress(settings.strategy, settings.plan.num_server_rounds, verbose)
     try:
         with ctrl_c_interrupts(), progress:
-            return find_engine(engine)(configuration, progress, clients, resources)
+            return find_engine(engine)(configuration, progress, resources)
     except KeyboardInterrupt:
         say_beside([interrupted(configuration, engine)])
         raise typer.Exit(INTERRUPTED) from None

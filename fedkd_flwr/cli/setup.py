@@ -24,7 +24,11 @@ def doctor(
     preset: Preset = None,
     assignments: Assignments = None,
     node_config: Annotated[
-        str, typer.Option(help="As for flower-supernode: 'partition-id=0 model=\"lenet\"'.")
+        str,
+        typer.Option(
+            help="The node config, as passed to flower-supernode, such as "
+            "'partition-id=0 model=\"lenet\"'."
+        ),
     ] = "",
 ) -> None:
     """Check on a node whether it can take part in a run."""

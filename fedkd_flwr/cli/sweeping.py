@@ -65,7 +65,7 @@ def sweep(
         ),
     ] = None,
 ) -> None:
-    """Do the runs of a sweep that are not finished; stopped runs are continued."""
+    """Execute the unfinished runs of a sweep; interrupted ones continue."""
     with one_clear_line():
         from fedkd_flwr.cli.sweep_progress import SweepDisplay
         from fedkd_flwr.sweeps import run_sweep, sweep_folder

@@ -36,7 +36,10 @@ def tune(
     ] = Path("runs/tuning"),
     figures: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Draw which settings matter, and which were tried."),
+        typer.Option(
+            metavar="DIR",
+            help="Write figures here: the importance of each setting, and all trials.",
+        ),
     ] = None,
     assignments: Assignments = None,
 ) -> None:

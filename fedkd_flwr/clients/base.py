@@ -50,8 +50,8 @@ class PersonalClient(ServingClient):
     The parameters are those of `ServingClient`.
     """
 
-    trains_alone = False
-    """Whether it trains more than its model, so that it cannot be trained in a cohort."""
+    outside_cohorts = False
+    """Whether it must be trained one at a time."""
 
     needs_head = False
     """Whether the method uses the input of the model's head. Models without a head are refused."""

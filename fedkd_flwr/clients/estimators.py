@@ -68,7 +68,7 @@ class EstimatorClient(PersonalClient):
     with the teacher's soft labels, as weighted rows.
     """
 
-    trains_alone = True
+    outside_cohorts = True
 
     fitted_for_message = False
     """Whether the model was fitted for the message that is served."""

@@ -60,7 +60,7 @@ class Node:
     runs_kept : int
         Number of runs whose memory is kept on disk, 0 for all.
     policy : NodePolicy
-        What the node gives.
+        What the node accepts and sends.
     """
 
     partition_id: int

@@ -1,4 +1,4 @@
-"""What a node gives, as its operator decides: the policy in its node config.
+"""What a node accepts and sends: the policy in its node config, set by its operator.
 
 A run config comes from whoever starts a run. A node therefore checks it against its own policy
 before it imports code that the run config names, and before it reads data. The run config can ask
@@ -42,6 +42,7 @@ from strategies.core.settings_groups import (
     NoneOfTheAllowedError,
     SettingsGroup,
     Words,
+    first_refused,
     kebab_case,
     some_of,
 )
@@ -109,7 +110,7 @@ class NodePolicy(SettingsGroup):
         Whether the node reports its numbers of correct answers and mean losses.
     allow_training_metrics : bool
         Whether the node reports what it measures in training, such as the mean loss on training
-        samples. Whoever starts runs can choose them so that one sample decides it.
+        samples. Whoever starts runs can choose settings with which it depends on a single sample.
     public_root : str
         Folder in which data must lie that the run config names; empty for none.
     min_noise : float
@@ -263,8 +264,8 @@ class NodePolicy(SettingsGroup):
         Parameters
         ----------
         sizes : tuple of int
-            Numbers of training, validation and test samples. Results about few tell about single
-            ones; there may be no validation samples.
+            Numbers of training, validation and test samples. Results on few samples reveal single
+            ones. There may be no validation samples.
         in_public : int
             Number of the node's own samples that are in the public set, by content. It counts
             where predictions may leave without noise. Else a refusal would tell more than they do.
@@ -374,9 +375,7 @@ def _validated_policy(trusts: bool, given: tuple[tuple[str, Any, type], ...]) ->
     try:
         return NodePolicy.model_validate({**defaults, **{key: value for key, value, _ in given}})
     except ValidationError as error:
-        first = error.errors()[0]
-        key = kebab_case(str(first["loc"][0]))
-        raise NodeConfigError(f"{key} in the node's config: {first['msg']}") from None
+        raise NodeConfigError(f"in the node's config, {first_refused(error, kebab_case)}") from None
 
 
 def is_simulation() -> bool:

@@ -47,7 +47,7 @@ from strategies.core.versions import as_sent
 
 
 class ServingClient(RememberingClient):
-    """A client as a message sees it. `fedkd_flwr.clients.base.PersonalClient` has the training.
+    """The part of a client that handles messages; `PersonalClient` adds the training.
 
     The parameters are those of `RememberingClient`.
 
@@ -121,7 +121,7 @@ class ServingClient(RememberingClient):
         return reply
 
     def serve_job_by_job(self, request: Request) -> Training:
-        """Serve a train message beside others. The model must not draw random numbers."""
+        """Serve a train message as part of a cohort. The model must not draw random numbers."""
         reply = yield from self._trained(request)
         yield from self._trained_alone(reply)
         self._note(request.server_round)

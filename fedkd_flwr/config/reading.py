@@ -24,7 +24,7 @@ from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.registry import DATASETS
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
 from strategies.core.plan import Settings
-from strategies.core.settings_groups import SettingsGroup, kebab_case
+from strategies.core.settings_groups import SettingsGroup, first_refused, kebab_case
 from strategies.parameters import SharedModelSettings
 
 Part = TypeVar("Part", bound=SettingsGroup)
@@ -287,11 +287,8 @@ def _read(kind: type[Part], flat: Mapping[str, Any]) -> Part:
     try:
         return kind.model_validate(values) if values else _with_defaults(kind)
     except ValidationError as error:
-        first = error.errors()[0]
-        reason = first["msg"].removeprefix("Value error, ")
-        reason = reason.replace("Input should be", "it should be")
-        name = keys.get(str(first["loc"][0]), str(first["loc"][0]))
-        raise ConfigError(_sentence(f"{name} = {first['input']!r}: {reason}")) from None
+        refused = first_refused(error, lambda name: keys.get(name, name))
+        raise ConfigError(_sentence(refused)) from None
 
 
 @functools.cache

@@ -27,7 +27,6 @@ _ONE_RUN = threading.RLock()
 def run_in_process(
     configuration: Configuration,
     observer: Observer | None = None,
-    clients: int | None = None,
     resources: Mapping[str, Any] | None = None,
 ) -> Run:
     """Run a method with all clients in this process.
@@ -38,8 +37,6 @@ def run_in_process(
         The validated run config.
     observer : Observer, optional
         Is told of the events of the run. Unless it reads Flower's log, warnings are printed.
-    clients : int, optional
-        Number of clients; by default that of the config.
     resources : mapping, optional
         Flower's federation config, which this engine refuses.
 
@@ -49,11 +46,10 @@ def run_in_process(
         If the device cannot be used, or there is a federation config.
     """
     check_in_process(configuration, resources)
-    started = clients or configuration.run.plan.num_clients
     together = None if configuration.run.cohort == "off" else train_together
     grid = InProcessGrid(
         client_app,
-        started,
+        configuration.run.plan.num_clients,
         configuration,
         together=together,
         observer=observer,

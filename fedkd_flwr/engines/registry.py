@@ -18,7 +18,6 @@ class Engine(Protocol):
         self,
         configuration: Configuration,
         observer: Observer | None = None,
-        clients: int | None = None,
         resources: Mapping[str, Any] | None = None,
     ) -> Run:
         """Run the method; see `fedkd_flwr.engines.simulation.run_simulation` for the parameters."""

@@ -23,7 +23,6 @@ BOX = " │╭─╮╰╯"
 def run_simulation(
     configuration: Configuration,
     observer: Observer | None = None,
-    clients: int | None = None,
     resources: Mapping[str, Any] | None = None,
 ) -> Run:
     """Run a method with ``flwr run`` under Ray, on a SuperLink started for this run.
@@ -35,8 +34,6 @@ def run_simulation(
     observer : Observer, optional
         Is told of finished rounds and of lines of Flower's log. Ray's processes do not report
         progress within a round.
-    clients : int, optional
-        Number of SuperNodes; by default the number of clients in the config.
     resources : mapping, optional
         Flower's federation config, such as ``client-resources-num-gpus``.
 
@@ -54,7 +51,7 @@ def run_simulation(
     summary = directory / "summary.json"
     old_summary = _state_of(summary)
     federation = {
-        "num-supernodes": clients or configuration.run.plan.num_clients,
+        "num-supernodes": configuration.run.plan.num_clients,
         "client-resources-num-cpus": 1,
         **(resources or {}),
     }

@@ -42,7 +42,7 @@ def build_model(
     try:
         model_name(name)
     except ValueError as error:
-        raise ValueError(f"model {name!r} {error}") from None
+        raise ValueError(f"model {error}") from None
     is_image = len(shape) == 3
     takes_any = is_custom(name) or name in ANY_SHAPE
     if not shape or min(shape) < 1 or not (is_image or takes_any):

@@ -66,5 +66,5 @@ def model_name(name: str) -> str:
         return name
     module, _, member = name.rpartition(".")
     if is_custom(f"{module}:{member}"):
-        raise ValueError(f"is unknown; did you mean {module}:{member}?")
+        raise ValueError(f"{name!r} is unknown; did you mean {module}:{member}?")
     raise NoneOfTheAllowedError(ALLOWED, name)

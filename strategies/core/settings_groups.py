@@ -11,6 +11,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    ValidationError,
     ValidationInfo,
     field_validator,
 )
@@ -131,8 +132,24 @@ class NoneOfTheAllowedError(ValueError):
         self.allowed = list(allowed)
         word = given.lower().replace("_", "-")
         close = get_close_matches(word, self.allowed, n=1, cutoff=0.65)
-        all_words = f"is none of the allowed {', '.join(self.allowed)}"
-        super().__init__(f"is unknown; did you mean {close[0]}?" if close else all_words)
+        all_words = f"is not one of {', '.join(self.allowed)}"
+        reason = f"is unknown; did you mean {close[0]}?" if close else all_words
+        super().__init__(f"{given!r} {reason}")
+
+
+def first_refused(error: ValidationError, named: Callable[[str], str]) -> str:
+    """Return the first refused value of a group, and why.
+
+    Parameters
+    ----------
+    error : ValidationError
+        The error of the group.
+    named : callable
+        How the message names a field.
+    """
+    first = error.errors()[0]
+    reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
+    return f"{named(str(first['loc'][0]))} = {first['input']!r}: {reason}"
 
 
 def one_of(value: str, allowed: Collection[str]) -> str:
