@@ -119,6 +119,25 @@ def test_a_large_norm_without_noise_is_backpropagation(network, batch):
     torch.testing.assert_close(flat(network), expected, rtol=1e-4, atol=1e-6)
 
 
+def test_one_sample_changes_a_sum_by_no_more_than_the_norm_in_half_precision():
+    """Autocast would round the sums of the other samples too, and the noise hides one sample."""
+    # Gradients of nearly one direction have large sums.
+    images = 1 + 0.3 * torch.randn(1000, 1, 8, 8, generator=generator(3))
+    labels = torch.zeros(1000, dtype=torch.int64)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    nn.init.zeros_(network[1].weight)
+    sums = []
+    for first in (0, 1):
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            gradients_by(
+                PrivateGradients(1.0, 0.0, 1.0, generator()),
+                network,
+                (images[first:], labels[first:]),
+            )
+        sums.append(flat(network))
+    assert (sums[0] - sums[1]).norm() <= 1 + 1e-4
+
+
 def test_noise_has_the_given_deviation_and_no_batch_is_needed(network):
     nothing = torch.empty(0, 1, 8, 8), torch.empty(0, dtype=torch.int64)
     noised = PrivateGradients(2.0, 1.5, 4.0, generator())

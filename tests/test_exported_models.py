@@ -152,8 +152,8 @@ def test_a_model_without_a_whole_card_is_left_out_of_the_list(models, logged):
 @pytest.mark.parametrize(
     ("policy", "best", "is_last", "written"),
     [
-        ({}, False, True, "ab12/round-000030/0.json"),
-        ({}, True, True, "ab12/round-000030/0.json"),
+        ({}, False, True, "1-ab12/round-000030/0.json"),
+        ({}, True, True, "1-ab12/round-000030/0.json"),
         ({}, False, False, None),
         (OURS, False, True, "0.json"),
     ],

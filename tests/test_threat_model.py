@@ -73,13 +73,13 @@ class Silo:
         yield
         self.state = None
 
-    def send(self, kind=MessageType.TRAIN, message=(), arrays=(), **changes):
+    def send(self, kind=MessageType.TRAIN, message=(), arrays=(), flower_run=1, **changes):
         """Send one message; return the reply, or the text of the error that leaves the node."""
         config = {"phase": "train", "server-round": 1, "run-id": "0f", **dict(message)}
         packed = ArrayRecord({name: Array(array) for name, array in dict(arrays).items()})
         content = RecordDict({"config": ConfigRecord(config), "arrays": packed})
         state = RecordDict() if self.state is None else self.state
-        context = Context(1, 1, dict(self.node), state, {**self.config, **changes})
+        context = Context(flower_run, 1, dict(self.node), state, {**self.config, **changes})
         try:
             return client_app(Message(content, 1, kind), context)
         except Exception as error:
@@ -244,7 +244,7 @@ def continue_from_a_model_without_noise(silo):
     noisy = {"dp-sgd-noise-multiplier": 2.0}
     for changes in (noisy, NOISE, {**alone, **noisy}):
         answer = silo.send(message={"run-id": "aa", "server-round": 2}, **changes)
-        assert "remembers the run with another id, method or noise" in answer
+        assert "remembers the run with another id or other settings" in answer
     assert isinstance(silo.send(message={"run-id": "bb"}, **noisy), Message)
     assert isinstance(silo.send(message={"run-id": "aa", "server-round": 2}, **alone), Message)
 
@@ -298,10 +298,19 @@ def train_with_noise_that_accounting_misses(silo):
 def measure_one_sample(silo):
     """`local` sends nothing, but its mean loss was that of a batch, which may be one sample."""
     del silo.node["epsilon-budget"]
-    one = {"strategy": "local", "batch-size": 1, "local-iterations": 1, "learning-rate": 1e-30}
+    one = {"strategy": "local", "batch-size": 1, "local-iterations": 10, "learning-rate": 1e-30}
     assert metrics_of(silo.send(**one)) == {"gradient-steps"}
     silo.node["allow-training-metrics"] = True
     assert metrics_of(silo.send(**one)) == {"gradient-steps", "train-loss", "moved-private"}
+
+
+def train_on_one_sample(silo):
+    """Predictions without noise hold it then, and counts after an evaluation hold its label."""
+    one = {"batch-size": 1, "local-iterations": 1}
+    silo.refuses("min-class-count", **one)
+    silo.refuses("min-class-count", **one, strategy="local")
+    silo.refuses("min-class-count", **{**one, "batch-size": 9})
+    assert isinstance(silo.send(**{**one, "batch-size": 10}), Message)
 
 
 def metrics_of(reply):
@@ -311,15 +320,17 @@ def metrics_of(reply):
 def learn_whether_a_sample_lets_a_training_diverge(silo):
     """Two runs differ in the learning rate. With one of them weights or losses are no numbers."""
     silo.node |= {"epsilon-budget": 1e4, "allow-counts": False}
-    with_noise = {**NOISE, "batch-size": 1, "local-iterations": 1}
+    with_noise = {**NOISE, "batch-size": 1, "local-iterations": 10}
     fine_tuned = {**NOISE, "fine-tune-epochs": 1}
     for kind, run, method in (
         (MessageType.TRAIN, "a", with_noise),
         (MessageType.TRAIN, "b", {"strategy": "local"}),
         (MessageType.EVALUATE, "c", fine_tuned),
     ):
-        rates = {"learning-rate": 1e-3}, {"learning-rate": 1e38}
-        answers = [silo.send(kind, {"run-id": run}, **method, **rate) for rate in rates]
+        answers = [
+            silo.send(kind, {"run-id": f"{run}{n}"}, **method, **{"learning-rate": rate})
+            for n, rate in enumerate((1e-3, 1e38))
+        ]
         assert all(isinstance(answer, Message) for answer in answers)
         shapes = [{k: v.shape for k, v in arrays_of(answer).items()} for answer in answers]
         assert shapes[0] == shapes[1] and metrics_of(answers[0]) == metrics_of(answers[1])
@@ -364,10 +375,13 @@ def replace_the_memory_of_another_run(silo):
         answer = silo.send(kind, {"run-id": "aa", **message}, **NOISE, **best)
         assert "PolicyError: this node remembers" in answer
     assert all(path.read_bytes() == content for path, content in kept.items())
+    other = {**alone, **best, "learning-rate": 1e-9, "models": "lenet", "seed": 2}
+    assert "PolicyError: this node remembers" in silo.send(message={"run-id": "aa"}, **other)
     del silo.node["state-dir"]
     silo.node["epsilon-budget"] = math.inf
-    answer = silo.send(MessageType.EVALUATE, {"run-id": "aa", "last-round": True}, **NOISE)
-    assert isinstance(answer, Message)
+    for kind in (MessageType.TRAIN, MessageType.EVALUATE):
+        answer = silo.send(kind, {"run-id": "aa", **last}, flower_run=2, **other)
+        assert isinstance(answer, Message)
     assert all(path.read_bytes() == content for path, content in kept.items())
 
 
@@ -411,8 +425,9 @@ def count_the_steps_of_fine_tuning(silo):
     """With early stopping, they end where single images let the training diverge."""
     silo.node["epsilon-budget"] = 10.0
     changes = {"strategy": "local", "fine-tune-epochs": 4, "fine-tune-early-stopping": True}
-    for rate in (1e-3, 1e38):
-        reply = silo.send(message={"evaluate": True}, **changes, **{"learning-rate": rate})
+    for n, rate in enumerate((1e-3, 1e38)):
+        message = {"evaluate": True, "run-id": f"a{n}"}
+        reply = silo.send(message=message, **changes, **{"learning-rate": rate})
         assert "fine-tuning-steps" not in metrics_of(reply)
 
 
@@ -481,10 +496,10 @@ def name_folders_to_write(silo):
             answer = silo.send(MessageType.EVALUATE, {**evaluated, "run-id": run_id})
             assert "PolicyError" in answer
         assert isinstance(silo.send(MessageType.EVALUATE, evaluated), Message)
-    assert not list(approved.iterdir()) and not (silo.folder / "models" / "bb").exists()
+    assert not list(approved.iterdir()) and not list((silo.folder / "models").glob("*-bb"))
     assert isinstance(silo.send(message={"last-round": True, "evaluate": True}, **folder), Message)
     assert victim.read_text() == "of another application"
-    own = (silo.folder / "state", silo.folder / "models" / "0f")
+    own = (silo.folder / "state", silo.folder / "models" / "1-0f")
     assert all(any(map(path.is_relative_to, own)) for path in silo.files() - before)
 
 
@@ -530,6 +545,7 @@ STEPS = [
     train_with_vanishing_noise,
     train_with_noise_that_accounting_misses,
     measure_one_sample,
+    train_on_one_sample,
     learn_whether_a_sample_lets_a_training_diverge,
     let_the_loss_of_one_sample_overflow,
     replace_the_memory_of_another_run,

@@ -121,7 +121,8 @@ class NodePolicy(SettingsGroup):
         other, since runs with nearly equal splits differ in single samples.
     min_class_count : int
         Classes with fewer samples are reported as absent. A node with fewer training, validation or
-        test samples takes no part; it may have no validation samples.
+        test samples takes no part; it may have no validation samples. Nor does it in runs that
+        train on fewer samples in a round.
     epsilon_budget : float
         Largest epsilon of all runs together at `privacy_delta`. Releases of predictions and
         trainings by DP-SGD are counted apart. What leaves without noise has an infinite epsilon,
@@ -198,6 +199,11 @@ class NodePolicy(SettingsGroup):
             raise PolicyError("measures of the run are not in allow-measures of this node")
         if run.method.strategy.needs_validation_data and not self.allow_counts:
             raise PolicyError("the method needs counts, which allow-counts of this node withholds")
+        training = run.training
+        if 0 < training.local_iterations * training.batch_size < self.min_class_count:
+            raise PolicyError(
+                "the run trains on fewer samples in a round than min-class-count of this node"
+            )
         self._check_noise(run, settings)
 
     def _check_noise(self, run: RunConfig, settings: Settings) -> None:

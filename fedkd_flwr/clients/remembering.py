@@ -83,11 +83,6 @@ class RememberingClient(NumPyClient):
         return "model" in self.memory.tensors
 
     @property
-    def remembers_run(self) -> bool:
-        """Whether the memory is of a training of this run."""
-        return self.memory.server_round > 0
-
-    @property
     def memory_folder(self) -> MemoryFolder | None:
         """The folder of the client's memory of the run, if it has one."""
         folder = self.node.memory_folder(self.request.run_id)
@@ -138,7 +133,7 @@ class RememberingClient(NumPyClient):
         DamagedMemoryError
             If it cannot be read.
         PolicyError
-            If it is the memory of another run, method or noise.
+            If it is the memory of another run or of other settings.
         """
         self._require_own_files()
         folder = self.memory_folder
@@ -168,7 +163,7 @@ class RememberingClient(NumPyClient):
         Raises
         ------
         PolicyError
-            If it is the memory of another run, method or noise.
+            If it is the memory of another run or of other settings.
         """
         self._require_own(self.memory)
         self._require_own_files()
@@ -177,7 +172,7 @@ class RememberingClient(NumPyClient):
             folder.clear()
 
     def _require_own_files(self) -> None:
-        """Refuse a message whose run another method or noise has left on disk, in any round."""
+        """Refuse a message whose run a run with other settings has left on disk, in any round."""
         folder = self.memory_folder
         if folder is None or self._kept_in.is_in_process:
             return
@@ -187,9 +182,11 @@ class RememberingClient(NumPyClient):
                 self._require_own(Memory(numbers=read_numbers(newest)))
 
     def _require_own(self, memory: Memory) -> None:
-        """Refuse to replace or to use the memory of another run, method or noise."""
+        """Refuse to replace or to use the memory of another run or of other settings."""
         if not memory.belongs_to(self._owner):
-            reason = "this node remembers the run with another id, method or noise; start a new run"
+            reason = (
+                "this node remembers the run with another id or other settings; start a new run"
+            )
             raise PolicyError(reason)
 
     def _note(self, server_round: int) -> None:
@@ -214,12 +211,13 @@ class RememberingClient(NumPyClient):
 
 
 def owner_of_memory(run_id: str, run: RunConfig, settings: Settings) -> dict[str, float]:
-    """Return a digest of a run's id, method and noise, as numbers that a memory can hold.
+    """Return a digest of a run's id and settings, as numbers that a memory can hold.
 
     The id comes in a message. By it alone, a run could continue from a model that another run
     trained without noise, and account for its own noise only.
     """
-    text = repr((run_id, run.strategy, run.dp_sgd, settings))
+    trained = run.strategy, run.dp_sgd, run.training, run.models, run.plan.seed
+    text = repr((run_id, *trained, settings))
     digest = hashlib.sha256(text.encode()).digest()
     # Integers of six bytes are exact in a float.
     return {str(n): float(int.from_bytes(digest[n : n + 6])) for n in range(0, 30, 6)}

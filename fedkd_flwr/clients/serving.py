@@ -269,15 +269,12 @@ class ServingClient(RememberingClient):
         folder, request = self.node.models_folder, self.request
         if folder is None:
             return []
-        # Where the node has its own operator, no run replaces the model of another.
+        # Where the node has its own operator, no run replaces the model of another. Whoever starts
+        # a run chooses its own id, but not the one that Flower gives it.
         keeps_versions = not self.policy.trust_server
-        folder = folder / request.run_id if keeps_versions else folder
+        folder = folder / f"{self.context.run_id}-{request.run_id}" if keeps_versions else folder
         of_round = round_folder(folder, server_round)
         last = [of_round if keeps_versions else folder] if request.is_last_round else []
-        # Without a memory of the run, models under its id may be another's.
-        own = f"*/{self.partition_id}.safetensors"
-        if keeps_versions and not self.remembers_run and any(folder.glob(own)):
-            return []
         if not self.run.keep_best or request.trained_rounds:
             return last
         keep_only_best(folder, self.partition_id, request.best_round)

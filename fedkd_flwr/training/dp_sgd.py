@@ -14,7 +14,7 @@ top-level packages ``examples`` and ``benchmarks``, which hide those of this pro
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -107,8 +107,15 @@ class PrivateGradients:
     def _clipped_sum(
         self, model: nn.Module, loss: Loss, private: Batch, shared: Batch
     ) -> dict[str, Tensor]:
-        """Return the sums of the clipped gradients of some samples."""
+        """Return the sums of the clipped gradients of some samples, in single precision.
+
+        Autocast would round them, and a sample could then change a sum by more than C.
+        """
         gradients = gradients_of_samples(model, loss, private, shared)
+        with torch.autocast(self.generator.device.type, enabled=False):
+            return self._sum_of_clipped(gradients)
+
+    def _sum_of_clipped(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         squares = [gradient.flatten(1).square().sum(1) for gradient in gradients.values()]
         norms = torch.stack(squares).sum(0).sqrt()
         # A sample whose gradient is not finite would make the whole sum so, whatever the noise.
